@@ -1,6 +1,6 @@
 """Messages to a NATS subject, as any publisher would send them, with the streams' acks counted.
 
-    publish ──► subject, reply = inbox.<n> ──► brokers store it ──► ack on inbox.<n>: {"stream", "offset", "partition"}
+    publish ──► subject, reply = inbox.<n> ──► brokers store it ──► ack on inbox.<n>: {"stream", "seq", "partition"}
        ▲                                                                   │
        └──────────── at most `window` messages await an ack ◄──────────────┘
 
@@ -351,7 +351,7 @@ class _Publish:
                 self._count(*_reason_of(answer["error"]))
                 return
             place = (str(answer["stream"]), int(answer.get("partition", 0)))
-            offset = int(answer["offset"]) if "offset" in answer else int(answer["seq"]) - 1  # seq: JetStream's own ack
+            offset = int(answer["seq"]) - 1
         except (ValueError, KeyError, TypeError, OverflowError):
             self._count("bad_ack", f"an answer that is no ack: {message.data[:100]!r}")
             return

@@ -80,7 +80,7 @@ cdef class Builder:
     cdef Slot slot
     cdef bytes stream_utf8
     cdef bytes ack_head         # each ack begins so, up to the sequence number: {"stream":STREAM,"seq":
-    cdef bytes ack_end          # each ack ends so, behind the offset
+    cdef bytes ack_end          # each ack ends so, behind the sequence number
     cdef readonly str stream
     cdef public object tag
     cdef Guard guard
@@ -377,9 +377,7 @@ cdef class PendingBatch:
             if error is not None:
                 parts.append(publish(reply, error))
             elif dropped[i].kind == REPEAT:
-                parts.append(
-                    publish(reply, b'%b%d,"offset":%d%b' % (head, dropped[i].offset + 1, dropped[i].offset, tail))
-                )
+                parts.append(publish(reply, b"%b%d%b" % (head, dropped[i].offset + 1, tail)))
             else:
                 parts.append(publish(reply, self.verdict_error(
                     dropped[i].kind, dropped[i].offset, text[dropped[i].id_at:dropped[i].id_at + dropped[i].id_size]

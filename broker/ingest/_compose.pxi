@@ -140,22 +140,21 @@ cdef Py_ssize_t write_answers(char* to, const Columns* columns, const Buffer* ro
                               bint numbered) noexcept nogil:
     """Write one PUB for each record of `rows`. With `to` NULL only the size is counted.
 
-    The body of a PUB is the head. If `numbered`, the sequence number, `,"offset":`, the offset and the tail follow.
+    The body of a PUB is the head. If `numbered`, the sequence number and the tail follow.
     """
     cdef const int32_t* awaited = <const int32_t*>rows.data
     cdef const int32_t* ends = <const int32_t*>columns.reply.ends.data
     cdef Py_ssize_t i, row, reply_size, size, total = 0, count = count_rows(rows)
-    cdef uint64_t offset
-    cdef int offset_digits = 0, seq_digits = 0
+    cdef uint64_t sequence
+    cdef int digits = 0
     for i in range(count):
         row = awaited[i]
         reply_size = ends[row + 1] - ends[row]
-        offset = <uint64_t>(first_offset + row)
+        sequence = <uint64_t>(first_offset + row + 1)
         size = head_size
         if numbered:
-            offset_digits = digits_of(offset)
-            seq_digits = digits_of(offset + 1)
-            size += seq_digits + 10 + offset_digits + tail_size
+            digits = digits_of(sequence)
+            size += digits + tail_size
         if to == NULL:
             total += 4 + reply_size + 1 + digits_of(size) + 2 + size + 2
             continue
@@ -166,9 +165,7 @@ cdef Py_ssize_t write_answers(char* to, const Columns* columns, const Buffer* ro
         to = put_bytes(to, b"\r\n", 2)
         to = put_bytes(to, head, head_size)
         if numbered:
-            to = put_number(to, offset + 1, seq_digits)
-            to = put_bytes(to, b',"offset":', 10)
-            to = put_number(to, offset, offset_digits)
+            to = put_number(to, sequence, digits)
             to = put_bytes(to, tail, tail_size)
         to = put_bytes(to, b"\r\n", 2)
     return total

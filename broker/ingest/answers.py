@@ -1,12 +1,13 @@
 """Answers to a publisher, on its reply subject: JetStream's PubAck, or JetStream's error.
 
-Any JetStream client library understands both. Our own fields (`offset`, `partition`) stand beside
-JetStream's; `seq` is offset + 1, because sequences count from 1; `duplicate` is there only when true, as
-JetStream's own is: clients parse every ack, and what says nothing costs them time. Codes are JetStream's own where it
+Any JetStream client library understands both. `seq` is offset + 1, because sequences count from 1. Our own field
+`partition` is there only when it is not 0, and `duplicate` only when true, as JetStream's own is: clients parse every
+ack, and what says nothing costs them time (decision 126). Codes are JetStream's own where it
 has one for the case (nats-server, server/errors.json), else 10003 `bad request`; the text always ends
 with liftlog's reason code in brackets.
 
-    {"stream":"orders","seq":43,"offset":42,"partition":0}
+    {"stream":"orders","seq":43}
+    {"stream":"orders","seq":43,"partition":2,"duplicate":true}
     {"error":{"code":400,"err_code":10054,"description":"... [record_too_large]"},"stream":"orders","seq":0}
 """
 
@@ -161,8 +162,11 @@ def ack_head(stream: str) -> bytes:
 
 
 def ack_tail(partition: int, *, duplicate: bool) -> bytes:
-    """An ack from behind its offset."""
-    return b',"partition":%d%b}' % (partition, b',"duplicate":true' if duplicate else b"")
+    """An ack from behind its sequence number."""
+    return b"%b%b}" % (
+        b',"partition":%d' % partition if partition else b"",
+        b',"duplicate":true' if duplicate else b"",
+    )
 
 
 def error_body(stream: str, code: int, err_code: int, description: str) -> bytes:

@@ -343,7 +343,7 @@ class PendingBatch:
         """
         head, tail = ack_head(self.stream), ack_tail(self.partition, duplicate=duplicate)
         acks = [
-            publish(row.reply or b"", b'%b%d,"offset":%d%b' % (head, offset + 1, offset, tail))
+            publish(row.reply or b"", b"%b%d%b" % (head, offset + 1, tail))
             for offset, row in self._awaited(first_offset, leader)
         ]
         acks += [

@@ -187,4 +187,4 @@ def verdict_body(stream: str, partition: int, verdict: Dropped) -> bytes:
     if verdict.kind != DUPLICATE:
         return error_body(stream, *verdict.error)
     tail = ack_tail(partition, duplicate=True)
-    return b'%b%d,"offset":%d%b' % (ack_head(stream), verdict.offset + 1, verdict.offset, tail)
+    return b"%b%d%b" % (ack_head(stream), verdict.offset + 1, tail)

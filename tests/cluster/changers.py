@@ -14,6 +14,7 @@ import nats.errors
 from broker.api.errors import LiftlogError
 from tests.cluster.users import ignore
 from tests.cluster.worker import PAUSE_S, Worker
+from tests.support.acks import place_of
 
 MOST: Final = 12
 ROWS: Final = 12
@@ -77,7 +78,7 @@ class Growing(Worker):
                 self.note("keyed", "in doubt")
             else:
                 if "error" not in answer:
-                    self.acked[name] = (answer["partition"], answer["offset"])
+                    self.acked[name] = place_of(answer)
                     self.note("keyed", "done")
                     return
                 self.note("keyed", "not now")

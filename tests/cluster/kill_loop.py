@@ -36,6 +36,7 @@ from tests.history.judge import faults, judge
 from tests.history.ops import read
 from tests.history.record import Recorder
 from tests.history.users import Pollers, Senders, read_to_the_end
+from tests.support.acks import offset_of
 from tests.support.processes import BrokerProcess, NatsServer, eventually
 
 LANES = 6
@@ -76,7 +77,7 @@ class Lane:
             if "error" in body:  # it is going away: nothing was stored, or it is not known yet
                 await asyncio.sleep(0.01)
                 continue
-            self.acks.append((number, body["offset"]))
+            self.acks.append((number, offset_of(body)))
             self.duplicate_acks += bool(body.get("duplicate"))
             self.republished += tries > 1
             number, tries = number + 1, 0

@@ -31,6 +31,7 @@ from broker.api.errors import LiftlogError, OffsetOutOfRange, StaleIncarnation, 
 from broker.client import connect
 from broker.client.client import Client
 from broker.client.nats_connection import flush
+from tests.support.acks import offset_of, place_of
 from tests.support.processes import BrokerProcess, NatsServer, eventually, running
 
 Create = Callable[..., dict[str, object]]
@@ -99,7 +100,7 @@ async def test_paused_stream_stores_what_was_delivered_and_then_nothing(
         assert (await asyncio.to_thread(client.pause, name)).paused, "twice is as good as once"
 
         assert not (await asyncio.to_thread(client.resume, name)).paused
-        assert (await acked(publisher, name, b"yes"))["offset"] == 3000
+        assert offset_of(await acked(publisher, name, b"yes")) == 3000
         assert (await asyncio.to_thread(post, broker, name, b"too"))[0] == 200
         assert stored(client, name) == [*expected, b"yes", b"too"]
     await publisher.close()
@@ -120,7 +121,7 @@ async def test_pausing_and_resuming_under_load_loses_and_doubles_no_acked_record
             with suppress(nats.errors.NoRespondersError, nats.errors.TimeoutError):
                 answer = json.loads((await publisher.request(name, b"%d" % number, timeout=2)).data)
                 if "error" not in answer:
-                    offsets[number] = answer["offset"]
+                    offsets[number] = offset_of(answer)
             number += 1
 
     publishing = asyncio.create_task(publish())
@@ -147,7 +148,7 @@ async def test_paused_and_read_only_outlive_the_broker(tmp_path: Path, ending: s
         with connect(broker.address) as client:
             for name in ("paused", "sealed", "open"):
                 client.create_stream(name, subject=name)
-                assert (await acked(publisher, name, b"0"))["offset"] == 0
+                assert offset_of(await acked(publisher, name, b"0")) == 0
             client.pause("paused")
             client.set_read_only("sealed")
             client.pause("open")
@@ -162,11 +163,11 @@ async def test_paused_and_read_only_outlive_the_broker(tmp_path: Path, ending: s
             with pytest.raises(nats.errors.NoRespondersError):
                 await publisher.request("paused", b"no", timeout=60)
             assert "read_only" in (await acked(publisher, "sealed", b"no"))["error"]["description"]
-            assert (await acked(publisher, "open", b"1"))["offset"] == 1
+            assert offset_of(await acked(publisher, "open", b"1")) == 1
             await asyncio.to_thread(client.resume, "paused")
             await asyncio.to_thread(client.set_read_only, "sealed", False)
             for name in ("paused", "sealed"):
-                assert (await acked(publisher, name, b"1"))["offset"] == 1
+                assert offset_of(await acked(publisher, name, b"1")) == 1
                 assert stored(client, name) == [b"0", b"1"]
         await publisher.close()
 
@@ -184,7 +185,7 @@ async def test_stream_that_was_paused_without_nats_is_not_captured_when_it_is_ba
         nats_server.start()
         await asyncio.to_thread(eventually, lambda: b"intake_reconnects_total 1.0" in broker.get("/metrics"))
         publisher = await nats.connect(nats_server.url)
-        assert (await acked(publisher, "resumed", b"yes"))["offset"] == 0
+        assert offset_of(await acked(publisher, "resumed", b"yes")) == 0
         with pytest.raises(nats.errors.NoRespondersError):
             await publisher.request("paused", b"no", timeout=60)
         await publisher.close()
@@ -306,7 +307,7 @@ async def test_partitions_are_added_under_acked_publishing_without_a_gap(
                 subject, headers = name if partition == 0 else f"{name}.{partition}", None
             answer = json.loads((await publisher.request(subject, b"%d" % number, timeout=60, headers=headers)).data)
             assert "error" not in answer, answer
-            got[number] = (answer["partition"], answer["offset"])
+            got[number] = place_of(answer)
             number += 4
 
     publishing = [asyncio.create_task(publish(worker)) for worker in range(4)]
@@ -385,7 +386,7 @@ async def test_settings_change_and_partitions_are_added_under_large_messages_and
             value = b"%d-%d " % (publisher, number)
             ack = json.loads((await client.request(f"{name}.{number % 7}", value * (20_000 // len(value)), 60)).data)
             assert "error" not in ack, ack
-            got[ack["partition"], ack["offset"]] = value
+            got[place_of(ack)] = value
             number += 1
 
     publishing = [asyncio.create_task(publish(i)) for i in range(16)]

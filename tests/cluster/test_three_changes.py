@@ -17,6 +17,7 @@ import pytest
 
 from broker.api.errors import InvalidSetting, Retryable, StreamPaused, UnknownStream
 from broker.client import Client
+from tests.support.acks import offset_of
 from tests.support.clusters import RealCluster, store, three
 from tests.support.processes import eventually
 
@@ -83,7 +84,7 @@ def test_a_stream_that_is_deleted_and_made_again_while_a_broker_is_away(cluster:
     cluster.brokers[away].start(wait=False)
     cluster.wait_ready(away)
     eventually(lambda: old not in folders(cluster, away, "again"), what="the old folder to go")
-    assert publish(cluster, "again", b"newer")["offset"] == 1
+    assert offset_of(publish(cluster, "again", b"newer")) == 1
     client.alter("again", replication_factor=3)
     cluster.in_sync("again", 3)
     assert client.read("again").to_table().column("value").to_pylist() == [b"new", b"newer"]
@@ -111,7 +112,7 @@ def test_a_trim_reaches_who_was_away(cluster: RealCluster, client: Client) -> No
 
 def test_pause_and_read_only_hold_on_every_broker(cluster: RealCluster, client: Client) -> None:
     client.create_stream("paused", subject="paused", replication_factor=3)
-    assert publish(cluster, "paused", b"one")["offset"] == 0
+    assert offset_of(publish(cluster, "paused", b"one")) == 0
     client.pause("paused")
     with pytest.raises(StreamPaused), cluster.client(deadline_s=0.0) as impatient:
         impatient.append("paused", 0, [{"value": b"x"}])

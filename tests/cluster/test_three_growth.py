@@ -18,6 +18,7 @@ import nats.errors
 import pytest
 
 from broker.client import Client
+from tests.support.acks import place_of
 from tests.support.clusters import RealCluster, three
 from tests.support.processes import eventually, frozen
 
@@ -105,7 +106,7 @@ def judge(client: Client, stream: str, publishers: Impatient) -> list[str]:
     columns = (table.column(name).to_pylist() for name in ("partition", "offset", "value"))
     stored = {(partition, offset): value.decode() for partition, offset, value in zip(*columns, strict=True)}
     for name, ack in publishers.acked.items():
-        assert stored[ack["partition"], ack["offset"]] == name
+        assert stored[place_of(ack)] == name
     assert set(stored.values()) == publishers.acked.keys()
     twice = [name for name, count in Counter(stored.values()).items() if count > 1]
     print(f"{stream}: {len(stored)} stored, {len(twice)} twice, {dict(publishers.refusals)}")

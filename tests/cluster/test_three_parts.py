@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from broker.client import Client
+from tests.support.acks import offset_of, partition_of, place_of
 from tests.support.clusters import RealCluster, store, three
 from tests.support.plain_reader import read_segment
 from tests.support.processes import eventually, frozen
@@ -96,9 +97,9 @@ def test_partitions_are_added_under_load(cluster: RealCluster, client: Client) -
     stored = rows(client, "grown")
     places = {(partition, offset): value for partition, offset, value in stored}
     for value, ack in publishers.acks.items():
-        assert places[ack["partition"], ack["offset"]] == value
+        assert places[place_of(ack)] == value
         if value not in before:
-            assert ack["partition"] == crc32(b"k%s" % value.split()[0]) % 5
+            assert partition_of(ack) == crc32(b"k%s" % value.split()[0]) % 5
     times = Counter(value for _, _, value in stored)
     assert sum(count - 1 for count in times.values()) <= sum(publishers.repeated)
     assert [value for _, _, value in stored if value.startswith(b"p")] == [b"p%d" % number for number in range(sent)]
@@ -285,5 +286,5 @@ def test_the_next_leader_knows_the_ids_of_messages(cluster: RealCluster, client:
         cluster.wait_ready(leader)
         cluster.in_sync("ids", 3)
     stored = [value.decode() for value in client.read("ids").to_table().column("value").to_pylist()]
-    assert [stored[each["offset"]] for each in before] == names
+    assert [stored[offset_of(each)] for each in before] == names
     assert len(stored) == len(set(stored)) == len(names)

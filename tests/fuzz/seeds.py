@@ -234,7 +234,7 @@ def of_nats() -> Inputs:
         yield target, "usual", js({**info, "client_id": 5, "tls_required": False, "ldm": True})
         yield target, "list", b"[]"
         yield target, "deep", b"[" * 3000
-    yield "nats-ack", "ours", js({"stream": "orders", "seq": 43, "duplicate": False, "offset": 42, "partition": 0})
+    yield "nats-ack", "ours", js({"stream": "orders", "seq": 43, "duplicate": True, "partition": 1})
     yield "nats-ack", "jetstream", js({"stream": "orders", "seq": 43})
     yield "nats-ack", "error", js({"error": {"code": 503, "err_code": 10077, "description": "disk full"}})
     yield "nats-ack", "infinite", b'{"stream":"orders","seq":1e999}'

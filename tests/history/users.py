@@ -29,6 +29,7 @@ import nats.errors
 import pyarrow as pa
 
 from tests.history.record import Process, Recorder
+from tests.support.acks import offset_of
 
 REFUSED = frozenset({"overloaded", "stream_paused", "read_only", "not_enough_replicas"})
 NAMED = re.compile(r'"http": "([^"]+)"')
@@ -93,7 +94,7 @@ class Senders:
                 await asyncio.sleep(PAUSE_S)
                 continue
             if "error" not in body:
-                process.ok([["send", key, [body["offset"], value]]])
+                process.ok([["send", key, [offset_of(body), value]]])
                 self.acks[key] += 1
             else:
                 why = str(body["error"]["description"])

@@ -20,6 +20,7 @@ import nats.errors
 import nats.js.errors
 
 from tests.soak.ledger import ID_HEADER, SIZES, Ledger, Message
+from tests.support.acks import place_of
 
 ANSWER_S = 1.0
 """A message without an answer is published again after so long,"""
@@ -177,7 +178,7 @@ class RawPublisher(Writer):
             if "error" not in answer and number in waiting:
                 message = waiting.pop(number)
                 del self._due_s[number]
-                self.ledger.acked(message, answer["partition"], answer["offset"])
+                self.ledger.acked(message, *place_of(answer))
             elif number in waiting:
                 self._due_s[number] = min(self._due_s[number], time.monotonic() + ERROR_S)
         raise EOFError

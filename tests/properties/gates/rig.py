@@ -27,6 +27,7 @@ from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
 from tests.properties.gates.disk import Gates
 from tests.properties.gates.nats import FakeNats
+from tests.support.acks import offset_of
 from tests.support.waiting import DEADLINE_S, until
 
 Fate = Literal["acked", "refused", "unknown"]
@@ -128,7 +129,7 @@ class Rig:
         await until(lambda: self.nats.answers().keys() >= set(named.values()), f"no answer about {values}")
         first = self.nats.answers()[named[replies[0]]]
         if "error" not in first:
-            return Outcome("acked", values, first["offset"] - replies[0])
+            return Outcome("acked", values, offset_of(first) - replies[0])
         reason = first["error"]["description"].rpartition("[")[2].removesuffix("]")
         is_sure = reason in ("stream_paused", "read_only", "unknown_stream")
         return Outcome("refused" if is_sure else "unknown", values, reason=reason)

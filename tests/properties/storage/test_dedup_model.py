@@ -19,6 +19,7 @@ from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.storage.memory import ids as dedup
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogSettings
+from tests.support.acks import offset_of
 from tests.support.lives import LifeOfALog, life
 from tests.support.published import batch_from_nats, publish, with_id
 from tests.support.simdisk import MODES, Mode
@@ -69,13 +70,13 @@ class IdsMachine(LifeOfALog):
         for text, answer in zip(ids, told, strict=True):
             known = self.known.get(text)
             if known is not None and known[1] > self.since_us:
-                assert (answer.get("duplicate"), answer.get("offset")) == (True, known[0])
+                assert (answer.get("duplicate"), offset_of(answer)) == (True, known[0])
             elif "error" in answer:
                 assert answer["error"]["err_code"] == 10167
                 assert text
                 assert len(self.log.remembered.known().ids) >= IDS_MAX
             else:
-                assert (answer.get("duplicate", False), answer["offset"]) == (False, len(self.records))
+                assert (answer.get("duplicate", False), offset_of(answer)) == (False, len(self.records))
                 self.take(text, self.now_us)
         assert self.log.log_end_offset == len(self.records)
 
@@ -105,7 +106,7 @@ class IdsMachine(LifeOfALog):
         last = self.records[-1][0] if self.records else ""
         [answer] = publish(self.log, [(b"", (("Nats-Expected-Last-Msg-Id", text),))], self.now_us)
         if text == last:
-            assert answer["offset"] == len(self.records)
+            assert offset_of(answer) == len(self.records)
             self.take("", self.now_us)
         else:
             assert answer["error"]["description"].startswith(f"wrong last msg ID: {last} ")

@@ -95,7 +95,7 @@ class SubjectsMachine(LifeOfALog):
                 assert len(set(self.records)) >= SUBJECTS_MAX
                 assert expected is not None
             elif expected is None or expected == last:
-                assert (code, answer.get("offset")) == (0, len(self.records))
+                assert (code, answer.get("seq")) == (0, len(self.records) + 1)
                 self.records.append(subject)
             else:
                 assert code == 10071

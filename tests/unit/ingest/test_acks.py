@@ -30,7 +30,13 @@ def taken(twin: ModuleType, *wires: bytes, **settings: Any) -> Any:
 
 def test_an_ack_reads_as_the_design_says(twin: ModuleType) -> None:
     batch = taken(twin, msg("a", reply="_INBOX.x.1"))
-    body = b'{"stream":"orders","seq":43,"offset":42,"partition":0}'
+    body = b'{"stream":"orders","seq":43}'
+    assert batch.acks(42) == b"PUB _INBOX.x.1 %d\r\n%b\r\n" % (len(body), body)
+
+
+def test_an_ack_names_its_partition_but_the_first(twin: ModuleType) -> None:
+    batch = taken(twin, msg("a", reply="_INBOX.x.1"), partition=12, partition_count=13)
+    body = b'{"stream":"orders","seq":43,"partition":12}'
     assert batch.acks(42) == b"PUB _INBOX.x.1 %d\r\n%b\r\n" % (len(body), body)
 
 
@@ -42,7 +48,7 @@ def test_only_awaited_records_are_acked_each_with_its_own_offset(twin: ModuleTyp
     assert batch.awaited_count == 2
     acks = [(reply, json.loads(body)) for reply, body in answers_in(batch.acks(8, duplicate=True))]
     common = {"stream": "s.t-u_v", "partition": 3, "duplicate": True}
-    assert acks == [(b"r1", {**common, "seq": 10, "offset": 9}), (b"r3", {**common, "seq": 12, "offset": 11})]
+    assert acks == [(b"r1", {**common, "seq": 10}), (b"r3", {**common, "seq": 12})]
 
 
 def replies(blob: bytes) -> list[bytes]:
@@ -64,8 +70,8 @@ def test_acks_of_the_leader_and_acks_of_all_are_told_apart(twin: ModuleType, def
         assert replies(answers_to(True)) == by_leader
         assert replies(answers_to(False)) == by_all
         assert replies(answers_to(None)) == by_all + by_leader
-    assert [json.loads(body)["offset"] for _, body in answers_in(batch.acks(7, True))] == [
-        7 + int(reply[1:]) for reply in by_leader
+    assert [json.loads(body)["seq"] for _, body in answers_in(batch.acks(7, True))] == [
+        8 + int(reply[1:]) for reply in by_leader
     ]
 
 
@@ -73,7 +79,7 @@ def test_acks_of_the_leader_and_acks_of_all_are_told_apart(twin: ModuleType, def
 def test_numbers_of_any_length_make_a_body_of_the_announced_length(twin: ModuleType, first: int) -> None:
     batch = taken(twin, *[msg("a", reply="r")] * 150)
     bodies = [json.loads(body) for _, body in answers_in(batch.acks(first))]
-    assert [(body["offset"], body["seq"]) for body in bodies] == [(first + i, first + i + 1) for i in range(150)]
+    assert [body["seq"] for body in bodies] == [first + i + 1 for i in range(150)]
 
 
 def test_nats_py_reads_an_ack(twin: ModuleType) -> None:

@@ -80,7 +80,7 @@ def publisher(twin: ModuleType) -> Publisher:
 
 
 def ack(offset: int, *, duplicate: bool) -> dict[str, Any]:
-    body = {"stream": "orders", "seq": offset + 1, "offset": offset, "partition": 0}
+    body = {"stream": "orders", "seq": offset + 1}
     return {**body, "duplicate": True} if duplicate else body
 
 

@@ -21,6 +21,7 @@ import pytest
 
 from broker.api.batch import decode_batch
 from broker.api.stream import settings_from
+from tests.support.acks import offset_of
 from tests.support.effort import examples, seeded
 from tests.unit.ingest.twins import TWIN_IDS
 from tests.unit.ingest.wire import answers_in, hmsg
@@ -180,7 +181,7 @@ class Life:
             end = self.log.high_watermark
             if message.asks != {"all"} and not is_repeat and self.replicated is not None:
                 end = self.log.durable_end
-            first = self.offset_of_first(message) if is_repeat else answer["offset"]
+            first = self.offset_of_first(message) if is_repeat else offset_of(answer)
             assert first < end, f"{reply!r} asked for {message.asks}, is at {first} and was told at {end}"
             assert self.with_interval or first < self.log.durable_end
 
@@ -217,7 +218,7 @@ class Life:
         for message in self.messages:
             [answer] = message.answers
             if "error" not in answer and not answer.get("duplicate"):
-                assert stored[answer["offset"]] == message.value
+                assert stored[offset_of(answer)] == message.value
         flusher = self.intake.flusher
         assert (flusher._pending_bytes, flusher._ticked_bytes, self.slot.in_flight, self.slot.ticked) == (0, 0, 0, 0)
         assert self.slot.idle.is_set()

@@ -29,6 +29,7 @@ from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from tests.support.acks import offset_of, partition_of
 from tests.support.processes import NatsServer, eventually
 from tests.support.simdisk import SimDisk
 
@@ -140,22 +141,23 @@ def test_a_partition_moves_while_all_are_published_to(brokers: tuple[str, Broker
         publishers.is_ending = True
         running.result(60)
     stored = [value for log in (*of_a, *of_b) for value in values_in(log)]
-    partition_of: dict[int, int] = {}
+    partitions: dict[int, int] = {}
     for value, ack in publishers.acks.items():
-        assert value in [values_in(of[ack["partition"]])[ack["offset"]] for of in (of_a, of_b) if has(of, ack)]
-        partition_of[int(value.split()[0])] = ack["partition"]
-    assert set(partition_of.values()) == set(range(PARTITIONS))
-    for at, number in partition_of.items():
+        at = partition_of(ack)
+        assert value in [values_in(of[at])[offset_of(ack)] for of in (of_a, of_b) if has(of, ack)]
+        partitions[int(value.split()[0])] = at
+    assert set(partitions.values()) == set(range(PARTITIONS))
+    for at, number in partitions.items():
         if number not in moved:
             assert publishers.repeated[at] == 0, "a partition that stayed was held up"
     twice = {value for value, count in Counter(stored).items() if count > 1}
-    assert {partition_of[int(value.split()[0])] for value in twice} <= moved
+    assert {partitions[int(value.split()[0])] for value in twice} <= moved
     expected = 1 if by == "key" else len([n for n, leader in leaders.items() if leader is a])
     assert subscriptions_of(a) == expected
 
 
 def has(partitions: list[Partition], ack: dict[str, Any]) -> bool:
-    return bool(ack["offset"] < partitions[ack["partition"]].log.log_end_offset)
+    return bool(offset_of(ack) < partitions[partition_of(ack)].log.log_end_offset)
 
 
 @functools.cache

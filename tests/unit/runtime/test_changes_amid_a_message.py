@@ -31,6 +31,7 @@ from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from tests.support.acks import offset_of, partition_of
 from tests.support.simdisk import SimDisk
 from tests.support.waiting import until
 from tests.unit.ingest.twins import TWIN_IDS
@@ -102,9 +103,9 @@ class Broker:
         return self.answers()[reply]
 
     def value_at(self, ack: dict[str, Any]) -> bytes:
-        log = self.partitions[ack["stream"]][ack["partition"]].log
+        log = self.partitions[ack["stream"]][partition_of(ack)].log
         rows = [row for message in log.batches(0) for row in decode_batch(message).to_pylist()]
-        return bytes(rows[ack["offset"]]["value"])
+        return bytes(rows[offset_of(ack)]["value"])
 
     # -- changes
 
@@ -357,7 +358,7 @@ def test_it_is_stored_or_refused_with_an_answer_and_reading_goes_on(
         assert broker.value_at(broker.until_answered(b"before")) == b"before"
         if is_silent and b"half" not in broker.answers():  # its fate was decided behind the change
             [place] = [p for p in broker.partitions["s"] if p.log.log_end_offset == 2]
-            assert broker.value_at({"stream": "s", "partition": place.partition, "offset": 1}) == VALUE
+            assert broker.value_at({"stream": "s", "partition": place.partition, "seq": 2}) == VALUE
             continue
         answer = broker.until_answered(b"half")
         if reason:

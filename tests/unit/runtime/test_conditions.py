@@ -8,6 +8,7 @@ batches as they come from NATS, raced by appends as they come over HTTP.
 from __future__ import annotations
 
 import errno
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ def test_a_repeat_is_acked_only_when_its_original_is_durable(partition: Partitio
     assert again.is_told.wait(60)
     assert isinstance(again.outcome, int)
     assert again.outcome >= 1
-    assert b'"offset":0,"partition":0,"duplicate":true' in again.told[0]
+    assert b'"seq":1,"duplicate":true' in again.told[0]
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ def test_a_large_log_is_read_for_its_subjects_while_appends_go_on(
     assert b'"seq":' in answers[-1]
     assert not partition.log.lacks_subjects
     end = partition.log.log_end_offset
-    sequence = int(answers[-1].split(b'"seq":')[1].split(b",")[0])
+    sequence = int(json.loads(answers[-1])["seq"])
     assert asked(partition, "new", end + 7)[1].count(b"wrong last sequence: %d " % sequence) == 1
     assert asked(partition, "new", sequence)[0] == 1
 
