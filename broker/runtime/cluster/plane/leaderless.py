@@ -3,8 +3,8 @@
     session renewed ... renewed         the catalog names another leader (or the same one again)
                            └─────────────────┘ without a leader, by cause
 
-W1  A leader that died led until the last renewal of its session, as far as others know. That is half a second before
-    its death on average. One that gives a leadership away has it until the catalog says who is next.
+W1  A leader that died led until the last renewal of its session, as far as others know: this is right to half a second.
+    One that gives a leadership away has it until the catalog says who is next.
 W2  Every broker keeps this, since it may be the next controller. Only the controller counts, and only once it knows all
     that was committed before its term: so nothing is counted twice.
 W3  A process does not know of what came before it: a time counts from its start at the earliest.
