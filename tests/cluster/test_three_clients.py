@@ -84,6 +84,7 @@ def test_a_producer_a_reader_and_a_consumer_outlive_leaders(cluster: RealCluster
         for number in range(3):
             goal = len(read) + 200
             eventually(lambda goal=goal: len(read) >= goal, what="records")  # type: ignore[misc]
+            eventually(lambda: any(partition == 0 for partition, _, _ in list(read)), what="some of the one to commit")
             victim = cluster.leader(stream, number % PARTITIONS) if number else cluster.leader("__offsets")
             cluster.brokers[victim].kill9()
             committed = max(offset for partition, offset, _ in list(read) if partition == 0)
