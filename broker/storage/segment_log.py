@@ -246,9 +246,13 @@ class Log:
             if state.failure is None or state.is_closed:
                 return state.recovery
             try:
+                if state.log_start_offset > self.kept_start_offset:  # `checkpoint.K3`: it could not be written down
+                    self._checkpoints.write(self._checkpoints.point(flush=False), frees=True)
                 state.chain.close()
                 state.chain.write_again(state.durable_end, salvage=state.settings.is_sole_replica)
                 self._recover(self._checkpoints.point(flush=False), RecoveryReport(), now_us)
+                if not self._checkpoints.is_sure:  # a reset that failed
+                    self._checkpoints.write(self._checkpoints.point())
             except OSError as error:
                 state.failure = storage_error(error, f"recover {state.folder}")
                 raise state.failure from error

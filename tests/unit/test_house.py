@@ -215,10 +215,10 @@ LINES_MAX = {
     "metadata": (2_800, 76),
     "raft": (1_900, 76),
     "replication": (1_900, 76),
-    "runtime": (19_260, 125),
+    "runtime": (19_270, 125),
     "serving": (5_850, 124),
     "sinks": (1_100, 92),
-    "storage": (11_010, 123),
+    "storage": (11_040, 123),
 }
 SLACK_MAX = 400
 """So much a package may stay below its number before that is to be lowered."""

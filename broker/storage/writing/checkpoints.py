@@ -14,7 +14,8 @@ class Checkpoints:
     """See the module.
 
     Attributes:
-        written: The checkpoint in the file; None: there is none.
+        written: The checkpoint in the file; None: there is none. is_sure: Unless a write has failed, and may have been
+            made all the same.
         is_marked_clean: It says that the log was closed cleanly.
     """
 
@@ -23,18 +24,24 @@ class Checkpoints:
         self._epochs = epochs
         self._boot_id = boot_id
         self.written: Checkpoint | None = None
+        self.is_sure = True
         self.is_marked_clean = False
 
     @property
     def is_dirty(self) -> bool:
         """Whether there is something new for `checkpoint` to write."""
         found, state = self.written, self._state
-        return found is None or (
-            found.high_watermark,
-            found.log_start_offset,
-            found.recovery_point,
-            found.lost_ranges,
-        ) != (self._committed, state.log_start_offset, state.durable_end, state.lost_ranges)
+        return (
+            not self.is_sure
+            or found is None
+            or (
+                found.high_watermark,
+                found.log_start_offset,
+                found.recovery_point,
+                found.lost_ranges,
+            )
+            != (self._committed, state.log_start_offset, state.durable_end, state.lost_ranges)
+        )
 
     @property
     def _committed(self) -> int:
@@ -72,7 +79,8 @@ class Checkpoints:
                     self._state.check_writable()
                 point = self.point(clean=clean and self._state.durable_end == self._state.log_end_offset)
             found = self.written
-            if clean or withdraw or found is None or point != replace(found, clean_boot_id=None):
+            is_new = found is None or point != replace(found, clean_boot_id=None)
+            if clean or withdraw or is_new or not self.is_sure:
                 self.write(point)
 
     def point(self, *, clean: bool = False, flush: bool = True) -> Checkpoint:
@@ -97,11 +105,21 @@ class Checkpoints:
         """
         if self._state.is_closed:
             self._state.check_writable()
-        if point != self.written:
+        if point != self.written or not self.is_sure:
+            self.is_sure = False
             self._state.disk.replace_file(f"{self._state.folder}/{CHECKPOINT_FILE}", point.encode(), frees=frees)
             self.note(point)
 
+    def may_say(self, point: Checkpoint) -> bool:
+        """Whether a write of it that failed is in the file all the same."""
+        try:
+            return self._state.disk.read_file(f"{self._state.folder}/{CHECKPOINT_FILE}") == point.encode()
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+
     def note(self, point: Checkpoint | None) -> None:
         """This is in the file."""
-        self.written = point
+        self.written, self.is_sure = point, True
         self.is_marked_clean = point is not None and point.clean_boot_id is not None

@@ -17,6 +17,7 @@ The caller holds all three locks.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from broker.api.errors import StorageFailed
@@ -24,6 +25,7 @@ from broker.storage.recovery import list_segments
 from broker.storage.rewrite.clean_state import lower_clean_state
 from broker.storage.rewrite.joining import settle_joins
 from broker.storage.segments.checkpoint import Checkpoint
+from broker.storage.segments.epochs import EPOCHS_FILE, Epochs, write_epochs
 from broker.storage.writing.checkpoints import Checkpoints
 from broker.storage.writing.leader_epochs import LeaderEpochs
 from broker.storage.writing.state import LogState, below
@@ -67,7 +69,8 @@ def truncate(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to
 
 
 def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: int, *, last_epoch: int) -> None:
-    """Begin anew and empty at `to`. The start is on disk before any file goes.
+    """Begin anew and empty at `to`. The start is on disk before any file goes. If it is not known whether it is, the
+    log is failed: what was appended to it below would not be there after a kill.
 
     Args:
         last_epoch: The leader epoch of the record before `to`; -1: not known.
@@ -78,14 +81,24 @@ def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: i
     with state.guarded("reset"):
         _settle(state)
         lower_clean_state(state.disk, state.folder, 0)
-        checkpoints.write(Checkpoint(high_watermark=to, log_start_offset=to, recovery_point=to))
-        before = epochs.write([(last_epoch, to - 1)] if last_epoch >= 0 and to else [], end=to)
+        point = Checkpoint(high_watermark=to, log_start_offset=to, recovery_point=to)
+        try:
+            checkpoints.write(point)
+        except OSError as error:
+            raise state.error_of(error, "reset", fails=checkpoints.may_say(point)) from error
+    before = Epochs([(last_epoch, to - 1)] if last_epoch >= 0 and to else [])
+    is_written = False
+    with suppress(OSError):  # a full disk: the segments make room
+        write_epochs(state.disk, state.folder, before)
+        is_written = True
     state.log_start_offset = to
     epochs.put(before)
     state.lower(to)
     state.note_compacted(0)
     state.high_watermark = to
     with state.failing("reset"):
+        if not is_written and state.disk.exists(path := f"{state.folder}/{EPOCHS_FILE}"):
+            state.disk.unlink(path)  # it tells of the former log; from none they are derived
         state.chain.end_at(to, is_all=True)
 
 

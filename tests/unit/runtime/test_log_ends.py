@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.api.errors import DiskFull, LiftlogError
+from broker.api.errors import DiskFull, LiftlogError, StorageFailed
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.cluster.replicas.folders import Folders
@@ -268,6 +268,65 @@ def test_ends_that_may_not_be_on_disk_are_written_again() -> None:
     for known in (0, 6):
         folders.ends.note()
         assert folders_on(disk.after_crash("lost")).ends.known(AT) == known
+
+
+@pytest.mark.parametrize(("call", "path"), [("write", "epochs"), ("write", "checkpoint"), ("sync_dir", "/0")])
+def test_a_reset_that_failed_raises_no_end(call: str, path: str) -> None:
+    """Its checkpoint said that the log begins where the leader's does, and the log went on as it was."""
+    disk = SimDisk()
+    folders = folders_on(disk)
+    log = folders.create(INFO, 0)
+    grow(log, 1, 2, committed=1)
+    log.follow(2)
+    disk.fail(call, errno.ENOSPC, path=path, after=call == "sync_dir")  # the first one is of the state files
+    with suppress(DiskFull):
+        log.reset(9, last_epoch=1)
+    folders.ends.note()
+    log.close()
+    folders = folders_on(disk.after_kill())
+    [log] = opened_in(folders)
+    assert log.log_end_offset >= folders.ends.known(AT)
+
+
+def test_an_end_that_was_forgotten_does_not_come_back_with_the_power() -> None:
+    """The process that had forgotten it ended before its file was durable under its name."""
+    disk = MovingDisk()
+    folders = folders_on(disk)
+    log = folders.create(INFO, 0)
+    grow(log, 1, 3, committed=3)
+    log.checkpoint()
+    folders.ends.note()
+    log.close(clean=False)
+    disk.fail("sync_dir", errno.EIO, after=1)
+    with pytest.raises(StorageFailed):
+        folders.create(INFO, 0)
+    folders = folders_on(disk)
+    folders.create(INFO, 0)
+    folders = folders_on(disk.after_crash("lost"))
+    [log] = opened_in(folders)
+    assert log.log_end_offset == folders.ends.known(AT) == 0
+
+
+def test_half_a_removal_leaves_no_log() -> None:
+    """It would be told as an old one."""
+    for step in range(1, 40):
+        disk = MovingDisk()
+        folders = folders_on(disk)
+        log = folders.create(INFO, 0)
+        grow(log, 1, 3, committed=3)
+        log.checkpoint()
+        folders.ends.note()
+        log.close()
+        disk.names = dict(reversed(disk.names.items()))  # the system removes them in any order
+        disk.crash_at = disk.steps + step
+        try:
+            folders.remove("s", "i", 0)
+        except Crashed:
+            folders = folders_on(disk.after_kill())
+            assert [log.log_end_offset for log in opened_in(folders)] in ([], [6]), step
+        else:
+            return
+    raise AssertionError("it never ends")
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b'{"format_version":1,"ends":[["i",0,7]]} 00000000'])

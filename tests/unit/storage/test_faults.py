@@ -381,6 +381,27 @@ def test_a_trim_that_the_full_disk_refused_is_not_done_until_it_is_written_down(
     assert values(reopened) == [b"5", b"6", b"7"]
 
 
+def test_a_log_that_recovers_lets_nothing_go_that_could_not_be_written_down(disk: SimDisk) -> None:
+    """Else the next open would find records gone that its checkpoint knows: damage."""
+    log = create_log(disk, settings=LogSettings(segment_bytes=1_500, is_sole_replica=False))
+    for epoch in range(4):
+        log.append([row_batch([bytes(1_000)])], leader_epoch=epoch, now_us=0)
+        commit(log)
+    log.checkpoint()
+    disk.fail("write", errno.ENOSPC, path="checkpoint", times=2)
+    with pytest.raises(DiskFull):
+        log.trim(3)
+    log.log.fail(StorageFailed("made to fail"))
+    with pytest.raises(DiskFull):
+        log.recover(0)
+    found = open_log(disk.after_kill(), settings=log.settings)
+    assert (found.log_start_offset, found.log_end_offset, found.lost_ranges) == (0, 4, ())
+    log.recover(0)
+    assert log.log_start_offset == 3
+    found = open_log(disk.after_kill(), settings=log.settings)
+    assert (found.log_start_offset, found.log_end_offset, found.lost_ranges) == (3, 4, ())
+
+
 @pytest.mark.process
 def test_limit_of_the_file_size_on_the_real_disk_is_a_full_disk(tmp_path: Path) -> None:
     """EFBIG from a real kernel, in a process of its own: the limit holds for all its files."""

@@ -118,20 +118,26 @@ class Folders:
             self.disk.remove_tree(folder + ASIDE)
             self.disk.rename(folder, folder + ASIDE)
         else:
-            self.disk.remove_tree(folder)
+            self._remove(folder)
         self.disk.sync_dir(str(PurePath(folder).parent))
 
     def remove(self, name: str, incarnation: str, number: int) -> None:
         """Remove a replica's folder, and what was moved aside, durably (D3). OSError passes through."""
         folder = self.path(name, incarnation, number)
         self.ends.leave((incarnation, number))
-        self.disk.remove_tree(folder)
+        self._remove(folder)
         self.remove_aside(name, incarnation, number)
         for path in (PurePath(folder).parent, PurePath(folder).parent.parent):
             if self.disk.exists(str(path)):
                 self.disk.sync_dir(str(path))
                 with suppress(OSError):  # another replica is in it
                     self.disk.remove_folder(str(path))
+
+    def _remove(self, folder: str) -> None:
+        """Its identity goes first: what is left of it if the process is killed is no log."""
+        with suppress(FileNotFoundError):
+            self.disk.unlink(f"{folder}/{PARTITION_FILE}")
+        self.disk.remove_tree(folder)
 
     def remove_aside(self, name: str, incarnation: str, number: int) -> None:
         """Remove damaged files that are not needed any more. OSError passes through."""

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
+from pathlib import PurePath
 from typing import Final
 
 from broker.api.errors import LiftlogError
@@ -48,7 +49,9 @@ class LogEnds:
         """Read the file (E5). OSError passes through."""
         self._ends = {}
         with suppress(FileNotFoundError, ValueError, TypeError, KeyError, LiftlogError):
-            values = open_json(self._disk.read_file(self._path), where=self._path) or {"ends": ()}
+            data = self._disk.read_file(self._path)
+            self._disk.sync_dir(str(PurePath(self._path).parent))  # who wrote it may have been killed before
+            values = open_json(data, where=self._path) or {"ends": ()}
             self._ends = {(name, number): end for name, number, end in values["ends"] if _are_fit(name, number, end)}
 
     def known(self, at: Place) -> int:
