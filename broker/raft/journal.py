@@ -1,8 +1,8 @@
 """The Raft journal on disk: entries, term, vote and the snapshot, in one file that is only appended to or replaced.
 
-    raft.log     BASE  ENTRY ...  END   ENTRY  TERM  CUT  ENTRY ...
-                 └ replaced atomically ┘└ appended; synced before anything that promises it is sent ┘
-    raft.marks   how far raft.log was synced, one mark after each sync
+    raft.log         BASE  ENTRY ...  END   ENTRY  TERM  CUT  ENTRY ...
+                     └ replaced atomically ┘└ appended; synced before anything that promises it is sent ┘
+    raft.log.marks   how far raft.log was synced, one mark after each sync
 
 A record is its length, the CRC-32C of the rest, its kind, and its body. BASE has who this voter is, its term and
 vote, and the snapshot; the entries up to END came with it. So snapshot and the head of the log are always those of
