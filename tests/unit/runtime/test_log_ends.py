@@ -337,6 +337,17 @@ def test_a_damaged_file_says_nothing(content: bytes) -> None:
     assert folders_on(disk).ends.known(AT) == 0
 
 
+@pytest.mark.parametrize("call", ["read_file", "sync_dir"])
+def test_a_file_that_cannot_be_read_for_now_is_named(call: str) -> None:
+    """An error of a read names no file."""
+    disk = SimDisk()
+    disk.makedirs("/data")
+    disk.replace_file("/data/ends", b"")
+    disk.fail(call, errno.EIO)
+    with pytest.raises(StorageFailed, match="read /data/ends: Input/output error"):
+        folders_on(disk)
+
+
 def test_nothing_is_written_where_nothing_is_new() -> None:
     disk = SimDisk()
     folders = folders_on(disk)

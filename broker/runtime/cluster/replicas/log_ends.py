@@ -46,11 +46,14 @@ class LogEnds:
         self._cuts: dict[Place, tuple[int, int]] = {}  # to where each log is being cut, and how often it was before
 
     def load(self) -> None:
-        """Read the file (E5). OSError passes through."""
+        """Read the file (E5). Raises StorageFailed: it cannot be read for now."""
         self._ends = {}
-        with suppress(FileNotFoundError, ValueError, TypeError, KeyError, LiftlogError):
+        with disk_errors(f"read {self._path}"):
+            if not self._disk.exists(self._path):
+                return
             data = self._disk.read_file(self._path)
             self._disk.sync_dir(str(PurePath(self._path).parent))  # who wrote it may have been killed before
+        with suppress(ValueError, TypeError, KeyError, LiftlogError):
             values = open_json(data, where=self._path) or {"ends": ()}
             self._ends = {(name, number): end for name, number, end in values["ends"] if _are_fit(name, number, end)}
 
