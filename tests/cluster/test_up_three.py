@@ -6,6 +6,7 @@ Method: the installed command line, as `test_cli.py` uses it.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -152,3 +153,8 @@ def test_up_makes_a_cluster_that_outlives_a_broker(folder: Three) -> None:
     assert ("one" in rows, "two" in rows) == (True, True)
     said = folder.liftlog("down", "--data", str(folder.path)).stderr
     assert all(f"stopping {name} (pid " in said for name in stopped["stopped"]), said
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "storage.md").read_text()
+    of_brokers = {path.name for pattern in ("*", "streams/*/*/*/*") for path in folder.path.glob(f"broker-?/{pattern}")}
+    named = {re.sub(r"^state-\d+$", "state-", re.sub(r"^\d{20}", "0" * 20, name)) for name in of_brokers}
+    assert {"raft.log", "raft.log.marks", "lock", "checkpoint"} <= named
+    assert [name for name in sorted(named) if name not in page] == []
