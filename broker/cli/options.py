@@ -93,9 +93,14 @@ def is_json(ctx: click.Context, given: bool) -> bool:
     return given or globals_of(ctx).json
 
 
-def confirm(yes: bool, question: str) -> None:
-    """Ask, unless `yes` was given; the command ends if the answer is no."""
+def confirm(yes: bool, question: str, look: Callable[[], object] | None = None) -> None:
+    """Ask, unless `yes` was given; the command ends if the answer is no.
+
+    `look` raises if there is nothing to ask about.
+    """
     if not yes:
+        if look is not None:
+            look()
         click.confirm(question, abort=True, err=True)
 
 

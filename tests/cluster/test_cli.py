@@ -415,6 +415,28 @@ def test_a_stream_is_created_described_altered_and_deleted(house: Folder) -> Non
     assert "no streams yet" in house.liftlog("stream", "list").stderr
 
 
+@pytest.mark.parametrize("kind", ["stream", "sink", "consumer"])
+def test_a_deletion_asks_about_what_is_there_and_about_nothing_else(house: Folder, kind: str) -> None:
+    """Somebody who has to say whether records may go is not told afterwards that there were none."""
+    missing = house.liftlog(kind, "delete", "d", code=1, input="y\n")
+    assert missing.stderr.startswith(f"error[unknown_{kind}]: ")
+    assert missing.stdout == ""
+    if kind != "consumer":
+        nothing = house.json(kind, "delete", "d", "--missing-ok", input="n\n")
+        assert nothing == {kind: "d", "deleted": False}
+    house.json("stream", "create", "d")
+    with connect(house.env["LIFTLOG_BROKERS"]) as client:
+        client.sink("d").open()
+        client.commit("d", {"d": {0: 0}})
+    more = () if kind == "consumer" else ("--missing-ok",)
+    refused = house.liftlog(kind, "delete", "d", *more, code=1, input="n\n")
+    assert "? [y/N]: " in refused.stderr
+    house.liftlog(kind, "describe", "d")
+    assert house.json(kind, "delete", "d", *more, input="y\n") == {kind: "d", "deleted": True}
+    for left in {"stream", "sink", "consumer"} - {kind}:
+        house.liftlog(left, "delete", "d", "--yes")
+
+
 def test_publish_takes_a_file_stdin_key_and_headers(house: Folder, tmp_path: Path) -> None:
     house.liftlog("stream", "create", "files", "--subject", "files.>")
     (tmp_path / "lines").write_bytes(b"one\ntwo\r\n\nfour")

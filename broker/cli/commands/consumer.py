@@ -94,7 +94,7 @@ def delete(
     json: Json = False,
 ) -> None:
     """Forget the committed offsets of a consumer."""
-    confirm(yes, f"forget all committed offsets of consumer {name}?")
     with client_of(ctx, brokers) as client:
+        confirm(yes, f"forget all committed offsets of consumer {name}?", lambda: client.consumer(name))
         client.delete_consumer(name)
     answer(ctx, json, {"consumer": name, "deleted": True}, f"consumer {name} forgotten")

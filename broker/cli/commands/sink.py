@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
+from broker.api.errors import UnknownSink
 from broker.cli.arguments import Argument, Option
 from broker.cli.options import Brokers, Json, Yes, answer, client_of, confirm, is_json
 from broker.cli.output import json_out, pairs, table, time_text
@@ -114,9 +115,15 @@ def delete(
     json: Json = False,
 ) -> None:
     """Forget a sink. Its committed records stay. A query that repeats its last batch afterwards stores it twice."""
-    confirm(yes, f"forget sink {name}, and which batch it committed last?")
     with client_of(ctx, brokers) as client:
-        deleted = client.sink(name).delete(missing_ok=missing_ok)
+        sink = client.sink(name)
+        try:
+            confirm(yes, f"forget sink {name}, and which batch it committed last?", sink.describe)
+            deleted = sink.delete()
+        except UnknownSink:
+            if not missing_ok:
+                raise
+            deleted = False
     text = f"sink {name} is deleted" if deleted else f"there is no sink {name}"
     answer(ctx, json, {"sink": name, "deleted": deleted}, text)
 

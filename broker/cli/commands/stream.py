@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
+from broker.api.errors import UnknownStream
 from broker.cli.arguments import Argument, Option
 from broker.cli.commands.settings import CHANGEABLE, HELP, takes
 from broker.cli.options import (
@@ -145,9 +146,14 @@ def delete(
     json: Json = False,
 ) -> None:
     """Delete a stream and all its records."""
-    confirm(yes, f"delete stream {name} and all its records?")
     with client_of(ctx, brokers) as client:
-        deleted = client.delete_stream(name, missing_ok=missing_ok)
+        try:
+            confirm(yes, f"delete stream {name} and all its records?", lambda: client.describe(name))
+            deleted = client.delete_stream(name)
+        except UnknownStream:
+            if not missing_ok:
+                raise
+            deleted = False
     text = f"stream {name} deleted" if deleted else f"there is no stream {name}: nothing to delete"
     answer(ctx, json, {"stream": name, "deleted": deleted}, text)
 

@@ -217,10 +217,10 @@ def test_wrong_usage_is_code_2(arguments: str) -> None:
     assert result.exit_code == 2, result.output
 
 
-@pytest.mark.parametrize("arguments", ["stream delete a", "consumer delete c"])
-def test_what_cannot_be_undone_asks_first(arguments: str) -> None:
-    result = CliRunner().invoke(app, shlex.split(arguments), input="n\n")
+def test_what_cannot_be_undone_asks_first() -> None:
+    result = CliRunner().invoke(app, ["sink", "reset", "s", "--next-batch", "1"], input="n\n")
     assert result.exit_code == 1
+    assert "? [y/N]: " in result.output
 
 
 @pytest.mark.parametrize(
