@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from broker.api import errors
+from tests.support.errors import PAGE, page
 
 
 @pytest.mark.parametrize("cls", errors.BY_REASON.values(), ids=lambda c: c.__name__)
@@ -30,6 +31,11 @@ def test_reasons_are_unique_and_every_error_is_in_the_docstring() -> None:
             assert any(line.split()[:1] == [cls.__name__] for line in (errors.__doc__ or "").splitlines()), cls
         if reason not in ("internal", "retryable", "invalid_request", "corrupt_log"):
             assert reason in (errors.__doc__ or "")
+
+
+def test_the_page_is_what_the_code_says_and_has_every_code() -> None:
+    assert PAGE.read_text() == page(), "an error has changed: python -m tests.support.errors"
+    assert [reason for reason in errors.BY_REASON if reason != "retryable" and f"`{reason}`" not in page()] == []
 
 
 def test_unknown_reason_becomes_the_base_error() -> None:
