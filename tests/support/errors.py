@@ -53,7 +53,7 @@ If a field `sent` is true, the call may have been carried out although it failed
 ## Try again
 
 Nothing was done that would have to be undone, and the same call may succeed later. The Python
-client and the command line try again by themselves, for 30 s.
+client and the command line try again by themselves, for 30 s, where the call may be repeated.
 
 {retryable}
 ## Change the call
