@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from urllib.error import HTTPError
@@ -330,12 +331,20 @@ async def test_the_reserve_keeps_the_broker_working_while_records_are_refused(tm
 
 
 async def test_stream_created_while_nats_is_away_captures_once_it_is_back(tmp_path: Path) -> None:
-    """And one deleted meanwhile does not come back."""
+    """The command says what it waits for. And one deleted meanwhile does not come back."""
     with running(tmp_path) as (nats_server, broker):
         broker.request("POST", "/v1/streams", {"name": "old", "subject": "old"})
         nats_server.kill9()
         await asyncio.to_thread(eventually, lambda: b"liftlog_intake_connected 0.0" in broker.get("/metrics"))
-        await asyncio.to_thread(broker.request, "POST", "/v1/streams", {"name": "new", "subject": "new"})
+        create = [sys.executable, "-m", "broker.cli.main", "--brokers", broker.address, "stream", "create", "new"]
+        for said in ("created", "exists already, with these settings"):
+            made = await asyncio.to_thread(
+                subprocess.run, [*create, "--subject", "new"], capture_output=True, text=True, check=True, timeout=150
+            )
+            first, warning = made.stderr.splitlines()
+            assert first == f"stream new {said}"
+            assert warning.startswith("warning: not connected to NATS (")
+            assert warning.endswith("): nothing is captured until the broker is")
         await asyncio.to_thread(broker.request, "DELETE", "/v1/streams/old")
         nats_server.start()
         await asyncio.to_thread(eventually, lambda: b"liftlog_intake_connected 1.0" in broker.get("/metrics"))
