@@ -21,6 +21,8 @@ from broker.api.errors import LiftlogError
 from tests.soak import chain
 from tests.soak.world import World, begins_as, window_ms_of
 
+IDS_FEW = 5_000
+"""`dedup_ids_max` of a table that is full after seconds of bursts, but for a short window."""
 KEPT: dict[str, list[Any]] = {
     "acks": ["all", "leader"],
     "linger_ms": [0, 1, 5, 50],
@@ -35,7 +37,7 @@ KEPT: dict[str, list[Any]] = {
     "delete_retention_ms": [0, 86_400_000],
     "min_compaction_lag_ms": [0, 2_000],
     "min_cleanable_dirty_percent": [0, 1, 50],
-    "dedup_ids_max": [5_000, 100_000, 1 << 22],
+    "dedup_ids_max": [IDS_FEW, 100_000, 1 << 22],
     "subjects_max": [0, 100, 1 << 20],
 }
 """Settings that let go of nothing."""
@@ -126,6 +128,10 @@ class Operator:
             history.may_expire |= values["cleanup"] == "both"  # from now on
         if history.windows and self.rng.random() < 0.2:
             values["dedup_window_ms"] = self.rng.choice(WINDOWS_MS)
+        if history.windows and values.get("dedup_ids_max") == IDS_FEW:  # it must not be full for long
+            values["dedup_window_ms"] = min(values.get("dedup_window_ms", 1_000), 1_000)
+        elif values.get("dedup_window_ms", 0) > 1_000:
+            values.setdefault("dedup_ids_max", 100_000)
         if history.may_expire and self.rng.random() < 0.5:
             key = self.rng.choice(sorted(EXPIRING))
             values[key] = self.rng.choice(EXPIRING[key])

@@ -66,6 +66,22 @@ def test_it_alters_each_setting_to_each_of_its_words(seen: Ledger, monkeypatch: 
     assert not single, "set to one value only"
 
 
+def test_a_small_table_of_ids_goes_with_a_short_window(seen: Ledger) -> None:
+    """Else it is full after seconds, and new ids are refused for as long as the window lasts, as they should be."""
+    found = set()
+    for seed in range(SEEDS):
+        operator, told = operator_of(Operator, seen, seed)
+        for _ in range(10):
+            operator.alter()
+        for stream in CAPTURED:
+            settings = settings_from(STREAMS[stream])
+            for asked in (values for name, values in told.asked if name == stream):
+                settings = settings_from(asked, base=settings)
+                found.add((settings.dedup_ids_max, settings.dedup_window_ms))
+    assert {window_ms for count, window_ms in found if count < 100_000} == {0, 1_000}
+    assert {window_ms for count, window_ms in found if count == 100_000} > {30_000, 3_600_000}
+
+
 def test_with_three_brokers_nothing_is_set_that_loses_records(seen: Ledger) -> None:
     for seed in range(SEEDS):
         operator, told = operator_of(ClusterOperator, seen, seed)
