@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_liftlog.options import source_options
+from spark_liftlog.parsing import Kind
 from spark_liftlog.reading.offsets import Key
 from spark_liftlog.reading.plan import TASK_BYTES, Range, plan, prorate
+
+KINDS: tuple[Kind, ...] = ("batch", "stream")
 
 
 @st.composite
@@ -81,6 +85,32 @@ def test_a_thousand_slow_partitions_cost_no_more_tasks_than_cores_need(byte_coun
     assert len(tasks) == (1 if byte_count == 100 else 4)
     sizes = [len(task) for task in tasks]
     assert max(sizes) - min(sizes) <= 2, "a partition at a border may be cut in two"
+
+
+@pytest.mark.parametrize(
+    "cores,given,tasks_count",
+    [
+        (1, {}, 2),
+        (2, {}, 4),
+        (16, {}, 32),
+        (1, {"maxPartitions": "24"}, 24),
+        (2, {"maxPartitions": "3"}, 3),
+        (16, {"maxPartitions": "3"}, 3),
+        (1, {"minPartitions": "7"}, 7),
+        (16, {"minPartitions": "7"}, 32),
+        (16, {"minPartitions": "3", "maxPartitions": "5"}, 5),
+    ],
+)
+def test_as_many_tasks_as_the_options_and_the_cores_of_the_planner_say(
+    cores: int, given: dict[str, str], tasks_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than 100 tasks would be worth while: the bound counts, and by default it is twice the cores."""
+    monkeypatch.setattr("spark_liftlog.options.cores", lambda: cores)
+    for kind in KINDS:
+        options = source_options({"stream": "s", **given}, kind)
+        bounds = {"partitions_min": options.min_partitions, "partitions_max": options.max_partitions}
+        assert len(plan([some(0, 1_000_000, 100 * TASK_BYTES)], **bounds)) == tasks_count
+        assert len(plan([some(0, 1_000_000, 100)], **bounds)) == int(given.get("minPartitions", 1)), "few bytes"
 
 
 def test_a_long_range_is_split_evenly() -> None:
