@@ -8,7 +8,7 @@
                        sound, behind                       {stream: [partition]}: folders that can be opened; and those
                                                            of them that lack what was committed. Any other is lost
     renew_sessions     renewals {broker_id: registration}  these live; who was taken for dead is back
-    fail_broker        broker_id, registration, renewal    its session lapsed (renewal: as it stood), or it has stopped
+    fail_broker        broker_id, registration, renewal    its session lapsed (renewal: as it stood); none: it left
     stop_broker        broker_id, registration             it is about to: its leaderships go to others
     remove_broker      broker_id                           for good; it has no replicas any more
     confirm_deleted    broker_id, partitions               folders of deleted or moved replicas are gone
@@ -110,7 +110,7 @@ def _check_folder(cluster: Cluster, broker: str, raft: str) -> None:
 
 def _renew(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     renewals = fields.numbered(command, "renewals")
-    live = sorted(b for b, n in renewals.items() if b in cluster.brokers and cluster.brokers[b].registration == n)
+    live = sorted(b for b, i in cluster.brokers.items() if i.registration == renewals.get(b) and not i.has_left)
     back = [broker for broker in live if not cluster.brokers[broker].is_live]
     renewed = {
         broker: replace(cluster.brokers[broker], is_live=True, renewal=cluster.brokers[broker].renewal + 1)
@@ -133,7 +133,7 @@ def _fail(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     moved = cluster.take_out(
         info.broker_id, [at for at, s in cluster.partitions.items() if info.broker_id in s.replicas]
     )
-    cluster.brokers[info.broker_id] = replace(info, is_live=False, is_stopping=False)
+    cluster.brokers[info.broker_id] = replace(info, is_live=False, is_stopping=False, has_left="renewal" not in command)
     return {"moved": moved}
 
 

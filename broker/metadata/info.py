@@ -77,7 +77,7 @@ class BrokerInfo:
         registration: The number of its present registration, and the leader epoch of what it led by that.
         rack: Empty: none.
         raft: Its id in the Raft group, which is its folder's: another one if the folder was lost. Empty: it has none.
-        is_live: It has a session. `is_stopping`: it is about to end it.
+        is_live: It has a session. `is_stopping`: it is about to end it. `has_left`: it has ended it itself, for good.
         renewal: So often its session was renewed.
     """
 
@@ -92,10 +92,11 @@ class BrokerInfo:
     is_stopping: bool = False
     renewal: int = 0
     raft: str = ""
+    has_left: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON values: the fields."""
-        return {key: getattr(self, key) for key in _OF_BROKER if key != "raft" or self.raft}
+        """As JSON values: the fields. `raft` and `has_left` stand there only if they say something."""
+        return {k: v for k in _OF_BROKER if (v := getattr(self, k)) or k not in ("raft", "has_left")}
 
 
 _OF_BROKER = tuple(each.name for each in fields(BrokerInfo))

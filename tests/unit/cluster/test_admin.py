@@ -70,7 +70,7 @@ class Service:
 
     def fail(self, broker: str) -> None:
         info = self.catalog.brokers[broker]
-        self.do("fail_broker", broker_id=broker, registration=info.registration)
+        self.do("fail_broker", broker_id=broker, registration=info.registration, renewal=info.renewal)
 
     def catch_up(self, broker: str) -> None:
         """It joins the ISR of all that it keeps."""

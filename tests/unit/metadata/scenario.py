@@ -1,7 +1,7 @@
 """The verbs of the scripts in tests/golden/catalog: commands of the cluster, on one stream `s` with one partition.
 
 register a [sound=yes] [behind=yes] [after=3] [seen=9] [level=0]    with its folder, or without
-renew a b, fail a [renewal=0], stop a, remove a
+renew a b, fail a [renewal=0], stop a, leave a, remove a
 create 3 min=2, delete, confirm a [0]
 add-partitions 2, confirm-partitions a [of=2] [epoch=3] [as-of=3] [stopped=yes] [gives-up=yes], raise 3 [min=2]
 settings fsync=interval
@@ -73,11 +73,9 @@ class Scenario:
                     "renewals": {word: int(values.get("registration", known[word].registration)) for word in words},
                 }
             case "fail":
-                return {
-                    "kind": "fail_broker",
-                    **by,
-                    **({"renewal": int(values["renewal"])} if "renewal" in values else {}),
-                }
+                return {"kind": "fail_broker", **by, "renewal": int(values.get("renewal", info.renewal if info else 0))}
+            case "leave":
+                return {"kind": "fail_broker", **by}
             case "stop":
                 return {"kind": "stop_broker", **by}
             case "remove":
@@ -172,7 +170,8 @@ class Scenario:
 
     def state(self) -> str:
         cluster = self.catalog.cluster
-        dead = [b for b, info in sorted(cluster.brokers.items()) if not info.is_live]
+        out = {b: info for b, info in sorted(cluster.brokers.items()) if not info.is_live}
+        dead = [f"{b} (has left)" if info.has_left else b for b, info in out.items()]
         lines = []
         for (_, number), state in sorted(cluster.partitions.items()):
             words = [f"{number}: {state.leader or 'nobody'} leads epoch {state.leader_epoch}"]
