@@ -21,8 +21,6 @@ NAMED = (
     "cut a leader off",
     "freeze the controller",
     "fill a leader's disk",
-    "kill the controller",
-    "cut one way",
     "restart all in turns",
 )
 

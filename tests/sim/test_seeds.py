@@ -20,7 +20,7 @@ from tests.sim.story import shortened
 from tests.sim.world import told
 from tests.support.effort import examples, seeded
 
-SEEDS = 500
+SEEDS = 250
 IN_ONE = 125
 FOUND = (347, 792, 1027, 1400, 1874, 4734, 100721, 100838, 201532, 407405, 501170)
 """Seeds beyond those that found something. 347: an open had replaced the damaged checkpoint, and with it the evidence.

@@ -18,7 +18,7 @@ def told(outcome: Outcome, options: str = "") -> str:
 
 
 def test_a_short_soak_finds_nothing(tmp_path: Path) -> None:
-    outcome = run_round(tmp_path, seeded(7), 30)
+    outcome = run_round(tmp_path, seeded(7), 15)
     assert outcome.violation is None, told(outcome)
     assert outcome.figures["acks checked"] > 100
     assert outcome.figures["sights checked"] > 100
@@ -34,7 +34,7 @@ def test_the_soak_finds_that_half_a_message_ends_intake(tmp_path: Path) -> None:
 
 
 def test_a_short_soak_of_three_brokers_finds_nothing(tmp_path: Path) -> None:
-    outcome = run_round(tmp_path, seeded(7), 12, brokers=3)
+    outcome = run_round(tmp_path, seeded(7), 10, brokers=3)
     assert outcome.violation is None, told(outcome, " --brokers 3")
     assert outcome.figures["acks checked"] > 100
     assert outcome.figures["sights checked"] > 100
