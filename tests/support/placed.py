@@ -291,7 +291,9 @@ class Cluster(ScriptedCatalog):
         self.apply(kind="renew_sessions", renewals=renewals)
 
     def fail(self, broker: str) -> None:
-        self.apply(kind="fail_broker", broker_id=broker, registration=self.catalog.brokers[broker].registration)
+        """Its session lapses: the next renewal brings it back."""
+        info = self.catalog.brokers[broker]
+        self.apply(kind="fail_broker", broker_id=broker, registration=info.registration, renewal=info.renewal)
 
     def join(self, at: Place, broker: str) -> None:
         """The leader asks it in."""
