@@ -5,7 +5,7 @@
 
 Invariants
 P1  Records of one partition are appended in the order of the calls that sent them.
-P2  Every record's future is settled: with its offset, or with an error. `flush` raises the first error
+P2  Every record's future is done: with its offset, or with an error. `flush` raises the first error
     since the last flush, so that nobody who only flushes misses one.
 P3  At most `in_flight` closed batches and one open batch per partition are held in memory.
 
@@ -236,7 +236,7 @@ class Producer:
         return BatchFuture(deliveries)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything that was sent before is settled.
+        """Wait until everything that was sent before is done.
 
         Raises:
             TimeoutError: it is not, after `timeout_s`.
@@ -254,13 +254,13 @@ class Producer:
             self._is_flushing += 1
             self._changed.notify_all()
             try:
-                settled = self._changed.wait_for(lambda: all(b.delivery.is_settled for b in batches), timeout_s)
+                done = self._changed.wait_for(lambda: all(b.delivery.is_done for b in batches), timeout_s)
             finally:
                 self._is_flushing -= 1
             error, self._first_error = self._first_error, None
         if error is not None:
             raise error
-        if not settled:
+        if not done:
             raise TimeoutError(f"records are not acknowledged after {timeout_s:g} s")
 
     def close(self, timeout_s: float | None = None) -> None:

@@ -85,7 +85,7 @@ def _register(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
             after = after.fell_behind(broker, number)
         if state.leader == broker:
             after = after.deposed(number)
-        changed[at] = after.settled(number, who)
+        changed[at] = after.completed(number, who)
     cluster.commit(changed, number)
     if known is not None and raft not in ("", known.raft):
         cluster.forget_folder(broker, known.raft)
@@ -121,7 +121,7 @@ def _renew(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
         who = replace(who, registrations={**who.registrations, **{b: renewed[b].registration for b in back}})
         own = {at: state for at, state in cluster.partitions.items() if not set(back).isdisjoint(state.replicas)}
         epoch = cluster.epoch_last + 1
-        cluster.commit({at: state.settled(epoch, who) for at, state in own.items()}, epoch, fresh=set(own))
+        cluster.commit({at: state.completed(epoch, who) for at, state in own.items()}, epoch, fresh=set(own))
     cluster.brokers.update(renewed)
     return {"live": live, "refused": sorted(set(renewals) - set(live))}
 

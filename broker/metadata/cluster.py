@@ -121,7 +121,7 @@ class Cluster:
         changed = {}
         for at in places:
             after = self.partitions[at].failed(broker)
-            changed[at] = (after.deposed(epoch) if after.leader == broker else after).settled(epoch, who)
+            changed[at] = (after.deposed(epoch) if after.leader == broker else after).completed(epoch, who)
         return self.commit(changed, epoch)
 
     def hand_over(self, places: Iterable[Place], who: Who, *, to_preferred: bool = False) -> list[Any]:

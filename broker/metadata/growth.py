@@ -136,5 +136,5 @@ def raise_replication(cluster: Cluster, info: StreamInfo, command: Mapping[str, 
         if len(target) < factor:
             raise NotReady(f"{factor} replicas need as many brokers, {len(target)} are there")
         least = max(asked, state.target_min if state.target else state.min_insync_replicas)
-        changed[at] = state.targeted(target, least, epoch).settled(epoch, who)
+        changed[at] = state.targeted(target, least, epoch).completed(epoch, who)
     return {"raised": [at[1] for at in changed], "moved": cluster.commit(changed, epoch)}

@@ -174,7 +174,7 @@ class PartitionState:
         """The leader goes on in another epoch (P7)."""
         return self if self.leader is None else replace(self, leader_epoch=epoch)
 
-    def settled(self, epoch: int, who: Who, *, need: int | None = None) -> PartitionState:
+    def completed(self, epoch: int, who: Who, *, need: int | None = None) -> PartitionState:
         """Do what follows of itself: the end of a reassignment, the first election, another one if nobody leads.
 
         Args:

@@ -59,7 +59,7 @@ def _opened(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
         if state is None or broker not in state.replicas or state.step_outs_of(broker) != step_outs:
             refused.append([*at])
         elif broker not in state.opened:
-            changed[at] = state.reported_open(broker).settled(epoch, who)
+            changed[at] = state.reported_open(broker).completed(epoch, who)
     return {"moved": cluster.commit(changed, epoch), "refused": refused}
 
 
@@ -67,7 +67,7 @@ def _elect_first(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]
     epoch, who = cluster.epoch_last + 1, cluster.who()
     wanted = {at: cluster.state_at(at) for at in sorted(fields.places(command, "partitions"))}
     waiting = {at: state for at, state in wanted.items() if not state.has_led}
-    changed = {at: s.settled(epoch, who, need=s.min_insync_replicas) for at, s in waiting.items()}
+    changed = {at: s.completed(epoch, who, need=s.min_insync_replicas) for at, s in waiting.items()}
     return {"moved": cluster.commit(changed, epoch)}
 
 
@@ -98,7 +98,7 @@ def _alter_isr(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
         if member not in state.replicas or member in state.isr:
             raise _refusal(state, f"{member} cannot be added")
         after = state.joined(member)
-    cluster.commit({at: after.settled(epoch, who)}, epoch)
+    cluster.commit({at: after.completed(epoch, who)}, epoch)
     return {"state": cluster.partitions[at].as_dict()}
 
 
@@ -117,7 +117,7 @@ def _step_out(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
             refused.append([*at])
             continue
         after = state.stepped_out(broker, lost=why != "fsync")
-        changed[at] = (after.deposed(epoch) if state.leader == broker else after).settled(epoch, who)
+        changed[at] = (after.deposed(epoch) if state.leader == broker else after).completed(epoch, who)
     moved = cluster.commit(changed, epoch)
     cluster.forget_logs(broker)
     now = {at: cluster.partitions[at] for at in changed}
@@ -157,7 +157,7 @@ def _reassign(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
             raise NotReady(f"broker {broker} has not deleted its former replica yet")
     epoch = cluster.epoch_last + 1
     after = state.targeted(target, least, epoch)
-    cluster.commit({at: after.settled(epoch, cluster.who())}, epoch)
+    cluster.commit({at: after.completed(epoch, cluster.who())}, epoch)
     return {"state": cluster.partitions[at].as_dict()}
 
 

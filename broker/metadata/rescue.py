@@ -107,7 +107,7 @@ def _end(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest("some have neither reported nor been excused", **missing)
     epoch, who = cluster.epoch_last + 1, cluster.who()
     chosen = {at: _chosen(cluster.partitions[at], rescue, at, epoch, who) for at in _present_places(cluster, rescue)}
-    moved = cluster.commit({at: state.settled(epoch, who) for at, state in chosen.items()}, epoch)
+    moved = cluster.commit({at: state.completed(epoch, who) for at, state in chosen.items()}, epoch)
     for at, state in chosen.items():
         for broker in state.replicas:
             cluster.confirm(broker, frozenset({at}))  # what it has is a replica (again), and not to be deleted

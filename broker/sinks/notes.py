@@ -51,7 +51,7 @@ class PartStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePinned:
-    """A decision for `batch_id` may name the stage from now on: it is kept until that is settled.
+    """A decision for `batch_id` may name the stage from now on: it is kept until that is decided.
 
     A stage may be pinned again, by a newer epoch; the newest pin counts.
 

@@ -40,7 +40,7 @@ from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.disk import TEMPORARY, Disk
 from broker.storage.disk.unreadable import ReadAround
 from broker.storage.memory.state_files import list_states
-from broker.storage.rewrite.joining import settle_joins
+from broker.storage.rewrite.joining import finish_joins
 from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint
 from broker.storage.segments.index import ENTRY, INDEX_CACHE, Entries, GrowingIndex, IndexView
 from broker.storage.segments.scan import Scan, scan
@@ -158,7 +158,7 @@ def recover(
         UnknownFormatVersion: something in it was written by a later release; nothing was changed.
         OSError: the disk does not do what it is asked; nothing that was fsynced was changed.
     """
-    settle_joins(disk, folder, report.notes)
+    finish_joins(disk, folder, report.notes)
     segments = list_segments(disk, folder)
     known = checkpoint or _from_names(segments)
     _sweep(disk, folder, segments)
@@ -275,7 +275,7 @@ class _Recovery:
             is_marked = found.markers == [end] and found.size == end + len(END_OF_STREAM) and not found.room_bytes
             if found.size + found.room_bytes > end and not is_marked:
                 size = self._end_at(segment, end)
-        return self._settle(segment, entries, size)
+        return self._seal(segment, entries, size)
 
     def _end_at(self, segment: Segment, position: int) -> int:
         """Cut off what stands behind the last batch of a segment (R6), and mark its end."""
@@ -322,7 +322,7 @@ class _Recovery:
         view = IndexView(entries)
         is_whole = view.contiguous and view.end == size and (found.schema_is_whole or cut == 0)
         if not is_whole or self.log_end_offset > end_offset:
-            self._settle(segment, entries, size)
+            self._seal(segment, entries, size)
             return None
         partial = segment.partial or (0, 0)
         is_flushed = partial[0] == len(flushed) and np.array_equal(entries[: len(flushed)], flushed)
@@ -411,7 +411,7 @@ class _Recovery:
             at -= 1
         return (view.entries, at) if at >= 0 else (none, 0)
 
-    def _settle(self, segment: Segment, entries: Entries, size: int) -> IndexView:
+    def _seal(self, segment: Segment, entries: Entries, size: int) -> IndexView:
         """Make a segment a sealed one: its index in the cache, and on disk if it was not there or another."""
         segment.partial = None
         INDEX_CACHE.drop(segment.serial)

@@ -31,7 +31,7 @@ from broker.storage.log_reader import LogReader
 from broker.storage.read import LogView, group_start
 from broker.storage.recovery import Ranges, RecoveryReport, is_clean, list_segments, load_checkpoint, recover
 from broker.storage.rewrite.clean_state import lower_clean_state
-from broker.storage.rewrite.joining import settle_joins
+from broker.storage.rewrite.joining import finish_joins
 from broker.storage.segments.chain import Chain
 from broker.storage.segments.checkpoint import (
     PARTITION_FILE,
@@ -138,7 +138,7 @@ class Log:
                 raise CorruptLog(
                     f"{folder}: the checkpoint is damaged, so this replica begins anew from the others", path=folder
                 )
-            settle_joins(disk, folder, joins)
+            finish_joins(disk, folder, joins)
             segments = list_segments(disk, folder)
             if not segments and report.notes:
                 raise CorruptLog(

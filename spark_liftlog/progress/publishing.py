@@ -10,7 +10,7 @@ G1  Only what was learned so is published, also at the end: `close` flushes, it 
 G2  Nothing here raises into the query. Only two wait for the network, shortly: `close`, and the last trigger of an
     AvailableNow query (its process may end before its thread has published).
 G3  A position that was published is not published again; of several that wait only the newest counts.
-G4  A position that brokers refuse refuses no other. Once that is settled (asking_again.py) it is left out of what is
+G4  A position that brokers refuse refuses no other. Once that is believed (asking_again.py) it is left out of what is
     published later, and logged once: a stream that is gone must not cost a call for each partition, every second. A
     position that has moved, or counts in another incarnation, is another one.
 G5  Between two publications lies `PACE_S`, unless somebody waits (`flush`, `close`). A broker answers a commit after an

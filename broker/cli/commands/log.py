@@ -291,7 +291,7 @@ def _repair_json(place: PartitionFolder, report: RepairReport) -> dict[str, Any]
 
 
 def _left_over(report: RepairReport, *, dry_run: bool) -> bool:
-    """Whether something is wrong that repair cannot help. Ranges that are lost, and noted as lost, are settled."""
+    """Whether something is wrong that repair cannot help. Ranges that are lost, and noted as lost, are not."""
     if report.after is not None:
         return any(not finding.is_known for finding in report.after.findings)
     helps = dry_run and not report.refused

@@ -16,10 +16,10 @@ from broker.api.answers import Appended
 
 
 class Delivery:
-    """Records on their way together. Settled once, by the producer's thread."""
+    """Records on their way together. Done once, by the producer's thread."""
 
     def __init__(self) -> None:
-        self._settled = threading.Event()
+        self._done = threading.Event()
         self._lock = threading.Lock()
         self._appended: Appended | None = None
         self._error: BaseException | None = None
@@ -27,19 +27,19 @@ class Delivery:
 
     def succeed(self, appended: Appended) -> None:
         self._appended = appended
-        self._settle()
+        self._finish()
 
     def fail(self, error: BaseException) -> None:
         self._error = error
-        self._settle()
+        self._finish()
 
     @property
-    def is_settled(self) -> bool:
-        return self._settled.is_set()
+    def is_done(self) -> bool:
+        return self._done.is_set()
 
     def error(self, timeout_s: float | None) -> BaseException | None:
         """Wait. Raises TimeoutError if it is still on its way then."""
-        if not self._settled.wait(timeout_s):
+        if not self._done.wait(timeout_s):
             raise TimeoutError(f"the records are not acknowledged after {timeout_s:g} s")
         return self._error
 
@@ -52,16 +52,16 @@ class Delivery:
         return self._appended
 
     def then(self, callback: Callable[[], Any]) -> None:
-        """Call when settled, in the producer's thread; at once if it is. Errors that it raises are dropped."""
+        """Call when done, in the producer's thread; at once if it is. Errors that it raises are dropped."""
         with self._lock:
-            if not self._settled.is_set():
+            if not self._done.is_set():
                 self._callbacks.append(callback)
                 return
         _call(callback)
 
-    def _settle(self) -> None:
+    def _finish(self) -> None:
         with self._lock:
-            self._settled.set()
+            self._done.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             _call(callback)
@@ -77,7 +77,7 @@ class RecordFuture:
         self._row = row
 
     def done(self) -> bool:
-        return self._delivery.is_settled
+        return self._delivery.is_done
 
     def result(self, timeout: float | None = None) -> tuple[int, int]:
         """Wait for (partition, offset).
@@ -107,7 +107,7 @@ class BatchFuture:
         self._deliveries = deliveries
 
     def done(self) -> bool:
-        return all(delivery.is_settled for delivery in self._deliveries)
+        return all(delivery.is_done for delivery in self._deliveries)
 
     def result(self, timeout: float | None = None) -> list[Appended]:
         """Wait for all parts. Raises as `RecordFuture.result`, for the first part that failed; others may be stored."""

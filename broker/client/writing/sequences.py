@@ -1,9 +1,8 @@
 """The id of a producer and its counters: stamps by which the broker knows a repeated append.
 
-    begin     register ──► id and epoch; every partition counts from 0
-    settle    stored: the partition's next number
-              failed: nobody knows which numbers were used, so the next stamp begins anew
-              fenced: somebody else has the name; the end
+    registered ──► id and epoch; every partition counts from 0
+    stored ──► the partition's next number
+    failed ──► nobody knows which numbers were used, so the next stamp begins anew; fenced, that was the end
 
 N1  A number that may have been used is never used for other records: those would be taken for a repeat and dropped.
 N2  Beginning anew under a name is another epoch, so what is still on its way from before is refused. Without a name it

@@ -186,7 +186,7 @@ class PlacedControl:
             **({} if least is None else {"min_insync_replicas": least}),
         )
         info, is_new = info_from(said["stream"]), bool(said["created"])
-        missing = await self._settled(info)
+        missing = await self._wait_opened(info)
         if is_new:
             of = info.settings
             log.info("stream.created stream=%s subject=%s partitions=%d", name, of.subject, of.partitions)
@@ -195,7 +195,7 @@ class PlacedControl:
             info = replace(info, warnings=(*info.warnings, text))
         return info, is_new
 
-    async def _settled(self, info: StreamInfo) -> list[int]:
+    async def _wait_opened(self, info: StreamInfo) -> list[int]:
         """Wait for X2. Returns the partitions that are not there yet."""
 
         def missing(*, of_live: bool = False) -> list[int]:

@@ -116,7 +116,7 @@ class Known:
     Attributes:
         end: Offset after it.
         oldest_us, newest_us: Greatest timestamp of its first batch, and of all.
-        settled_for: For this shape and size of small batches it would not gain enough if it were written anew alone.
+        left_alone_for: For this shape and size of small batches it would not gain enough if it were written anew alone.
     """
 
     segment: Segment
@@ -125,7 +125,7 @@ class Known:
     batches: int
     oldest_us: int
     newest_us: int
-    settled_for: tuple[BatchShape, int] | None = None
+    left_alone_for: tuple[BatchShape, int] | None = None
 
     @property
     def records(self) -> int:
@@ -183,10 +183,10 @@ def coalesce(
             return _write(log, settings, found[slice(*group)], throttle)
         for known in found:
             aim = (settings.shape, settings.min_batch_bytes)
-            if known.settled_for != aim:
+            if known.left_alone_for != aim:
                 if _gains(log, settings, known, throttle):
                     return _write(log, settings, [known], throttle)
-                known.settled_for = aim
+                known.left_alone_for = aim
     except NeedsRepair as damage:
         log.repair_segment(damage.segment)
         return CoalescingReport(failed=f"{damage.segment.path} was scanned anew")

@@ -42,7 +42,7 @@ def retract(disk: Disk, folder: str, start: int, end: int) -> None:
     disk.unlink(_path(folder, start, end))
 
 
-def settle_joins(disk: Disk, folder: str, notes: list[str]) -> None:
+def finish_joins(disk: Disk, folder: str, notes: list[str]) -> None:
     """Finish or forget the joins that a crash has left (J2). Nothing to do costs one listing.
 
     Args:
@@ -57,11 +57,11 @@ def settle_joins(disk: Disk, folder: str, notes: list[str]) -> None:
         parsed = filter(None, map(parse_name, disk.listdir(folder)))
         bases = sorted(base for base, ending in parsed if ending == SEGMENT_ENDING and start <= base < end)
         if len(bases) > 1 and bases[0] == start:
-            _settle(disk, folder, bases, end, notes)
+            _finish(disk, folder, bases, end, notes)
         retract(disk, folder, start, end)
 
 
-def _settle(disk: Disk, folder: str, bases: list[int], end: int, notes: list[str]) -> None:
+def _finish(disk: Disk, folder: str, bases: list[int], end: int, notes: list[str]) -> None:
     first, others = Segment(folder, bases[0]), [Segment(folder, base) for base in bases[1:]]
     file = disk.open(first.path, readonly=True)
     try:

@@ -4,7 +4,7 @@ Both may go below the recovery point and the high watermark. In this order, each
 the next: what a join has left; the mark of compaction; the checkpoint, lowered; the epochs; then the
 segments from the newest on, and the end of the one that the cut is in.
 
-An unfinished join is settled as an open does it (`joining`). Where that keeps old segments, because
+An unfinished join is finished as an open does it (`joining`). Where that keeps old segments, because
 the joined one is damaged, the folder holds records that this log does not know: taken back from the
 joined segment alone, they would stand in the old ones at the next open. So the log is failed, and
 `recover` opens the folder as it is; after that it may be truncated.
@@ -23,7 +23,7 @@ from dataclasses import replace
 from broker.api.errors import StorageFailed
 from broker.storage.recovery import list_segments
 from broker.storage.rewrite.clean_state import lower_clean_state
-from broker.storage.rewrite.joining import settle_joins
+from broker.storage.rewrite.joining import finish_joins
 from broker.storage.segments.checkpoint import Checkpoint
 from broker.storage.segments.epochs import EPOCHS_FILE, Epochs, write_epochs
 from broker.storage.writing.checkpoints import Checkpoints
@@ -49,7 +49,7 @@ def truncate(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to
         return
     state.before_cut(to)
     with state.guarded("truncate"):
-        _settle(state)
+        _finish_joins(state)
         lower_clean_state(state.disk, state.folder, to)
         point = checkpoints.point(flush=False)
         checkpoints.write(
@@ -79,7 +79,7 @@ def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: i
     """
     state.before_cut(to)
     with state.guarded("reset"):
-        _settle(state)
+        _finish_joins(state)
         lower_clean_state(state.disk, state.folder, 0)
         point = Checkpoint(high_watermark=to, log_start_offset=to, recovery_point=to)
         try:
@@ -102,9 +102,9 @@ def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: i
         state.chain.end_at(to, is_all=True)
 
 
-def _settle(state: LogState) -> None:
-    """Settle joins; see the module. A segment below the log is a leftover of retention, which no open takes in."""
-    settle_joins(state.disk, state.folder, [])
+def _finish_joins(state: LogState) -> None:
+    """Finish joins; see the module. A segment below the log is a leftover of retention, which no open takes in."""
+    finish_joins(state.disk, state.folder, [])
     known = {segment.base_offset for segment in state.chain.segments}
     found = {segment.base_offset for segment in list_segments(state.disk, state.folder)}
     unknown = sorted(base for base in found - known if base > min(known, default=-1))

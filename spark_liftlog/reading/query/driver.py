@@ -118,7 +118,7 @@ class StreamDriver:
         else:
             self._check_streams(start)
             self.done(start_value)
-            heads = self._views.settled(start, heads, self._again)
+            heads = self._views.agreeing(start, heads, self._again)
             found = self._next(start, heads)
             if found is None:
                 self._idle = (start_value, heads)
@@ -234,7 +234,7 @@ class StreamDriver:
                     incarnations={p.stream: p.incarnation or heads.incarnations[p.stream] for p in found},
                     positions={(p.stream, p.partition): ReadPosition(p.offset, p.leader_epoch) for p in found},
                 )
-                heads = self._views.settled(start, heads, self._again)
+                heads = self._views.agreeing(start, heads, self._again)
                 resume, held = self._losses.survived(start, heads)
                 base = {key: at.offset for key, at in start.positions.items() if key not in held} | resume
                 it = advance.step(start, heads, base, limit=None, held=held, share=self._admission.share)

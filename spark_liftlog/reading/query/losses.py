@@ -32,7 +32,7 @@ class Losses:
 
     Args:
         cluster: Is asked for the log itself.
-        views: Heads that are settled for the query's streams.
+        views: Heads that agree with the query's streams.
     """
 
     def __init__(self, options: SourceOptions, cluster: Cluster, views: Views) -> None:
@@ -105,8 +105,8 @@ class Losses:
         """Compare positions with the log itself (S4)."""
         keys = sorted(suspects)
         asked: list[tuple[Key, At]] = [(key, {"offset": suspects[key]}) for key in keys]
-        settled = self._views.settled_streams
-        known = {stream: found for stream, found in start.incarnations.items() if stream not in settled}
+        believed = self._views.believed_streams
+        known = {stream: found for stream, found in start.incarnations.items() if stream not in believed}
         waits = self.waits()
         while True:
             answers = dict(zip(keys, self._cluster.resolve(asked, known=known), strict=True))

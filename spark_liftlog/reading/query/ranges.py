@@ -60,7 +60,7 @@ class BatchRanges:
             self._losses.lost(Loss(advance.recreated(stream, known, now, head.log_start_offset), None))
             return None
         waits = self._losses.waits()
-        while head.high_watermark < stop:  # planned in an earlier run, perhaps: settle as positions do
+        while head.high_watermark < stop:  # planned in an earlier run, perhaps: ask again as positions do
             newer = self._cluster.whole(self._views.fresh(key), lambda: self._views.fresh(key), of=key.__eq__)
             head = newer.partitions.get(key, head)
             if head.high_watermark < stop and not next(waits, False):

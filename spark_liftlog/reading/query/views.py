@@ -1,6 +1,6 @@
 """Heads that a query plans from: they tell of all its partitions, and agree with its position.
 
-    HeadWatch ──► whole: no partition that nobody leads ──► settled: the streams that the query is in ──► planned from
+    HeadWatch ──► whole: no partition that nobody leads ──► agreeing: the streams that the query is in ──► planned from
 
 S5  That a stream is another one, or gone, is believed once it was said for longer than a broker may be behind
     (asking_again.py). Until then nothing is planned, and the query stays in the incarnation where it is.
@@ -34,7 +34,7 @@ class Views:
         self._selection = selection
         self._watch = HeadWatch(cluster, selection)
         self._frozen: Heads | None = None
-        self._believed: set[Key | tuple[str, str | None]] = set()  # S5: what contradicts a position, and was settled
+        self._believed: set[Key | tuple[str, str | None]] = set()  # S5: what contradicts a position, and is believed
 
     @property
     def is_frozen(self) -> bool:
@@ -42,7 +42,7 @@ class Views:
         return self._frozen is not None
 
     @property
-    def settled_streams(self) -> Set[str]:
+    def believed_streams(self) -> Set[str]:
         """Streams of which a contradiction is believed (S5)."""
         return {stream for stream, _ in self._believed}
 
@@ -77,7 +77,7 @@ class Views:
         """End the watch. Idempotent."""
         self._watch.close()
 
-    def settled(self, start: Offset, heads: Heads, again: Callable[[], Heads]) -> Heads:
+    def agreeing(self, start: Offset, heads: Heads, again: Callable[[], Heads]) -> Heads:
         """Heads that agree with the position, or go on contradicting it (S5).
 
         Args:

@@ -403,7 +403,7 @@ def test_a_frame_that_is_read_again_asks_again_before_its_stream_is_another_one(
     assert [(r.start, r.end) for r in task._now(planned, "a:1,b:2")] == [(0, AT + 2)]
 
 
-def test_the_time_that_is_settled_for_is_longer_than_a_session() -> None:
+def test_the_time_until_a_loss_is_believed_is_longer_than_a_session() -> None:
     """D1 rests on this: else a broker that hangs would be believed for longer than it may lead."""
     from broker.metadata.session import SESSION_MS
 

@@ -422,7 +422,7 @@ def test_small_batches_that_cannot_be_joined_are_read_once_and_left_alone() -> N
     log.roll_if_due(NOW_US)
     memory: KnownSegments = {}
     assert settle(log, memory=memory) == 0
-    assert all(known.settled_for for known in memory.values())
+    assert all(known.left_alone_for for known in memory.values())
 
 
 def test_the_active_segment_young_records_and_what_is_not_committed_stay_as_they_are() -> None:

@@ -134,8 +134,8 @@ class PlacedReplica:
         self._info: StreamInfo | None = None
         self._incarnation: Incarnation = NO_INCARNATION
         self._following: tuple[int, Incarnation] | None = None
-        self._is_unsettled = False
-        self._settle_ms = 0
+        self._is_unfinished = False
+        self._tried_ms = 0
 
     def __str__(self) -> str:
         return f"{self._name}/{self.at[1]}"
@@ -203,8 +203,8 @@ class PlacedReplica:
                     self.step_out("damage")
             if self._capturing.is_wanted(partition, told.info) != self._capturing.is_begun:
                 self._turns.ask()
-        if self._is_unsettled and now_ms - self._settle_ms >= AGAIN_MS:
-            self._settle_ms = now_ms
+        if self._is_unfinished and now_ms - self._tried_ms >= AGAIN_MS:
+            self._tried_ms = now_ms
             self._turns.ask()
 
     def marks(self) -> tuple[int, int]:
@@ -231,32 +231,32 @@ class PlacedReplica:
         try:
             self._turn()
         except Exception:  # V9
-            self._is_unsettled = True
+            self._is_unfinished = True
             raise
 
     def _turn(self) -> None:
         with self._lock:
             told, was_removed, self._was_removed = self._told, self._was_removed, False
             wants_out, self._wants_out = self._wants_out, None
-            self._is_unsettled = False
+            self._is_unfinished = False
         if was_removed or (told is not None and told.was_left and not self.is_fresh):  # V3
             try:
                 self._leave()
             except OSError as error:
                 log.warning("replica.folder_left partition=%s error=%s", self, error)
                 with self._lock:
-                    self._was_removed = self._is_unsettled = True
+                    self._was_removed = self._is_unfinished = True
                 return
         if told is None:
             return
         self.is_gone = False
         self.is_fresh &= told.was_left
         if not self._adopt(told):
-            self._is_unsettled = True
+            self._is_unfinished = True
         if wants_out is not None:
             self._begin_step_out(wants_out)
         if not self._wants.trim():
-            self._is_unsettled = True
+            self._is_unfinished = True
         self._see_to_stage(told)
         if (partition := self.partition) is not None:
             self._capturing.see_to(partition, told.info)
