@@ -16,7 +16,7 @@ from tests.sim.raft.mutants import mutated
 from tests.sim.story import shortened
 from tests.support.effort import examples, seeded
 
-SEEDS = 48
+SEEDS = 24
 IN_ONE = 12
 DAMAGES = 2
 """A seed in which journals are damaged."""
