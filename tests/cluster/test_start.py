@@ -23,21 +23,21 @@ from broker.client import connect
 from broker.storage.disk import OsDisk
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
-from tests.support.killed_starts import STREAM
+from tests.support.killed_starts import APPENDS, SINK, STREAM
 from tests.support.processes import BrokerProcess, eventually, running
 
 ROOT = Path(__file__).parents[2]
 
 
-def lives_of_epochs(data: Path) -> dict[int, set[int]]:
-    """Under which leader epoch each life has appended."""
+def values_of_epochs(data: Path) -> dict[int, list[bytes]]:
+    """What was appended under each leader epoch."""
     (folder,) = (data / "streams" / STREAM).glob("*/0")
     log = PartitionLog.open(OsDisk(), str(folder), LogSettings(), boot_id="", now_us=0)
     log.advance_high_watermark(log.sync())
-    found = defaultdict(set)
+    found = defaultdict(list)
     for message in log.batches(0):
         for value in decode_batch(message).column("value").to_pylist():
-            found[read_header(message).leader_epoch].add(int(value))
+            found[read_header(message).leader_epoch].append(value)
     log.close()
     return found
 
@@ -48,10 +48,16 @@ def test_no_leader_epoch_is_used_by_two_lives_wherever_the_start_is_killed(tmp_p
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     killed = int(done.stdout)
-    lives = lives_of_epochs(data)
-    assert killed + 1 in set().union(*lives.values()), "the last one has appended"
     assert killed >= 6
+    lives = defaultdict(set)
+    for line in (data / APPENDS).read_text().splitlines():
+        life, partition, epoch = line.split()
+        lives[partition, epoch].add(life)
     assert {epoch: used for epoch, used in lives.items() if len(used) > 1} == {}
+    values = [value for found in values_of_epochs(data).values() for value in found]
+    last = b"%d" % (killed + 1)
+    assert {last, last + SINK} <= set(values), "the last one has appended, and committed"
+    assert len(set(values)) == len(values)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -131,8 +137,8 @@ def test_a_catalog_from_a_backup_gives_out_no_epoch_that_is_in_the_logs(tmp_path
             client.append(STREAM, 0, pa.table({"value": [b"3"]}))
     finally:
         broker.stop()
-    lives = lives_of_epochs(tmp_path / "broker" / "data")
-    assert [lives[epoch] for epoch in sorted(lives)] == [{0}, {1}, {2}, {3}]
+    values = values_of_epochs(tmp_path / "broker" / "data")
+    assert [values[epoch] for epoch in sorted(values)] == [[b"0"], [b"1"], [b"2"], [b"3"]]
 
 
 DONE = ["nothing is there", "kept is made", "gone is made", "kept has three", "kept is altered", "gone is deleted"]

@@ -3,8 +3,10 @@
     python -m tests.support.killed_starts DATA
 
 A step is a call that changes the disk. In each life a record is appended over HTTP the moment that the broker answers,
-before its start goes on; its value is the number of the life. Prints how many lives were killed; the one after them got
-through. Lives are forked, so that each costs no imports.
+before its start goes on, and another one staged and committed; their values are the number of the life, and that with
+`SINK` behind it. Prints how many lives were killed; the one after them got through. `APPENDS` in DATA has a line for
+each append, before it is made: life, folder of the log, leader epoch. Lives are forked, so that none of them costs
+imports.
 """
 
 from __future__ import annotations
@@ -18,16 +20,19 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from broker.client import connect
 from broker.runtime.broker import Broker
 from broker.runtime.config.configuration import Config, load
 from broker.runtime.dataplane import DataPlane
 from broker.storage.disk import OsDisk
 from broker.storage.disk.osfile import OsFile
 from broker.storage.disk.preallocate import AheadFile
+from broker.storage.log import PartitionLog
 
 CHANGES = (
     *((OsFile, name) for name in ("write", "truncate", "sync")),
@@ -35,6 +40,8 @@ CHANGES = (
     *((OsDisk, name) for name in ("makedirs", "rename", "unlink", "sync_dir", "replace_file", "remove_tree")),
 )
 STREAM = "s"
+SINK = b" sink"
+APPENDS = "appends"
 
 
 def main(data: str) -> None:
@@ -73,11 +80,14 @@ async def _start(config: Config, life: int) -> None:
         await broker.stop()
         return
     count_down(life)
+    note_appends(life, Path(config.data_dir) / APPENDS)
     serve = DataPlane.serve
 
     def serve_and_append(self: DataPlane, *where: Any) -> Any:
         served = serve(self, *where)
-        _append(broker, life, port=self._server.sockets[0].getsockname()[1])  # type: ignore[union-attr]
+        port = self._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        _append(broker, life, port=port)
+        _commit(life, port=port)
         return served
 
     DataPlane.serve = serve_and_append  # type: ignore[method-assign]
@@ -102,6 +112,19 @@ def count_down(steps_left: int) -> None:
             setattr(cls, name, counted(vars(cls)[name]))
 
 
+def note_appends(life: int, path: Path) -> None:
+    def noting(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: PartitionLog, *args: Any, leader_epoch: int, **options: Any) -> Any:
+            with path.open("a") as file:
+                print(life, self.folder, leader_epoch, file=file)
+            return real(self, *args, leader_epoch=leader_epoch, **options)
+
+        return call
+
+    for name in ("append", "append_group"):
+        setattr(PartitionLog, name, noting(getattr(PartitionLog, name)))
+
+
 def _append(broker: Broker, life: int, *, port: int | None = None) -> None:
     batch = pa.record_batch({"value": pa.array([b"%d" % life], pa.binary())})
     body = io.BytesIO()
@@ -119,6 +142,13 @@ def _append(broker: Broker, life: int, *, port: int | None = None) -> None:
     answer = connection.getresponse()
     assert answer.status == 200, answer.read()
     connection.close()
+
+
+def _commit(life: int, *, port: int) -> None:
+    with connect(f"127.0.0.1:{port}") as client:
+        sink = client.sink(f"life-{life}")
+        sink.open()
+        sink.commit(0, [sink.stage([{"value": b"%d" % life + SINK}], STREAM, 0)])
 
 
 if __name__ == "__main__":
