@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def values_of_epochs(data: Path) -> dict[int, list[bytes]]:
-    """What was appended under each leader epoch."""
+    """Values that were appended, by leader epoch."""
     (folder,) = (data / "streams" / STREAM).glob("*/0")
     log = PartitionLog.open(OsDisk(), str(folder), LogSettings(), boot_id="", now_us=0)
     log.advance_high_watermark(log.sync())
