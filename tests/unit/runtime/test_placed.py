@@ -715,8 +715,8 @@ def test_what_was_put_aside_outlives_a_process_that_ends_before_it_has_told_of_t
         raise NotReady("no controller")
 
     for process in ("p2", "p3"):
-        with node(tmp_path, cluster, process) as one, monkeypatch.context() as patched:
-            patched.setattr(cluster, "execute", nobody_answers)
+        with monkeypatch.context() as patched, node(tmp_path, cluster, process) as one:
+            patched.setattr(cluster, "execute", nobody_answers)  # to the end of the process: it tries again
             assert one.start().sound == {"i-s": [0]}
             assert one.log(at).log_end_offset == 0
     assert "a" not in cluster.state(at).opened
