@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Final
 
 WAIT_S: Final = 0.1
-WAIT_S_MAX: Final = 0.5
+LONG_WAIT_S: Final = 0.5
 WAIT_SHARE: Final = 1 / 20
 """So long a question waits, by how long there was nothing; and so long another source's records may wait, once."""
 QUIET_S: Final = 1.0
@@ -45,7 +45,7 @@ class IdlePause:
         quiet_s = now_s - self._stirred_s
         if pause_s >= SOON_S or quiet_s < QUIET_S:
             return 0.0
-        return max(WAIT_S, min(WAIT_S_MAX, quiet_s * WAIT_SHARE))
+        return max(WAIT_S, min(LONG_WAIT_S, quiet_s * WAIT_SHARE))
 
     def answered(self, now_s: float) -> None:
         """The question is answered."""
