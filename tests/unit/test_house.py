@@ -149,7 +149,6 @@ def test_every_module_stands_in_the_list_of_its_package() -> None:
         there |= {f"{path.parent.name}/" for path in here.glob("*/__init__.py")}
         missing = there - set(re.findall(r"[a-z_0-9]+(?:\.py\b|/)", docstring))
         assert not missing, f"{start.relative_to(ROOT)} does not name {sorted(missing)}"
-        assert len(there) <= 16, f"{here.relative_to(ROOT)} holds {len(there)} modules: too many for one listing"
 
 
 def documented_metrics(page: str) -> set[str]:
@@ -208,37 +207,3 @@ def test_no_class_is_called_as_another_one() -> None:
     wire = [path for paths in found.values() for path in paths if path in WIRE]
     assert len(wire) > 50
     assert set(wire) == WIRE
-
-
-# Most lines of Python in each package, and the record that allows them. A change that needs more raises the number
-# and says in a record which demand it serves; one that needs less lowers it.
-LINES_MAX = {
-    "api": (2_700, 97),
-    "cli": (5_250, 76),
-    "client": (5_500, 97),
-    "groups": (150, 76),
-    "ingest": (1_750, 76),
-    "metadata": (2_800, 76),
-    "raft": (1_900, 76),
-    "replication": (1_900, 76),
-    "runtime": (19_270, 125),
-    "serving": (5_850, 124),
-    "sinks": (1_100, 92),
-    "storage": (11_040, 123),
-}
-SLACK_MAX = 400
-"""So much a package may stay below its number before that is to be lowered."""
-
-
-def test_no_package_grows_without_a_record() -> None:
-    packages = {path.parent.name for path in (ROOT / "broker").glob("*/__init__.py")}
-    assert packages == LINES_MAX.keys()
-    for package, (most, record) in LINES_MAX.items():
-        count = sum(path.read_text().count("\n") for path in (ROOT / "broker" / package).rglob("*.py"))
-        assert count <= most, f"broker/{package} has {count} lines, {most} are allowed by record {record}"
-        assert count > most - SLACK_MAX, f"broker/{package} has {count} lines: lower its number, {most}"
-        (page,) = (ROOT / "docs" / "adr").glob(f"{record:04d}-*.md")
-        says = rf"`(broker/)?{package}`( grows)? to {most:,}\b"
-        assert re.search(says, " ".join(page.read_text().split())), (
-            f"record {record} does not give {package} {most} lines"
-        )
