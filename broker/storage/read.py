@@ -423,21 +423,28 @@ def read_rows(segment: Segment, file: File, index: IndexView, at: int) -> pa.Rec
 
 
 def bytes_between(view: LogView, start: int, end: int) -> int:
-    """Bytes of the batches that hold [start, end), counted from batch begin to batch begin."""
+    """About how many bytes the records [start, end) have. The records of a batch count as equally large."""
     start, end = max(start, view.log_start_offset), min(end, view.log_end_offset)
     if start >= end or not view.segments:
         return 0
     total = 0
     for number in range(view.segment_of(start), len(view.segments)):
-        segment = view.segments[number]
+        segment, segment_end = view.segments[number], view.end_of(number)
         if segment.base_offset >= end:
             break
-        if start <= segment.base_offset and view.end_of(number) <= end and number + 1 < len(view.segments):
+        if start <= segment.base_offset and segment_end <= end and number + 1 < len(view.segments):
             total += segment.size(view.disk)
             continue
         index = view.index(segment)
-        first = max(0, index.find(start)) if segment.base_offset < start else 0
-        after = index.find_from(end)
-        if after > first:
-            total += index.end_of(after - 1) - int(index.positions[first])
+        first, last = max(0, index.find(start)), index.find_from(end) - 1
+        if last >= first:
+            total += _place(view, index, last, end, segment_end) - _place(view, index, first, start, segment_end)
     return total
+
+
+def _place(view: LogView, index: IndexView, at: int, offset: int, segment_end: int) -> int:
+    """About where in the file the records before `offset` end, by its share of batch `at`."""
+    entry, next_offset = index.entries[at], view.next_of(index, at, segment_end)
+    first, length = int(entry["first_offset"]), int(entry["length"])
+    inside = min(max(offset, first), next_offset) - first
+    return int(entry["position"]) + length * inside // max(1, next_offset - first)

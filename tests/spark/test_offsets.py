@@ -289,6 +289,21 @@ def test_a_batch_has_about_as_many_bytes_as_it_may(client: Client) -> None:
     assert max(sizes) < 400, "1,001 records of 1 kB"
 
 
+def test_one_large_batch_of_the_log_is_cut_into_equal_parts(client: Client) -> None:
+    """What a trigger left of a stored batch has the bytes of its records, not of the whole batch."""
+    stream = Stream.create(client, "bytes-one-batch", partitions=1)
+    stream.append(1000, size=1000)
+    sizes: list[int] = []
+    with reading(stream.address, stream=stream.name, startingOffsets="earliest", maxBytesPerTrigger="200k") as reader:
+        start: Value | None = None
+        while (end := latest(reader, start)) is not start:
+            sizes.append(len(rows_of(reader, start, end)))
+            start = end
+    assert sum(sizes) == 1000
+    assert len(sizes) <= 6, sizes
+    assert min(sizes[:-1]) > 150, sizes
+
+
 def test_the_last_trigger_of_available_now_has_published_when_it_answers(stream: Stream) -> None:
     """The query ends right after it, and its process with it: nobody waits for a thread then."""
     stream.append(3)

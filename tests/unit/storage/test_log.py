@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import polars
@@ -353,6 +354,21 @@ def test_bytes_between_adds_up(disk: SimDisk) -> None:
     overhead = (len(SCHEMA_BYTES) + len(END_OF_STREAM)) * log.segment_count
     assert 12 * one <= log.bytes_between(0, 12) <= 12 * one + overhead
     assert 4 * one <= log.bytes_between(3, 7) <= 4 * one + overhead
+
+
+def test_bytes_of_a_part_of_a_batch_are_in_proportion_to_its_records(disk: SimDisk) -> None:
+    log = create_log(disk)
+    log.append([row_batch([bytes(100)] * 1000)], leader_epoch=0, now_us=0)
+    commit(log)
+    whole = log.bytes_between(0, 1000)
+    assert whole > 100_000
+    assert log.bytes_between(0, 500) == log.bytes_between(500, 1000) == whole // 2
+    for start, end in ((0, 1), (1, 2), (17, 18), (999, 1000)):
+        assert abs(log.bytes_between(start, end) - whole / 1000) <= 1
+    cuts = [0, 3, 400, 401, 998, 1000]
+    assert sum(log.bytes_between(*pair) for pair in pairwise(cuts)) == whole
+    log.trim(750)
+    assert log.bytes_between(0, 1000) == whole // 4, "of the batch that the log begins in, too"
 
 
 def test_epochs_of_leaders_are_known_after_a_restart(disk: SimDisk, log: PartitionLog) -> None:
