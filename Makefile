@@ -1,4 +1,5 @@
-# make quickstart   the main job end to end; BROKERS=3: a cluster        make test    every test that CI runs
+# make quickstart   the main job end to end; BROKERS=3: a cluster        make test    what to judge by, in eight minutes
+# make test-long    all other tests; SHARD=cluster|spark|sim|properties|soak|pages: some; results in build/long
 # make install      .venv with everything and `liftlog` in it         make lint    style, types, import rules
 # make check        what to run before a commit: lint, and the quick tests that start no process, in a minute
 # make bench        benchmarks, paired with peers                     make clean   removes what make made
@@ -18,7 +19,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # each process that a test starts would compile what it imports
-.PHONY: help install quickstart check quick test lint classes collected bench prop fuzz soak sim chaos clean
+.PHONY: help install quickstart check quick test test-long lint bench prop fuzz soak sim chaos clean
 
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
@@ -49,17 +50,13 @@ check: install
 quick: install
 	$(SCRATCH) $(BIN)/python -m pytest -q -n 3 -m "not process and not slow" -o tmp_path_retention_policy=failed tests/unit
 
-# Lint has one core. On the other one is made what the first tests need: the archive of Spark's classes, and the
-# bytecode of the tests, which else each of the workers makes for itself. Whether that works is for the tests to tell.
+# The first lane (docs/adr/0144): what a person runs once and judges by. One worker for each core.
 test: install
-	$(MAKE) --no-print-directory --jobs 3 --output-sync lint classes collected
-	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m tests -n 5
+	$(MAKE) --no-print-directory lint
+	$(SCRATCH) PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m tests first
 
-classes: install
-	@$(BIN)/python -m tests.support.spark_classes >/dev/null 2>&1 || true
-
-collected: install
-	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
+test-long: install
+	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m tests $(or $(SHARD),long)
 
 bench: install
 	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m benchmarks

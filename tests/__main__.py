@@ -1,65 +1,129 @@
-"""All tests, as `make test` runs them: `python -m tests [arguments of pytest]`.
+"""All tests of a lane: `python -m tests first`, or `python -m tests cluster spark` for shards; `long`: every shard.
 
-A test that waited in vain, or was told of an error, is run once more, alone, in a process of its own. Five workers on
-two cores make brokers and threads stand still for seconds: sessions lapse, and what a test took for granted is not so.
-An assertion that does not hold is final: a comparison never depends on luck. A unit test with processes is the
-exception: it looks at one part and may have looked too early; what is stored is held against acks in other folders.
-Final are also more failures than `AGAIN_MAX`, and without processes all errors but those that a broker documents. The
-last lines name each test that passes only when it runs alone (record 99).
+`make test` runs the first lane, `make test-long` the shards (lanes.py). There are no second tries: a test that waits
+in vain is a fault of the test or of the product.
+
+Each shard leaves `build/long/SHARD.json`: commit, seeds, counts and times. The last lines are a table of all results
+that are there, so that shards may run one by one. Further arguments go to pytest.
 """
 
 from __future__ import annotations
 
+import json
+import resource
 import subprocess
 import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
-AGAIN_MAX = 3
-IN_VAIN = "AssertionError: not within "
-"""How `tests.support.processes.eventually` begins."""
-UNIT = "tests/unit/"
-TOLD = "broker.api.errors."
-"""How an error begins that a broker documents."""
+from tests.lanes import FIRST, SHARDS, WORKERS, WORKERS_DEFAULT
+from tests.support.effort import EFFORT, SEED
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "build" / "long"
+SLOWEST_COUNT = 20
 
 
-class Failed:
-    """Which tests failed, and whether all of them may be run again."""
+class Outcomes:
+    """What became of each test."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, None] = {}
-        self.is_final = False
+        self.counts: Counter[str] = Counter()
+        self.failed: list[str] = []
+        self.skipped: dict[str, str] = {}
+        self.seconds: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration
         if report.failed:
-            self.nodes[report.nodeid] = None
-            self.is_final |= not may_be_luck(report)
+            self.failed.append(f"{report.nodeid} ({report.when})")
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.skipped[report.nodeid] = report.longrepr[2]
+        if report.when == "call" or report.outcome != "passed":
+            self.counts[report.outcome] += 1
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self.is_final |= report.failed
+        if report.failed:
+            self.failed.append(f"{report.nodeid} (collect)")
 
 
-def may_be_luck(report: pytest.TestReport) -> bool:
-    crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is None:
-        return False
-    if crash.message.startswith((IN_VAIN, TOLD)):
-        return True
-    compares = crash.message.startswith(("assert", "AssertionError"))
-    return "process" in report.keywords and (not compares or report.nodeid.startswith(UNIT))
+def commit() -> str:
+    """The commit that is tested; with `+` if files differ from it."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    return (git("rev-parse", "--short=12", "HEAD") or "no commit") + "+" * bool(git("status", "--porcelain"))
+
+
+def run(lane: str, arguments: Sequence[str]) -> int:
+    """One lane in this process. Returns pytest's exit code."""
+    outcomes, began, cpu_began = Outcomes(), time.time(), _cpu_seconds()
+    workers = WORKERS.get(lane, WORKERS_DEFAULT)
+    code = int(pytest.main(["--lane", lane, "-q", "-n", str(workers), *arguments], plugins=[outcomes]))
+    if lane != FIRST:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        result = {
+            "shard": lane,
+            "commit": commit(),
+            "passed": code == 0,
+            "counts": dict(outcomes.counts),
+            "failed": outcomes.failed,
+            "skipped": outcomes.skipped,
+            "seconds": round(time.time() - began),
+            "cpu_seconds": round(_cpu_seconds() - cpu_began),
+            "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+            "seed": SEED,
+            "effort": EFFORT,
+            "workers": workers,
+            "arguments": list(arguments),
+            "slowest": {name: round(seconds, 1) for name, seconds in outcomes.seconds.most_common(SLOWEST_COUNT)},
+        }
+        (RESULTS / f"{lane}.json").write_text(json.dumps(result, indent=1) + "\n")
+    return code
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def table() -> Iterator[str]:
+    """A line for each shard: of the newest result that is there."""
+    yield f"{'shard':12}{'commit':15}{'result':9}{'tests':>7}{'failed':>8}{'skipped':>9}{'minutes':>9}{'seed':>6}"
+    for shard in SHARDS:
+        try:
+            result = json.loads((RESULTS / f"{shard}.json").read_text())
+        except FileNotFoundError:
+            yield f"{shard:12}not run"
+            continue
+        counts = result["counts"]
+        yield (
+            f"{shard:12}{result['commit']:15}{'passed' if result['passed'] else 'FAILED':9}{sum(counts.values()):7}"
+            f"{len(result['failed']):8}{counts.get('skipped', 0):9}{result['seconds'] / 60:9.1f}{result['seed']:6}"
+        )
 
 
 def main(arguments: list[str]) -> int:
-    failed = Failed()
-    code = int(pytest.main(arguments, plugins=[failed]))
-    if code != pytest.ExitCode.TESTS_FAILED or failed.is_final or not 0 < len(failed.nodes) <= AGAIN_MAX:
-        return code
-    for node in failed.nodes:
-        print(f"once more, alone: {node}", flush=True)
-        if (code := subprocess.run([sys.executable, "-m", "pytest", "-n", "0", node]).returncode) != 0:
-            return code
-    print("PASSED ONLY WHEN THEY RAN ALONE:", *failed.nodes, sep="\n    ")
-    return 0
+    lanes: list[str] = []
+    while arguments and arguments[0] in (FIRST, "long", *SHARDS):
+        name = arguments.pop(0)
+        lanes += SHARDS if name == "long" else [name]
+    if not lanes:
+        print(f"which lane? {FIRST}, long, {', '.join(SHARDS)}", file=sys.stderr)
+        return 2
+    if len(lanes) == 1:
+        code = run(lanes[0], arguments)
+    else:  # each in a process of its own
+        codes = [subprocess.run([sys.executable, "-m", "tests", lane, *arguments]).returncode for lane in lanes]
+        code = max(codes)
+    if lanes != [FIRST]:
+        print("\n" + "\n".join(table()))
+    return code
 
 
 if __name__ == "__main__":

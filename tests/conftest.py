@@ -4,11 +4,11 @@ Hypothesis   tries the same examples in each run; `make prop` sets LIFTLOG_PROP_
              is timed: the machine may stand still for seconds.
 output       A long comparison is cut and a long log ends with its end; the last lines name each failure once more.
 processes    A test that starts one is marked `process`; the audit hook here ends any other one that tries.
-             `make check` leaves them out. With several workers they are five groups, each of which one worker runs,
-             one after the other; the other files follow, the long ones first. Clusters from seeds are spread over
-             all workers, test by test. Processes are mostly waited for: `make test` has five workers.
+lanes        `--lane NAME` runs the tests of a lane (lanes.py), those with processes first, so that no worker ends with
+             a long one. A worker gets all tests of one file. The files of tests/spark with the common session are as
+             one; each test of the simulator is by itself.
 slow tests   `make check` leaves out what is marked `slow`: tests that take about a second of a core, or wait for some,
-             and all seeds but the first of a heavy test.
+             and all seeds but the first of a heavy test. What is marked `long` is not in `make test`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.lanes import FIRST, SHARDS, lane_of
 from tests.support import spark_classes, spark_home
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", spark_classes.USES)  # of each JVM below, whoever starts it
@@ -42,36 +43,24 @@ settings.register_profile(
 )
 settings.load_profile("liftlog")
 
-GROUPS = {
-    "spark": "spark",
-    "examples": "examples",
-    "notebooks": "examples",
-    "cluster": "brokers",
-    "benchmarks": "jobs",
-    "soak": "three",
-}
-"""The folders of tests with processes. Three groups have a Spark. Each takes about as long as the others."""
-THREE = ("three", "plane", "chaos")
-"""In the names of the files with clusters of three brokers, which are a group of their own."""
-JOBS = ("bare", "discovery", "kills", "standalone")
-"""In the names of the files of tests/spark that start sessions of their own, and took half of the time of all of them:
-they are not of the group with the common session."""
+SPARK_ALONE = ("bare", "discovery", "kills", "standalone")
+"""In the names of the files of tests/spark that start sessions of their own."""
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
 """Audit events of a process that is started."""
 SECTION_CHARS_MAX = 3_000
 REASON_CHARS_MAX = 600
 
 
+PROCESS_FOLDERS = ("cluster", "soak", "benchmarks", "spark", "examples", "notebooks")
+"""Each of their tests counts as one that starts a process."""
+
+
 def _folder(nodeid: str) -> str:
     return nodeid.removeprefix("tests/").partition("/")[0]
 
 
-def _group(nodeid: str) -> str | None:
-    group, test = GROUPS.get(_folder(nodeid)), nodeid.partition("/")[2]
-    file = test.partition("::")[0]
-    if group == "spark" and any(name in file for name in JOBS):
-        return "jobs"
-    return "three" if group == "brokers" and any(name in file for name in THREE) else group
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--lane", choices=[FIRST, *SHARDS], help="only the tests of this lane (tests/lanes.py)")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -91,12 +80,17 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if _folder(item.nodeid) in GROUPS:
+        if _folder(item.nodeid) in PROCESS_FOLDERS:
             item.add_marker(pytest.mark.process)
-    if hasattr(config, "workerinput"):  # groups first, then properties, so that no worker ends with a long file
-        order = [*GROUPS.values(), "properties"]
-        places = {item.nodeid: _group(item.nodeid) or _folder(item.nodeid) for item in items}
-        items.sort(key=lambda item: order.index(place) if (place := places[item.nodeid]) in order else len(order))
+    if lane := config.option.lane:
+        of_lane, others = [], []
+        for item in items:
+            marks = frozenset(mark.name for mark in item.iter_markers())
+            (of_lane if lane_of(item.nodeid, marks) == lane else others).append(item)
+        items[:] = of_lane
+        config.hook.pytest_deselected(items=others)
+    first = ("process", "slow")
+    items.sort(key=lambda item: next((at for at, mark in enumerate(first) if item.get_closest_marker(mark)), 2))
 
 
 class NoProcess:
@@ -123,28 +117,30 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         _no_process.running = ""
 
 
-class ByResource(LoadScopeScheduling):
-    """Gives a worker all tests of a group with processes, or all of one file, in the order of the collection."""
+class ByFile(LoadScopeScheduling):
+    """Gives a worker all tests of one file, in the order of the collection."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
         if path.startswith("tests/sim/"):
             return nodeid
-        return _group(nodeid) or path
+        if path.startswith("tests/spark/") and not any(name in path for name in SPARK_ALONE):
+            return "tests/spark"
+        return path
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Make Spark's classes ahead, in the process that starts several workers, if tests with processes run."""
-    if getattr(session.config.option, "numprocesses", None) and "not process" not in session.config.option.markexpr:
+    """Make Spark's classes ahead, in the process that starts several workers, where many sessions start."""
+    if getattr(session.config.option, "numprocesses", None) and session.config.option.lane in ("spark", "pages"):
         made = spark_classes.make()
         if made is not None:
             session.config.add_cleanup(made.terminate)  # it has ended long ago, or hangs
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByResource:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     config.option.loadscopereorder = False
-    return ByResource(config, log)
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

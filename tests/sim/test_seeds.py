@@ -20,8 +20,8 @@ from tests.sim.story import shortened
 from tests.sim.world import told
 from tests.support.effort import examples, seeded
 
-SEEDS = 180
-IN_ONE = 90
+SEEDS = 120
+IN_ONE = 60
 FOUND = (347, 792, 1027, 1400, 1874, 4734, 100721, 100838, 201532, 407405, 501170)
 """Seeds beyond those that found something. 347: an open had replaced the damaged checkpoint, and with it the evidence.
 792: a read went past a damaged header, and nobody noticed. 1027: nobody started a process that had ended by itself.

@@ -1,8 +1,8 @@
-"""How hard the property tests try, and where their luck begins: `make prop` sets both, else they are as in CI.
+"""How hard the property tests try, and where their luck begins: `make prop` sets both, else they are as in `make test`.
 
 LIFTLOG_PROP_EFFORT   times the number of examples, 1 unless given
 LIFTLOG_PROP_SEED     moves every seed that a test fixes itself: fault positions, what a power cut leaves;
-                      and Hypothesis tries other examples than in CI
+                      and Hypothesis tries other examples
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SEED: Final = int(os.environ.get("LIFTLOG_PROP_SEED", "0"))
 
 
 def examples(count: int) -> int:
-    """So many examples are to be tried where CI tries `count`."""
+    """So many examples are to be tried where `make test` tries `count`."""
     return count * EFFORT
 
 
@@ -34,5 +34,5 @@ def first_quick(cases: Iterable[Any]) -> list[Any]:
 
 
 def seeded(number: int) -> int:
-    """The seed of this run for what has the seed `number` in CI."""
+    """The seed of this run for what has the seed `number` in `make test`."""
     return number + SEED * 1_000_003

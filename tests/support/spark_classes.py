@@ -1,8 +1,7 @@
 """Half of what it costs to start Spark is that its JVM loads classes: an archive of them saves that.
 
-A test run starts some hundred JVMs. `make test` makes the archive beside lint, if there is none of this Spark; another
-run with several workers makes it beside its first tests. A JVM that has another Java or other classes leaves it aside,
-without a word.
+The shards with Spark start some hundred JVMs, and make the archive beside their first tests if there is none of this
+Spark. A JVM that has another Java or other classes leaves it aside, without a word.
 """
 
 from __future__ import annotations
