@@ -3,14 +3,8 @@
     lost   [ 0..3 ] ???????? [ 7..9 ]             4..6 cannot be read: no read goes past it where there are replicas
     then   [ 0..3 ][ 4..6 ][ 7..9 ]               4..6 has no rows: reads pass over it, followers copy it
 
-    1  the checkpoint says what is lost, and how far the log is committed      `handover.H4`
-    2  what cannot be read is copied aside, as it is, and fsynced
-    3  each segment is written anew beside itself, and fsynced                 `rewriting.W6`
-    4  it is renamed over itself; the folder is fsynced
-    5  the checkpoint says that nothing is lost there
+The segments are written anew as `gaps.py` says. What cannot be read is copied aside before that, as it is, and fsynced.
 
-E1  Only what is named goes. All else is copied byte for byte, each batch verified; another damage ends this.
-E2  A crash before step 5 leaves the ranges lost, as the checkpoint says. Done again, it finds batches there already.
 E3  It is done by who leads in the epoch in which it was decided: the log may be another's copy by now, and what is
     lost here there elsewhere.
 E4  An empty batch ends where an epoch does, and at each border that the caller names: a follower that stands there goes
@@ -20,21 +14,15 @@ E4  An empty batch ends where an epoch does, and at each border that the caller 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Final
 
-import numpy as np
-
-from broker.api.batch import BatchHeader, crc_of, encode_batch, verify_batch
-from broker.api.errors import BadBatch, CorruptLog, LiftlogError, NotLeader, StorageFailed
-from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
-from broker.storage.disk import TEMPORARY, Disk, File, storage_error
+from broker.api.errors import CorruptLog, NotLeader
+from broker.storage.disk import File, storage_error
 from broker.storage.disk.unreadable import ReadAround
 from broker.storage.log import PartitionLog
-from broker.storage.recovery import Ranges, merge_ranges
-from broker.storage.rewrite.rewriting import NO_ROWS, SYNC_BYTES, WINDOW_BYTES, StagedSegment
-from broker.storage.segments.index import ENTRY, Entries, IndexView
-from broker.storage.segments.segment import Segment
+from broker.storage.recovery import Ranges
+from broker.storage.rewrite.gaps import GapCopy, GapRewrite
+from broker.storage.rewrite.rewriting import WINDOW_BYTES
 
 ENDING: Final = ".lost"
 
@@ -59,35 +47,12 @@ def give_up(log: PartitionLog, ranges: Ranges, *, leader_epoch: int, aside: str,
         raise storage_error(error, f"give up {ranges} of {log.folder}") from error
 
 
-class _GivingUp:
+class _GivingUp(GapRewrite):
     def __init__(
         self, log: PartitionLog, ranges: Ranges, leader_epoch: int, aside: str, borders: Sequence[int]
     ) -> None:
-        self.log, self.disk, self.ranges = log, log.disk, ranges
+        super().__init__(log, ranges, ENDING)
         self.leader_epoch, self.aside, self.borders = leader_epoch, aside, borders
-
-    def run(self) -> None:
-        log = self.log
-        with log.log.checkpoint_lock:  # no truncation, and no other rewrite, meanwhile
-            self.check()
-            sealed = log.sealed_segments()
-            if not sealed or min(start for start, _ in self.ranges) < sealed[0][0].base_offset:
-                raise CorruptLog(f"{log.folder}: no segment is left before what is lost: trim it", path=log.folder)
-            self.keep_told()
-            log.checkpoint()
-            for segment, end in sealed:
-                if any(start < end and stop > segment.base_offset for start, stop in self.ranges):
-                    self.replace(segment, end)
-            with log.log.lock:
-                self.check()
-                state = log.log.state
-                state.lost_ranges = tuple(lost for lost in state.lost_ranges if lost not in self.ranges)
-            try:
-                log.checkpoint()
-            except LiftlogError:
-                with log.log.lock:
-                    state.lost_ranges = merge_ranges([*state.lost_ranges, *self.ranges])  # as on the disk
-                raise
 
     def check(self) -> None:
         log = self.log
@@ -97,66 +62,16 @@ class _GivingUp:
         if not self.ranges or not set(self.ranges) <= set(log.lost_ranges):
             raise CorruptLog(f"{log.folder}: lost are {log.lost_ranges}, not {self.ranges}", path=log.folder)
 
-    def keep_told(self) -> None:
+    def prepare(self) -> None:
         """Keep what the ranges told of ids in a state file; followers take that (`handover.rewritten_to`)."""
         log, remembered = self.log.log, self.log.remembered
         with log.sync_lock, log.lock, log.guarded("write state"):
             if remembered.has_states() and remembered.kept_offset() < max(stop for _, stop in self.ranges):
                 remembered.keep_committed()
 
-    def replace(self, segment: Segment, end: int) -> None:
-        log = self.log
-        staged = self.stage(segment, end)
-        if staged is None:
-            return
-        with log.log.lock:
-            self.check()
-            if not log.replace_segments([segment], staged.path, staged.entries, staged.bytes):
-                raise StorageFailed(f"{segment.path}: it is gone meanwhile", path=segment.path)
-
-    def stage(self, segment: Segment, end: int) -> StagedSegment | None:
-        """The segment without its gaps, beside it. None: it has none that are to be given up."""
-        index = self.log.index_of(segment)
-        source = self.disk.open(segment.path, readonly=True)
-        copy = _Copy(self.disk, segment, index)
-        try:
-            expected, at, given_up = segment.base_offset, len(SCHEMA_BYTES), 0
-            for entry in index.entries:
-                first, position = int(entry["first_offset"]), int(entry["position"])
-                try:
-                    message = source.pread(int(entry["length"]), position)
-                    header = verify_batch(message, where=f"{segment.path}: ")
-                except (BadBatch, OSError) as error:
-                    if any(start <= first < stop for start, stop in self.log.lost_ranges):
-                        continue  # the index is older than what is known to be lost
-                    if isinstance(error, OSError):
-                        raise
-                    self.log.repair_segment(segment)
-                    raise CorruptLog(f"{segment.path}: more is damaged by now: {error}", path=segment.path) from error
-                given_up += self.gap(source, copy, (at, position), (expected, header.first_offset))
-                copy.add(header.first_offset, header.max_timestamp_us, message)
-                copy.epoch = header.leader_epoch
-                expected, at = header.next_offset, position + len(message)
-            size = source.size()
-            if source.pread(len(END_OF_STREAM), max(at, size - len(END_OF_STREAM))) == END_OF_STREAM:
-                size -= len(END_OF_STREAM)
-            given_up += self.gap(source, copy, (at, size), (expected, end))
-            if given_up:
-                return copy.finish()
-            copy.abandon()
-            return None
-        except BaseException:
-            copy.abandon()
-            raise
-        finally:
-            source.close()
-
-    def gap(self, source: File, copy: _Copy, place: tuple[int, int], offsets: tuple[int, int]) -> bool:
-        """Close a gap between two batches. Returns whether it is given up; else its bytes stay, so that it is seen."""
+    def close(self, source: File, copy: GapCopy, place: tuple[int, int], offsets: tuple[int, int]) -> bool:
         first, stop = offsets
         start = max(first, self.log.log_start_offset)  # what lies below counts no more
-        if first >= stop:
-            return False
         is_named = start >= stop or any(a <= start and stop <= b for a, b in self.ranges)
         if not is_named:
             if any(start < b and a < stop for a, b in self.ranges):
@@ -189,60 +104,3 @@ class _GivingUp:
         finally:
             file.close()
         self.disk.sync_dir(self.aside)
-
-
-class _Copy:
-    """The new file. `epoch`: of what was written last."""
-
-    def __init__(self, disk: Disk, segment: Segment, index: IndexView) -> None:
-        self.epoch = 0
-        self._disk = disk
-        self._path = f"{segment.path}{ENDING}{TEMPORARY}"  # another one than a pass of compaction has
-        self._newest_us = int(index.max_timestamps[0]) if len(index) else 0
-        self._entries: list[tuple[int, int, int, int, int]] = []
-        self._size = self._unsynced = 0
-        self._file = disk.open(self._path, create=True)
-        self._file.truncate(0)
-        self._write(SCHEMA_BYTES)
-
-    def add(self, first: int, timestamp_us: int, message: bytes | bytearray) -> None:
-        """A batch."""
-        self._newest_us = max(self._newest_us, timestamp_us)
-        self._entries.append((first, self._size, self._newest_us, len(message), crc_of(message)))
-        self._write(message)
-
-    def add_empty(self, start: int, end: int, epoch: int) -> None:
-        """A batch without rows."""
-        header = BatchHeader(
-            first_offset=start, last_offset=end - 1, leader_epoch=epoch, max_timestamp_us=self._newest_us
-        )
-        self.add(start, self._newest_us, encode_batch(NO_ROWS, header))
-        self.epoch = epoch
-
-    def keep(self, source: File, start: int, end: int) -> None:
-        """Bytes of no batch."""
-        around = ReadAround(source)
-        for at in range(start, end, WINDOW_BYTES):
-            self._write(around.pread(min(WINDOW_BYTES, end - at), at))
-
-    def finish(self) -> StagedSegment:
-        """It is on the disk."""
-        self._write(END_OF_STREAM)
-        self._file.sync()
-        self._file.close()
-        entries: Entries = np.array(self._entries, ENTRY)
-        return StagedSegment(self._path, entries, self._size, 0)
-
-    def abandon(self) -> None:
-        """It is not needed."""
-        self._file.close()
-        with suppress(OSError):
-            self._disk.unlink(self._path)
-
-    def _write(self, data: bytes | bytearray) -> None:
-        self._file.write(data)
-        self._size += len(data)
-        self._unsynced += len(data)
-        if self._unsynced >= SYNC_BYTES:
-            self._file.sync()
-            self._unsynced = 0

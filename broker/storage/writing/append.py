@@ -211,7 +211,7 @@ class Appender:
             BadBatch: a message is damaged, or does not continue the log; nothing was appended.
             DiskFull, StorageFailed: as `append`. Messages before the one that failed are appended.
         """
-        messages = list(_messages_of(view := memoryview(data)))
+        messages = list(messages_of(view := memoryview(data)))
         with self._state.lock:
             self._state.check_writable()
             self._epochs.check_follows(leader_epoch)
@@ -332,7 +332,7 @@ class Appender:
         return is_sealed
 
 
-def _messages_of(view: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
+def messages_of(view: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
     """The messages that stand one after another, verified. Raises BadBatch."""
     while view:
         message = view[: message_bytes(view)]

@@ -1,0 +1,208 @@
+"""Sealed segments written anew around their gaps. Whole batches are copied byte for byte; a subclass closes a gap.
+
+    lost   [ 0..3 ] ???????? [ 7..9 ]             4..6 cannot be read
+    then   [ 0..3 ][ 4..6 ][ 7..9 ]               4..6 is an empty batch (`giving_up`), or another replica's (`mending`)
+
+    1  the checkpoint says what is lost, and how far the log is committed      `handover.H4`
+    2  each segment is written anew beside itself, and fsynced                 `rewriting.W6`
+    3  it is renamed over itself; the folder is fsynced
+    4  the checkpoint says that nothing is lost there
+
+E1  Only what is named is closed. All else is copied byte for byte, each batch verified; another damage ends this.
+E2  A crash before step 4 leaves the ranges lost, as the checkpoint says. Done again, it finds batches there already.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+import numpy as np
+
+from broker.api.batch import BatchHeader, crc_of, encode_batch, verify_batch
+from broker.api.errors import BadBatch, CorruptLog, LiftlogError, StorageFailed
+from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
+from broker.storage.disk import TEMPORARY, Disk, File
+from broker.storage.disk.unreadable import ReadAround
+from broker.storage.log import PartitionLog
+from broker.storage.recovery import Ranges, merge_ranges
+from broker.storage.rewrite.rewriting import NO_ROWS, SYNC_BYTES, WINDOW_BYTES, StagedSegment
+from broker.storage.segments.index import ENTRY, Entries, IndexView
+from broker.storage.segments.scan import RECORD_BYTES_LEAST
+from broker.storage.segments.segment import Segment
+
+FILLER: Final = b"\xff" * RECORD_BYTES_LEAST
+"""Bytes of no batch. So many for each offset, and a scan without an index takes the batch behind for what it is."""
+FILLERS: Final = WINDOW_BYTES // RECORD_BYTES_LEAST
+
+
+class GapRewrite:
+    """See the module. One at a time per log.
+
+    Args:
+        ranges: Parts of `lost_ranges` that are to be closed.
+        ending: Of the new file's name. (It is another one than a pass of compaction has.)
+    """
+
+    def __init__(self, log: PartitionLog, ranges: Ranges, ending: str) -> None:
+        self.log, self.disk, self.ranges, self.ending = log, log.disk, ranges, ending
+
+    def run(self) -> None:
+        """Do it. OSError passes through."""
+        log = self.log
+        with log.log.checkpoint_lock:  # no truncation, and no other rewrite, meanwhile
+            self.check()
+            sealed = log.sealed_segments()
+            if not sealed or min(start for start, _ in self.ranges) < sealed[0][0].base_offset:
+                raise CorruptLog(f"{log.folder}: no segment is left before what is lost: trim it", path=log.folder)
+            self.prepare()
+            log.checkpoint()
+            for segment, end in sealed:
+                if any(start < end and stop > segment.base_offset for start, stop in self.ranges):
+                    self._replace(segment, end)
+            with log.log.lock:
+                self.check()
+                state = log.log.state
+                state.lost_ranges = without(state.lost_ranges, self.ranges)
+            try:
+                log.checkpoint()
+            except LiftlogError:
+                with log.log.lock:
+                    state.lost_ranges = merge_ranges([*state.lost_ranges, *self.ranges])  # as on the disk
+                raise
+
+    def check(self) -> None:
+        """Raise why it is not to be done, if so. Under the log's lock, or the checkpoint lock."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Write what has to be on disk before the first segment is exchanged."""
+
+    def close(self, source: File, copy: GapCopy, place: tuple[int, int], offsets: tuple[int, int]) -> bool:
+        """Close a gap between two batches, at these bytes and of these offsets. Returns whether it did; else it has to
+        keep the bytes, so that the gap is seen."""
+        raise NotImplementedError
+
+    def _replace(self, segment: Segment, end: int) -> None:
+        log = self.log
+        staged = self._stage(segment, end)
+        if staged is None:
+            return
+        with log.log.lock:
+            self.check()
+            if not log.replace_segments([segment], staged.path, staged.entries, staged.bytes):
+                raise StorageFailed(f"{segment.path}: it is gone meanwhile", path=segment.path)
+
+    def _stage(self, segment: Segment, end: int) -> StagedSegment | None:
+        """The segment without its gaps, beside it. None: it has none that are to be closed."""
+        index = self.log.index_of(segment)
+        source = self.disk.open(segment.path, readonly=True)
+        copy = GapCopy(self.disk, segment, index, self.ending)
+        try:
+            expected, at, closed = segment.base_offset, len(SCHEMA_BYTES), 0
+            for entry in index.entries:
+                first, position = int(entry["first_offset"]), int(entry["position"])
+                try:
+                    message = source.pread(int(entry["length"]), position)
+                    header = verify_batch(message, where=f"{segment.path}: ")
+                except (BadBatch, OSError) as error:
+                    if any(start <= first < stop for start, stop in self.log.lost_ranges):
+                        continue  # the index is older than what is known to be lost
+                    if isinstance(error, OSError):
+                        raise
+                    self.log.repair_segment(segment)
+                    raise CorruptLog(f"{segment.path}: more is damaged by now: {error}", path=segment.path) from error
+                closed += self._gap(source, copy, (at, position), (expected, header.first_offset))
+                copy.add(header.first_offset, header.max_timestamp_us, message)
+                copy.epoch = header.leader_epoch
+                expected, at = header.next_offset, position + len(message)
+            size = source.size()
+            if source.pread(len(END_OF_STREAM), max(at, size - len(END_OF_STREAM))) == END_OF_STREAM:
+                size -= len(END_OF_STREAM)
+            closed += self._gap(source, copy, (at, size), (expected, end))
+            if closed:
+                return copy.finish()
+            copy.abandon()
+            return None
+        except BaseException:
+            copy.abandon()
+            raise
+        finally:
+            source.close()
+
+    def _gap(self, source: File, copy: GapCopy, place: tuple[int, int], offsets: tuple[int, int]) -> bool:
+        return offsets[0] < offsets[1] and self.close(source, copy, place, offsets)
+
+
+class GapCopy:
+    """The new file. `epoch`: of what was written last."""
+
+    def __init__(self, disk: Disk, segment: Segment, index: IndexView, ending: str) -> None:
+        self.epoch = 0
+        self._disk = disk
+        self._path = f"{segment.path}{ending}{TEMPORARY}"
+        self._newest_us = int(index.max_timestamps[0]) if len(index) else 0
+        self._entries: list[tuple[int, int, int, int, int]] = []
+        self._size = self._unsynced = 0
+        self._file = disk.open(self._path, create=True)
+        self._file.truncate(0)
+        self._write(SCHEMA_BYTES)
+
+    def add_filler(self, offset_count: int) -> None:
+        """Keep a gap of so many offsets seen, whatever bytes it has of its own."""
+        for at in range(0, offset_count, FILLERS):
+            self._write(FILLER * min(FILLERS, offset_count - at))
+
+    def add(self, first: int, timestamp_us: int, message: bytes | bytearray) -> None:
+        """A batch."""
+        self._newest_us = max(self._newest_us, timestamp_us)
+        self._entries.append((first, self._size, self._newest_us, len(message), crc_of(message)))
+        self._write(message)
+
+    def add_empty(self, start: int, end: int, epoch: int) -> None:
+        """A batch without rows."""
+        header = BatchHeader(
+            first_offset=start, last_offset=end - 1, leader_epoch=epoch, max_timestamp_us=self._newest_us
+        )
+        self.add(start, self._newest_us, encode_batch(NO_ROWS, header))
+        self.epoch = epoch
+
+    def keep(self, source: File, start: int, end: int) -> None:
+        """Bytes of no batch."""
+        around = ReadAround(source)
+        for at in range(start, end, WINDOW_BYTES):
+            self._write(around.pread(min(WINDOW_BYTES, end - at), at))
+
+    def finish(self) -> StagedSegment:
+        """It is on the disk."""
+        self._write(END_OF_STREAM)
+        self._file.sync()
+        self._file.close()
+        entries: Entries = np.array(self._entries, ENTRY)
+        return StagedSegment(self._path, entries, self._size, 0)
+
+    def abandon(self) -> None:
+        """It is not needed."""
+        self._file.close()
+        with suppress(OSError):
+            self._disk.unlink(self._path)
+
+    def _write(self, data: bytes | bytearray) -> None:
+        self._file.write(data)
+        self._size += len(data)
+        self._unsynced += len(data)
+        if self._unsynced >= SYNC_BYTES:
+            self._file.sync()
+            self._unsynced = 0
+
+
+def without(ranges: Ranges, gone: Ranges) -> Ranges:
+    """The parts of ranges that lie in none of `gone`; both sorted and joined."""
+    for start, stop in gone:
+        ranges = tuple(
+            part
+            for first, after in ranges
+            for part in ((first, min(after, start)), (max(first, stop), after))
+            if part[0] < part[1]
+        )
+    return ranges

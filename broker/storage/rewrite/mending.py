@@ -1,0 +1,152 @@
+"""What is damaged here is copied from another replica, and all else stays.
+
+    here    [ 0..3 ] ????????????? [ 9..9 ]       4..8 cannot be read
+    there   [ 0..5      ][ 6..6 ][ 7..9 ]         its batches are others: it has joined some
+    then    [ 0..3 ][4..5][6..6][7..8][ 9..9 ]    what sticks out is cut off
+
+The segments are written anew as `gaps.py` says. One answer may hold a part of what is lost: the rest stays lost.
+
+M1  A batch is taken if it is whole and if each of its offsets is of the leader epoch that this log has for it. Offset
+    and epoch name a record: an epoch has one leader, and he gave the offset out once. So a batch of a log that parted
+    from this one is refused, also one that was never committed.
+M2  What sticks out is cut off. Other replicas join batches otherwise, between borders that were borders once. A batch
+    that is never joined (`rewriting.W4`) does not stick out: then it is not what stood here.
+M3  Another replica may have compacted less. So the mark of compaction is lowered to the beginning of what is lost, on
+    disk, before anything is exchanged (`compaction.Q2`); a pass that is under way counts for nothing (`compaction.Q5`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import pyarrow.compute as pc
+
+from broker.api.batch import BatchHeader, decode_batch, encode_batch
+from broker.api.errors import BadBatch, CorruptLog
+from broker.storage.disk import File, ReadableBuffer, storage_error
+from broker.storage.log import PartitionLog
+from broker.storage.rewrite.clean_state import lower_clean_state
+from broker.storage.rewrite.gaps import GapCopy, GapRewrite
+from broker.storage.rewrite.rewriting import is_joinable
+from broker.storage.writing.append import messages_of
+
+
+class Found(NamedTuple):
+    """A batch of another replica."""
+
+    header: BatchHeader
+    message: memoryview
+
+
+def mend(log: PartitionLog, lost: tuple[int, int], data: ReadableBuffer) -> tuple[int, int]:
+    """Put batches of another replica in the place of damaged ones, durably. Readers and appends go on beside it. One at
+    a time per log, leading or not.
+
+    Args:
+        lost: One of `lost_ranges`.
+        data: n >= 1 stored batches that follow one another, of which some hold offsets of `lost`.
+    Returns:
+        The part of `lost` that can be read now.
+    Raises:
+        BadBatch: they are damaged, or not what stood here (M1, M2); nothing was changed.
+        CorruptLog: it is not lost (any more), or more is; or no segment is left before it.
+        StorageFailed, DiskFull: the disk refuses; it is still lost, and this may be tried again.
+    """
+    found = [Found(header, message) for header, message in messages_of(memoryview(data))]
+    for one, after in pairwise(found):
+        if one.header.next_offset != after.header.first_offset:
+            raise BadBatch(f"{log.folder}: {after.header.first_offset} does not follow {one.header.next_offset}")
+    start, stop = (max(lost[0], found[0].header.first_offset), lost[0]) if found else lost
+    stop = min(lost[1], found[-1].header.next_offset) if found else start
+    if start >= stop:
+        raise BadBatch(f"{log.folder}: nothing of {lost} came")
+    try:
+        _Mending(log, (start, stop), found).run()
+        _forget(log, stop)
+    except OSError as error:
+        raise storage_error(error, f"mend {lost} of {log.folder}") from error
+    return start, stop
+
+
+def lower_mark(log: PartitionLog, to: int) -> None:
+    """Let the mark of compaction be at most `to`, durably (M3).
+
+    Raises:
+        StorageFailed, DiskFull: it may be as it was.
+    """
+    opened = log.log
+    with opened.checkpoint_lock, opened.guarded("lower the mark"):
+        opened.check_writable()
+        lower_clean_state(log.disk, log.folder, to)
+        with opened.lock:
+            opened.state.note_compacted(min(log.compacted_to, to))
+            opened.state.cuts += 1
+
+
+def _forget(log: PartitionLog, stop: int) -> None:
+    """The tables may have been read around what was lost."""
+    with log.log.lock, log.log.guarded("read state"):
+        if log.remembered.kept_offset() < stop:
+            log.remembered.forget()
+
+
+class _Mending(GapRewrite):
+    def __init__(self, log: PartitionLog, piece: tuple[int, int], found: list[Found]) -> None:
+        super().__init__(log, (piece,), ".mended")
+        self.found = [one for one in found if one.header.next_offset > piece[0] and one.header.first_offset < piece[1]]
+
+    def check(self) -> None:
+        log, [(start, stop)] = self.log, self.ranges
+        log.log.check_writable()  # `state.L8`
+        if not any(first <= start and stop <= after for first, after in log.lost_ranges):
+            raise CorruptLog(f"{log.folder}: lost are {log.lost_ranges}, not [{start}, {stop})", path=log.folder)
+        for header, _ in self.found:  # M1
+            first, last = max(header.first_offset, start), min(header.next_offset, stop) - 1
+            if not log.epoch_of(first) == header.leader_epoch == log.epoch_of(last):
+                says = f"a batch of leader epoch {header.leader_epoch} came for [{first}, {last}]"
+                raise BadBatch(f"{log.folder}: {says}, of which here are {log.epoch_of(first)}, {log.epoch_of(last)}")
+
+    def prepare(self) -> None:
+        lower_mark(self.log, self.ranges[0][0])
+
+    def close(self, source: File, copy: GapCopy, place: tuple[int, int], offsets: tuple[int, int]) -> bool:
+        first, stop = offsets
+        [(start, end)] = self.ranges
+        is_whole = max(first, self.log.log_start_offset) >= start  # what lies below the log start counts no more
+        begin, after = first if is_whole else start, min(stop, end)
+        if begin >= after or stop <= start:
+            copy.keep(source, *place)
+            return False
+        if not is_whole:
+            copy.keep(source, *place)
+            copy.add_filler(begin - first)
+        held = max(begin, self.found[0].header.first_offset)
+        if begin < held:
+            copy.add_empty(begin, held, max(self.log.epoch_of(begin), copy.epoch))
+        for one in self.found:
+            if one.header.next_offset > held and one.header.first_offset < after:
+                header, message = self.cut(one, held, after)
+                copy.add(header.first_offset, header.max_timestamp_us, message)
+                copy.epoch = header.leader_epoch
+        if after < stop:
+            if is_whole:
+                copy.keep(source, *place)
+            copy.add_filler(stop - after)
+        return True
+
+    def cut(self, one: Found, begin: int, end: int) -> tuple[BatchHeader, bytes | bytearray]:
+        """The part of a batch that lies in [begin, end) (M2)."""
+        header = one.header
+        first, after = max(begin, header.first_offset), min(end, header.next_offset)
+        if (first, after) == (header.first_offset, header.next_offset):
+            return header, bytes(one.message)
+        if not is_joinable(header, lambda _: True):
+            span = f"[{header.first_offset}, {header.next_offset})"
+            raise BadBatch(f"{self.log.folder}: a batch of {span} came, which sticks out of [{begin}, {end})")
+        rows = decode_batch(one.message)
+        offsets = rows.column("offset")
+        rows = rows.filter(pc.and_(pc.greater_equal(offsets, first), pc.less(offsets, after)))
+        header = replace(header, first_offset=first, last_offset=after - 1)
+        return header, encode_batch(rows, header)

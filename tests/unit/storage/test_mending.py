@@ -1,0 +1,358 @@
+"""Goal: what is damaged is what it was again, of another replica's batches, and nothing else of a log is touched,
+whatever crashes meanwhile.
+
+Method: two logs of the same records on fake disks. One is damaged, as in `test_giving_up`; of the other come the
+batches, joined otherwise, compacted, of another history, or in part. The power is cut at every step.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from broker.api.batch import decode_batch, encode_batch, verify_batch
+from broker.api.errors import BadBatch, CorruptLog, LiftlogError, StorageFailed
+from broker.storage.inspect.inspection import inspect_partition
+from broker.storage.log import PartitionLog
+from broker.storage.recovery import Ranges
+from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
+from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
+from broker.storage.rewrite.mending import lower_mark, mend
+from tests.support.effort import first_quick
+from tests.support.logs import FOLDER, commit, open_log, row_batch, verified_records
+from tests.support.simdisk import Crashed, SimDisk, modes_at
+from tests.unit.storage.test_giving_up import (
+    DAMAGES,
+    END,
+    REPLICATED,
+    damaged,
+    flips,
+    found_by_the_scrub,
+    led_log,
+    messages,
+)
+
+
+def another() -> PartitionLog:
+    """A replica that has all of it."""
+    return led_log(SimDisk())
+
+
+def answer(log: PartitionLog, start: int, stop: int) -> bytes:
+    """What it answers who asks for a range: whole batches."""
+    found = messages(log).values()
+    return b"".join(m for m in found if (h := verify_batch(m)).next_offset > start and h.first_offset < stop)
+
+
+def mend_all(log: PartitionLog, other: PartitionLog) -> None:
+    while log.lost_ranges:
+        lost = log.lost_ranges[0]
+        mend(log, lost, answer(other, *lost))
+
+
+def check_mended(log: PartitionLog, records: Sequence[object]) -> None:
+    assert found_by_the_scrub(log) == ()
+    assert verified_records(log) == records
+    expected = 0
+    for message in messages(log).values():
+        header = verify_batch(message)
+        assert (header.first_offset, header.leader_epoch) == (expected, log.epoch_of(expected))
+        expected = header.next_offset
+    assert expected == END
+
+
+def without_indexes(disk: SimDisk) -> SimDisk:
+    for index in [path for path in disk.names if path.endswith(".index")]:
+        disk.unlink(index)
+    return disk
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_damaged_is_what_it_was(name: str) -> None:
+    disk, log, _ = damaged(name)
+    other = another()
+    mend_all(log, other)
+    check_mended(log, verified_records(other))
+    assert messages(log) == messages(other), "byte for byte"
+    found = inspect_partition(disk, FOLDER, in_use=True).findings
+    assert [each for each in found if each.kind != "leftover"] == []
+    log.append([row_batch([b"after"])], leader_epoch=5, now_us=0)
+    commit(log)
+    assert not [path for path in disk.names if path.endswith(".tmp")]
+    again = open_log(without_indexes(disk).after_crash("kept"), settings=REPLICATED)
+    assert (again.lost_ranges, again.log_end_offset) == ((), END + 1)
+    assert found_by_the_scrub(again) == ()
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_who_follows_is_mended_likewise(name: str) -> None:
+    _, log, _ = damaged(name)
+    log.follow(9)
+    mend_all(log, another())
+    check_mended(log, verified_records(another()))
+
+
+@pytest.mark.parametrize("name", first_quick(DAMAGES))
+def test_power_may_go_at_any_step(name: str) -> None:
+    """The rule: the damaged log is there then, or the mended one. Done again it ends as it would have."""
+    ranges, other = DAMAGES[name][1], another()
+    records = verified_records(other)
+    disk, log, whole = damaged(name)
+    begun = disk.steps
+    mend_all(log, other)
+    total = disk.steps
+    for step in range(begun + 1, total + 2):
+        for mode in (*modes_at(step), "kill"):
+            disk, log, _ = damaged(name)
+            disk.crash_at = step
+            if step <= total:
+                with pytest.raises(Crashed):
+                    mend_all(log, other)
+            else:
+                mend_all(log, other)
+            after = disk.after_kill() if mode == "kill" else disk.after_crash(mode, seed=step)  # type: ignore[arg-type]
+            found = open_log(after, settings=REPLICATED)
+            assert found.log_end_offset == END, (step, mode)
+            found.advance_high_watermark(END)
+            lost = found_by_the_scrub(found)
+            assert set(lost) <= set(ranges), (step, mode)
+            there = messages(found)
+            assert all(there[at] == message for at, message in whole.items()), (step, mode)
+            for start, _ in lost:
+                with pytest.raises(CorruptLog), found.read(start):
+                    pass
+            mend_all(found, other)
+            check_mended(found, records)
+            assert not [path for path in after.names if path.endswith(".tmp")], (step, mode)
+
+
+@pytest.mark.parametrize("operation", ["open", "write", "sync", "rename", "sync_dir"])
+def test_a_disk_that_refuses_leaves_the_range_lost_and_it_may_be_tried_again(operation: str) -> None:
+    disk, log, _ = damaged("over a border of segments")
+    other = another()
+    [lost] = DAMAGES["over a border of segments"][1]
+    for nth in range(20):
+        disk.heal()
+        disk.fail(operation, errno.EIO, after=nth)
+        try:
+            mend(log, lost, answer(other, *lost))
+        except StorageFailed:
+            assert log.lost_ranges == (lost,)
+        except LiftlogError as error:
+            pytest.fail(f"{error!r}")
+        else:
+            break
+    disk.heal()
+    check_mended(log, verified_records(other))
+
+
+@pytest.mark.parametrize(
+    "part,left",
+    [
+        ((10, 12), ((12, 16),)),
+        ((12, 14), ((10, 12), (14, 16))),
+        ((14, 16), ((10, 14),)),
+        ((10, 14), ((14, 16),)),
+    ],
+)
+def test_a_part_may_come_and_the_rest_stays_lost(part: tuple[int, int], left: Ranges) -> None:
+    """Two others are damaged in the same range, at different places: each has something."""
+    disk, log, _ = damaged("over a border of epochs")
+    assert log.lost_ranges == ((10, 16),)
+    assert mend(log, (10, 16), answer(another(), *part)) == part
+    assert log.lost_ranges == left
+    log.close()
+    again = open_log(without_indexes(disk), settings=REPLICATED)
+    assert found_by_the_scrub(again) == left
+    assert [at for at, *_ in verified_records(again)] == [
+        at for at in range(END) if not any(a <= at < b for a, b in left)
+    ]
+    mend_all(again, another())
+    check_mended(again, verified_records(another()))
+
+
+@pytest.mark.parametrize("name", ["a segment is gone", "a segment is cut"])
+def test_a_part_of_a_file_that_is_gone_may_come(name: str) -> None:
+    disk, log, _ = damaged(name)
+    [(start, stop)] = log.lost_ranges
+    assert mend(log, (start, stop), answer(another(), start + 2, start + 4)) == (start + 2, start + 4)
+    assert log.lost_ranges == ((start, start + 2), (start + 4, stop))
+    again = open_log(without_indexes(disk.after_crash("kept")), settings=REPLICATED)
+    assert found_by_the_scrub(again) == ((start, start + 2), (start + 4, stop))
+    mend_all(again, another())
+    check_mended(again, verified_records(another()))
+
+
+def joined() -> PartitionLog:
+    """A replica that has joined its batches and its segments."""
+    log = led_log(SimDisk())
+    settings = CoalescingSettings(min_batch_bytes=1 << 20, segment_bytes=1 << 20)
+    while coalesce(log, settings, {}, now_us=1 << 60) is not None:
+        pass
+    return log
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_another_replica_has_joined_its_batches(name: str) -> None:
+    other = joined()
+    assert len(messages(other)) < len(messages(another()))
+    _, log, whole = damaged(name)
+    mend_all(log, other)
+    check_mended(log, verified_records(other))
+    there = messages(log)
+    assert all(there[at] == message for at, message in whole.items())
+
+
+def test_a_joined_batch_is_damaged_and_another_replica_has_many() -> None:
+    log, other = joined(), another()
+    disk = log.disk
+    assert isinstance(disk, SimDisk)
+    first = next(at for at, m in messages(log).items() if verify_batch(m).last_offset > at + 1)
+    flips(first)(disk, log)
+    [(start, stop)] = found_by_the_scrub(log)
+    assert stop - start > 2
+    mend_all(log, other)
+    check_mended(log, verified_records(other))
+
+
+def test_a_batch_that_is_never_joined_does_not_stick_out() -> None:
+    _, log, _ = damaged("in the middle")
+    message = messages(another())[4]
+    header = replace(verify_batch(message), first_offset=3, last_offset=5)
+    for field in ({"producer_id": 7}, {"group_count": 2}, {"decision": 9}):
+        forged = bytes(encode_batch(decode_batch(message), replace(header, **field)))
+        with pytest.raises(BadBatch, match="sticks out"):
+            mend(log, (4, 6), forged)
+        assert log.lost_ranges == ((4, 6),)
+    assert not [path for path in log.disk.names if path.endswith(".tmp")]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("epoch", [0, 2, 5])
+def test_records_of_another_history_are_refused(epoch: int) -> None:
+    _, log, whole = damaged("in the middle")
+    message = messages(another())[4]
+    forged = bytes(encode_batch(decode_batch(message), replace(verify_batch(message), leader_epoch=epoch)))
+    with pytest.raises(BadBatch, match=f"leader epoch {epoch}"):
+        mend(log, (4, 6), forged)
+    assert log.lost_ranges == ((4, 6),)
+    assert messages(log) == whole
+
+
+def test_a_batch_over_a_border_of_epochs_is_refused() -> None:
+    """A log that has joined over it has another history."""
+    _, log, _ = damaged("over a border of epochs")
+    other = another()
+    message = messages(other)[10]
+    forged = bytes(encode_batch(decode_batch(message), replace(verify_batch(message), last_offset=13)))
+    with pytest.raises(BadBatch, match="leader epoch 1"):
+        mend(log, (10, 16), forged)
+
+
+@pytest.mark.parametrize("what", ["nothing", "before", "behind", "damaged", "cut", "a hole"])
+def test_what_came_is_no_use(what: str) -> None:
+    _, log, whole = damaged("over a border of segments")
+    other = another()
+    data = {
+        "nothing": b"",
+        "before": answer(other, 0, 8),
+        "behind": answer(other, 12, 20),
+        "damaged": bytes(b ^ (at == 900) for at, b in enumerate(answer(other, 8, 12))),
+        "cut": answer(other, 8, 12)[:-8],
+        "a hole": answer(other, 8, 10) + answer(other, 12, 14),
+    }[what]
+    with pytest.raises(BadBatch):
+        mend(log, (8, 12), data)
+    assert log.lost_ranges == ((8, 12),)
+    assert messages(log) == whole
+
+
+def test_what_is_not_lost_is_not_touched() -> None:
+    _, log, whole = damaged("in the middle")
+    for lost in ((0, 2), (4, 8), (2, 6)):
+        with pytest.raises(CorruptLog, match="lost are"):
+            mend(log, lost, answer(another(), *lost))
+    assert messages(log) == whole
+
+
+def test_more_damage_that_is_found_on_the_way_ends_it() -> None:
+    disk, log, _ = damaged("in the middle")
+    flips(8)(disk, log)
+    with pytest.raises(CorruptLog, match="more is damaged"):
+        mend(log, (4, 6), answer(another(), 4, 6))
+    assert log.lost_ranges == ((4, 6), (8, 10))
+    mend_all(log, another())
+    check_mended(log, verified_records(another()))
+
+
+def test_what_lies_below_the_log_start_counts_no_more() -> None:
+    """A trim names an offset: a log may begin within a batch, and it is that batch which is damaged."""
+    for other_start in (0, 5):
+        disk = SimDisk()
+        log, other = led_log(disk), another()
+        log.trim(5)
+        other.trim(other_start)
+        flips(4)(disk, log)
+        assert found_by_the_scrub(log) == ((5, 6),)
+        mend_all(log, other)
+        assert found_by_the_scrub(log) == ()
+        assert verified_records(log) == [each for each in verified_records(another()) if each[0] >= 5]
+
+
+def test_another_replica_has_compacted_less_and_the_mark_goes_down_before() -> None:
+    """Below the mark no key stands twice, and a record of an older life of a key comes back here."""
+    disk, log, _ = damaged("over a border of segments")
+    save_clean_state(disk, FOLDER, CleanState(cleaned_to=30, horizons=((30, 7),)))
+    log.log.state.note_compacted(30)
+    cuts = log.log.cuts
+    lower_mark(log, 8)
+    assert (log.compacted_to, load_clean_state(disk, FOLDER).cleaned_to) == (8, 8)
+    assert load_clean_state(disk.after_crash("lost"), FOLDER).cleaned_to == 8
+    assert log.log.cuts > cuts, "a pass that is under way is not minded"
+    save_clean_state(disk, FOLDER, CleanState(cleaned_to=30))
+    begun = disk.steps
+    mend_all(log, another())
+    for step in range(begun + 1, disk.steps):
+        disk, log, _ = damaged("over a border of segments")
+        save_clean_state(disk, FOLDER, CleanState(cleaned_to=30))
+        disk.crash_at = disk.steps + step - begun
+        with pytest.raises(Crashed):
+            mend_all(log, another())
+        after = disk.after_crash("kept")
+        found = open_log(after, settings=REPLICATED)
+        found.advance_high_watermark(END)
+        is_there = not found_by_the_scrub(found)
+        assert not is_there or load_clean_state(after, FOLDER).cleaned_to <= 8, step
+
+
+def test_a_log_that_is_closed_or_was_cut_is_not_mended() -> None:
+    _, log, _ = damaged("in the middle")
+    log.follow(9)
+    log.truncate(4)
+    with pytest.raises(CorruptLog, match="lost are"):
+        mend(log, (4, 6), answer(another(), 4, 6))
+    _, log, _ = damaged("in the middle")
+    log.close()
+    with pytest.raises(StorageFailed):
+        mend(log, (4, 6), answer(another(), 4, 6))
+
+
+def test_where_no_segment_is_left_before_it_nothing_is_done() -> None:
+    disk = SimDisk()
+    log = led_log(disk)
+    disk.unlink(f"{FOLDER}/{0:020d}.arrows")
+    assert found_by_the_scrub(log) == ((0, 10),)
+    with pytest.raises(CorruptLog, match="no segment is left"):
+        mend(log, (0, 10), answer(another(), 0, 10))
+
+
+def test_the_tables_are_read_again_if_they_were_read_around_it() -> None:
+    """A producer whose batch was damaged is known again: its repeat is found."""
+    _, log, _ = damaged("in the tail")
+    log.remembered.forget()
+    log.remembered.known()
+    mend_all(log, another())
+    assert log.remembered.memory is None
+    assert log.remembered.known().end == END
