@@ -156,6 +156,26 @@ FIXED: Final = (
         "cut without a word",
     ),
     Row("broker.serving.http.body:JSON_BYTES_MAX", "bytes", "JSON request body", "`request_too_large`"),
+    Row(
+        "broker.serving.http.app:JSON_BUDGET_BYTES_MAX",
+        "bytes",
+        "all JSON bodies at once, with what is made of them",
+        "`overloaded`",
+    ),
+    Row("broker.serving.http.json_text:DEPTH_MAX", "levels", "of nesting in a JSON request body", "`invalid_request`"),
+    Row(
+        "broker.serving.http.json_text:ITEMS_MAX",
+        "items",
+        "in a JSON request body, if it is no commit or abort",
+        "`request_too_large`",
+    ),
+    Row(
+        "broker.serving.endpoints.streams:SETTINGS_BYTES_MAX",
+        "bytes",
+        "JSON with the settings of a stream",
+        "`request_too_large`",
+    ),
+    Row("broker.serving.endpoints.watch:STARS_MAX", "", "`*` in one name of a watch", "`invalid_request`"),
     Row("broker.serving.payload.framing:BATCHES_MAX", "batches", "in one appended Arrow stream", "`request_too_large`"),
     Row("broker.serving.payload.framing:RECORDS_MAX", "records", "in one appended Arrow stream", "`request_too_large`"),
     Row(
@@ -183,6 +203,7 @@ FIXED: Final = (
         "JSON body of a commit or abort",
         "`request_too_large`",
     ),
+    Row("broker.serving.endpoints.sinks:STAGES_ITEMS_MAX", "JSON items", "of such a body", "`request_too_large`"),
     Row("broker.sinks.ledger:OWNERS_MAX", "owners", "of a sink", "the oldest has to open anew"),
     Row("broker.serving.contract.schemas:PARTS_MAX", "parts", "of one stage", "`invalid_request`"),
     Row(
@@ -406,7 +427,9 @@ start with `invalid_setting`. While the broker runs, this happens at a limit:
 
 - Beyond `limits.streams_max` and `limits.partitions_max`, creating is refused: `invalid_request`.
 - Records that would use up `limits.disk_reserve_bytes` are refused: `disk_full`.
-- A body over `http.body_bytes_max` is refused: `request_too_large`.
+- A body over `http.body_bytes_max` is refused: `request_too_large`. All bodies of records that are
+  being taken in have 8 times as much memory together, counted by their decoded length and with all
+  copies; more are refused before they are read: `overloaded`.
 - A connection beyond `http.connections_max` is refused: `overloaded`.
 - A request that stops half-way is cut: `request_timed_out`.
 - At `intake.pending_bytes_max` that is not fsynced, reading from NATS pauses. Where a partition

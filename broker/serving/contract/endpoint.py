@@ -7,7 +7,8 @@ Validation happens here, before the handler runs, so all endpoints refuse alike:
 query parameter, and a value beyond its limits, is an error that names parameter, value and limit.
 
 E1  The document says of a parameter what `parse` enforces: both come from one `Parameter`.
-E2  A handler runs under the deadline of `timeout_ms`, until its answer begins (`begin_answer`).
+E2  A handler runs in a reservation of memory for its body (`body.B1`), and under the deadline of `timeout_ms`, until
+    its answer begins (`begin_answer`).
 """
 
 from __future__ import annotations
@@ -30,9 +31,16 @@ from broker.api.validation import Rule, build, shape_of
 from broker.serving.contract.backend import Backend
 from broker.serving.contract.deadline import answer_due
 from broker.serving.contract.schemas import ref
-from broker.serving.http.body import JSON_BYTES_MAX, JSON_MEDIA, BodyBudget, read_json_text
-from broker.serving.http.body import parse as parse_body
+from broker.serving.http.body import (
+    JSON_BYTES_MAX,
+    JSON_MEDIA,
+    BodyBudget,
+    read_json_text,
+    refuse_content,
+    reservation_now,
+)
 from broker.serving.http.gone import asking_now
+from broker.serving.http.json_text import ITEMS_MAX, parse
 from broker.serving.http.meters import Meters
 from broker.serving.http.peers import Peers
 
@@ -184,6 +192,8 @@ class Serving:
     Attributes:
         body_bytes_max: Limit of a request body of records; twice that, decoded.
         now_us: The clock: microseconds since 1970 UTC.
+        budget: Memory for bodies of records.
+        json_budget: Memory for JSON bodies: those of records cannot keep an operator out.
         worker: Threads for what may wait for the disk or takes long: looking up offsets, decoding what clients
             sent, encoding for people.
         heads: Ends of partitions that other brokers lead, for those who watch.
@@ -197,6 +207,7 @@ class Serving:
     worker: Executor
     meters: Meters
     budget: BodyBudget
+    json_budget: BodyBudget
     peers: Peers
     heads: PolledHeads
     draining: asyncio.Event = field(default_factory=asyncio.Event)
@@ -217,16 +228,27 @@ class Serving:
             await asyncio.wait([future])
             raise
 
-    async def asked(self, request: web.Request, cls: type[T], bytes_max: int = JSON_BYTES_MAX) -> T:
-        """The request that the JSON body stands for; a long one is checked in a worker thread.
+    async def asked(
+        self, request: web.Request, cls: type[T], bytes_max: int = JSON_BYTES_MAX, items_max: int = ITEMS_MAX
+    ) -> T:
+        """The request that the JSON body stands for.
 
         Raises:
-            InvalidRequest: it is no such request; the field `field` says where. And as `read_json`.
+            InvalidRequest: it is no such request; the field `field` says where. And as `json_object`.
         """
+        return await self._from_json(request, bytes_max, items_max, lambda value: request_of(cls, value))
+
+    async def json_object(self, request: web.Request, bytes_max: int) -> JSON:
+        """The body as a JSON object. Raises as `json_text.parse` and `read_body`."""
+        return await self._from_json(request, bytes_max, ITEMS_MAX, lambda value: value)
+
+    async def _from_json(self, request: web.Request, bytes_max: int, items_max: int, make: Callable[[JSON], T]) -> T:
+        """What `make` makes of the JSON body; of a long one in a worker thread."""
         body = await read_json_text(request, bytes_max)
+        reservation = reservation_now.get()
         if len(body) <= CHECKED_INLINE_BYTES:
-            return request_of(cls, parse_body(body))
-        return await self.in_worker(lambda: request_of(cls, parse_body(body)))
+            return make(parse(body, reservation, items_max))
+        return await self.in_worker(lambda: make(parse(body, reservation, items_max)))
 
     async def json_answer(
         self, make: Callable[..., Any], *args: Any, status: int = 200, headers: Mapping[str, str] | None = None
@@ -284,11 +306,16 @@ class Endpoint:
             answer_due.set(time.monotonic() + timeout_ms / 1000)
             deadline = asyncio.timeout(timeout_ms / 1000)
             _deadline.set(deadline)
+            budget = serving.budget if self.request and JSON_MEDIA not in self.request.media else serving.json_budget
             try:
-                async with deadline:
-                    if stream := request.match_info.get("stream"):
-                        await serving.backend.look_for(stream)
-                    return await self.handler(serving, request, query)
+                with budget.reserved() as reservation:
+                    reservation_now.set(reservation)
+                    async with deadline:
+                        if self.request is None:
+                            await refuse_content(request)
+                        if stream := request.match_info.get("stream"):
+                            await serving.backend.look_for(stream)
+                        return await self.handler(serving, request, query)
             except TimeoutError:
                 if not deadline.expired():
                     raise

@@ -40,7 +40,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body, choice, integer
 from broker.serving.contract.schemas import ProducerName
 from broker.serving.endpoints.records import INCARNATION, find
-from broker.serving.http.body import check_media, read_body
+from broker.serving.http.body import Reservation, check_media, read_body, reservation_now
 from broker.serving.http.gone import check_asker
 from broker.serving.http.waiting import unbroken
 from broker.serving.payload.decode import decode_stream
@@ -123,29 +123,28 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
     stamp = stamp_of(query)
     if stamp is not None:
         serving.backend.check_producer(stamp.producer_id, stamp.epoch)
-    with serving.budget.reserved() as reservation:
-        body = await read_body(request, serving.body_bytes_max, reservation)
-        serving.meters.posted_bytes.inc(len(body))
-        arguments = (body, info, serving.now_us(), DECODED_FACTOR * serving.body_bytes_max, stamp)
-        if len(body) <= INLINE_BYTES_MAX:
-            batches = encode(*arguments)
-        else:
-            batches = await serving.in_worker(encode, *arguments)
-        del body, arguments
-        record_count = sum(batch.record_count for batch in batches)
-        is_duplicate = False
-        if record_count:
-            handle = find(serving, request, query, again=handle)
-            if stamp is not None:
-                serving.backend.check_producer(stamp.producer_id, stamp.epoch)
-            check_asker()  # before it begins
-            result = await unbroken(handle.append(batches, acks=query["acks"] or info.settings.acks))
-            first_offset, next_offset = result.first_offset, result.next_offset
-            is_duplicate = result.duplicate
-        elif stamp is not None:
-            raise InvalidRecords("a sequence without records: a producer's commit group has at least one")
-        else:
-            first_offset = next_offset = handle.log.log_end_offset
+    body = await read_body(request, serving.body_bytes_max)
+    serving.meters.posted_bytes.inc(len(body))
+    arguments = (body, info, serving.now_us(), DECODED_FACTOR * serving.body_bytes_max, reservation_now.get(), stamp)
+    if len(body) <= INLINE_BYTES_MAX:
+        batches = encode(*arguments)
+    else:
+        batches = await serving.in_worker(encode, *arguments)
+    del body, arguments
+    record_count = sum(batch.record_count for batch in batches)
+    is_duplicate = False
+    if record_count:
+        handle = find(serving, request, query, again=handle)
+        if stamp is not None:
+            serving.backend.check_producer(stamp.producer_id, stamp.epoch)
+        check_asker()  # before it begins
+        result = await unbroken(handle.append(batches, acks=query["acks"] or info.settings.acks))
+        first_offset, next_offset = result.first_offset, result.next_offset
+        is_duplicate = result.duplicate
+    elif stamp is not None:
+        raise InvalidRecords("a sequence without records: a producer's commit group has at least one")
+    else:
+        first_offset = next_offset = handle.log.log_end_offset
     serving.meters.posted_records.inc(0 if is_duplicate else record_count)
     return web.json_response(
         {
@@ -178,15 +177,21 @@ def stamp_of(query: Query) -> GroupStamp | None:
 
 
 def encode(
-    body: bytearray | memoryview, info: StreamInfo, now_us: int, decoded_bytes_max: int, stamp: GroupStamp | None = None
+    body: bytearray | memoryview,
+    info: StreamInfo,
+    now_us: int,
+    decoded_bytes_max: int,
+    reservation: Reservation,
+    stamp: GroupStamp | None = None,
 ) -> list[RowBatch]:
     """A request body as batches to append, by the stream's settings.
 
     Raises:
         InvalidRecords, RecordTooLarge, RequestTooLarge: nothing of it may be stored.
+        Overloaded: the memory for it is not there now.
     """
     settings = info.settings
-    decoded = decode_stream(body, decoded_bytes_max=decoded_bytes_max)
+    decoded = decode_stream(body, decoded_bytes_max=decoded_bytes_max, reserve=reservation.grow_by)
     if not decoded:
         return []
     rows, lengths = to_rows(
@@ -195,6 +200,7 @@ def encode(
         now_us=now_us,
         record_bytes_max=settings.record_bytes_max,
         decoded_bytes_max=decoded_bytes_max,
+        reserve=reservation.grow_by,
     )
     parts = split(rows, lengths, batch_bytes=settings.batch_bytes, batch_records=settings.batch_records)
     if stamp is None:

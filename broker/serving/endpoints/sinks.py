@@ -65,7 +65,7 @@ from broker.serving.contract.schemas import (
 )
 from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, appendable, encode
 from broker.serving.endpoints.records import INCARNATION, find
-from broker.serving.http.body import check_media, read_body
+from broker.serving.http.body import check_media, read_body, reservation_now
 from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
 from broker.sinks.ledger import CommitRequest
@@ -73,7 +73,8 @@ from broker.sinks.state import SinkState
 
 STAGES_BYTES_MAX: Final = 16 << 20
 """Most bytes of the JSON body of a commit: room for `STAGES_MAX` stages."""
-
+STAGES_ITEMS_MAX: Final = 400_000
+"""Most JSON items of that body; each stage has six."""
 
 ENDPOINTS: Final = Endpoints()
 _STAGE_QUERY: Final = (
@@ -158,27 +159,26 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
         if query[needed.name] is None:
             raise InvalidRequest(f"query parameter {needed.name!r} is missing", parameter=needed.name)
     check_media(request, (http.ARROW_STREAM, "application/octet-stream"))
-    with serving.budget.reserved() as reservation:
-        body = await read_body(request, serving.body_bytes_max, reservation)
-        serving.meters.posted_bytes.inc(len(body))
-        arguments = (body, info, serving.now_us(), DECODED_FACTOR * serving.body_bytes_max)
-        is_small = len(body) <= INLINE_BYTES_MAX
-        batches = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
-        del body, arguments
-        record_count = sum(batch.record_count for batch in batches)
-        find(serving, request, query, again=handle)
-        is_new = await unbroken(
-            serving.backend.sinks.stage(
-                handle.stream,
-                handle.partition,
-                batches,
-                sink=check_name(query["sink"], what="sink"),
-                epoch=query["epoch"],
-                stage=query["stage"],
-                part=query["part"],
-                is_last=query["last"] == "true",
-            )
+    body = await read_body(request, serving.body_bytes_max)
+    serving.meters.posted_bytes.inc(len(body))
+    arguments = (body, info, serving.now_us(), DECODED_FACTOR * serving.body_bytes_max, reservation_now.get())
+    is_small = len(body) <= INLINE_BYTES_MAX
+    batches = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+    del body, arguments
+    record_count = sum(batch.record_count for batch in batches)
+    find(serving, request, query, again=handle)
+    is_new = await unbroken(
+        serving.backend.sinks.stage(
+            handle.stream,
+            handle.partition,
+            batches,
+            sink=check_name(query["sink"], what="sink"),
+            epoch=query["epoch"],
+            stage=query["stage"],
+            part=query["part"],
+            is_last=query["last"] == "true",
         )
+    )
     return web.json_response(
         {"stage": query["stage"], "part": query["part"], "record_count": record_count, "stored": is_new}
     )
@@ -209,7 +209,7 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
 async def commit_batch(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Make the records of these stages one batch of the sink, once, whatever happens."""
     sink = _sink(request)
-    asked = await serving.asked(request, SinkCommit, STAGES_BYTES_MAX)
+    asked = await serving.asked(request, SinkCommit, STAGES_BYTES_MAX, STAGES_ITEMS_MAX)
     commit = CommitRequest(
         owner=asked.owner,
         epoch=asked.epoch,
@@ -234,7 +234,7 @@ async def commit_batch(serving: Serving, request: web.Request, query: Query) -> 
 )
 async def abort(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Drop stages. Those that a commit has named are left alone."""
-    stages = (await serving.asked(request, SinkAbort, STAGES_BYTES_MAX)).stages
+    stages = (await serving.asked(request, SinkAbort, STAGES_BYTES_MAX, STAGES_ITEMS_MAX)).stages
     return web.json_response({"dropped": await unbroken(serving.backend.sinks.abort(_sink(request), stages))})
 
 
@@ -308,7 +308,7 @@ async def check(serving: Serving, request: web.Request, query: Query) -> web.Str
 )
 async def ask(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """For brokers: what the coordinator of sinks asks of the stages of a partition."""
-    asked = await serving.asked(request, StagesAsked, STAGES_BYTES_MAX)
+    asked = await serving.asked(request, StagesAsked, STAGES_BYTES_MAX, STAGES_ITEMS_MAX)
     _from_broker(request)
     handle = find(serving, request, query)
     done = await unbroken(

@@ -24,7 +24,6 @@ from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
 from broker.serving.contract.backend import Backend, PartitionHandle, Whereabouts
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body, boolean, refused
-from broker.serving.http.body import read_json
 from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
 
@@ -42,6 +41,8 @@ class Gathered(NamedTuple):
         return [where for where in self.whereabouts if where.partition not in self.handles]
 
 
+SETTINGS_BYTES_MAX: Final = 64 << 10
+"""JSON body with the settings of a stream."""
 SERVED_S: Final = 3.0
 SERVED_PAUSE_S: Final = 0.05
 ENDPOINTS: Final = Endpoints()
@@ -58,7 +59,7 @@ _SETTINGS_ERRORS: Final = (UnknownSetting, InvalidSetting, InvalidSubject)
 )
 async def create(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Create a stream. Settings that are not given have the broker's defaults."""
-    values = await read_json(request)
+    values = await serving.json_object(request, SETTINGS_BYTES_MAX)
     name = values.pop("name", None)
     if not isinstance(name, str):
         raise refused(Misfit("must be the name of the stream, as text", name, "name"))
@@ -121,7 +122,7 @@ async def describe_one(serving: Serving, request: web.Request, query: Query) -> 
 async def alter(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Change settings of a stream."""
     info = changeable(serving, request)
-    values = await read_json(request)
+    values = await serving.json_object(request, SETTINGS_BYTES_MAX)
     if not values:
         raise refused(Misfit("must name at least one setting", values))
     return await answer_one(serving, request, await unbroken(serving.backend.alter_stream(info.name, values)))

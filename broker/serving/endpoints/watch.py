@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -37,6 +38,8 @@ from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import until_draining
 
 PATTERNS_MAX: Final = 256
+STARS_MAX: Final = 8
+"""`*` in one pattern."""
 QUIET_S: Final = 0.005
 """The selection may change a thousand times a second: it is looked at no more often than this."""
 
@@ -67,7 +70,10 @@ ENDPOINTS: Final = Endpoints()
 async def watch(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Wait until a high watermark, a log start offset or the set of streams changes."""
     backend = serving.backend
-    patterns = parse_patterns(query["streams"])
+    patterns = Patterns.of(query["streams"])
+    if patterns is not None and patterns.wild:
+        names = [info.name for info in backend.streams(internal=True)]
+        await serving.in_worker(lambda: [patterns.selects(name) for name in names])
     since = query["since"]
     heads = None if is_from_peer(request) else serving.heads
     loop = asyncio.get_running_loop()
@@ -91,32 +97,62 @@ def _version_of(seen: dict[str, Any]) -> int:
     return 1 + int.from_bytes(hashlib.blake2b(text, digest_size=6).digest())  # 0 is nobody's
 
 
-def parse_patterns(value: str | None) -> list[str] | None:
-    """`a,b*` as patterns; None: all.
+class Patterns:
+    """`a,b*`: names of streams, and names with `*` for any characters.
 
-    Raises:
-        InvalidRequest: an empty or overlong pattern, or too many.
+    Whether a name is selected is found out once: hundreds of patterns over thousands of streams take long.
+
+    Attributes:
+        names: Those without `*`.
+        wild: The others.
     """
-    if value is None:
-        return None
-    patterns = value.split(",")
-    for pattern in patterns:
-        if not pattern or len(pattern) > NAME_BYTES_MAX or any(c in pattern for c in "?[]"):
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self.names = {pattern for pattern in patterns if "*" not in pattern}
+        self.wild = [pattern for pattern in patterns if "*" in pattern]
+        self._selected: dict[str, bool] = {}
+
+    @staticmethod
+    def of(value: str | None) -> Patterns | None:
+        """None: all streams are meant.
+
+        Raises:
+            InvalidRequest: an empty or overlong pattern, one with too many `*`, or too many.
+        """
+        if value is None:
+            return None
+        patterns = value.split(",")
+        for pattern in patterns:
+            is_name = pattern and len(pattern) <= NAME_BYTES_MAX and not any(c in pattern for c in "?[]")
+            if not is_name or pattern.count("*") > STARS_MAX:
+                raise InvalidRequest(
+                    f"query parameter streams: {pattern[:NAME_BYTES_MAX]!r} is not a stream name; * means any"
+                    f" characters, at most {STARS_MAX} times",
+                    parameter="streams",
+                    value=pattern[:NAME_BYTES_MAX],
+                )
+        if len(patterns) > PATTERNS_MAX:
             raise InvalidRequest(
-                f"query parameter streams: {pattern[:NAME_BYTES_MAX]!r} is not a stream name; * means any characters",
+                f"query parameter streams: {len(patterns)} names, at most {PATTERNS_MAX} are accepted",
                 parameter="streams",
-                value=pattern[:NAME_BYTES_MAX],
+                limit=PATTERNS_MAX,
             )
-    if len(patterns) > PATTERNS_MAX:
-        raise InvalidRequest(
-            f"query parameter streams: {len(patterns)} names, at most {PATTERNS_MAX} are accepted",
-            parameter="streams",
-            limit=PATTERNS_MAX,
-        )
-    return patterns
+        return Patterns(patterns)
+
+    def selects(self, name: str) -> bool:
+        """Whether one of those with `*` fits. Internal streams only by a pattern that begins like them."""
+        known = self._selected.get(name)
+        if known is None:
+            is_internal = name.startswith(INTERNAL_PREFIX)
+            known = self._selected[name] = any(
+                fnmatchcase(name, pattern)
+                for pattern in self.wild
+                if not is_internal or pattern.startswith(INTERNAL_PREFIX)
+            )
+        return known
 
 
-async def _look_elsewhere(backend: Backend, heads: PolledHeads, patterns: list[str] | None) -> None:
+async def _look_elsewhere(backend: Backend, heads: PolledHeads, patterns: Patterns | None) -> None:
     """Have the leaders of what is selected and not led here say what moves there."""
     if len(backend.brokers()) < 2:
         return
@@ -133,7 +169,7 @@ async def _look_elsewhere(backend: Backend, heads: PolledHeads, patterns: list[s
     await heads.look(names, leaders)
 
 
-def state(backend: Backend, patterns: list[str] | None, heads: PolledHeads | None = None) -> dict[str, Any]:
+def state(backend: Backend, patterns: Patterns | None, heads: PolledHeads | None = None) -> dict[str, Any]:
     """The watched numbers of the selected streams. Internal streams only by a pattern that begins like them."""
     backend.check_session()
     leader = leader_of(backend)
@@ -163,17 +199,14 @@ def state(backend: Backend, patterns: list[str] | None, heads: PolledHeads | Non
     return found
 
 
-def _selected(backend: Backend, patterns: list[str] | None) -> list[StreamInfo]:
+def _selected(backend: Backend, patterns: Patterns | None) -> list[StreamInfo]:
     """The streams that the patterns name, by name. Plain names are looked up: there may be thousands of streams."""
     if patterns is None:
         return backend.streams()
     found: dict[str, StreamInfo] = {}
-    for pattern in patterns:
-        if "*" not in pattern:
-            with suppress(UnknownStream):
-                found[pattern] = backend.stream(pattern)
-            continue
-        for info in backend.streams(internal=pattern.startswith(INTERNAL_PREFIX)):
-            if fnmatchcase(info.name, pattern):
-                found[info.name] = info
+    for name in patterns.names:
+        with suppress(UnknownStream):
+            found[name] = backend.stream(name)
+    if patterns.wild:
+        found |= {info.name: info for info in backend.streams(internal=True) if patterns.selects(info.name)}
     return [found[name] for name in sorted(found)]

@@ -5,6 +5,7 @@ body.py         request bodies, bounded and checked
 closing.py      how a connection ends that is cut
 connections.py  how many there may be, and how long a silent one is kept
 gone.py         changes whose client is gone: they are not begun
+json_text.py    the JSON of a body: counted, then parsed
 meters.py       what serving counts
 peers.py        other brokers, asked for what this one does not know
 sending.py      stored bytes to a socket, by `sendfile`

@@ -40,8 +40,11 @@ from broker.serving.http.meters import Meters
 from broker.serving.http.peers import Peers
 
 WORKER_THREADS: Final = 4
-BODIES_AT_ONCE: Final = 4
-"""Full-size request bodies that may be in memory together; beyond that POSTs get `overloaded`."""
+BODIES_AT_ONCE: Final = 8
+"""So many times `http.body_bytes_max` is taken by bodies of records at once, copies and decoded ones included. Beyond
+that POSTs get `overloaded`. One body takes 7 times its limit at most."""
+JSON_BUDGET_BYTES_MAX: Final = 256 << 20
+"""Memory of all JSON bodies and of what is made of them."""
 
 _TABLE: Final = (
     *records.ENDPOINTS,
@@ -94,6 +97,7 @@ def build_app(
         worker=ThreadPoolExecutor(WORKER_THREADS, thread_name_prefix="http-worker"),
         meters=meters,
         budget=BodyBudget(BODIES_AT_ONCE * body_bytes_max),
+        json_budget=BodyBudget(JSON_BUDGET_BYTES_MAX),
         peers=peers,
         heads=PolledHeads(peers, backend.note_elsewhere),
     )

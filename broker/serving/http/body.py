@@ -1,4 +1,11 @@
-"""Request bodies: nothing is read beyond a limit, and what is read is checked before it is used.
+"""Request bodies: no byte is taken that is not reserved, and what is read is checked before it is used.
+
+    head ──► reservation (one for each request, of the budget of its kind) ──► read, decode, parse ──► given back
+
+B1  Memory that a body takes is reserved before it is taken: by its declared length, and by its length once decoded
+    where it is compressed. What does not fit is `overloaded`, and nothing of it is read.
+B2  aiohttp hands on the bytes as they came. Decoding is bounded here, in pieces of `PIECE_BYTES`.
+B3  An operation that takes no body refuses one (`refuse_content`), instead of letting its bytes lie in buffers.
 
 Media types are required, not only for order: a browser may send `text/plain` or a form from any web
 page to a broker on this machine without asking, but neither JSON nor Arrow.
@@ -7,10 +14,12 @@ page to a broker on this machine without asking, but neither JSON nor Arrow.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Collection, Iterator
+import threading
+import zlib
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn
+from contextvars import ContextVar
+from typing import Final, NoReturn
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -20,21 +29,25 @@ from broker.api.errors import InvalidRequest, Overloaded, RequestTimedOut, Reque
 from broker.serving.http.meters import Meters
 
 JSON_BYTES_MAX: Final = 4 << 20
+PIECE_BYTES: Final = 256 << 10
+"""So much more is reserved before the next bytes of a body of unknown length are read or decoded."""
 ROOM_MADE_BYTES: Final = 256 << 10
 """A body that says to be so long or longer gets all of its memory at once."""
 JSON_MEDIA: Final = "application/json"
 BODY_TIMEOUT_S: Final = web.AppKey("body_timeout_s", float)
 """How long nothing may come of a body that is not complete."""
 METERS: Final = web.AppKey("meters", Meters)
-_ENCODINGS: Final = ("", "identity", "gzip", "deflate")  # what aiohttp undoes while reading
+_ENCODINGS: Final = ("", "identity", "gzip", "deflate")
+_GZIP, _ZLIB, _RAW_DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
 class BodyBudget:
-    """Bounds the bytes of all request bodies in memory at once."""
+    """Bounds the bytes that all request bodies of a kind take at once. For any thread."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes_now = 0
+        self._lock = threading.Lock()
 
     @contextmanager
     def reserved(self) -> Iterator[Reservation]:
@@ -43,12 +56,26 @@ class BodyBudget:
         try:
             yield reservation
         finally:
-            self.bytes_now -= reservation.byte_count
-            reservation.byte_count = 0
+            reservation.end()
+
+    def take(self, byte_count: int) -> None:
+        """Take so much more. Raises Overloaded, and then takes nothing."""
+        with self._lock:
+            if self.bytes_now + byte_count > self.bytes_max:
+                raise Overloaded(
+                    f"request bodies in progress hold {self.bytes_now} of {self.bytes_max} bytes; try again",
+                    limit=self.bytes_max,
+                )
+            self.bytes_now += byte_count
+
+    def give_back(self, byte_count: int) -> None:
+        """Let others have it."""
+        with self._lock:
+            self.bytes_now -= byte_count
 
 
 class Reservation:
-    """One request's part of the budget."""
+    """One request's part of a budget."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -60,17 +87,21 @@ class Reservation:
         Raises:
             Overloaded: other requests hold too much; the same request may succeed later.
         """
-        more = byte_count - self.byte_count
-        if more <= 0:
-            return
-        budget = self._budget
-        if budget.bytes_now + more > budget.bytes_max:
-            raise Overloaded(
-                f"request bodies in progress hold {budget.bytes_now} of {budget.bytes_max} bytes; try again",
-                limit=budget.bytes_max,
-            )
-        budget.bytes_now += more
-        self.byte_count = byte_count
+        self.grow_by(max(0, byte_count - self.byte_count))
+
+    def grow_by(self, byte_count: int) -> None:
+        """Take so much more. Raises Overloaded, as `grow_to`."""
+        self._budget.take(byte_count)
+        self.byte_count += byte_count
+
+    def end(self) -> None:
+        """Give all of it back."""
+        byte_count, self.byte_count = self.byte_count, 0
+        self._budget.give_back(byte_count)
+
+
+reservation_now: Final[ContextVar[Reservation]] = ContextVar("reservation")
+"""The reservation of this request (B1)."""
 
 
 def check_media(request: web.Request, allowed: Collection[str]) -> None:
@@ -85,35 +116,37 @@ def check_media(request: web.Request, allowed: Collection[str]) -> None:
         raise web.HTTPUnsupportedMediaType(text=f"Content-Encoding {encoding[:100]!r}: must be gzip, deflate or none")
 
 
-async def read_body(
-    request: web.Request, bytes_max: int, reservation: Reservation | None = None
-) -> bytearray | memoryview:
-    """The whole body.
+async def read_body(request: web.Request, bytes_max: int) -> bytearray | memoryview:
+    """The whole body, decoded, in this request's reservation (B1).
 
     Raises:
-        RequestTooLarge: more than `bytes_max`, as declared or as read (after gzip or deflate).
+        RequestTooLarge: more than `bytes_max`, as declared or once decoded (gzip or deflate).
         InvalidRequest: cut off, or broken in its encoding.
         RequestTimedOut: nothing more came.
         Overloaded: the reservation cannot grow.
     """
-    declared = request.content_length
+    reservation, declared = reservation_now.get(), request.content_length
     if declared is not None and declared > bytes_max:
         _too_large(declared, bytes_max)
-    if reservation is not None and declared is not None:
+    encoding = request.headers.get("Content-Encoding", "").lower()
+    is_packed, step = encoding in ("gzip", "deflate"), PIECE_BYTES
+    if declared is not None and not is_packed:
         reservation.grow_to(declared)
-    if declared is not None and declared >= ROOM_MADE_BYTES and "Content-Encoding" not in request.headers:
-        return await _read_declared(request, declared)
+        if declared >= ROOM_MADE_BYTES:
+            return await _read_declared(request, declared)
+        step = 0
     body = bytearray()
     try:
-        while chunk := await _more(request, len(body)):
-            body += chunk
+        reservation.grow_to(min(bytes_max, step))
+        async for piece in _inflated(request, encoding) if is_packed else _pieces(request):
+            body += piece
             if len(body) > bytes_max:
                 _too_large(len(body), bytes_max)
-            if reservation is not None:
-                reservation.grow_to(len(body))
-    except web.RequestPayloadError as error:
+            reservation.grow_to(min(bytes_max, len(body) + step))
+    except (web.RequestPayloadError, zlib.error) as error:
         _leave_unread(request)
-        raise InvalidRequest(f"the request body is broken after {len(body)} bytes: {error}") from error
+        what = f"{encoding}: {error}" if is_packed else str(error)
+        raise InvalidRequest(f"the request body is broken after {len(body)} bytes: {what}") from error
     return body
 
 
@@ -130,6 +163,32 @@ async def _read_declared(request: web.Request, declared: int) -> memoryview:
     if done != declared:
         raise InvalidRequest(f"the request body ended after {done} bytes of {declared}")
     return body
+
+
+async def _pieces(request: web.Request) -> AsyncIterator[bytes]:
+    done = 0
+    while chunk := await _more(request, done):
+        done += len(chunk)
+        yield chunk
+
+
+async def _inflated(request: web.Request, encoding: str) -> AsyncIterator[bytes]:
+    """The decoded body in pieces of at most `PIECE_BYTES` (B2). Raises zlib.error."""
+    inflate = None
+    async for chunk in _pieces(request):
+        while chunk:
+            if inflate is None:  # also for the next member of a gzip file
+                is_zlib = chunk[0] & 0x0F == zlib.DEFLATED
+                inflate = zlib.decompressobj(_GZIP if encoding == "gzip" else _ZLIB if is_zlib else _RAW_DEFLATE)
+            yield inflate.decompress(chunk, PIECE_BYTES)
+            chunk = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
+            if inflate.eof:
+                if chunk and encoding != "gzip":
+                    raise zlib.error("bytes follow its end")
+                inflate = None if encoding == "gzip" else inflate
+            await asyncio.sleep(0)  # a short body may be long
+    if inflate is not None and not inflate.eof:
+        raise zlib.error("it is cut off")
 
 
 def _leave_unread(request: web.Request) -> None:
@@ -162,31 +221,10 @@ def _too_large(byte_count: int, bytes_max: int) -> NoReturn:
     )
 
 
-async def read_json(request: web.Request, bytes_max: int = JSON_BYTES_MAX) -> dict[str, Any]:
-    """The body as a JSON object. Doubled keys, NaN and Infinity are refused.
-
-    Raises:
-        InvalidRequest: not such a body.
-        RequestTooLarge: over `bytes_max`.
-    """
-    return parse(await read_json_text(request, bytes_max))
-
-
 async def read_json_text(request: web.Request, bytes_max: int) -> bytearray | memoryview:
-    """The body of a request that says that it is JSON. Raises RequestTooLarge, and as `read_body`."""
+    """The body of a request that says that it is JSON. Raises as `read_body`."""
     check_media(request, (JSON_MEDIA,))
     return await read_body(request, bytes_max)
-
-
-def parse(body: bytearray | memoryview) -> dict[str, Any]:
-    """A body as a JSON object. Raises InvalidRequest."""
-    try:
-        value = json.loads(bytes(body).decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the request body is not JSON: {str(error)[:200]}") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"the request body must be a JSON object, it is {type(value).__name__}")
-    return value
 
 
 async def refuse_body(request: web.Request) -> None:
@@ -200,18 +238,10 @@ async def refuse_body(request: web.Request) -> None:
     origin = request.headers.get("Origin")
     if origin is not None and urlsplit(origin).netloc != request.host:
         raise web.HTTPForbidden(text=f"a web page of {origin[:100]!r} may not do this")
-    if request.body_exists and await read_body(request, JSON_BYTES_MAX):
+    await refuse_content(request)
+
+
+async def refuse_content(request: web.Request) -> None:
+    """B3. Raises InvalidRequest; RequestTimedOut if it is announced and does not come."""
+    if request.body_exists and await _more(request, 0):
         raise InvalidRequest("this operation takes no request body")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"key {key[:100]!r} is given twice")
-        found[key] = value
-    return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not valid JSON")

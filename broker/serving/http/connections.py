@@ -216,6 +216,7 @@ class HttpConnection(web.RequestHandler):
             lingering_time=min(LINGERING_S, owner.limits.body_timeout_s),
             max_line_size=TARGET_BYTES_MAX,
             max_field_size=HEADER_BYTES_MAX,
+            auto_decompress=False,  # `body.B2`
         )
         self._owner = owner
         self._body: StreamReader | None = None  # of the last request

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 ASK_S: Final = 3.0
 """A broker that is gone costs a client so long at most."""
 ANSWER_BYTES_MAX: Final = 64 << 20
+PARSED_INLINE_BYTES: Final = 32 << 10
+"""A longer answer is parsed off the loop."""
 
 
 def is_from_peer(request: web.Request) -> bool:
@@ -69,11 +71,18 @@ class Peers:
                 json=body,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
             ) as answer:
-                data = await answer.content.read(ANSWER_BYTES_MAX)
+                data = bytearray()
+                async for piece in answer.content.iter_any():
+                    data += piece
+                    if len(data) > ANSWER_BYTES_MAX:
+                        raise Unavailable(f"{address}: more than {ANSWER_BYTES_MAX} bytes", address=address, sent=True)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"{address}: {error or type(error).__name__}", address=address, sent=True) from error
         try:
-            value = parse_json(data) if data else None
+            if len(data) > PARSED_INLINE_BYTES:
+                value = await asyncio.to_thread(parse_json, data)
+            else:
+                value = parse_json(data) if data else None
         except ValueError as error:
             raise Unavailable(f"{address}: not a broker's answer", address=address, sent=True) from error
         if answer.status >= 300:

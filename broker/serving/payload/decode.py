@@ -6,6 +6,8 @@ offset, length and UTF-8 string. Nothing reads a value before that.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 
 from broker.api.errors import InvalidRecords
@@ -14,17 +16,20 @@ from broker.serving.payload.framing import walk
 _OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
 
-def decode_stream(body: bytes | bytearray | memoryview, *, decoded_bytes_max: int) -> list[pa.RecordBatch]:
+def decode_stream(
+    body: bytes | bytearray | memoryview, *, decoded_bytes_max: int, reserve: Callable[[int], None]
+) -> list[pa.RecordBatch]:
     """The batches of a whole Arrow stream, in their own schema; those without rows left out.
 
     Args:
         body: Must not change afterwards: the batches are views into it.
         decoded_bytes_max: Limit of all batch bodies together, decompressed.
+        reserve: Takes the memory of what Arrow will decompress, before it does. Raises Overloaded.
     Raises:
         InvalidRecords: malformed in any way.
         RequestTooLarge: over a limit.
     """
-    walk(body, decoded_bytes_max=decoded_bytes_max)
+    reserve(walk(body, decoded_bytes_max=decoded_bytes_max).inflated_bytes)
     try:
         with pa.ipc.open_stream(pa.py_buffer(body), options=_OPTIONS) as reader:
             check_columns(reader.schema)

@@ -46,11 +46,13 @@ class Frame:
         batches: Number of record batches.
         records: Their rows together.
         decoded_bytes: Their bodies together, decompressed.
+        inflated_bytes: Those of them that are compressed: memory beside the body's own.
     """
 
     batches: int
     records: int
     decoded_bytes: int
+    inflated_bytes: int
 
 
 def walk(body: bytes | bytearray | memoryview, *, decoded_bytes_max: int) -> Frame:
@@ -63,7 +65,7 @@ def walk(body: bytes | bytearray | memoryview, *, decoded_bytes_max: int) -> Fra
     view = memoryview(body)
     if bytes(view[: len(_FILE_MAGIC)]) == _FILE_MAGIC:
         _refuse("this is an Arrow file (Feather); send an Arrow stream")
-    at = batches = records = decoded_bytes = 0
+    at = batches = records = decoded_bytes = inflated_bytes = 0
     while True:
         if bytes(view[at : at + 8]) == END_OF_STREAM:
             break
@@ -77,7 +79,9 @@ def walk(body: bytes | bytearray | memoryview, *, decoded_bytes_max: int) -> Fra
             elif message.header_type == _RECORD_BATCH:
                 batches += 1
                 records += message.rows()
-                decoded_bytes += message.decoded_bytes()
+                length = message.decoded_bytes()
+                decoded_bytes += length
+                inflated_bytes += length if message.is_compressed() else 0
             elif message.header_type == _DICTIONARY:
                 _refuse("dictionary-encoded columns are not accepted; decode them before sending")
             else:
@@ -96,7 +100,7 @@ def walk(body: bytes | bytearray | memoryview, *, decoded_bytes_max: int) -> Fra
         _refuse("there is no schema")
     if len(view) != at + len(END_OF_STREAM):
         _refuse(f"{len(view) - at - len(END_OF_STREAM)} bytes follow the end-of-stream marker")
-    return Frame(batches, records, decoded_bytes)
+    return Frame(batches, records, decoded_bytes, inflated_bytes)
 
 
 class _Message:
@@ -136,7 +140,7 @@ class _Message:
     def decoded_bytes(self) -> int:
         """Bytes of a record batch, as its buffers say of themselves, together."""
         batch = self._batch()
-        if self._table(batch, _COMPRESSION) is None:
+        if not self.is_compressed():
             return self.body_length
         total = 0
         field = self._field(batch, _BUFFERS)
@@ -156,6 +160,10 @@ class _Message:
                 _refuse(f"a compressed buffer says that it has {claimed} bytes")
             total += length if claimed == -1 else claimed
         return total
+
+    def is_compressed(self) -> bool:
+        """Whether its buffers are."""
+        return self._table(self._batch(), _COMPRESSION) is not None
 
     def _batch(self) -> int:
         if self._header is None:

@@ -39,7 +39,13 @@ Lengths = npt.NDArray[np.int64]
 
 
 def to_rows(
-    batches: Sequence[pa.RecordBatch], *, subject: str, now_us: int, record_bytes_max: int, decoded_bytes_max: int
+    batches: Sequence[pa.RecordBatch],
+    *,
+    subject: str,
+    now_us: int,
+    record_bytes_max: int,
+    decoded_bytes_max: int,
+    reserve: Callable[[int], None],
 ) -> tuple[pa.RecordBatch, Lengths]:
     """Convert and join validated batches of one schema.
 
@@ -49,6 +55,7 @@ def to_rows(
         now_us: For rows without a timestamp.
         record_bytes_max: Limit of one record: subject, key, value, headers and reply together.
         decoded_bytes_max: Limit of all records together.
+        reserve: Takes the memory of the rows, before they are made. Raises Overloaded.
     Returns:
         The rows (W1) and the bytes of each.
     Raises:
@@ -56,11 +63,12 @@ def to_rows(
         RecordTooLarge: names the row, its size and the limit.
         RequestTooLarge: all together are too large.
     """
-    _check_total(sum(expanded_bytes(column) for batch in batches for column in batch.columns), decoded_bytes_max)
+    total = sum(_bytes_made(batch, subject) for batch in batches)
+    _check_total(total, decoded_bytes_max)
+    reserve(total if len(batches) == 1 else 2 * total)
     converted = [_convert(batch, subject=subject, now_us=now_us) for batch in batches]
     rows = converted[0] if len(converted) == 1 else pa.Table.from_batches(converted).combine_chunks().to_batches()[0]
     lengths = row_bytes(rows)
-    _check_total(int(lengths.sum()) + ROW_OVERHEAD_BYTES * rows.num_rows, decoded_bytes_max)
     if lengths.max() > record_bytes_max:
         row = int(np.argmax(lengths > record_bytes_max))
         raise RecordTooLarge(
@@ -73,6 +81,15 @@ def to_rows(
     if any("subject" in batch.schema.names for batch in batches):
         _check_subjects(rows.column("subject"))
     return rows, lengths
+
+
+def _bytes_made(batch: pa.RecordBatch, subject: str) -> int:
+    """Bytes of a batch's records, those included that the broker adds."""
+    total: int = ROW_OVERHEAD_BYTES * batch.num_rows
+    total += sum(expanded_bytes(column) for column in batch.columns)
+    at = batch.schema.get_field_index("subject")
+    missing: int = batch.num_rows if at < 0 else batch.column(at).null_count
+    return total + len(subject.encode()) * missing
 
 
 def split(rows: pa.RecordBatch, lengths: Lengths, *, batch_bytes: int, batch_records: int) -> list[pa.RecordBatch]:

@@ -9,6 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 
+def nothing_reserved(byte_count: int) -> None:
+    """Any amount is there."""
+
+
 def stream_of(batches: pa.RecordBatch | pa.Table | Sequence[pa.RecordBatch], **options: Any) -> bytes:
     """One Arrow stream; `options` as `pa.ipc.IpcWriteOptions` takes them."""
     if isinstance(batches, pa.Table):

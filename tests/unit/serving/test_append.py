@@ -287,11 +287,11 @@ def test_another_incarnation_is_refused(untouched: Api) -> None:
 def test_bodies_in_memory_are_bounded(tmp_path: Path) -> None:
     with running(tmp_path, body_bytes_max=1000) as server:
         server.api.create("orders")
-        server.serving.budget.bytes_now = BODIES_AT_ONCE * 1000 - 10
+        server.serving.budget.take(BODIES_AT_ONCE * 1000 - 10)
         answer = server.api.append("orders", stream_of(values(1)))
         assert (answer.status, answer.reason) == (429, "overloaded")
         assert answer.headers["Retry-After"]
-        server.serving.budget.bytes_now = 0
+        server.serving.budget.give_back(BODIES_AT_ONCE * 1000 - 10)
         assert server.api.append("orders", stream_of(values(1))).status == 200
         assert server.serving.budget.bytes_now == 0
 

@@ -18,10 +18,11 @@ from broker.api.schema import END_OF_STREAM
 from broker.api.stream import StreamSettings
 from broker.metadata.catalog import StreamInfo
 from broker.serving.endpoints.append import encode
+from broker.serving.http.body import BodyBudget, Reservation
 from broker.serving.payload.decode import decode_stream
 from broker.serving.payload.framing import BATCHES_MAX, RECORDS_MAX, SCHEMA_BYTES_MAX, walk
 from tests.support.effort import seeds
-from tests.unit.serving.arrow import stream_of, values
+from tests.unit.serving.arrow import nothing_reserved, stream_of, values
 
 LIMIT = 1 << 20
 INFO = StreamInfo(name="orders", incarnation="i", created_us=0, settings=StreamSettings())
@@ -100,7 +101,7 @@ def test_a_compressed_bomb_is_refused_before_it_is_decompressed() -> None:
     assert len(bomb) < 64 << 10
     before = pa.total_allocated_bytes()
     with pytest.raises(RequestTooLarge, match="bytes when decompressed") as caught:
-        decode_stream(bomb, decoded_bytes_max=LIMIT)
+        decode_stream(bomb, decoded_bytes_max=LIMIT, reserve=nothing_reserved)
     assert caught.value.limit == LIMIT
     assert pa.total_allocated_bytes() == before
 
@@ -119,7 +120,7 @@ def test_a_claim_below_the_truth_is_refused_by_the_decoder() -> None:
     at = body.index(b"\x28\xb5\x2f\xfd") - 8
     body[at : at + 8] = struct.pack("<q", 16)
     with pytest.raises(InvalidRecords):
-        decode_stream(body, decoded_bytes_max=LIMIT)
+        decode_stream(body, decoded_bytes_max=LIMIT, reserve=nothing_reserved)
 
 
 def test_too_many_batches_are_refused() -> None:
@@ -163,7 +164,7 @@ def test_changed_bytes_give_batches_or_a_named_error(codec: str | None, seed: in
             at = rng.randrange(len(body))
             body[at] = rng.choice([0, 255, 1, 128, rng.randrange(256)])
         try:
-            for batch in encode(body, INFO, 1, LIMIT):
+            for batch in encode(body, INFO, 1, LIMIT, Reservation(BodyBudget(8 * LIMIT))):
                 batch.compose(first_offset=0, leader_epoch=0, high_watermark=0)
         except LiftlogError as error:
             assert isinstance(error, (InvalidRecords, RequestTooLarge)), error  # noqa: PT017

@@ -20,7 +20,7 @@ from broker.serving.payload.decode import decode_stream
 from broker.serving.payload.rows import ROW_OVERHEAD_BYTES, ROW_SCHEMA, row_bytes, split, to_rows
 from broker.storage.rows import RowBatch
 from tests.support.rows import random_rows
-from tests.unit.serving.arrow import stream_of, values
+from tests.unit.serving.arrow import nothing_reserved, stream_of, values
 
 LIMIT = 1 << 20
 NOW_US = 1_700_000_000_000_000
@@ -28,12 +28,12 @@ NOW_US = 1_700_000_000_000_000
 
 def converted(batches: pa.RecordBatch | Sequence[pa.RecordBatch], **limits: int) -> pa.RecordBatch:
     """As over HTTP: encoded, decoded, converted."""
-    decoded = decode_stream(stream_of(batches), decoded_bytes_max=LIMIT)
+    decoded = decode_stream(stream_of(batches), decoded_bytes_max=LIMIT, reserve=nothing_reserved)
     rows, lengths = to_rows(
         decoded,
         subject="orders",
         now_us=NOW_US,
-        **{"record_bytes_max": LIMIT, "decoded_bytes_max": LIMIT, **limits},
+        **{"record_bytes_max": LIMIT, "decoded_bytes_max": LIMIT, "reserve": nothing_reserved, **limits},
     )
     rows.validate(full=True)
     assert rows.schema.equals(ROW_SCHEMA)
@@ -242,15 +242,24 @@ def test_views_that_share_their_bytes_count_each_time() -> None:
     many = pa.Array.from_buffers(pa.binary_view(), 4096, [None, pa.py_buffer(views.to_pybytes()[:16] * 4096), data])
     body = stream_of(pa.record_batch({"value": many}))
     assert len(body) < 200_000
-    decoded = decode_stream(body, decoded_bytes_max=LIMIT)
-    with pytest.raises(RequestTooLarge, match=f"{4096 * 65536} bytes together"):
-        to_rows(decoded, subject="s", now_us=0, record_bytes_max=LIMIT, decoded_bytes_max=LIMIT)
+    decoded = decode_stream(body, decoded_bytes_max=LIMIT, reserve=nothing_reserved)
+    with pytest.raises(RequestTooLarge, match=f"{4096 * (65536 + ROW_OVERHEAD_BYTES + 1)} bytes together"):
+        to_rows(
+            decoded, subject="s", now_us=0, record_bytes_max=LIMIT, decoded_bytes_max=LIMIT, reserve=nothing_reserved
+        )
 
 
 def test_a_long_default_subject_counts_in_every_row() -> None:
-    decoded = decode_stream(stream_of(values(10_000)), decoded_bytes_max=LIMIT)
+    decoded = decode_stream(stream_of(values(10_000)), decoded_bytes_max=LIMIT, reserve=nothing_reserved)
     with pytest.raises(RequestTooLarge, match="bytes together"):
-        to_rows(decoded, subject="s" * 500, now_us=0, record_bytes_max=LIMIT, decoded_bytes_max=LIMIT)
+        to_rows(
+            decoded,
+            subject="s" * 500,
+            now_us=0,
+            record_bytes_max=LIMIT,
+            decoded_bytes_max=LIMIT,
+            reserve=nothing_reserved,
+        )
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,0 +1,264 @@
+"""Request bodies: their memory.
+
+Goal: no operation takes a byte of a body, as sent or once decoded, that is not reserved; all of it is given back.
+Method: a real server whose budgets are small or full, raw sockets, and every operation of the table.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import socket
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from aiohttp import web
+
+from broker.api.errors import InvalidRequest, Overloaded, RequestTooLarge, Unavailable
+from broker.serving.contract.endpoint import Endpoint
+from broker.serving.endpoints.watch import STARS_MAX
+from broker.serving.http import peers
+from broker.serving.http.app import BODIES_AT_ONCE, ENDPOINTS
+from broker.serving.http.body import JSON_MEDIA, BodyBudget
+from broker.serving.http.json_text import DEPTH_MAX, Tally, parse, tally
+from tests.support.effort import seeds
+from tests.support.processes import eventually
+from tests.unit.serving.arrow import stream_of, values
+from tests.unit.serving.server import Api, Server, running
+
+PATH = {"{stream}": "orders", "{partition}": "0", "{sink}": "s", "{broker}": "b", "{group}": "g", "{consumer}": "c"}
+QUERY = {"stage_records": f"?sink=s&epoch=0&stage={'0' * 32}&part=0"}
+
+
+def of(endpoint: Endpoint) -> str:
+    return f"{endpoint.method} {endpoint.path}"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("bodies")) as server:
+        server.api.create("orders")
+        yield server
+
+
+def begin(server: Server, endpoint: Endpoint, headers: str, body: bytes) -> bytes:
+    """The answer to a request of which so much is sent."""
+    path = endpoint.path
+    for name, value in PATH.items():
+        path = path.replace(name, value)
+    media = next(iter(endpoint.request.media)) if endpoint.request else JSON_MEDIA
+    head = (
+        f"{endpoint.method} {path}{QUERY.get(endpoint.operation, '')} HTTP/1.1\r\nHost: x\r\nContent-Type: {media}\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", server.port), 60) as client:
+        client.sendall(f"{head}{headers}Connection: close\r\n\r\n".encode() + body)
+        client.settimeout(60)
+        answer = b""
+        while more := client.recv(65_536):
+            answer += more
+            if b"\r\n\r\n" in answer and b"}" in answer:
+                break
+    return answer
+
+
+@pytest.mark.parametrize("endpoint", [each for each in ENDPOINTS if each.request], ids=of)
+@pytest.mark.parametrize("headers", ["Content-Length: 100\r\n", "Transfer-Encoding: chunked\r\n"])
+def test_no_operation_reads_a_body_that_is_not_reserved(shared: Server, endpoint: Endpoint, headers: str) -> None:
+    budgets = shared.serving.budget, shared.serving.json_budget
+    for budget in budgets:
+        budget.take(budget.bytes_max)
+    try:
+        answer = begin(shared, endpoint, headers, b"")
+        assert b" 429 " in answer, answer
+        assert b"request bodies in progress" in answer
+    finally:
+        for budget in budgets:
+            budget.give_back(budget.bytes_max)
+            assert budget.bytes_now == 0
+
+
+@pytest.mark.parametrize("endpoint", [each for each in ENDPOINTS if not each.request], ids=of)
+def test_an_operation_without_a_body_refuses_one(shared: Server, endpoint: Endpoint) -> None:
+    answer = begin(shared, endpoint, "Content-Length: 100000\r\n", b"x")
+    assert b" 400 " in answer, answer
+    assert b"takes no request body" in answer
+
+
+def test_slow_bodies_keep_no_more_than_the_budget_and_give_it_back(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        budget = server.serving.json_budget
+        budget.bytes_max = 3 << 20
+        head = b"POST /v1/offsets/resolve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head += b"Content-Length: 1048576\r\n\r\n"
+        slow = [socket.create_connection(("127.0.0.1", server.port), 60) for _ in range(3)]
+        for client in slow:
+            client.sendall(head + b'{"')
+        eventually(lambda: budget.bytes_now == 3 << 20, what="their reservations")
+        with socket.create_connection(("127.0.0.1", server.port), 60) as another:
+            another.sendall(head)
+            assert b" 429 " in another.recv(4096)
+        assert server.api.append("none", values(1)).status == 404, "records have a budget of their own"
+        for client in slow:
+            client.close()
+        eventually(lambda: budget.bytes_now == 0, what="all given back")
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_what_arrow_would_decompress_is_reserved_before(tmp_path: Path, codec: str) -> None:
+    """A few KiB that stand for 700 KB."""
+    body = stream_of(pa.record_batch({"value": pa.array([bytes(7_000)] * 100)}), compression=codec)
+    assert len(body) < 10_000
+    with running(tmp_path, body_bytes_max=1 << 20) as server:
+        server.api.create("orders")
+        budget = server.serving.budget
+        budget.take(budget.bytes_max - 600_000)
+        before = pa.total_allocated_bytes()
+        assert server.api.append("orders", body).reason == "overloaded"
+        assert pa.total_allocated_bytes() <= before + 1_000
+        budget.give_back(budget.bytes_now)
+        assert server.api.append("orders", body).status == 200
+        assert budget.bytes_now == 0
+
+
+@pytest.mark.parametrize("codec", [None, "zstd"])
+def test_the_largest_body_fits_an_empty_budget(tmp_path: Path, codec: str | None) -> None:
+    """As many batches and bytes as the limits allow: too large is said of what is, `overloaded` of nothing."""
+    limit = 256 << 10
+    with running(tmp_path, body_bytes_max=limit) as server:
+        server.api.create("orders")
+        times = 2 * limit // 1_100 if codec else limit // 1_600
+        body = stream_of([pa.record_batch({"value": pa.array([bytes(1_000)])})] * times, compression=codec)
+        assert len(body) <= limit
+        assert server.api.append("orders", body).status == 200
+        assert server.serving.budget.bytes_max == BODIES_AT_ONCE * limit
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_packed_body_is_decoded_within_the_limit(tmp_path: Path, encoding: str) -> None:
+    packed = (gzip.compress if encoding == "gzip" else zlib.compress)(b'{"positions": [' + b" " * (64 << 20) + b"]}")
+    assert len(packed) < 100_000
+    with running(tmp_path) as server:
+        headers = {"Content-Type": JSON_MEDIA, "Content-Encoding": encoding}
+        answer = server.api.request("POST", "/v1/offsets/resolve", body=packed, headers=headers)
+        assert answer.reason == "request_too_large"
+        assert server.serving.json_budget.bytes_now == 0
+
+
+def test_a_packed_body_may_have_several_members_and_no_half(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+
+        def ask(body: bytes, encoding: str = "gzip") -> Any:
+            headers = {"Content-Type": JSON_MEDIA, "Content-Encoding": encoding}
+            return server.api.request("POST", "/v1/offsets/resolve", body=body, headers=headers)
+
+        assert (
+            ask(
+                gzip.compress(b'{"posi') + gzip.compress(b'tions": [{"stream": "s", "partition": 0, "at": "latest"}]}')
+            ).status
+            == 200
+        )
+        assert (
+            ask(gzip.compress(b'{"positions": [{"stream": "s", "partition": 0, "at": "latest"}]}')[:-1]).reason
+            == "invalid_request"
+        )
+        assert (
+            ask(
+                zlib.compress(b'{"positions": [{"stream": "s", "partition": 0, "at": "latest"}]}') + b"x", "deflate"
+            ).reason
+            == "invalid_request"
+        )
+        assert (
+            ask(
+                zlib.compress(b'{"positions": [{"stream": "s", "partition": 0, "at": "latest"}]}', wbits=-15), "deflate"
+            ).status
+            == 200
+        )
+
+
+def test_long_settings_are_refused(api: Api) -> None:
+    answer = api.post("/v1/streams", {"name": "a", "x": "y" * 70_000})
+    assert (answer.status, answer.reason) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize("seed", seeds(40))
+def test_depth_and_items_are_counted_as_a_parser_would(seed: int) -> None:
+    rng = random.Random(seed)
+
+    def make(depth: int) -> Any:
+        kind = rng.random()
+        if depth == 0 or kind < 0.4:
+            return rng.choice([1, None, True, 'a"b\\', "[{,", "\\\\", '\\"', "é,", ""])
+        if kind < 0.7:
+            return [make(depth - 1) for _ in range(rng.randrange(1, 4))]
+        return {rng.choice('ab,\\"[{') + str(i): make(depth - 1) for i in range(rng.randrange(1, 4))}
+
+    def count(value: Any) -> Tally:
+        if not isinstance(value, list | dict):
+            return Tally(0, 1)
+        found = [count(each) for each in (value.values() if isinstance(value, dict) else value)]
+        return Tally(1 + max(each.depth for each in found), 1 + sum(each.items for each in found))
+
+    value = make(6)
+    assert tally(json.dumps(value, ensure_ascii=rng.random() < 0.5).encode()) == count(value)
+
+
+def test_json_too_deep_or_of_too_many_items_is_refused_before_it_is_parsed() -> None:
+    budget = BodyBudget(1 << 30)
+    with budget.reserved() as reservation:
+        assert parse(b'{"a":' * (DEPTH_MAX - 1) + b"{}" + b"}" * (DEPTH_MAX - 1), reservation)
+        with pytest.raises(InvalidRequest, match=f"nested {DEPTH_MAX + 1} deep"):
+            parse(b'{"a":' * DEPTH_MAX + b"{}" + b"}" * DEPTH_MAX, reservation)
+        with pytest.raises(RequestTooLarge, match="JSON items: at most 100"):
+            parse(b'{"a":[' + b"1," * 200 + b"1]}", reservation, 100)
+    small = BodyBudget(10_000)
+    with small.reserved() as reservation, pytest.raises(Overloaded):
+        parse(b'{"a":[' + b"1," * 200 + b"1]}", reservation)
+    assert (budget.bytes_now, small.bytes_now) == (0, 0)
+
+
+def test_a_watch_with_a_costly_pattern_is_refused(api: Api) -> None:
+    assert api.get("/v1/watch", streams="*a" * STARS_MAX).status == 200
+    assert api.get("/v1/watch", streams="*a" * (STARS_MAX + 1)).reason == "invalid_request"
+
+
+async def test_a_peers_answer_is_taken_whole_and_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in (b'{"a": "', b"x" * 300_000, b"y" * 300_000, b'"}'):
+            await response.write(piece)
+        return response
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    asker = peers.Peers("b1")
+    try:
+        address = f"127.0.0.1:{runner.addresses[0][1]}"
+        assert len((await asker.ask(address, "GET", "/"))["a"]) == 600_000
+        monkeypatch.setattr(peers, "ANSWER_BYTES_MAX", 400_000)
+        with pytest.raises(Unavailable, match="more than 400000 bytes"):
+            await asker.ask(address, "GET", "/")
+    finally:
+        await asker.close()
+        await runner.cleanup()
+
+
+def test_a_reservation_is_given_back_whatever_happens() -> None:
+    budget = BodyBudget(100)
+    with budget.reserved() as reservation:
+        reservation.grow_to(60)
+        reservation.grow_to(50)
+        assert budget.bytes_now == 60
+        with pytest.raises(Overloaded):
+            reservation.grow_by(41)
+        assert budget.bytes_now == 60
+    assert budget.bytes_now == 0
