@@ -43,7 +43,9 @@ The caller's duties:
 4. `AskIsr` goes to the catalog, which answers with the state that it was judged by: a second try is refused because the
    first was accepted. A late answer, or none, does no harm: it is asked anew.
 5. After `StepOut` nothing is appended before the next `Led`.
-6. `FetchArrived`, `EndAsked` and `StateAsked` bring what this log says of the question, looked up under the same lock.
+6. `FetchArrived`, `EndAsked` and `StateAsked` bring what this log says of the question. The lock is not held while the
+   log is asked, which may read a disk. What is appended meanwhile changes no answer; if the epoch, the generation or
+   what the log has taken back is another one when the core is told, the log is asked again.
    A `Send` may be held back while there is nothing to tell; the next one to the same follower is as good. The bytes of
    `Records` are read after the step; if no batch begins at their offset by then, nothing is sent. `rewritten_to` is
    that of any log which may lack records, also when its stream is compacted no more: what is gone stays gone.

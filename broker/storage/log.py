@@ -349,6 +349,9 @@ class PartitionLog:
 
     def roll_if_due(self, now_us: int) -> bool:
         """Seal the active segment if it is older than `segment_age_ms`. Returns whether it did."""
+        if not self.log.appender.is_roll_due(now_us):
+            return False
+        self._read_ahead()
         with self._lock:
             self.remembered.latest_us = now_us
             is_sealed = self.log.roll_if_due(now_us)
@@ -358,11 +361,19 @@ class PartitionLog:
 
     def apply_retention(self, *, now_us: int) -> int:
         """Remove the segments that the settings do not keep. Returns the log start offset."""
-        with self._lock:
-            self.remembered.latest_us = now_us
-            if self.log.seal_expired(now_us):
-                self.remembered.keep()
+        self.remembered.latest_us = now_us
+        if self.log.appender.is_expired(now_us):
+            self._read_ahead()
+            with self._lock:
+                if self.log.seal_expired(now_us):
+                    self.remembered.keep()
         return self._let_go(self.log.retained_start(now_us))
+
+    def _read_ahead(self) -> None:
+        """Before a segment is sealed and its state kept (`state.L10`)."""
+        self.log.appender.read_tail()
+        if self.remembered.has_states():
+            self.remembered.read_ahead()
 
     def trim(self, before_offset: int) -> int:
         """Let go of records below `before_offset` (at most the high watermark). Returns the log start offset."""

@@ -376,13 +376,19 @@ def verified_messages(file: File, place: FileRange) -> Iterator[tuple[memoryview
         view = view[length:]
 
 
+def greatest_timestamp(view: LogView, segment: Segment) -> int:
+    """The greatest timestamp of a segment's records."""
+    greatest = segment.max_timestamp_us(view.disk)
+    if greatest is None:
+        raise NeedsRepair(segment)
+    return greatest
+
+
 def find_time(view: LogView, timestamp_us: int) -> int | None:
     """The earliest committed offset whose timestamp is at or after `timestamp_us`; None when there is none."""
     for number in range(view.segment_of(view.log_start_offset), len(view.segments)):
         segment = view.segments[number]
-        greatest = segment.max_timestamp_us(view.disk)
-        if greatest is None:
-            raise NeedsRepair(segment)
+        greatest = greatest_timestamp(view, segment)
         if greatest >= timestamp_us:
             found = _find_time_in(view, segment, timestamp_us)
             if found is not None:

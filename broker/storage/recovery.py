@@ -27,7 +27,7 @@ R8  A replica that counts for commits had fsynced all that a high watermark cove
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -180,19 +180,38 @@ def recover(
     return run.result(segments, tail)
 
 
-def rescan(
-    disk: Disk, segment: Segment, next_base: int, report: RecoveryReport, *, around_errors: bool = False
-) -> IndexView:
-    """Read a sealed segment anew because its index is missing or wrong, or a batch is not where it says.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescan:
+    """What a segment holds, found by reading it anew.
 
-    All of it was fsynced: gaps are lost. The index file is written if the disk lets us.
+    Attributes:
+        entries: Of all its intact batches.
+        size: Length of the file without its room.
+        lost: Offsets that should be there and are not.
+        is_indexed: The index file of a sealed segment has these entries.
+    """
+
+    entries: Entries
+    size: int
+    lost: Sequence[tuple[int, int]]
+    is_indexed: bool
+
+
+def rescan(disk: Disk, segment: Segment, end: int, *, around_errors: bool = False) -> Rescan:
+    """Read a segment anew because its index is missing or wrong, or a batch is not where it says. Changes nothing.
+
+    All below `end` was written, and what a sealed one has was fsynced: gaps are lost.
 
     Args:
         around_errors: Count as a gap what the disk cannot read, as long as it is little (`ReadAround`).
     """
-    run = _Recovery(disk, "", Checkpoint(), report, 0)
-    run.around_errors, run.tidies = around_errors, False
-    return run.sealed(segment, next_base)
+    run = _Recovery(disk, "", Checkpoint(), RecoveryReport(), 0)
+    run.around_errors = around_errors
+    found, batches = run.batches_of(segment, end)
+    entries = _entries(batches)
+    there = segment.stored_entries(disk) if segment.partial is None else None
+    is_indexed = there is not None and np.array_equal(there, entries)
+    return Rescan(entries=entries, size=found.size, lost=run.report.lost, is_indexed=is_indexed)
 
 
 def _from_names(segments: list[Segment]) -> Checkpoint:
@@ -236,7 +255,6 @@ class _Recovery:
         self.high_watermark = self.committed_to = known.high_watermark
         self.new_epochs: list[tuple[int, int]] = []
         self.around_errors = False
-        self.tidies = True  # R6
 
     def lost(self, start: int, end: int) -> None:
         if start < end:
@@ -260,22 +278,27 @@ class _Recovery:
 
     def sealed(self, segment: Segment, next_base: int) -> IndexView:
         """A segment with another after it: fsynced, so none of it is cut (R1)."""
-        found = self._read(segment, FIRST_POSITION, segment.base_offset)
+        found, batches = self.batches_of(segment, next_base)
         self._note(segment, found)
-        # Batches that go on belong to the next one (`joining.J3`).
-        batches = found.batches[found.batches["next_offset"] <= next_base]
-        expected = segment.base_offset
-        for batch in batches:
-            self.lost(expected, int(batch["first_offset"]))
-            expected = int(batch["next_offset"])
-        self.lost(expected, next_base)
         entries, size = _entries(batches), found.size
-        if self.tidies and expected == next_base:
+        if (int(batches["next_offset"][-1]) if len(batches) else segment.base_offset) == next_base:
             end = IndexView(entries).end
             is_marked = found.markers == [end] and found.size == end + len(END_OF_STREAM) and not found.room_bytes
             if found.size + found.room_bytes > end and not is_marked:
                 size = self._end_at(segment, end)
         return self._seal(segment, entries, size)
+
+    def batches_of(self, segment: Segment, end: int) -> tuple[Scan, npt.NDArray[np.void]]:
+        """All that a segment has below `end`. What it should have there, and has not, is lost."""
+        found = self._read(segment, FIRST_POSITION, segment.base_offset)
+        # Batches that go on belong to the next one (`joining.J3`).
+        batches = found.batches[found.batches["next_offset"] <= end]
+        expected = segment.base_offset
+        for batch in batches:
+            self.lost(expected, int(batch["first_offset"]))
+            expected = int(batch["next_offset"])
+        self.lost(expected, end)
+        return found, batches
 
     def _end_at(self, segment: Segment, position: int) -> int:
         """Cut off what stands behind the last batch of a segment (R6), and mark its end."""

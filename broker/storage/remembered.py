@@ -100,29 +100,49 @@ class Remembered:
     def keep_up(self) -> None:
         """U4. For one thread, which does not hold the append lock. An error here is met again by whoever needs them."""
         log = self.log
-        with log.lock:
-            memory, drops, end = self.memory, self._drops, log.log_end_offset
-            is_wanted = self.has_news or self.is_due if memory is None else memory.end != end
-            if log.failure is not None or not is_wanted:
-                return
+        memory = self.memory
+        is_wanted = self.has_news or self.is_due if memory is None else memory.end != log.log_end_offset
+        if is_wanted:
             with log.guarded("read state"):
-                offsets = self.states.offsets
-            if not offsets:
-                return
-            if memory is not None and not self.has_news and self._is_base(memory, end, offsets):
-                self.known()
-                return
+                self.states.look()
+            if self.states.offsets:
+                self.read_ahead()
+
+    def read_ahead(self) -> None:
+        """Read what `known` lacks, without the append lock (`state.L10`). An error here is met again by `known`.
+
+        What is appended meanwhile is learnt under the lock: it was written a moment ago, and no disk is asked for it.
+        """
+        log = self.log
         with suppress(OSError, LiftlogError):
-            if memory is not None and self._is_base(memory, end, offsets):
+            self.states.look()
+            with log.lock:
+                memory, drops, end, offsets = self.memory, self._drops, log.log_end_offset, self.states.offsets
+                if log.failure is not None or (memory is not None and memory.end == end):
+                    return
+                is_base = memory is not None and self._is_base(memory, end, offsets)
+                if is_base and not self.has_news:
+                    self.known()
+                    return
+            if memory is not None and is_base:
                 self._follow(memory, end)
             else:
                 found = self.read(end, offsets)
+                self._learn_further(found, log.log_end_offset)
                 with log.lock:
-                    if self.memory is memory and self._drops == drops:
-                        self.memory = memory = found
-        with log.lock:
-            if memory is not None and self.memory is memory and memory.end == log.log_end_offset:
-                self.has_news = False
+                    if self.memory is not memory or self._drops != drops or log.failure is not None:
+                        return
+                    self._learn_further(found, log.log_end_offset)
+                    self.memory = memory = found
+            with log.lock:
+                if memory is not None and self.memory is memory and memory.end == log.log_end_offset:
+                    self.has_news = False
+
+    def _learn_further(self, memory: Memory, end: int) -> None:
+        """Note all that has come since these tables were read, which nobody else has yet."""
+        if memory.end < end:
+            self._learn(memory, self.log.messages(memory.end, end, whole=True), memory.end, end)
+            memory.end = end
 
     def complete(self) -> None:
         """The log is about to lead: what has come since the last `keep_up` is read, if there was one."""
@@ -208,12 +228,15 @@ class Remembered:
 
     def needs_stamp(self, header: BatchHeader) -> bool:
         """Whether the producer stamp of a stored batch may still decide an append, also if the state files are lost."""
+        self.read_ahead()
         stamp = GroupStamp(header.producer_id, header.producer_epoch, header.sequence)
         with self.log.lock:
             return self.lacks_state or self.known().producers.needs(stamp, self.log.high_watermark)
 
     def update_settings(self, settings: LogSettings) -> None:
         """Take other limits from now on."""
+        with suppress(OSError):
+            self.states.look()
         with self.log.lock:
             before = self.log.settings
             if (settings.dedup_window_ms == 0, settings.subjects_max == 0) != (
@@ -329,27 +352,33 @@ class Remembered:
         )
 
     def keep_due(self) -> None:
-        """Do what a roll has left to do. The caller holds the checkpoint lock; appends go on during the write.
+        """Do what a roll has left to do. The caller holds the checkpoint lock; appends go on meanwhile.
 
         Raises:
             OSError, StorageFailed, DiskFull: the older file stands.
         """
+        if not self.is_due:
+            return
+        self.states.look()
+        if self.log.failure is None and not self.lacks_state:
+            self.keep_end(anew=True)  # it may tell more than one that a roll has written
+
+    def keep_end(self, *, anew: bool = False, frees: bool = False) -> int:
+        """Write the tables as of the log end, and return that. Appends go on meanwhile. Under the checkpoint lock or
+        the sync lock, so that nothing is taken back. OSError passes through."""
         log = self.log
-        with self.log.lock:
-            if not self.is_due or log.failure is not None or self.lacks_state:
-                return
-            end, self.is_due = log.log_end_offset, False
-            try:
-                sections = self.sections_of(self.known(), end)
-            except BaseException:
-                self.is_due = True
-                raise
+        self.read_ahead()
+        with log.lock:
+            end, was_due = log.log_end_offset, self.is_due
+            sections = self.sections_of(self.known(), end)
+            self.is_due = False
         try:
             log.sync()  # `state_files.T2`
-            self._write(sections, end, anew=True)  # it may tell more than one that a roll has written
+            self._write(sections, end, anew=anew, frees=frees)
         except BaseException:
-            self.is_due = True
+            self.is_due = self.is_due or was_due
             raise
+        return end
 
     def keep_what_goes(self, start: int) -> None:
         """Before the segments below `start` go, write what only they would tell (`state_files.T3`), in
@@ -359,23 +388,25 @@ class Remembered:
             StorageFailed, DiskFull: nothing may go.
         """
         log = self.log
-        with log.sync_lock, self.log.lock, log.guarded("write state"):
+        with log.sync_lock, log.guarded("write state"):
+            self.states.look()
             states = self.states.offsets
             if not states or log.failure is not None or self.kept_offset() >= goes_to(log.state, start):
                 return
             self.keep_committed()
 
     def keep_committed(self) -> None:
-        """Write the newest file that no truncation takes. Under the sync lock. OSError passes through."""
+        """Write the newest file that no truncation takes. Under the sync lock, without the append lock. OSError passes
+        through."""
         log = self.log
-        log.sync_now()
         high_watermark = log.high_watermark
+        if log.settings.is_sole_replica or high_watermark == log.log_end_offset:
+            self.keep_end(frees=True)
+            return
+        log.sync()
         end = log.ask(lambda view: group_start(view, high_watermark))
-        if log.settings.is_sole_replica or end == log.log_end_offset:
-            self.save(log.durable_end, frees=True)
-        else:
-            memory = self.read(end, [offset for offset in self.states.offsets if offset <= end] or (-1,))
-            self.states.put(end, self.sections_of(memory, end), high_watermark=high_watermark, frees=True)
+        memory = self.read(end, [offset for offset in self.states.offsets if offset <= end] or (-1,))
+        self.states.put(end, self.sections_of(memory, end), high_watermark=high_watermark, frees=True)
 
     def kept_offset(self) -> int:
         """Offset of the newest state file that stays whatever is taken back; -1: there is none. OSError passes
@@ -385,22 +416,24 @@ class Remembered:
 
     def told_by_state(self) -> int:
         """Below it, segments may go without another state file (`state_files.T3`)."""
-        with self.log.lock, self.log.guarded("read state"):
+        with self.log.guarded("read state"):
+            self.states.look()
             return self.kept_offset() if self.states.offsets else self.log.log_end_offset
 
     def rewritable_end(self) -> int:
         """Below it, sealed segments may be written anew with fewer records: no scan has to tell of them
         (`state_files.T3`, U2)."""
         log = self.log
-        with self.log.lock, log.guarded("read state"):
+        with log.guarded("read state"):
+            self.states.look()
             if not self.states.offsets:
                 return 0 if self.lacks_state else log.log_end_offset
-            kept = self.kept_offset()
-            if self._told is None or self._told[0] != kept:
+            kept, told = self.kept_offset(), self._told
+            if told is None or told[0] != kept:
                 sections = self.states.load(kept) if kept >= 0 else None
-                self._told = (kept, _told_to(sections) if sections is not None else 0)
+                told = self._told = (kept, _told_to(sections) if sections is not None else 0)
             end = kept if self.log.settings.dedup_window_ms else log.log_end_offset
-            told_to = self._told[1]
+            told_to = told[1]
             return max(0, end if told_to is None else min(end, told_to))
 
 

@@ -56,6 +56,7 @@ class Tracking:
         log = self._log
         with self._build_lock:
             if self._remembered.is_wanted:
+                self._remembered.read_ahead()
                 with log.sync_lock, self._log.lock:
                     if log.failure is None and self._remembered.is_wanted:
                         self._remembered.is_wanted = False
@@ -69,6 +70,8 @@ class Tracking:
                 growing = known.growing = known.growing or Growing()
                 carried, end = known.carried, log.log_end_offset
             self._grow(growing, carried, end, PIECE_BYTES)
+            if self._left(growing) <= BUILT_AT_ONCE_BYTES:  # what comes after that is not on a disk alone (`state.L10`)
+                self._grow(growing, carried, log.log_end_offset)
             with self._log.lock:
                 if (
                     self._remembered.memory is known

@@ -245,6 +245,8 @@ class Partition:
             self.check_open(decided=decided)
         if replica.room is not None:
             replica.room.check()
+        if core.role is not LEADING:
+            self._refuse(leader_epoch)  # at once: who begins to lead holds the lock, and reads
         now_us = time.time_ns() // 1000
         before: tuple[Effect, ...] = ()
         failure: LiftlogError | None = None

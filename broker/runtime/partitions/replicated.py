@@ -215,9 +215,15 @@ class ReplicatedPartition(Partition):
         self._effects.do(effects)
 
     def step_by(self, look: Callable[[], Event]) -> None:
-        """As `step`, with what the log says at that moment (`leader`, duty 6): nothing is appended meanwhile."""
-        with self._lock:
-            effects = self._core.step(look())
+        """As `step`, with what the log says (`leader`, duty 6). It is looked up without the lock (`state.L10`), and
+        again if the leadership or what the log has taken back is another one by then."""
+        is_told = False
+        while not is_told:
+            as_of = self._core.epoch, self._core.generation, self._state.cuts
+            event = look()
+            with self._lock:
+                is_told = as_of == (self._core.epoch, self._core.generation, self._state.cuts)
+                effects = self._core.step(event) if is_told else ()
         self._effects.do(effects)
 
     def leadership(self) -> tuple[int, int, tuple[str, ...]]:

@@ -7,7 +7,7 @@ So rot is found before the last good copy elsewhere is gone, and what has rotted
 
 B1  Only what is durable and committed is checked, where the index says it is. Nothing changes while all is well.
 B2  A batch that does not verify is read again from the disk, past the page cache. If it still does not, its segment is
-    scanned anew under the log's lock (`Log._repair`), and what that scan does not find is lost. A segment that was
+    scanned anew (`LogState.repair`), and what that scan does not find is lost. A segment that was
     replaced or let go meanwhile is not the log's any more and is left alone: no race marks anything.
 B3  An error of the disk marks nothing. A caller that has tried often enough says `give_up`; then the sectors that
     cannot be read are damage, unless most of the file cannot be read (`unreadable.py`).

@@ -13,7 +13,7 @@ H4  The high watermark on disk is never below what was written anew, here or whe
     down before a pass of compaction, and before a file is taken. By it whoever leads after a start tells others how
     far records may be missing.
 
-Any thread may call; the log's append lock covers it.
+Any thread may call. A leader's side reads and writes without the append lock (`state.L10`).
 """
 
 from __future__ import annotations
@@ -55,13 +55,14 @@ class Handover:
             StorageFailed, DiskFull: one is needed, and cannot be written.
         """
         log, states = self._log, self._states
-        with log.sync_lock, log.lock, log.guarded("write state"):
+        with log.sync_lock, log.guarded("write state"):
+            states.look()
             if log.failure is not None:
                 return -1
             if states.offsets and states.offsets[0] < start:  # what is below is told by segments that are still there
                 self._remembered.keep_committed()
                 if states.offsets[0] < start <= log.durable_end:  # not committed: it goes where its records are cut
-                    self._remembered.save(log.durable_end)
+                    self._remembered.keep_end()
             return next((offset for offset in states.offsets if start <= offset <= end), -1)
 
     def rewritten_to(self) -> int:
@@ -69,35 +70,39 @@ class Handover:
 
         At most the high watermark: who has all that is committed does not copy what was written anew (H4).
         """
-        with self._log.lock, self._log.guarded("read state"):
+        with self._log.guarded("read state"):
+            self._states.look()
             kept, offsets = self._remembered.kept_offset(), self._states.offsets
             return kept if kept >= 0 else min(offsets[0] if offsets else 0, self._log.high_watermark)
 
     def piece(self, offset: int, at: int, length: int) -> tuple[bytes, int] | None:
         """At most `length` bytes of a state file from `at` on, and its size. None: there is no such file any more."""
-        with self._log.lock, self._log.guarded("read state"):
+        with self._log.guarded("read state"):
+            self._states.look()
             if offset not in self._states.offsets:
                 return None
-            if at == 0 and self._states.load(offset) is None:
-                self._replace(offset)
+            try:
+                if at or self._states.load(offset) is not None:
+                    return self._states.piece(offset, at, length)
+            except FileNotFoundError:
                 return None
-            return self._states.piece(offset, at, length)
+            self._replace(offset)
+            return None
 
     def _replace(self, damaged: int) -> None:
         """H3. The tables of now are known without it, or read from what else there is."""
-        if self._log.durable_end < self._log.log_end_offset:
-            return  # `state_files.T2`: when it is asked for again
-        self._log.recovery.notes.append(f"{self._log.folder}/{state_name(damaged)} is damaged: made anew")
-        sections = self._remembered.sections_of(self._remembered.known(), self._log.log_end_offset)
-        self._states.put(self._log.log_end_offset, sections, high_watermark=self._log.high_watermark)
-        self._states.drop(damaged)
+        with self._log.sync_lock:
+            self._log.recovery.notes.append(f"{self._log.folder}/{state_name(damaged)} is damaged: made anew")
+            if self._remembered.keep_end(anew=True) != damaged:
+                self._states.drop(damaged)
 
     # --- the follower ---------------------------------------------------------------------------------------
 
     @property
     def lacks(self) -> bool:
         """Whether this log waits for a state file."""
-        with self._log.lock, self._log.guarded("read state"):
+        with self._log.guarded("read state"):
+            self._states.look()
             return self._remembered.lacks_state
 
     def take(self, offset: int, at: int, data: bytes, size: int) -> bool:

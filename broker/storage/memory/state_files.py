@@ -119,6 +119,12 @@ class StateFiles:
         self._offsets: list[int] | None = None  # None: not listed yet
         self._lock = threading.Lock()  # innermost: one file is written at a time
 
+    def look(self) -> None:
+        """List them, if nobody has: without the append lock (`state.L10`). OSError passes through."""
+        if self._offsets is None:
+            with self._lock:
+                _ = self.offsets
+
     @property
     def offsets(self) -> list[int]:
         """The offsets of all state files, the newest first. OSError passes through."""
@@ -193,7 +199,8 @@ class StateFiles:
 
     def forget(self) -> None:
         """List them anew when they are needed."""
-        self._offsets = None
+        with self._lock:
+            self._offsets = None
 
     def _put(self, offset: int, sections: Mapping[str, bytes], high_watermark: int, *, frees: bool) -> None:
         path, there = f"{self._folder}/{state_name(offset)}", self.offsets

@@ -65,7 +65,8 @@ class _GivingUp(GapRewrite):
     def prepare(self) -> None:
         """Keep what the ranges told of ids in a state file; followers take that (`handover.rewritten_to`)."""
         log, remembered = self.log.log, self.log.remembered
-        with log.sync_lock, log.lock, log.guarded("write state"):
+        with log.sync_lock, log.guarded("write state"):
+            remembered.states.look()
             if remembered.has_states() and remembered.kept_offset() < max(stop for _, stop in self.ranges):
                 remembered.keep_committed()
 

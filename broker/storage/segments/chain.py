@@ -21,13 +21,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+import numpy as np
 from crc32c import crc32c
 
 from broker.api.errors import LiftlogError
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.disk import NO_SPACE, TEMPORARY, Disk, File, ReadableBuffer, storage_error
 from broker.storage.read import NeedsRepair
-from broker.storage.recovery import RecoveryReport, rescan
+from broker.storage.recovery import Rescan
 from broker.storage.segments.checkpoint import TailPoint
 from broker.storage.segments.index import INDEX_CACHE, Entries, GrowingIndex, IndexView
 from broker.storage.segments.segment import Segment
@@ -380,37 +381,53 @@ class Chain:
         finally:
             file.close()
 
-    def repair(self, segment: Segment, log_end_offset: int, *, around_errors: bool = False) -> list[tuple[int, int]]:
-        """Scan a segment anew and write its index. All that should be in it and is not is lost: returns those ranges.
+    def end_of(self, segment: Segment, log_end_offset: int) -> int:
+        """The offset after the range of a segment of this chain."""
+        following = self.segments[self.segments.index(segment) + 1 :]
+        return following[0].base_offset if following else log_end_offset
 
+    def remove(self, segment: Segment) -> None:
+        """Its file is gone. Raises as `take_anew`."""
+        if segment is self.tail:
+            self._give_up_tail()
+        self.segments = tuple(other for other in self.segments if other is not segment)
+
+    def take_anew(self, segment: Segment, found: Rescan, end: int) -> None:
+        """Take what a scan has found of a segment, and write its index. A tail that is not whole is given up.
+
+        Args:
+            end: So far it was scanned. The index of a growing tail knows what has come since.
         Raises:
             Untrusted: the tail had to be given up, and its fsync failed.
         """
-        number = self.segments.index(segment)
-        following, live, partial = self.segments[number + 1 :], segment.live, segment.partial
-        end = following[0].base_offset if following else log_end_offset
-        report = RecoveryReport()
-        whole = False
+        entries, size, live = found.entries, found.size, segment.live
+        if live is not None:
+            grown = live.view()
+            entries, size = np.concatenate([entries, grown.entries[grown.find_from(end) :]]), grown.end
+        view = IndexView(entries)
+        if segment is not self.tail:
+            self._seal_anew(segment, view, size, is_indexed=found.is_indexed)
+        elif view.contiguous and view.end == size and not found.lost:
+            segment.partial, segment.live = (0, 0), GrowingIndex(entries)
+        else:
+            self._give_up_tail()
+            self._seal_anew(segment, view, size)
+
+    def _give_up_tail(self) -> None:
+        """Nothing is appended to it any more. What it holds is durable before a later segment says so (C2)."""
         try:
-            view = rescan(self.disk, segment, end, report, around_errors=around_errors)
-            whole = view.contiguous and view.end == segment.size(self.disk) and not report.lost
-        except FileNotFoundError:
-            report.lost.append((segment.base_offset, end))
-            self.segments = (*self.segments[:number], *following)
-        if segment is self.tail:
-            if whole:
-                segment.partial = (0, 0)
-                segment.live = GrowingIndex(view.entries)
-            else:
-                try:
-                    if self.file is not None:
-                        self.file.trim()
-                        self.sync(self.file)
-                except OSError as error:
-                    segment.live, segment.partial = live, partial  # for `write_again`
-                    raise Untrusted(storage_error(error, f"fsync {segment.path}")) from error
-                self._retire()
-        return report.lost
+            if self.file is not None:
+                self.file.trim()
+                self.sync(self.file)
+        except OSError as error:
+            raise Untrusted(storage_error(error, f"fsync in {self.folder}")) from error
+        self._retire()
+
+    def _seal_anew(self, segment: Segment, view: IndexView, size: int, *, is_indexed: bool = False) -> None:
+        if not is_indexed:
+            with suppress(OSError):  # derivable: served from memory, and rebuilt when next needed
+                segment.write_index(self.disk, view.entries)
+        segment.rest(view, size=size, partial=None)
 
     def _retire(self) -> None:
         if self.file is not None:

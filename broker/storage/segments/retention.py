@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from broker.storage.read import LogView, NeedsRepair
+from broker.storage.read import LogView, greatest_timestamp
 from broker.storage.segments.checkpoint import LogSettings
 
 
@@ -59,9 +59,7 @@ def log_start_for(view: LogView, *, settings: LogSettings, now_us: int) -> int:
     """
     segments = []
     for segment in view.segments:
-        newest = segment.max_timestamp_us(view.disk)
-        if newest is None:
-            raise NeedsRepair(segment)
+        newest = greatest_timestamp(view, segment)
         segments.append(Kept(base_offset=segment.base_offset, bytes=segment.size(view.disk), max_timestamp_us=newest))
     if segments and view.segments[-1].live is None and view.segments[-1].partial is None:
         # The last one is sealed: it may go too, and the next one begins at the log end.

@@ -100,7 +100,7 @@ class Segment:
             return live.view()
         view = INDEX_CACHE.get(self.serial)
         if view is None:
-            entries = self._read_entries(disk)
+            entries = self.stored_entries(disk)
             if entries is None:
                 return None
             view = IndexView(entries)
@@ -151,7 +151,8 @@ class Segment:
             with suppress(FileNotFoundError):
                 disk.unlink(path)
 
-    def _read_entries(self, disk: Disk) -> Entries | None:
+    def stored_entries(self, disk: Disk) -> Entries | None:
+        """The entries by the index file; None: it is missing or wrong."""
         try:
             data = disk.read_file(self.index_path)
         except FileNotFoundError:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from broker.api.batch import BatchHeader, crc_of, is_plain, message_bytes, verify_batch
 from broker.api.errors import BadBatch, DiskFull, LiftlogError
 from broker.storage.disk import ReadableBuffer
-from broker.storage.read import NeedsRepair
+from broker.storage.read import NeedsRepair, greatest_timestamp
 from broker.storage.rows import Encodable, StoredGroup
 from broker.storage.segments.chain import Untrusted
 from broker.storage.segments.index import GrowingIndex
@@ -300,25 +300,44 @@ class Appender:
             self._state.chain.tail.created_us = now_us
         return index
 
+    def is_roll_due(self, now_us: int) -> bool:
+        """Whether the active segment is older than `segment_age_ms`."""
+        state, tail = self._state, self._state.chain.tail
+        return (
+            state.failure is None
+            and tail is not None
+            and now_us - tail.created_us >= state.settings.segment_age_ms * 1_000
+        )
+
+    def is_expired(self, now_us: int) -> bool:
+        """Whether the records of the tail are past the limit by age."""
+        state, tail = self._state, self._state.chain.tail
+        if tail is None or state.failure is not None or state.settings.retention_ms is None:
+            return False
+        newest = state.ask(lambda view: greatest_timestamp(view, tail))
+        return newest is not None and is_expired(newest, state.settings, now_us)
+
+    def read_tail(self) -> None:
+        """Read the index of a resting tail, without the lock (`state.L10`)."""
+        tail = self._state.chain.tail
+        if tail is not None:
+            self._state.ask(lambda view: tail in view.segments and view.index(tail))
+
     def roll_if_due(self, now_us: int) -> bool:
         """Seal the active segment if it is older than `segment_age_ms`. Returns whether it did."""
+        if not self.is_roll_due(now_us):
+            return False
+        self.read_tail()
         with self._state.lock:
-            tail = self._state.chain.tail
-            if (
-                self._state.failure
-                or tail is None
-                or now_us - tail.created_us < self._state.settings.segment_age_ms * 1_000
-            ):
-                return False
-            return self._seal()
+            return self.is_roll_due(now_us) and self._seal()
 
     def seal_expired(self, now_us: int) -> bool:
         """Seal the tail if its records are past the limit by age; where the disk is full it stays. Whether it did."""
+        if not self.is_expired(now_us):
+            return False
+        self.read_tail()
         with self._state.lock:
-            tail = self._state.chain.tail
-            with self._state.guarded("read"):
-                newest = None if tail is None else tail.max_timestamp_us(self._state.disk)
-            if newest is not None and is_expired(newest, self._state.settings, now_us) and self._state.failure is None:
+            if self.is_expired(now_us):  # in memory by now
                 with suppress(DiskFull):
                     return self._seal()
             return False

@@ -17,6 +17,9 @@ L3  After a failed fsync, or a write that could not be taken back, the log is fa
 L4  Locks are taken in this order: checkpoint, sync, append. A thread that holds one may take it again.
 L8  A log that is closed writes nothing into its folder and removes nothing there: another log may have that name by
     now. All writes beside appends hold the checkpoint lock, which a close takes, and look whether the log is failed.
+L10  Nothing but an append reads a disk under the append lock: intake waits for it. Who has to read reads before, and
+    looks under the lock whether what was read still holds. (So do who takes records back and who begins to lead, while
+    nobody appends.)
 
 Trouble with files:
 
@@ -32,12 +35,13 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Final, TypeVar
+from contextlib import suppress
+from typing import Final, NamedTuple, TypeVar
 
 from broker.api.errors import CorruptLog, DiskFull, LiftlogError, StorageFailed
 from broker.storage.disk import Disk, storage_error
 from broker.storage.read import LogView, NeedsRepair
-from broker.storage.recovery import Ranges, RecoveredLog, RecoveryReport, merge_ranges
+from broker.storage.recovery import Ranges, RecoveredLog, RecoveryReport, Rescan, merge_ranges, rescan
 from broker.storage.rewrite.clean_state import load_clean_state
 from broker.storage.segments.chain import Chain, Untrusted
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
@@ -46,6 +50,16 @@ from broker.storage.segments.segment import Segment
 
 REPAIRS_PER_CALL_MAX: Final = 8
 T = TypeVar("T")
+
+
+class _Scannable(NamedTuple):
+    """A segment that can be scanned, up to `end`."""
+
+    chain: Chain
+    cuts: int
+    is_tail: bool
+    is_awake: bool
+    end: int
 
 
 class LogState:
@@ -149,10 +163,14 @@ class LogState:
     @property
     def compacted_to(self) -> int:
         """The mark of compaction that replicas tell each other: below it no key has two records (`compaction.Q2`)."""
-        if self._compacted_to < 0:
-            with self.lock, self.guarded("read compaction"):
-                self._compacted_to = load_clean_state(self.disk, self.folder).cleaned_to
-        return self._compacted_to
+        while (mark := self._compacted_to) < 0:
+            as_of = self.chain, self.cuts
+            with self.guarded("read compaction"):
+                found = load_clean_state(self.disk, self.folder).cleaned_to
+            with self.lock:
+                if self._compacted_to < 0 and as_of == (self.chain, self.cuts):  # L10
+                    self._compacted_to = found
+        return mark
 
     def note_compacted(self, to: int) -> None:
         """This mark is on disk."""
@@ -195,22 +213,48 @@ class LogState:
         raise CorruptLog(f"{self.folder}: damaged, and a second scan did not help", path=self.folder)
 
     def repair(self, segment: Segment, *, around_errors: bool = False) -> None:
-        """Scan a segment anew: its index is written, what is lost is noted.
+        """Scan a segment anew: its index is written, what is lost is noted. Appends go on during the scan (L10).
 
         One that is not ours any more is left alone. `around_errors`: what the disk cannot read is damaged; else that
         is an error.
         """
+        while (as_of := self._scannable(segment)) is not None:
+            found: Rescan | None = None
+            with self.guarded("scan"), suppress(FileNotFoundError):
+                found = rescan(self.disk, segment, as_of.end, around_errors=around_errors)
+            with self.lock:
+                if self._scannable(segment, as_of.end) == as_of:
+                    return self._take_anew(segment, found, as_of.end)
+
+    def _scannable(self, segment: Segment, tail_end: int | None = None) -> _Scannable | None:
+        """Up to where a segment can be scanned, and what must not change meanwhile; None: it is not ours any more.
+
+        Args:
+            tail_end: Up to where a tail was scanned: that it has grown since is no change.
+        """
         with self.lock:
-            if segment not in self.chain.segments:
-                return
-            was_tail = segment is self.chain.tail
-            if was_tail:
+            chain = self.chain
+            if segment not in chain.segments:
+                return None
+            is_tail = segment is chain.tail
+            if is_tail:
                 self.check_writable()  # `recover` is about to write it again
-            with self.guarded("scan"):
-                lost = self.chain.repair(segment, self.log_end_offset, around_errors=around_errors)
-            if was_tail and self.chain.tail is None:
-                self.note_roll()
-            self.lost_ranges = merge_ranges([*self.lost_ranges, *lost], log_start_offset=self.log_start_offset)
+            is_awake = segment.live is not None
+            end = tail_end if is_awake and tail_end is not None else chain.end_of(segment, self.log_end_offset)
+            return _Scannable(chain, self.cuts, is_tail, is_awake, end)
+
+    def _take_anew(self, segment: Segment, found: Rescan | None, end: int) -> None:
+        """With the lock held. `found`: None: there is no such file any more."""
+        lost = found.lost if found is not None else [(segment.base_offset, end)]
+        was_tail = segment is self.chain.tail
+        with self.guarded("scan"):
+            if found is not None:
+                self.chain.take_anew(segment, found, end)
+            else:
+                self.chain.remove(segment)
+        if was_tail and self.chain.tail is None:
+            self.note_roll()
+        self.lost_ranges = merge_ranges([*self.lost_ranges, *lost], log_start_offset=self.log_start_offset)
 
     def awake(self) -> GrowingIndex | None:
         """The tail's index, its file open; None: there is no tail."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from broker.api.errors import StorageFailed
+from broker.api.errors import NotLeader, StorageFailed
 from broker.api.stream import settings_from
 from broker.replication.events import Deposed, Send
 from broker.replication.messages import Fenced, Fetch, Records
@@ -28,6 +28,7 @@ from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
+from broker.storage.segments.index import INDEX_CACHE
 from tests.support.replicated import STATE, Led
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import IDENTITY, HeldPool, Waiter, disk, info, pool, rows
@@ -474,3 +475,64 @@ def test_bytes_in_bulk_count_for_the_pace(far: Leader) -> None:
     [said] = told(b)
     assert said.bulk is not None
     assert pace._free_s > free_s
+
+
+# --- what a question needs is read without the partition's lock --------------------------------------------------
+
+
+def at_a_read(led: Leader, disk: SimDisk, meanwhile: Callable[[], object]) -> list[bool]:
+    """Cold indexes. `meanwhile` happens at the first read of one. Returns who holds the partition's lock at a read."""
+    held: list[bool] = []
+    meet_fault = disk.meet_fault
+
+    def meets(call: str, path: str) -> Any:
+        if call in ("read_file", "pread"):
+            held.append(led.partition._lock._is_owned())  # type: ignore[attr-defined]
+            if len(held) == 1:
+                meanwhile()
+        return meet_fault(call, path)
+
+    for segment in led.partition.log.log.state.chain.segments:
+        INDEX_CACHE.drop(segment.serial)
+    disk.meet_fault = meets  # type: ignore[method-assign]
+    return held
+
+
+def led_log(led: Leader) -> None:
+    for _ in range(6):
+        led.append(b"x" * 300)
+        assert led.partition.log.roll_if_due(1 << 60)
+    led.follow(6)
+
+
+def test_intake_goes_on_while_a_lagging_follower_has_an_index_read(led: Leader, disk: SimDisk) -> None:
+    led_log(led)
+    stream, appended = Stream("c"), []
+    held = at_a_read(led, disk, lambda: appended.append(led.partition.append_now([rows(b"y")], Waiter()).first_offset))
+    led.fetch(stream, 3)
+    assert appended == [6]
+    assert held
+    assert not any(held)
+    [(answer, size)] = stream.said()
+    assert (answer.offset, size > 0) == (3, True)
+
+
+def test_a_question_is_looked_up_again_where_the_leadership_has_changed(led: Leader, disk: SimDisk) -> None:
+    led_log(led)
+    stream = Stream("c")
+
+    def leads_again() -> None:
+        led.partition.depose()
+        led.partition.lead(3, replace(STATE, leader_epoch=3))
+
+    held = at_a_read(led, disk, leads_again)
+    led.fetch(stream, 3)
+    assert len(held) > 1
+    assert [(type(answer), answer.epoch) for answer, _ in stream.said()] == [(Fenced, 3)]
+
+
+def test_who_does_not_lead_refuses_without_the_lock(led: Leader) -> None:
+    """A thread that begins to lead holds it while it reads."""
+    led.partition.depose()
+    with ThreadPoolExecutor(1) as other, led.partition._lock, pytest.raises(NotLeader):
+        other.submit(led.partition.append_now, [rows(b"y")], Waiter()).result(timeout=60)
