@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -148,6 +149,29 @@ def test_two_live_side_by_side(folders: list[Folder]) -> None:
     assert folders[0].listening() == []
     assert folders[1].listening() == [1, 3]
     folders[1].liftlog("publish", "orders.1", "still here")
+
+
+def test_a_copy_of_a_running_folder_is_a_folder_of_its_own(folders: list[Folder]) -> None:
+    """`down` and `up` with the copy once stopped, or kept, the processes of the original."""
+    one, copy = folders
+    one.up()
+    one.liftlog("stream", "create", "orders", "--subject", "orders.>")
+    one.liftlog("publish", "orders.1", "of both")
+    pids = one.pid("broker-0"), one.pid("nats")
+    shutil.copytree(one.path, copy.path)
+    said = copy.liftlog("down", "--data", str(copy.path), "--force").stderr
+    assert (
+        f"is a copy of {one.path}: broker-0 (pid {pids[0]}), nats (pid {pids[1]}) run there and are left alone" in said
+    )
+    assert "stopping" not in said
+    assert f"is a copy of {one.path}" in copy.up().stderr
+    assert {copy.pid("broker-0"), copy.pid("nats")}.isdisjoint(pids)
+    copy.liftlog("publish", "orders.1", "of the copy")
+    assert len(copy.liftlog("tail", "orders", "--json").stdout.splitlines()) == 2
+    assert set(copy.down()["stopped"]) == {"broker-0", "nats"}
+    assert (one.pid("broker-0"), one.pid("nats")) == pids
+    assert len(one.liftlog("tail", "orders", "--json").stdout.splitlines()) == 1
+    assert one.down()["stopped"] == {"broker-0": pids[0], "nats": pids[1]}
 
 
 def test_up_again_says_already_up_and_other_ports_are_refused(one: Folder) -> None:

@@ -2,7 +2,7 @@
 
     DATA/broker-0/          the broker's logs (its own business); of several brokers also broker-1 and so on
     DATA/run/brokers        how many there are: a folder of theirs may be lost with its disk
-    DATA/run/up.json        the record: addresses, and the identity of each process
+    DATA/run/up.json        the record: addresses, and the identity of each process and of the folder
     DATA/run/<name>.pid     the number alone, for other tools: broker-0.pid, nats.pid
     DATA/run/nats.conf      of the embedded NATS
     DATA/logs/<name>.log    what each process wrote
@@ -10,6 +10,8 @@
 D1  up.json is replaced as a whole; it is the truth, the pid files are a courtesy.
 D2  `up` and `down` hold a lock on DATA/run/lock while they change anything; the system drops it with
     the process that held it.
+D3  The processes of a record are those of the folder that the record was written in. A copy of the folder has the
+    record, too, and none of the processes: `load` gives it nothing, so no command finds them by a copy.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import fcntl
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -166,11 +168,25 @@ class UpFolder:
         _replace(self.count_path, f"{count}\n")
 
     def load(self) -> Record | None:
-        """The record of the last `up`; None: there is none that can be read."""
+        """The record of the last `up` in this folder; None: there is none that can be read, or it is another's (D3)."""
+        found = self._read()
+        return found[1] if found is not None and self._wrote(found[0]) else None
+
+    def copied(self) -> tuple[str, Record] | None:
+        """Of a copy: the folder that it is a copy of, and that one's record as of then. None: it is no copy (D3)."""
+        found = self._read()
+        return None if found is None or self._wrote(found[0]) else (str(found[0].get("data")), found[1])
+
+    def disown(self) -> None:
+        """Remove the record and all pid files of a copy: they name processes of another folder."""
+        for path in (*self.run.glob("*.pid"), self.record_path):
+            path.unlink(missing_ok=True)
+
+    def _read(self) -> tuple[dict[str, Any], Record] | None:
         try:
             values = parse_json(self.record_path.read_text(encoding="utf-8"))
             broker, *others = values["brokers"]
-            return Record(
+            return values, Record(
                 http=str(broker["http"]),
                 grpc=str(broker["grpc"]),
                 nats_url=str(values["nats"]["url"]),
@@ -182,16 +198,30 @@ class UpFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
+    def _wrote(self, values: Mapping[str, Any]) -> bool:
+        """Whether the record is of this folder; of one that was written by an earlier build, its path says it."""
+        if "folder" not in values:
+            return os.path.realpath(str(values.get("data"))) == os.path.realpath(self.path)
+        return bool(values["folder"] == self._identity())
+
+    def _identity(self) -> dict[str, int]:
+        """What a folder keeps when it is moved, and a copy does not have."""
+        found = self.run.stat()
+        return {"device": found.st_dev, "inode": found.st_ino}
+
     def save(self, record: Record) -> None:
         """Write the record and the pid files. Raises DiskFull, StorageFailed."""
         values = record.addresses(self.path)
+        values["folder"] = self._identity()
         values["processes"] = {name: identity.as_dict() for name, identity in record.processes.items()}
         for name, identity in record.processes.items():
             _replace(self.run / f"{name}.pid", f"{identity.pid}\n")
         _replace(self.record_path, json.dumps(values, indent=2) + "\n")
 
     def forget(self, record: Record) -> None:
-        """Remove the record and the pid files: nothing runs here."""
+        """Remove the record and the pid files: nothing runs here. One that is another's is left alone."""
+        if self.copied() is not None:
+            return
         for name in record.processes:
             (self.run / f"{name}.pid").unlink(missing_ok=True)
         self.record_path.unlink(missing_ok=True)
@@ -211,6 +241,14 @@ class UpFolder:
     @staticmethod
     def _not_allowed(folder: Path, error: OSError) -> FolderNotAllowed:
         return FolderNotAllowed(f"{folder}: {error.strerror}", path=str(folder))
+
+
+def copy_notice(folder: UpFolder, original: str, record: Record) -> str:
+    """What a user has to know of a folder that is a copy (`UpFolder.copied`)."""
+    alive = ", ".join(f"{name} (pid {identity.pid})" for name, identity in sorted(record.alive().items()))
+    processes = f"{alive} run there and are left alone" if alive else "none of its processes runs"
+    what = "the folder that was here before" if original == str(folder.path) else original
+    return f"{folder.path} is a copy of {what}: {processes}"
 
 
 def _broker_command(folder: Path) -> str:

@@ -10,7 +10,7 @@ import click
 
 from broker.api.errors import DeadlineExceeded
 from broker.cli.arguments import Option
-from broker.cli.local.datafolder import Record, UpFolder
+from broker.cli.local.datafolder import Record, UpFolder, copy_notice
 from broker.cli.local.processes import ProcessIdentity
 from broker.cli.options import DEFAULT_DATA, Data, Json, is_json
 from broker.cli.output import json_out, note
@@ -33,6 +33,8 @@ def down(
     record = folder.load()
     if record is None:
         folder.check()
+        if (copied := folder.copied()) is not None:
+            note(copy_notice(folder, *copied))
     if record is not None:
         if "up" in record.alive():  # holds no lock: it supervises
             stopped |= _stop_all(record, timeout_s, force)

@@ -11,6 +11,7 @@ U2  A process that is found alive, and is provably ours, is kept; one that has e
     So `up` goes on with a folder whose processes were killed, all of them or some.
 U3  A failure stops what this `up` has started, and nothing else.
 U4  A process that was alive and ends while `up` waits for it was stopping: `up` looks again, and starts it anew.
+U5  A copy of a folder is a folder of its own: the processes of the original are not its processes (datafolder.D3).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import click
 
 from broker.api.errors import FolderInUse, InvalidRequest, LiftlogError, PortInUse
 from broker.cli.arguments import Option
-from broker.cli.local.datafolder import BROKER, Record, UpFolder
+from broker.cli.local.datafolder import BROKER, Record, UpFolder, copy_notice
 from broker.cli.local.processes import Process, ProcessIdentity, start
 from broker.cli.options import DEFAULT_DATA, Data, Json, globals_of, is_json
 from broker.cli.output import json_out, note, pairs
@@ -88,6 +89,9 @@ def up(
     _check_count(plan)
     folder.prepare()
     with folder.locked():
+        if (copied := folder.copied()) is not None:
+            note(copy_notice(folder, *copied))
+            folder.disown()
         folder.keep_count(len(plan.commands))
         running = None
         while running is None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
 from broker.api.errors import DiskFull, FolderInUse, FolderNotAllowed, StorageFailed, WrongFolder
-from broker.cli.local.datafolder import LOG_BYTES_KEPT, Record, UpFolder
+from broker.cli.local.datafolder import LOG_BYTES_KEPT, Record, UpFolder, copy_notice
 from broker.cli.local.processes import ProcessIdentity
 from broker.storage import DataFolder
 
@@ -56,6 +57,54 @@ def test_a_saved_record_is_loaded_again_with_its_pid_files(tmp_path: Path) -> No
     folder.forget(record)
     assert folder.load() is None
     assert list(folder.run.glob("*.pid")) == []
+
+
+def test_a_copy_has_none_of_the_processes_and_a_moved_folder_has_them(tmp_path: Path) -> None:
+    folder = UpFolder(str(tmp_path / "data"))
+    folder.prepare()
+    record = _record()
+    folder.save(record)
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    copy = UpFolder(str(tmp_path / "copy"))
+    assert copy.load() is None
+    assert copy.copied() == (str(tmp_path / "data"), record)
+    assert f"copy of /x: nats (pid {os.getpid()}) run there" in copy_notice(copy, "/x", record)
+    copy.forget(record)
+    assert copy.copied() is not None, "what is another folder's is left alone"
+    copy.disown()
+    assert copy.copied() is None
+    assert list(copy.run.glob("*.pid")) == []
+
+    assert (folder.load(), folder.copied()) == (record, None)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert UpFolder(str(tmp_path / "moved")).load() == record
+    (tmp_path / "link").symlink_to(tmp_path / "moved")
+    assert UpFolder(str(tmp_path / "link")).load() == record
+
+
+def test_the_original_in_the_place_of_a_copy_and_the_copy_in_its_place(tmp_path: Path) -> None:
+    """A copy that takes the path of the original does not take its processes."""
+    folder = UpFolder(str(tmp_path / "data"))
+    folder.prepare()
+    folder.save(_record())
+    (tmp_path / "data").rename(tmp_path / "before")
+    shutil.copytree(tmp_path / "before", tmp_path / "data")
+    assert folder.load() is None
+    folder.forget(_record())  # as the supervisor of the original does at its end
+    assert folder.record_path.exists()
+    assert UpFolder(str(tmp_path / "before")).load() == _record()
+
+
+def test_a_record_of_an_earlier_build_is_that_of_its_path(tmp_path: Path) -> None:
+    folder = UpFolder(str(tmp_path / "data"))
+    folder.prepare()
+    folder.save(_record())
+    values = json.loads(folder.record_path.read_text())
+    del values["folder"]
+    folder.record_path.write_text(json.dumps(values))
+    assert folder.load() == _record()
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    assert UpFolder(str(tmp_path / "copy")).load() is None
 
 
 def test_the_record_names_the_addresses_for_others(tmp_path: Path) -> None:
