@@ -11,7 +11,7 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         RequestTimedOut         request_timed_out      it stopped half-way, nothing was done: `key` names the limit
         NotReady                not_ready              the broker is starting, draining or not connected
         NotLeader               not_leader             another broker leads the partition: `leader`
-        NotEnoughReplicas       not_enough_replicas    too few are in sync for an append; reads go on: `in_sync`
+        NotEnoughReplicas       not_enough_replicas    too few are in sync; reads go on: `in_sync`, `no_room`
         DiskFull                disk_full              no space for the append; reads go on
         StorageFailed           storage_failed         a write or fsync failed; the partition recovers
         StreamPaused            stream_paused          the stream takes no records until it is resumed

@@ -36,6 +36,8 @@ F9  A log that ends within a batch which its leader has joined is cut to where t
 F10  A log that an epoch's end would cut below its mark of compaction (an operator gave up records) begins anew:
     what is below the cut lacks what newer records above it had replaced.
 F11  Tombstones go only below what this leader has told in this epoch; at first that is 0.
+F12  A log whose disk has no room for records says so at once, and again with each fetch until there is room. It
+    follows the log start all the same: that makes room.
 
 The caller's duties: those of `leader` 1 to 3. `Append`, `Truncate`, `Reset` and `StartAt` are done at once, and
 answered by `Holds` before any other event; `TakeState` by `StateTaken`. A sync that is under way when the log is cut
@@ -66,6 +68,7 @@ from broker.replication.following import (
     Replied,
     Report,
     Reset,
+    RoomFound,
     StartAt,
     StateTaken,
     TakeState,
@@ -199,6 +202,7 @@ class Follower:
                 number=self._number,
                 compacted_to=log.compacted_to,
                 waits_to=log.waits_to,
+                lacks_room=log.lacks_room,
             )
         return (Ask(self.leader, message),)
 
@@ -277,6 +281,7 @@ class Follower:
         return (Append(self.epoch, is_rewritten and not self.log.lacks_state),)
 
     def _holds(self, event: Holds) -> tuple[Effect, ...]:
+        is_news = event.lacks_room and not self.log.lacks_room  # F12
         self.log = event
         if self.phase is Phase.CUTTING:
             return self._has_cut(event)
@@ -289,9 +294,10 @@ class Follower:
                 effects.append(Commit(wanted))
             self._told = None
             is_above = event.log_start < told.log_start <= self.log.high_watermark
-            if is_above and not event.is_refused and not event.lacks_state:
-                return (*effects, StartAt(told.log_start))  # F6; and then `Holds` again
-        if self.phase is Phase.FETCHING and not event.is_refused:
+            if is_above and (event.lacks_room or not event.is_refused) and not event.lacks_state:
+                news = self._ask() if is_news else NOTHING
+                return (*effects, *news, StartAt(told.log_start))  # F6, F12; and then `Holds` again
+        if self.phase is Phase.FETCHING and (is_news or not event.is_refused):
             effects += self._ask()
         return (*effects, *self._begin_sync())
 
@@ -305,6 +311,11 @@ class Follower:
         do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch
         self.phase = Phase.FETCHING if do_agree else Phase.ASKING
         return (*self._ask(), *self._begin_sync())
+
+    def _room_found(self, event: RoomFound) -> tuple[Effect, ...]:
+        """F12."""
+        self.log = replace(self.log, lacks_room=False)
+        return self._ask() if self.phase is Phase.FETCHING else NOTHING
 
     def _compacted(self, event: Compacted) -> tuple[Effect, ...]:
         self.log = replace(self.log, compacted_to=event.compacted_to, waits_to=event.waits_to)
@@ -395,6 +406,7 @@ _HANDLERS: Final = cast(
         Followed: Follower._followed,
         Unfollowed: Follower._unfollowed,
         Holds: Follower._holds,
+        RoomFound: Follower._room_found,
         Compacted: Follower._compacted,
         StateTaken: Follower._state_taken,
         Replied: Follower._answered,

@@ -21,7 +21,7 @@ class Holds:
         group_end: Where its last whole commit group ends; at least the high watermark.
         is_refused: The disk took nothing, or not all, and may later.
         lacks_state: There is no state file, and records below may have been told of what no record tells any more.
-        compacted_to, waits_to: As in `messages.Fetch`.
+        compacted_to, waits_to, lacks_room: As in `messages.Fetch`.
     """
 
     log_start: int
@@ -34,6 +34,12 @@ class Holds:
     lacks_state: bool = False
     compacted_to: int = 0
     waits_to: int = 0
+    lacks_room: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RoomFound:
+    """The disk that refused records has room for them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,19 @@ class Unreachable:
     """The leader cannot be asked: nobody listens there."""
 
 
-Event = Followed | Unfollowed | Holds | Compacted | StateTaken | Replied | Unreachable | Synced | SyncFailed | Tick
+Event = (
+    Followed
+    | Unfollowed
+    | Holds
+    | RoomFound
+    | Compacted
+    | StateTaken
+    | Replied
+    | Unreachable
+    | Synced
+    | SyncFailed
+    | Tick
+)
 
 
 # -- effects --------------------------------------------------------------------------------------------------

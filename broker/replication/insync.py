@@ -14,6 +14,9 @@ I5  How long a follower has been behind is counted from the first tick of this l
 I6  All that are assigned count for tombstones, in sync or not, from the start: one that has told no mark has compacted
     nothing. The mark of the later fetch holds, though it be the lesser one: a log that was cut has copied anew what it
     had compacted, from a leader that may not have.
+I7  A follower whose disk has no room for records is asked out at once, so that acks go on without it; it joins when it
+    has what there is. It stays, and may join, where fewer than must be in sync were left otherwise: nothing is
+    committed without it then, and a trim that would make room waits for as many as must be (`trims.T1`).
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class KnownFollower:
         durable_end: -1: nothing yet.
         log_start: As its checkpoint has it.
         number: The number of its latest fetch.
-        lacks_state, compacted_to, waits_to: As that one had it.
+        lacks_state, compacted_to, waits_to, lacks_room: As that one had it.
         caught_up_ms: When it last held all that the leader had; None: before the first tick.
         mark_ms, mark_end: Once it holds this much, it had all of what there was at that time.
     """
@@ -44,19 +47,25 @@ class KnownFollower:
     number: int = -1
     compacted_to: int = 0
     waits_to: int = 0
+    lacks_room: bool = False
     caught_up_ms: int | None = None
     mark_ms: int = 0
     mark_end: int = 0
 
 
 class InSync:
-    """The in-sync replicas of one leadership. `me` is its leader."""
+    """The in-sync replicas of one leadership. `me` is its leader.
+
+    Attributes:
+        without_room: The followers that have said last that their disks have no room, members or not.
+    """
 
     def __init__(self, me: str, led: Led, request: int) -> None:
         self.members = tuple(sorted(led.isr))
         self.partition_epoch = led.partition_epoch
         self.pending: AskIsr | None = None
         self.followers = {broker: KnownFollower() for broker in sorted(led.replicas) if broker != me}  # I4
+        self.without_room: tuple[str, ...] = ()
         self.request = request
         self._me = me
         self._epoch = led.epoch
@@ -87,6 +96,9 @@ class InSync:
         if fetch.number > follower.number:  # I6
             follower.number, follower.lacks_state = fetch.number, fetch.lacks_state
             follower.compacted_to, follower.waits_to = fetch.compacted_to, fetch.waits_to
+            if fetch.lacks_room != follower.lacks_room:
+                follower.lacks_room = fetch.lacks_room
+                self.without_room = tuple(broker for broker, one in self.followers.items() if one.lacks_room)
         follower.durable_end = max(follower.durable_end, fetch.durable_end)
         follower.log_start = max(follower.log_start, fetch.log_start)
         if follower.caught_up_ms is not None and follower.durable_end >= follower.mark_end:
@@ -113,25 +125,36 @@ class InSync:
         self.members, self.partition_epoch = tuple(sorted(event.isr)), event.partition_epoch
         return is_answer or is_later
 
-    def expansion(self, broker: str, *, least_end: int, least_start: int) -> AskIsr | None:
-        """Ask this follower in, if it has what it needs (I2, I3)."""
+    def reduction(self, *, least_in_sync: int) -> AskIsr | None:
+        """Ask out a member whose disk has no room, if enough remain (I2, I7)."""
+        if not self.without_room or self.pending is not None or len(self.members) <= least_in_sync:
+            return None
+        full = [broker for broker in self.without_room if broker in self.members]
+        return self._ask(remove=full[0]) if full else None
+
+    def expansion(self, broker: str, *, least_end: int, least_start: int, least_in_sync: int) -> AskIsr | None:
+        """Ask this follower in, if it has what it needs (I2, I3, I7)."""
         follower = self.followers[broker]
         is_ready = follower.durable_end >= least_end and follower.log_start >= least_start and not follower.lacks_state
+        is_ready &= not follower.lacks_room or len(self.members) < least_in_sync
         if self.pending is not None or broker in self.members or not is_ready:
             return None
         return self._ask(add=broker, incarnation=follower.incarnation)
 
-    def tick(self, now_ms: int, *, log_end: int, lag_ms_max: int) -> AskIsr | None:
+    def tick(self, now_ms: int, *, log_end: int, lag_ms_max: int, least_in_sync: int) -> AskIsr | None:
         """Time passes: the longest behind is asked out, if it is for too long; what was asked is asked again."""
+        is_few = len(self.members) <= least_in_sync
         worst, worst_ms = None, now_ms - lag_ms_max
         for broker, follower in self.followers.items():
             if follower.caught_up_ms is None or follower.durable_end >= log_end:  # I5
                 follower.caught_up_ms, follower.mark_ms, follower.mark_end = now_ms, now_ms, log_end
-            elif broker in self.members and follower.caught_up_ms < worst_ms:
+            elif broker in self.members and follower.caught_up_ms < worst_ms and not (is_few and follower.lacks_room):
                 worst, worst_ms = broker, follower.caught_up_ms
         if self.pending is not None:
             return self.pending
-        return None if worst is None else self._ask(remove=worst)
+        if worst is None:
+            return self.reduction(least_in_sync=least_in_sync)
+        return self._ask(remove=worst)
 
     def _ask(
         self, *, add: str | None = None, remove: str | None = None, incarnation: Incarnation = NO_INCARNATION

@@ -380,7 +380,8 @@ class Leader:
                 fetch.follower,
                 least_end=max(self.high_watermark, self.epoch_start),
                 least_start=self.trims.answered,
-            )
+                least_in_sync=self.min_insync_replicas,
+            ) or in_sync.reduction(least_in_sync=self.min_insync_replicas)
             effects += [] if asked is None else [asked]
             if 0 <= event.batch_start < fetch.offset:  # L10
                 inside = Inside(
@@ -474,7 +475,12 @@ class Leader:
         if self.role is not Role.LEADING:
             return NOTHING
         if self.in_sync is not None:
-            asked = self.in_sync.tick(self.now_ms, log_end=self.log_end, lag_ms_max=self._lag_ms_max)
+            asked = self.in_sync.tick(
+                self.now_ms,
+                log_end=self.log_end,
+                lag_ms_max=self._lag_ms_max,
+                least_in_sync=self.min_insync_replicas,
+            )
             return NOTHING if asked is None else (asked,)
         is_due = self.now_ms - self._synced_ms >= self.fsync_interval_ms
         if self.fsync_each_batch or self.is_syncing or not is_due or self.durable_end == self.log_end:

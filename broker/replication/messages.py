@@ -36,6 +36,7 @@ class Fetch:
         number: Counts the fetches of this incarnation: what a later one says holds, whichever comes first.
         compacted_to: Its mark of compaction: below it no key stands twice in its log.
         waits_to: Tombstones below it have had their time in its log, and wait for the marks of others; 0: none.
+        lacks_room: Its disk has refused records, and has no room for them still: none are to be sent.
     """
 
     follower: str
@@ -49,6 +50,7 @@ class Fetch:
     number: int = 0
     compacted_to: int = 0
     waits_to: int = 0
+    lacks_room: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import DiskFull, LiftlogError
 from broker.replication import events as e
 from broker.replication import following as f
 from broker.replication.follower import Follower
@@ -21,6 +21,7 @@ class Following(Held):
     def __init__(self, broker: Broker, name: str) -> None:
         super().__init__(broker, name)
         self.follower = Follower(broker.name)
+        self._room_looked_ms = 0
 
     def _follow_step(self, event: f.Event) -> None:
         for effect in self.follower.step(event):
@@ -57,6 +58,12 @@ class Following(Held):
             case e.StepOut():
                 self.step_out("fsync")
 
+    def look_for_room(self) -> None:
+        """As `Following._look_for_room`."""
+        if self.lacks_room and self.world.now_ms - self._room_looked_ms >= 1_000:
+            self.lacks_room = False
+            self._follow_step(f.RoomFound())
+
     def _take_state(self, offset: int, at: int, size: int) -> None:
         log = self.log
         assert log is not None
@@ -82,6 +89,10 @@ class Following(Held):
             act()
         except LiftlogError as error:
             self._cut_shadow()
+            if isinstance(error, DiskFull) and not self.lacks_room:
+                self.world.saw("follower without room")
+                self.lacks_room = True
+                self._room_looked_ms = self.world.now_ms
             if self._is_harmless(error):
                 self._follow_step(self._holds(is_refused=True))
             else:

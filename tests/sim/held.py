@@ -69,6 +69,7 @@ class Held:
         is_sound: There was a log that says for certain what it holds.
         is_behind: Its disk has taken back committed records from the end, as the open has found.
         is_mid_change: The power went in the midst of a change of the log.
+        lacks_room: Its disk was full when it was appended to last.
     """
 
     # those who drive it bring
@@ -88,6 +89,7 @@ class Held:
         self.log: PartitionLog | None = None
         self.shadow: list[Stored] = []
         self.is_damaged = self.is_sound = self.is_behind = self.is_mid_change = False
+        self.lacks_room = False
         self._data = b""
 
     def note(self, text: str) -> None:
@@ -215,6 +217,7 @@ class Held:
             lacks_state=log.handover.lacks,
             compacted_to=log.compacted_to,
             waits_to=log.waits_to,
+            lacks_room=self.lacks_room,
         )
 
     def _is_harmless(self, error: LiftlogError) -> bool:

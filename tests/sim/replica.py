@@ -304,6 +304,7 @@ class Replica(Rewriting):
         if self.broker.name not in state.opened:
             self._say_opened()
         self._lead_step(e.Tick(now_ms=now_ms))
+        self.look_for_room()
         self._follow_step(e.Tick(now_ms=now_ms))
         self._unpark(timed_out=True)
         self._trim()

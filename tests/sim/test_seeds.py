@@ -68,7 +68,7 @@ SEEN = (
         "message late",
         "message lost",
     ),
-    *("power cut in the midst of a change", "disk full at an append", "acked by the leader"),
+    *("power cut in the midst of a change", "disk full at an append", "follower without room", "acked by the leader"),
     *("pass of compaction", "pass of compaction that did not come to the end", "rewriting stopped midway"),
     *("tombstones let go", "batches joined", "follower within a joined batch"),
     *("fault: alter", "settings altered", "retention lets go"),

@@ -426,7 +426,8 @@ environment the name is `LIFTLOG_` and the key in capitals. A value outside of i
 start with `invalid_setting`. While the broker runs, this happens at a limit:
 
 - Beyond `limits.streams_max` and `limits.partitions_max`, creating is refused: `invalid_request`.
-- Records that would use up `limits.disk_reserve_bytes` are refused: `disk_full`.
+- Records that would use up `limits.disk_reserve_bytes` are refused: `disk_full`. Followers, and the
+  broker's own streams, stop at a part of it ([operations.md](../guides/operations.md), "Room").
 - A body over `http.body_bytes_max` is refused: `request_too_large`. All bodies of records that are
   being taken in have 8 times as much memory together, counted by their decoded length and with all
   copies; more are refused before they are read: `overloaded`.

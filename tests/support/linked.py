@@ -8,21 +8,27 @@ connected.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from broker.api.errors import StorageFailed
+from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import Place
+from broker.runtime.background.disk_reserve import Room
 from broker.runtime.cluster.link.link import ReplicaLink
 from broker.runtime.cluster.replicas.replicas import FoundReplicas, Replicas
+from broker.runtime.cluster.wiring import Host
 from broker.runtime.config.settings import ReplicationConfig
+from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.storage.log import PartitionLog
 from tests.support.placed import Node, ScriptedCatalog
 from tests.support.processes import eventually
 from tests.unit.runtime.test_partition import Waiter, rows
@@ -164,8 +170,18 @@ class LinkedNode(Node):
             sync_pool=self.host.sync_pool,
             settings=cluster.settings,
         )
-        self.host = replace(self.host, me=name, wiring=self.link)
+        free, clock = (lambda _: (cluster.free.get(name, 1 << 40), 1 << 50)), itertools.count().__next__
+        self.room = Room(name, 800, look=free, clock=clock)  # it is looked each time
+        self.host = replace(self.host, me=name, wiring=self.link, make_replica=self._make_replica(self.host))
         self.replicas = Replicas(self.host, process)
+
+    def _make_replica(self, host: Host) -> Callable[[StreamInfo, int, PartitionLog], Replica]:
+        def make(info: StreamInfo, number: int, log: PartitionLog) -> Replica:
+            replica = host.make_replica(info, number, log)
+            replica.room = self.room.own if info.internal else self.room.users
+            return replica
+
+        return make
 
     def report(self, at: Place, epoch: int) -> None:
         self.reports.append((at, epoch))
@@ -211,6 +227,7 @@ class Linked:
 
     Attributes:
         nodes: Those that run.
+        free: Bytes that are free on the disk of a broker, of which 800 are the reserve; else there are plenty.
     """
 
     def __init__(self, path: Path, names: Sequence[str] = ("a", "b", "c")) -> None:
@@ -219,6 +236,7 @@ class Linked:
         self.service = ScriptedCatalog()
         self.settings = ReplicationConfig()
         self.secrets: dict[str, bytes] = {}
+        self.free: dict[str, int] = {}
         self.relays = {name: Relay() for name in names}
         self.bulk_relays = {name: Relay() for name in names}
         self.nodes: dict[str, LinkedNode] = {}

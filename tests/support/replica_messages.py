@@ -22,7 +22,7 @@ def made(cls: type, rng: random.Random, **values: Any) -> Any:
             values[field.name] = (rng.choice((-1, *NUMBERS)), rng.choice(NUMBERS))
         elif field.name == "follower":
             values[field.name] = rng.choice(("broker-1", "b", "ä" * 100))
-        elif field.name == "lacks_state":
+        elif field.type == "bool":
             values[field.name] = rng.random() < 0.5
         else:
             may_be_unknown = field.name == "state_offset" or field.name.endswith("epoch")

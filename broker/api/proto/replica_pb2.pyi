@@ -130,7 +130,7 @@ class Incarnation(_message.Message):
     def __init__(self, registration: _Optional[int] = ..., step_outs: _Optional[int] = ...) -> None: ...
 
 class Fetch(_message.Message):
-    __slots__ = ("follower", "incarnation", "epoch", "offset", "last_epoch", "durable_end", "log_start", "lacks_state", "number", "compacted_to", "waits_to")
+    __slots__ = ("follower", "incarnation", "epoch", "offset", "last_epoch", "durable_end", "log_start", "lacks_state", "number", "compacted_to", "waits_to", "lacks_room")
     FOLLOWER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class Fetch(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COMPACTED_TO_FIELD_NUMBER: _ClassVar[int]
     WAITS_TO_FIELD_NUMBER: _ClassVar[int]
+    LACKS_ROOM_FIELD_NUMBER: _ClassVar[int]
     follower: str
     incarnation: Incarnation
     epoch: int
@@ -153,7 +154,8 @@ class Fetch(_message.Message):
     number: int
     compacted_to: int
     waits_to: int
-    def __init__(self, follower: _Optional[str] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., durable_end: _Optional[int] = ..., log_start: _Optional[int] = ..., lacks_state: _Optional[bool] = ..., number: _Optional[int] = ..., compacted_to: _Optional[int] = ..., waits_to: _Optional[int] = ...) -> None: ...
+    lacks_room: bool
+    def __init__(self, follower: _Optional[str] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., durable_end: _Optional[int] = ..., log_start: _Optional[int] = ..., lacks_state: _Optional[bool] = ..., number: _Optional[int] = ..., compacted_to: _Optional[int] = ..., waits_to: _Optional[int] = ..., lacks_room: _Optional[bool] = ...) -> None: ...
 
 class AskEnd(_message.Message):
     __slots__ = ("follower", "incarnation", "epoch", "request", "last_epoch")

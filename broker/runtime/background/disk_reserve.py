@@ -1,15 +1,18 @@
-"""Room on the disk: what is kept free for the broker's own small files, and who has to stop for that.
+"""Room on the disk: what is kept free, for whom, and who stops first as it goes.
 
-    |------------- used -------------|---- free ----|-- reserve --|
-                                      records go on   here they are refused, with DiskFull; catalog, checkpoints,
-                                                      offsets of consumers and decisions of sinks are still written
+    |------------- used -------------|------------ free -------------|
+                                      records | followers | own      | small files
+                                              8           6     4  3 |          0     eighths of the reserve are free
 
 A disk that is full to the last block takes no checkpoint and no command: streams could not even be trimmed to make
-room. The reserve is `limits.disk_reserve_bytes`, but never more than `SHARE` of the file system, so that a small one
-is of use too.
+room. So whoever grows stops while something is left for those who make room. The reserve is
+`limits.disk_reserve_bytes`, but never more than `SHARE` of the file system, so that a small one is of use too.
 
 E1  Asking is cheap: the system is asked at most once in `LOOK_S`, and what was written since counts as used.
 E2  Nothing has to be restarted: when space comes back, the next look says so.
+E3  A follower stops after a leader on a disk like its own would: so where the disks are alike nobody leaves the in-sync
+    replicas. It begins again where a leader may: so it does not leave and join with each segment that goes.
+E4  The broker's own streams stop too, later: who commits offsets in a loop would use up what a trim needs.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Final
 
 from broker.api.errors import DiskFull
@@ -31,6 +35,19 @@ SHARE: Final = 16
 """At most this part of the file system, one sixteenth, is kept free."""
 
 
+class Budget(Enum):
+    """Who appends; and so many eighths of the reserve stay free of it."""
+
+    RECORDS = 8
+    """Records of users, where they are led; what sinks stage; what is written anew."""
+    FOLLOWED = 6
+    """Records of users, where they are followed."""
+    OWN = 4
+    """The broker's own streams, `__offsets` and `__commits`, where they are led."""
+    OWN_FOLLOWED = 3
+    """And where they are followed."""
+
+
 def free_and_total(path: str) -> tuple[int, int]:
     """Bytes that this user may still write on the file system of `path`, and its size."""
     found = os.statvfs(path)
@@ -38,13 +55,17 @@ def free_and_total(path: str) -> tuple[int, int]:
 
 
 class Room:
-    """Asked before each append to a stream. Thread-safe.
+    """Asked before each append. Thread-safe.
 
     Args:
         path: A folder on the file system.
         reserve_bytes: As configured; 0: nothing is kept free.
         look: (free, total) in bytes.
         clock: Seconds.
+
+    Attributes:
+        users, own: For a stream of users, and for one of the broker's own.
+        is_short: Records of users are refused.
     """
 
     def __init__(
@@ -61,21 +82,25 @@ class Room:
         self._lock = threading.Lock()
         self._wanted = reserve_bytes
         self._looked_s = float("-inf")
-        self._left = 0  # free beyond the reserve when it was last looked, less what was written since
-        self._free = 0
+        self._free = 0  # when it was last looked
+        self._left = 0  # less what was written since
         self.reserve_bytes = 0
         self.is_short = False
+        self.users = Account(self, Budget.RECORDS, Budget.FOLLOWED)
+        self.own = Account(self, Budget.OWN, Budget.OWN_FOLLOWED)
 
-    def check(self) -> None:
-        """Raise DiskFull while there is no room but the reserve."""
-        if self._wanted and (self._left <= 0 or self._clock() - self._looked_s >= LOOK_S):
-            self._look_again()
-        if self.is_short:
+    def check(self, budget: Budget = Budget.RECORDS) -> None:
+        """Raise DiskFull while there is no room but what this budget leaves."""
+        if not self._wanted:
+            return
+        if self._left <= self._kept(budget) or self._clock() - self._looked_s >= LOOK_S:
+            self._look_again(budget)
+        if self._free <= (kept := self._kept(budget)):
             raise DiskFull(
-                f"{self._free} bytes are free on the disk of {self._path}, {self.reserve_bytes} of them are kept for"
-                " the broker itself (limits.disk_reserve_bytes)",
+                f"{self._free} bytes are free on the disk of {self._path}, {kept} of them are kept for the broker"
+                " itself (limits.disk_reserve_bytes)",
                 free_bytes=self._free,
-                limit=self.reserve_bytes,
+                limit=kept,
             )
 
     def took(self, count: int) -> None:
@@ -91,21 +116,47 @@ class Room:
         yield "liftlog_disk_free_bytes", "Free on the disk of the data folder", (), (), free
         yield "liftlog_disk_reserve_reached", "1 while records are refused to keep room", (), (), float(self.is_short)
 
-    def _look_again(self) -> None:
+    def _kept(self, budget: Budget) -> int:
+        return self.reserve_bytes * budget.value // Budget.RECORDS.value
+
+    def _look_again(self, budget: Budget) -> None:
         with self._lock:
-            if self._clock() - self._looked_s < LOOK_S and (self.is_short or self._left > 0):
+            kept = self._kept(budget)
+            if self._clock() - self._looked_s < LOOK_S and (self._free <= kept or self._left > kept):
                 return  # somebody else has just looked
             try:
                 self._free, total = self._look(self._path)
             except OSError as error:  # then the writes themselves will tell
                 log.warning("disk.unknown path=%s error=%s", self._path, error)
-                self._looked_s, self._left, self.is_short = self._clock(), 1 << 62, False
+                self._looked_s, self._free, self._left, self.is_short = self._clock(), 1 << 62, 1 << 62, False
                 return
             self.reserve_bytes = min(self._wanted, total // SHARE)
             self._looked_s = self._clock()
-            self._left = self._free - self.reserve_bytes
-            was_short, self.is_short = self.is_short, self._left <= 0
+            self._left = self._free
+            was_short, self.is_short = self.is_short, self._free <= self.reserve_bytes
         if self.is_short and not was_short:
             log.error("disk.reserve_reached free_bytes=%d reserve_bytes=%d", self._free, self.reserve_bytes)
         elif was_short and not self.is_short:
             log.info("disk.reserve_restored free_bytes=%d reserve_bytes=%d", self._free, self.reserve_bytes)
+
+
+class Account:
+    """The room for one kind of streams. Thread-safe."""
+
+    __slots__ = ("_follows", "_leads", "_room")
+
+    def __init__(self, room: Room, leads: Budget, follows: Budget) -> None:
+        self._room = room
+        self._leads, self._follows = leads, follows
+
+    def check(self) -> None:
+        """Raise DiskFull while a leader has no room to append, stage, or write anew."""
+        self._room.check(self._leads)
+
+    def check_followed(self, *, again: bool = False) -> None:
+        """Raise DiskFull while a follower has no room to append; `again`: to begin again after it had none (E3)."""
+        self._room.check(self._leads if again else self._follows)
+
+    def took(self, count: int) -> None:
+        """As `Room.took`."""
+        self._room.took(count)

@@ -172,7 +172,7 @@ class ClusterBroker(Assembled):
             opened,
             appender=self._appender,
             hub=self._hub,
-            room=None if info.internal else self._room,
+            room=self._room.own if info.internal else self._room.users,
             open_logs=self._open_logs,
         )
         if not info.internal:

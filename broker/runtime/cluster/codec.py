@@ -53,6 +53,7 @@ _NAMES: Final[dict[type, str]] = {cls: name for name, cls in (*_QUESTIONS.items(
 _FIELDS: Final = {cls: tuple(field.name for field in fields(cls)) for cls in _NAMES}
 _MAY_BE_UNKNOWN: Final = frozenset({"epoch", "last_epoch", "start_epoch", "found_epoch", "state_offset"})
 """These may be -1."""
+_FLAGS: Final = frozenset({"lacks_state", "lacks_room"})
 assert {*get_args(Question), *get_args(Reply)} == _NAMES.keys()
 
 
@@ -245,7 +246,7 @@ def _taken(cls: type, said: Any) -> Any:
             value = (value.registration, value.step_outs)
         elif name == "follower":
             _check_text(name, value)
-        elif name != "lacks_state":
+        elif name not in _FLAGS:
             _check_number(name, value, -1 if name in _MAY_BE_UNKNOWN else 0)
         values[name] = value
     return cls(**values)

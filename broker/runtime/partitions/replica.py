@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 
 from broker.api.errors import LiftlogError, StorageFailed
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.background.disk_reserve import Room
+from broker.runtime.background.disk_reserve import Account
 from broker.runtime.partitions.open_logs import OpenLogs
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece, scrub
@@ -32,7 +32,7 @@ class Replica:
     """See the module. Thread-safe.
 
     Args:
-        room: The reserve that is kept free on the disk; None: a stream of the broker's own, which may use it.
+        room: What its stream draws on; None: a disk without a reserve.
         open_logs: R3; None: the log rests when it is told to.
 
     Attributes:
@@ -55,7 +55,7 @@ class Replica:
         *,
         appender: Executor,
         hub: ChangeHub,
-        room: Room | None = None,
+        room: Account | None = None,
         open_logs: OpenLogs | None = None,
     ) -> None:
         self.stream = info.name

@@ -7,7 +7,7 @@ P8  Without a session nothing is appended, and nobody is told that something is 
     told once there is a session again, if this broker leads in the same epoch still; else that another one does. Errors
     are told at once.
 P9  While fewer are in sync than must be, an append is refused at once: its ack would come when a follower comes back.
-    Records that were appended before wait for that.
+    Records that were appended before wait for that. A member whose disk has no room does not count (`insync.I7`).
 P10  A log that has failed is not recovered in place: what it had is not known, and others have it. The leadership
     ends, and the replica steps out (`replication.leader.L6`).
 P11  A leader answers clients once it takes in messages: `serve` says so for each leadership.
@@ -338,10 +338,16 @@ class ReplicatedPartition(Partition):
                 f"{self}: it is being added, and until every leader knows of it there are {count} partitions"
             )
         in_sync, least = self._core.in_sync, self._core.min_insync_replicas
-        if in_sync is not None and len(in_sync.members) < least:
-            members = list(in_sync.members)
+        if in_sync is None or (len(in_sync.members) >= least and not in_sync.without_room):
+            return
+        members, full = list(in_sync.members), list(in_sync.without_room)
+        if len(set(members) - set(full)) < least:
+            why = f"; no room on the disks of {full}" if full else ""
             raise NotEnoughReplicas(
-                f"{self}: in sync are {members}, min_insync_replicas={least}", in_sync=members, limit=least
+                f"{self}: in sync are {members}, min_insync_replicas={least}{why}",
+                in_sync=members,
+                no_room=full,
+                limit=least,
             )
 
     def _check_taking(self) -> None:

@@ -312,7 +312,7 @@ class Streams:
                 opened,
                 appender=self._appender,
                 hub=self._hub,
-                room=None if info.internal else self._room,
+                room=self._room.own if info.internal else self._room.users,
                 open_logs=self._open_logs,
             )
             epoch = -1 if self._leader_epoch is None else self._leader_epoch

@@ -181,6 +181,26 @@ def test_the_log_agrees_with_its_leaders_from_when_that_was_found_until_a_cut_be
     assert one.following.agreed_epoch == -1
 
 
+def test_a_disk_that_refuses_records_is_told_of_until_it_takes_them(one: Follower) -> None:
+    """U8: also where the reserve said that there is room, as somebody else has filled the disk since."""
+    one.wrote(2, b"x" * 5_000)
+    one.follow(2)
+    one.disk.bytes_max = one.disk.used_bytes + 100
+    one.records(one.asked[-1])
+    count = len(one.asked)
+    assert (one.asked[-1].lacks_room, one.asked[-1].offset, one.log.failure) == (True, 0, None)
+    one.records(one.asked[-1])
+    assert len(one.asked) == count, "it does not ask in haste for what it cannot take"
+    one.disk.heal()
+    one.following.tick(1)
+    assert one.asked[-1].lacks_room, "the disk is not asked at each tick"
+    one.following._room_asked_s = float("-inf")
+    one.following.tick(2)
+    assert not one.asked[-1].lacks_room
+    one.records(one.asked[-1])
+    assert one.log.log_end_offset == 1
+
+
 def test_one_fsync_serves_all_that_came_before_it(one: Follower) -> None:
     one.follow(2)
     for value in (b"x", b"y", b"z"):

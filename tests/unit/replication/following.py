@@ -1,7 +1,8 @@
 """The verbs of the scripts in tests/golden/replication/following: one for each event of a follower's core.
 
 holds end=3 durable=3 last=1 hw=2 group=3 start=0       what the log holds: unless said, as before; `refused` by
-                                                        the disk; `lacks` or `has` a state file
+                                                        the disk; `lacks` or `has` a state file; `no-room`
+room                                                    there is room again
 state 5 at=0 length=10 size=30, taken lacks, taken      a piece of one; what became of it
 followed 2 b incarnation=1 end=3 ...                    the leader of epoch 2 is b; the log as in `holds`
 end 1 at=4 own=3 request=1 start=0 start-epoch=-1       the leader's epoch 1 ends at 4, the follower's own at 3
@@ -68,7 +69,8 @@ class Following:
         if "end" in values and "group" not in values:
             told["group_end"] = told["log_end"]
         lacks = "lacks" in words or (log.lacks_state and "has" not in words)
-        return replace(log, **told, is_refused="refused" in words, lacks_state=lacks)
+        full = "no-room" in words
+        return replace(log, **told, is_refused="refused" in words, lacks_state=lacks, lacks_room=full)
 
     def event(self, verb: str, words: list[str], values: dict[str, str]) -> f.Event:
         core = self.core
@@ -106,6 +108,8 @@ class Following:
             case "inside":
                 begins = {"batch_start": int(values["from"]), "start_epoch": int(values["last"])}
                 return f.Replied(Inside(**who, offset=int(words[0]), number=number, **begins))
+            case "room":
+                return f.RoomFound()
             case "compacted":
                 return f.Compacted(int(words[0]), int(values.get("waits", 0)))
             case "taken":

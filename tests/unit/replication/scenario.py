@@ -6,6 +6,7 @@ synced 2 generation=1                      without a generation: of the present 
 sync-failed EIO, recovered durable=2 end=2
 follower b 2 end=3 epoch=1 incarnation=1 last=1 before=1 start=0 from=0    a fetch: 2 is durable, 3 its log end
                                            `lacks` a state file; state=5 is one that it may have, rewritten=4 in Records
+                                           `no-room`: its disk has none for records
                                            mark=2 waits=2: of compaction; own=2 own-waits=2: this log's; number=7: of
                                            the fetch, else the next; within=1/0: in a batch from 1 on, after epoch 0
 follower-asks-state b 5 at=0 length=10 size=30
@@ -83,6 +84,7 @@ def message_line(message: Message) -> str:
             more = " lacks state" if message.lacks_state else ""
             more += f" mark={message.compacted_to}" if message.compacted_to else ""
             more += f" waits={message.waits_to}" if message.waits_to else ""
+            more += " no room" if message.lacks_room else ""
             return f"fetch {message.offset} last={message.last_epoch} durable={message.durable_end}{start}{more}"
         case AskState():
             return f"ask state {message.offset} from byte {message.at}"
@@ -172,6 +174,7 @@ class Scenario:
                         number=int(values.get("number", self.number)),
                         compacted_to=int(values.get("mark", 0)),
                         waits_to=int(values.get("waits", 0)),
+                        lacks_room="no-room" in words,
                     ),
                     batch_start=int(within),
                     batch_epoch=int(before_it),

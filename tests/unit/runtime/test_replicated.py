@@ -464,6 +464,7 @@ def test_a_log_start_that_is_not_written_down_is_told_to_nobody(led: Led, monkey
         following = Following.__new__(Following)
         following._log, following._replica = log, led.partition.replica
         following._whole_to = following._whole_from = 4
+        following._lacks_room = False
         assert following._holds().log_start == 0
     log.checkpoint()
     led.partition.tick(2_000)

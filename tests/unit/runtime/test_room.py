@@ -42,6 +42,33 @@ def test_records_are_refused_before_the_reserve_is_touched_and_again_accepted_wh
     assert not room.is_short
 
 
+def test_who_grows_stops_in_order_and_a_follower_begins_again_where_a_leader_may() -> None:
+    place = Place(free=1_000, total=1_000_000)
+    room = place.room(800)
+    steps = {
+        800: (room.users.check, "a leader"),
+        600: (room.users.check_followed, "its follower"),
+        400: (room.own.check, "a leader of the broker's own streams"),
+        300: (room.own.check_followed, "their follower"),
+    }
+    for free, (stops, what) in steps.items():
+        place.free, place.now_s = free + 1, place.now_s + 1
+        stops()
+        place.free, place.now_s = free, place.now_s + 1
+        with pytest.raises(DiskFull, match=str(free)):
+            stops()
+        assert room.is_short, what
+        for later, (goes_on, _) in steps.items():
+            if later < free:
+                goes_on()
+    place.free, place.now_s = 800, place.now_s + 1
+    room.users.check_followed()
+    with pytest.raises(DiskFull):
+        room.users.check_followed(again=True)
+    place.free, place.now_s = 801, place.now_s + 1
+    room.users.check_followed(again=True)
+
+
 def test_what_was_written_counts_without_asking_the_system() -> None:
     """A fast writer cannot run through the reserve between two looks; a slow one causes one look in a while."""
     place = Place(free=1_000, total=100_000)
@@ -97,8 +124,8 @@ async def test_what_is_staged_counts_too(tmp_path: Path) -> None:
         await broker.create_stream("s", {})
         room = broker._room
         place = Place(free=room._wanted + 100, total=1 << 60)
-        room._look, room._clock, room._looked_s = place.look, lambda: place.now_s, float("-inf")
         epoch = (await broker.sinks.open("sink", "owner", is_one_shot=False)).epoch
+        room._look, room._clock, room._looked_s = place.look, lambda: place.now_s, float("-inf")
 
         async def stage(part: int) -> None:
             batches = [row_batch([b"v" * 1_000])]

@@ -23,6 +23,7 @@ Q5  A follower that is not in sync is filled at a limited pace (`pace.py`); one 
 Q6  One that is far behind what is committed is told where it can fetch the next `BULK_BYTES_MAX` of that in bulk
     (`bulk.py`), if it takes them so. While it does, nothing lacks. It is answered without bytes, and is not calm. If it
     fetches in vain it asks again, and gets it by gRPC (Q3).
+Q7  One whose disk has no room gets no bytes, and hears of the log start alone before `wait_s` is over.
 
 The model is `tests/sim/leading.py`.
 """
@@ -101,7 +102,7 @@ class FollowerSlot:
         others: Answers of other kinds, one of each.
         told: High watermark and log start as it was told last.
         commit_due_s: When it is to hear of another high watermark at the latest; 0: there is none.
-        lacks_state: As its last fetch had it. It is not calm then.
+        lacks_state, lacks_room: As its last fetch had them. It is not calm then.
         calm: In which epoch, and as whom, it was told last that there is nothing; None: it was told something else.
         early: A question that waits for Q4.
         takes_bulk: As its last fetch had it. `transfer`: what it was told to fetch in bulk last.
@@ -117,6 +118,7 @@ class FollowerSlot:
     sent: Sent | None = None
     calm: tuple[int, Incarnation] | None = None
     lacks_state: bool = False
+    lacks_room: bool = False
     early: Question | None = None
     takes_bulk: bool = False
     transfer: Transfer | None = None
@@ -228,8 +230,9 @@ class Answering:
         slot.early = None
         match question:
             case Fetch():
-                state_offset, slot.lacks_state = -1, question.lacks_state
-                if question.lacks_state:
+                state_offset = -1
+                slot.lacks_state, slot.lacks_room = question.lacks_state, question.lacks_room
+                if question.lacks_state or question.lacks_room:
                     slot.calm = None
                 if question.lacks_state:
                     state_offset = self._log.handover.offered(
@@ -320,15 +323,15 @@ class Answering:
         assert slot.records is not None
         if slot.told is None or slot.told[1] != opened.kept_start_offset or self._lacks(slot, slot.records, now_s):
             return True
-        if slot.told[0] == opened.high_watermark:
+        if slot.told[0] == opened.high_watermark or slot.lacks_room:
             return False
         if not slot.commit_due_s:
             slot.commit_due_s = now_s + COMMIT_S
         return now_s >= slot.commit_due_s
 
     def _lacks(self, slot: FollowerSlot, records: Records, now_s: float) -> bool:
-        """Whether there are bytes to be sent (Q3)."""
-        if records.offset >= self._log.log_end_offset:
+        """Whether there are bytes to be sent (Q3, Q7)."""
+        if slot.lacks_room or records.offset >= self._log.log_end_offset:
             return False
         sent = slot.sent
         if sent is None or sent[:3] != _of(records):
@@ -420,7 +423,7 @@ class Answering:
             return []
         self._done(slot, records)
         slot.told, slot.commit_due_s = news, 0.0
-        is_calm = records.offset >= opened.log_end_offset and not (data or slot.lacks_state)
+        is_calm = records.offset >= opened.log_end_offset and not (data or slot.lacks_state or slot.lacks_room)
         slot.calm = (records.epoch, records.incarnation) if is_calm else None
         if data or bulk is not None:
             slot.sent = Sent(*_of(records), now_s)

@@ -20,6 +20,8 @@ U6  The log is told to agree with its leader's from the moment that the core has
 U7  The connection's reader itself fsyncs an answer that comes alone: to wake a thread and to ask twice takes longer
     than a quick fsync, and somebody waits for his ack. It comes alone if the reader had nothing to do before it for
     longer than the last fsync took. That fsync was quick, the bytes are few, and the pool has nothing of this log.
+U8  A disk that is full, or has the reserve alone, is asked each `ROOM_S` whether there is room again; until then the
+    leader is asked for no records (`follower.F12`).
 
 The model is `tests/sim/following.py`.
 """
@@ -33,7 +35,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from broker.api.errors import BadBatch, LiftlogError, OffsetOutOfRange
+from broker.api.errors import BadBatch, DiskFull, LiftlogError, OffsetOutOfRange
 from broker.metadata.partition import Place
 from broker.replication import events as e
 from broker.replication import following as f
@@ -54,6 +56,8 @@ HERE_BYTES_MAX: Final = 64 << 10
 """Both: see U7."""
 FRESH_SLOWER: Final = 10
 """So much slower passes time before the first answer in an epoch: the leader is reported after 10 s."""
+ROOM_S: Final = 1.0
+"""See U8."""
 CALM_SLOWER: Final = 50
 """So much slower passes the time of a calm one: it asks again after 15 s, if the leader has not answered after 10."""
 
@@ -102,6 +106,7 @@ class Following:
         self._is_calm = False
         self._is_fresh = True
         self._refused_log = RateLimitedLog()
+        self._lacks_room, self._room_asked_s = False, 0.0
         self.agreed_epoch = -1
 
     def __str__(self) -> str:
@@ -150,9 +155,26 @@ class Following:
         if self._lock.acquire(blocking=False):
             try:
                 self._passed()
+                if self._lacks_room:
+                    self._look_for_room()
                 self._step(e.Tick(now_ms=int(self._time_ms)))
             finally:
                 self._lock.release()
+
+    def _look_for_room(self) -> None:
+        """U8."""
+        now_s = time.monotonic()
+        if now_s - self._room_asked_s < ROOM_S:
+            return
+        self._room_asked_s = now_s
+        try:
+            if self._replica.room is not None:
+                self._replica.room.check_followed(again=True)
+        except DiskFull:
+            return
+        self._lacks_room = False
+        log.info("replica.has_room partition=%s", self)
+        self._step(f.RoomFound())
 
     def _passed(self) -> None:
         connection = self._connection
@@ -247,6 +269,8 @@ class Following:
         try:
             act()
         except LiftlogError as error:
+            if isinstance(error, DiskFull):
+                self._lacks_room, self._room_asked_s = True, time.monotonic()
             self._refuse(error)
             if self._log.failure is None:
                 self._step(self._holds(is_refused=True))
@@ -269,6 +293,8 @@ class Following:
         data, opened = self._data, self._log
         if not data:
             return
+        if self._replica.room is not None:
+            self._replica.room.check_followed(again=self._lacks_room)
         before = opened.log_end_offset
         try:
             now_us = time.time_ns() // 1_000
@@ -348,6 +374,7 @@ class Following:
             lacks_state=opened.handover.lacks,
             compacted_to=opened.compacted_to,
             waits_to=opened.waits_to,
+            lacks_room=self._lacks_room,
         )
 
     # -- fsync (a thread of the pool) --------------------------------------------------------------------------

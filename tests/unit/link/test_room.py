@@ -1,0 +1,126 @@
+"""Goal: a follower whose disk is at its reserve takes nothing more by any door, says so, and is waited for by nobody;
+what makes room reaches it, and it comes back by itself.
+
+Method: as test_link.py; the disk says how much is free as the test wants, 800 bytes are the reserve.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+
+import pytest
+
+from broker.api.errors import DiskFull, NotEnoughReplicas
+from broker.metadata.partition import Place
+from tests.support.linked import Linked
+from tests.support.processes import eventually
+from tests.unit.link.test_link import three
+
+__all__ = ["three"]
+pytestmark = pytest.mark.slow
+BIG = random.Random(2).randbytes(200_000)
+FULL, AT_RESERVE, PLENTY = 600, 700, 1 << 40
+"""Free bytes: a follower takes nothing; a leader takes nothing, and a follower goes on; both take all."""
+
+
+def lacking(cluster: Linked, at: Place) -> tuple[str, ...]:
+    in_sync = cluster.leader(at).partition(at)._core.in_sync
+    assert in_sync is not None
+    return in_sync.without_room
+
+
+def refused_for_room(cluster: Linked, at: Place) -> NotEnoughReplicas:
+    """The error of an append, once the leader has heard that there is no room."""
+
+    def refusal() -> NotEnoughReplicas | None:
+        try:
+            cluster.publish(at, b"?")
+        except NotEnoughReplicas as error:
+            return error
+        return None
+
+    found = eventually(refusal, what="a refusal")
+    assert found is not None
+    return found
+
+
+def test_a_follower_without_room_leaves_at_once_and_joins_when_it_has_room(three: Linked) -> None:
+    """The lag of 10 s that it may have otherwise is not waited for: the leader's clock stands still."""
+    [at] = three.create(min_insync=2)
+    three.in_sync(at)
+    three.stored(at, b"before")
+    full, well = (node.me for node in three.followers(at))
+    three.free[full] = FULL
+    three.stored(at, b"one")
+    three.in_sync(at, three.leader(at).me, well)
+    end = three.nodes[full].log(at).log_end_offset
+    for _ in range(5):
+        three.stored(at, BIG)
+    assert three.nodes[full].log(at).log_end_offset == end, "nothing was appended below the reserve"
+    assert lacking(three, at) == (full,)
+    three.free[full] = PLENTY
+    three.in_sync(at)
+    three.same(at)
+    assert not lacking(three, at)
+
+
+def test_a_leader_stops_before_its_followers_where_all_disks_are_alike(three: Linked) -> None:
+    [at] = three.create(min_insync=2)
+    three.in_sync(at)
+    three.free |= dict.fromkeys(three.names, AT_RESERVE)
+    with pytest.raises(DiskFull):
+        three.publish(at, b"x")
+    leader = three.leader(at).me
+    three.free[leader] = PLENTY
+    eventually(lambda: three.publish(at, b"y") is not None, what="an append")
+    three.same(at)
+    assert set(three.service.state(at).isr) == {"a", "b", "c"}
+
+
+def test_with_too_few_that_have_room_appends_say_so_and_a_trim_makes_room(three: Linked) -> None:
+    """One of the two stays in sync: else a trim would wait for it, and it for the trim."""
+    [at] = three.create(min_insync=2, segment_bytes=1 << 20)
+    three.in_sync(at)
+    for _ in range(12):
+        three.stored(at, BIG)
+    leader = three.leader(at)
+    others = [node.me for node in three.followers(at)]
+    three.free |= dict.fromkeys(others, FULL)
+    waits = three.publish(at, b"waits for room")
+    eventually(lambda: len(lacking(three, at)) == 2, what="both to say that they have no room")
+    error = refused_for_room(three, at)
+    assert error.fields["no_room"] == others
+    assert "no room on the disks of" in str(error)
+    eventually(lambda: len(three.service.state(at).isr) == 2, what="one to stay in sync")
+    assert waits.outcome is None
+    leader.partition(at).trim(10).result(60)
+    assert leader.log(at).kept_start_offset == 10
+    for name in others:
+        eventually(lambda name=name: three.nodes[name].log(at).kept_start_offset == 10, what=f"{name} to follow it")
+    three.free |= dict.fromkeys(others, PLENTY)
+    assert isinstance(eventually(lambda: waits.outcome, what="the ack"), int)
+    three.in_sync(at)
+    three.stored(at, b"after")
+    three.same(at)
+
+
+def test_a_follower_that_begins_with_nothing_takes_nothing_without_room(three: Linked) -> None:
+    """A whole log in bulk, a log that begins anew: they come by the same door."""
+    [at] = three.create(min_insync=2)
+    three.in_sync(at)
+    away = three.followers(at)[0].me
+    three.stop(away)
+    three.fail(away)
+    for _ in range(60):
+        three.stored(at, BIG)
+    shutil.rmtree(three.path / away)
+    three.free[away] = FULL
+    three.start(away)
+    eventually(lambda: lacking(three, at) == (away,), what="it to say that it has no room")
+    three.stored(at, BIG)
+    assert three.nodes[away].log(at).log_end_offset == 0
+    assert away not in three.service.state(at).isr
+    three.free[away] = PLENTY
+    three.in_sync(at)
+    three.same(at)
