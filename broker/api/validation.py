@@ -38,7 +38,7 @@ class Rule:
         limit: (least, greatest), both allowed: of a number, of the length of text, of the count of items. Or the words
             that are allowed.
         unit: bytes, ms, records: for error texts.
-        pattern: The whole text matches it.
+        pattern: The whole text matches it; of a table each key does.
         says: The pattern in words, for people: "must be ...".
         is_printable: Text without control characters. Not in the schema.
         read: Makes the value of the text that was checked; it may refuse more.
@@ -369,6 +369,8 @@ class Table(ValueShape):
         self.item = item
         self.key = key
         self.keys, self.key_pattern = ("whole numbers", "[0-9]{1,18}") if key is int else ("Unicode text", "(?s:.*)")
+        if rule.pattern is not None:
+            self.keys, self.key_pattern = rule.says.removeprefix("must be "), rule.pattern
         self.greatest = cast("int", rule.limit[1]) if rule.limit else None
         self.what = "must be an object" + (f" of up to {self.greatest} entries" if rule.limit else "")
 

@@ -11,7 +11,8 @@ rescue.py      the catalog has lost commands: it is fitted to the logs
 growth.py      a stream gets more partitions, or more replicas
 partition.py   one partition, and how it may change
 placement.py   where new replicas go
-fields.py      fields of commands, checked
+shapes.py      what each field of each command has to be
+fields.py      fields of commands, read: whether they are there, and their defaults
 info.py        what it knows of one stream, of one broker, of a rescue
 overlap.py     which subjects can carry the same message
 journal.py     commands as lines of a file: encoding and checked decoding (the runtime does the I/O)

@@ -39,6 +39,7 @@ M7  A command takes effect as a whole or is refused, and then changes nothing. `
 M8  A command has effect only where the cluster has its feature level, at its place in the journal: every broker knows
     it there, and a journal that holds one from before gives everybody the same catalog, after an upgrade too.
 M9  The stream of a stream's stages goes with it, in the same command: stages without a stream are for nobody.
+M10  A command whose fields do not have their shapes (`shapes.py`) has no effect, wherever it comes from.
 
 Design: docs/explain/architecture.md, docs/explain/metadata.md.
 """
@@ -60,7 +61,7 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.api.stream import STAGES_PREFIX, UNALTERABLE, StreamSettings, check_name, settings_from, stages_of
-from broker.metadata import broker_commands, fields, growth, partition_commands, rescue
+from broker.metadata import broker_commands, fields, growth, partition_commands, rescue, shapes
 from broker.metadata.cluster import Cluster
 from broker.metadata.info import BrokerInfo, StreamInfo, advice_on, differing, info_from
 from broker.metadata.overlap import SubjectTree, subjects_of
@@ -153,11 +154,11 @@ class Catalog:
             raise InvalidRequest(f"malformed command: {error!r}") from error
 
     def _dispatch(self, command: Mapping[str, Any]) -> Any:
+        fields.check_depth(command)  # first: an error shows what it refuses
         if command.get("v") != COMMAND_VERSION:
-            raise InvalidRequest(f"command version {command.get('v')!r}, this release knows {COMMAND_VERSION}")
-        fields.check_depth(command)
+            raise InvalidRequest(f"command version {command.get('v')!r:.100}, this release knows {COMMAND_VERSION}")
         kind = fields.text(command, "kind")
-        fields.text(command, "request_id", "")
+        command = shapes.checked(command, kind)
         if (level := SINCE.get(kind, 0)) > self.cluster.feature_level:
             raise InvalidRequest(f"{kind} needs feature level {level}, the cluster has {self.cluster.feature_level}")
         rescue.check_kind(self.cluster, kind)
@@ -188,7 +189,7 @@ class Catalog:
             case "register_producer":
                 return self._register_producer(command)
             case kind:
-                raise InvalidRequest(f"unknown command {kind!r}")
+                raise AssertionError(f"{kind} has shapes and is no command")
 
     def _create(self, command: Mapping[str, Any]) -> dict[str, Any]:
         name, internal = command["name"], bool(command.get("internal", False))

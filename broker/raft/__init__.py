@@ -4,6 +4,7 @@ node.py       one broker's part: submit, read, voters
 core.py       pysyncobj's Raft, mended: what it does by itself, and what stands against it
 journal.py    entries, term, vote and snapshot in one file
 snapshots.py  taking, sending and installing snapshots
+messages.py   what each message has to be
 wire.py       connections: bind address, secret, JSON
 names.py      addresses of hosts, without waiting for a name server
 greeting.py   a question to a Raft port, from who takes no part in the group yet

@@ -27,6 +27,8 @@ A10  Where logs part it steps back by one entry for each round trip, and sends a
     leader with a tail of its own was without the group for a minute. Entries that stand against the leader's log are
     cut at once, and the answer says how far back the two may part: at the first entry of that term, or after the
     last one that is committed here.
+A11  It takes a message apart as it comes: one without a term ends the process. One that does not have its shape
+    (`messages.py`) ends the connection that it came by, and nothing else.
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ from pysyncobj.poller import POLL_EVENT_TYPE
 from broker.api.errors import LiftlogError, StorageFailed
 from broker.api.plain import parse_json
 from broker.raft.journal import Entry, Journal
+from broker.raft.messages import MEMBERSHIP, NO_OP, REGULAR, membership, misfit
 from broker.raft.snapshots import Snapshots
 
-REGULAR, NO_OP, MEMBERSHIP = b"\x00", b"\x01", b"\x02"
 COMMAND_BYTES_MAX: Final = 8 << 20
 """A command that is longer is refused: it would be sent in pieces that pysyncobj puts together carelessly."""
 BATCH_BYTES: Final = 2 * COMMAND_BYTES_MAX
@@ -202,6 +204,14 @@ class Core(SyncObj):  # type: ignore[misc]
         me, last = self.journal.base.node_id, self.journal.entries[-1][1] if self.journal.entries else 0
         return [self._node(voter) for voter in sorted({*self.voters_at(last), *self._seeds}) if voter != me]
 
+    def is_node_id(self, text: str) -> bool:
+        """Whether a text can be the id of a voter: one that is none would end whoever makes a node of it."""
+        try:
+            self._node(text)
+        except ValueError:
+            return False
+        return True
+
     def reaches(self, voter: str) -> bool:
         """Whether there is a connection with another one."""
         return bool(self.isNodeConnected(self._node(voter)))
@@ -229,9 +239,13 @@ class Core(SyncObj):  # type: ignore[misc]
     # -- in ---------------------------------------------------------------------------------------------------
 
     def _SyncObj__onMessageReceived(self, node: Node, message: Any) -> None:
-        if self.failure is not None or not isinstance(message, dict):
+        if self.failure is not None:
             return
-        if message.get("cluster") != self.journal.base.cluster_id:
+        if isinstance(message, dict) and message.get("cluster") != self.journal.base.cluster_id:
+            return
+        if (why := misfit(message, is_node_id=self.is_node_id)) is not None:  # A11
+            self.refused(str(node.id), why)
+            self._SyncObj__transport.cut(node)
             return
         try:
             self._receive(node, message)
@@ -340,7 +354,7 @@ class Core(SyncObj):  # type: ignore[misc]
             return {"error": LiftlogError(f"the command broke the catalog: {error!r}").to_problem()}
 
     def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> list[Any] | None:
-        change = _membership(command)
+        change = membership(command)
         return None if change is None else [*change, self._node(change[1])]
 
 
@@ -355,7 +369,7 @@ def voters_in(journal: Journal, index: int) -> tuple[str, ...]:
     voters = set(journal.base.voters)
     began = journal.entries[1][1] if journal.base.snapshot is not None else 0
     for command, at, _ in journal.entries:
-        change = _membership(command) if began < at <= index else None
+        change = membership(command) if began < at <= index else None
         if change is not None:
             (voters.add if change[0] == "add" else voters.discard)(change[1])
     return tuple(sorted(voters))
@@ -369,17 +383,10 @@ def commands_in(journal: Journal) -> list[dict[str, Any]]:
 
 def first_voters(entries: Sequence[Entry]) -> tuple[str, ...]:
     """The voters that `first_entries` was given, as long as no snapshot has taken those entries in."""
-    changes = [_membership(command) for command, _, term in entries if term == 0]
+    changes = [membership(command) for command, _, term in entries if term == 0]
     return tuple(change[1] for change in changes if change is not None)
 
 
 def _is_held(journal: Journal, entry: Any) -> bool:
     own = journal.entry_at(entry[1])
     return own is not None and own[2] == entry[2]
-
-
-def _membership(command: bytes) -> tuple[str, str] | None:
-    if command[:1] != MEMBERSHIP:
-        return None
-    kind, node_id = parse_json(command[1:])
-    return kind, node_id

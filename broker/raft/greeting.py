@@ -25,6 +25,7 @@ from pysyncobj.tcp_server import TcpServer
 
 from broker.api.errors import PortInUse
 from broker.raft import wire
+from broker.raft.messages import HELLO_ANSWER, is_hello
 
 BUFFER_BYTES: Final = 1 << 16
 NOBODY, SILENT, CUT = "nobody listens there", "no answer", "it cut the connection; is its raft.secret another one?"
@@ -168,4 +169,4 @@ class _Call:
             else:
                 self.end(CUT)
         else:
-            self.end(message if isinstance(message, dict) else CUT)
+            self.end(message if is_hello(message, HELLO_ANSWER) else CUT)

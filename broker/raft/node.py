@@ -384,13 +384,14 @@ class RaftNode:
                 begun = "the controller has just begun: it does not know all that was committed yet"
                 raise NotReady(begun, again=True) from None
             if command.get("kind") == "register_broker":
-                self.core.refused(f"broker {command.get('broker_id')}", error.message)
+                broker = command.get("broker_id")
+                self.core.refused(f"broker {broker[:100]}" if isinstance(broker, str) else "a broker", error.message)
             raise
 
     def _change(self, command: Mapping[str, Any], tell: Done) -> None:
         change, node_id, voters = command.get("change"), command.get("node_id"), self.voters()
-        if change not in ("add", "rem") or not isinstance(node_id, str):
-            raise InvalidRequest("malformed command: change is add or rem, node_id a text")
+        if change not in ("add", "rem") or not isinstance(node_id, str) or not self.core.is_node_id(node_id):
+            raise InvalidRequest("malformed command: change is add or rem, node_id the id of a voter")
         if (node_id in voters) == (change == "add"):
             tell({"ok": {"voters": list(voters)}})
             return

@@ -23,6 +23,7 @@ import base64
 import contextlib
 import ipaddress
 import json
+import re
 import sys
 import zlib
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from pysyncobj.transport import TCPTransport
 
 from broker.api.errors import InvalidRequest
 from broker.api.plain import parse_json
+from broker.raft.messages import is_hello
 from broker.raft.names import names
 
 SECRET_BYTES_LEAST: Final = 16
@@ -44,6 +46,7 @@ GREETING_BYTES_MAX: Final = 4_096
 STRANGERS_MAX: Final = 64
 """So many connections may be open of which nobody has said yet who is there; of more the oldest is closed."""
 STRANGER_S: Final = 10.0
+VOTER_PATTERN: Final = "[A-Za-z0-9_.-]{1,256}@[^\\x00-\\x20\\x7f-\\xa0,/@\"'<>]{1,300}:[0-9]{1,5}"
 CALL_S: Final = 2.0
 READS_AT_ONCE: Final = 32
 """So often one connection is read, 64 KiB each at most; then the others have their turn."""
@@ -52,7 +55,12 @@ MESSAGE_BYTES_MAX: Final = 64 << 20
 
 
 class Voter(TCPNode):  # type: ignore[misc]
-    """A node under an id that its journal gave it."""
+    """A node under an id that its journal gave it. Raises ValueError: it is no id."""
+
+    def __init__(self, node_id: str) -> None:
+        if not re.fullmatch(VOTER_PATTERN, node_id) or not 0 < int(node_id.rpartition(":")[2]) < 1 << 16:
+            raise ValueError(f"{node_id[:100]!r} is no id of a voter")
+        super().__init__(node_id)
 
     @property
     def ip(self) -> str | None:
@@ -98,6 +106,9 @@ def guarded(base: type) -> type:
         def send(self, node: Node, message: dict[str, Any]) -> bool:
             message_out = self._core.outgoing(message)
             return message_out is not None and bool(super().send(node, message_out))
+
+        def cut(self, node: Node) -> None:
+            """End the connection with a node that says what nobody understands."""
 
         def setOnUtilityMessageCallback(self, message: str, callback: Any) -> None:
             """W3."""
@@ -154,6 +165,11 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
             self._unknownConnections.discard(conn)
             conn.disconnect()
 
+    def cut(self, node: Node) -> None:
+        """As `Guarded.cut`. A caller calls again (W7)."""
+        if (conn := self._connections.get(node)) is not None:
+            conn.disconnect()
+
     def _onDisconnected(self, conn: Any) -> None:
         if conn in self._unknownConnections and not getattr(conn, "is_told", False):
             self._core.refused(
@@ -164,8 +180,7 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
 
 def hello_in(message: Any) -> dict[str, Any] | None:
     """A question of somebody who takes no part in the group yet (`greeting.py`)."""
-    is_hello = isinstance(message, dict) and message.get("type") == "hello"
-    return message if is_hello else None
+    return message if is_hello(message) else None
 
 
 class Codec:
@@ -189,7 +204,11 @@ def _plain(value: Any) -> Any:
 
 
 def _unplain(value: dict[str, Any]) -> Any:
-    return base64.b64decode(value["\x00"]) if len(value) == 1 and "\x00" in value else value
+    if len(value) != 1 or "\x00" not in value:
+        return value
+    if not isinstance(value["\x00"], str):
+        raise ValueError("bytes are base64")
+    return base64.b64decode(value["\x00"])
 
 
 def _parsed_within(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:

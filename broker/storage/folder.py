@@ -2,7 +2,7 @@
 
     <path>/broker.json     format version, cluster id, broker id
     <path>/lock            flock'ed while a broker runs; holds its process id
-    <path>/streams/...     the partitions
+    <path>/streams/<stream>/<incarnation>/<number>/     the partitions; `partition_folder` alone makes these paths
 
 The kernel drops the lock with the process, however it ends: nothing stale is left to clear.
 """
@@ -13,6 +13,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import uuid
 from contextlib import suppress
 from types import TracebackType
@@ -35,6 +36,7 @@ BROKER_FILE: Final = "broker.json"
 LOCK_FILE: Final = "lock"
 STREAMS_FOLDER: Final = "streams"
 BOOT_ID_PATH: Final = "/proc/sys/kernel/random/boot_id"
+_PART: Final = re.compile("[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 
 
 class DataFolder:
@@ -125,6 +127,19 @@ class DataFolder:
             except OSError:
                 return ""
         return self._boot_id
+
+
+def partition_folder(root: str, stream: str, incarnation: str, number: int | None = None) -> str:
+    """The folder of a partition, or of all of an incarnation, below `root`, the folder `streams`.
+
+    Raises:
+        OSError: a name that is more than one part of a path. The catalog refuses those (`metadata/shapes.py`); one
+            that came into it before it did leads nowhere.
+    """
+    for part in (stream, incarnation):
+        if not _PART.fullmatch(part):
+            raise OSError(errno.EINVAL, "the name leaves the data folder", part[:100])
+    return f"{root}/{stream}/{incarnation}" + ("" if number is None else f"/{int(number)}")
 
 
 def brokers_in(path: str | os.PathLike[str]) -> list[str]:

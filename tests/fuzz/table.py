@@ -11,9 +11,10 @@ from typing import Final
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.files import FILES
 from tests.fuzz.network import NETWORK
+from tests.fuzz.raft import RAFT
 from tests.fuzz.raw import RAW
 
-DECODERS: Final[dict[str, Decoder]] = {decoder.name: decoder for decoder in (*FILES, *NETWORK, *RAW)}
+DECODERS: Final[dict[str, Decoder]] = {decoder.name: decoder for decoder in (*FILES, *NETWORK, *RAFT, *RAW)}
 
 ELSEWHERE: Final[dict[str, str]] = {
     "broker/api/plain.py": "what the others decode JSON with",
@@ -29,9 +30,6 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/storage/read.py": "peeks at batches that the index names (targets segment, file-index)",
     "broker/storage/memory/handover.py": "takes what file-state decodes",
     "broker/storage/log.py": "applies what file-state decodes",
-    "broker/raft/core.py": "applies commands that the journal's CRC has passed (tests/sim/raft)",
     "broker/raft/journal.py": "torn writes and flipped bits: tests/unit/raft, tests/sim/raft",
-    "broker/raft/snapshots.py": "pieces of a snapshot: tests/sim/raft",
-    "broker/raft/wire.py": "messages between voters: tests/unit/raft/test_wire.py",
     "spark_liftlog/writing/digest.py": "a sum over Arrow columns that Spark hands over: every buffer has one",
 }

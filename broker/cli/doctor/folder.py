@@ -10,7 +10,7 @@ from typing import Final
 from broker.api.errors import LiftlogError
 from broker.cli.doctor.checks import OK, WARNING, WRONG, Check
 from broker.cli.doctor.machine import existing_folder
-from broker.storage.folder import BROKER_FILE, FORMAT_VERSION, STREAMS_FOLDER, brokers_in
+from broker.storage.folder import BROKER_FILE, FORMAT_VERSION, STREAMS_FOLDER, brokers_in, partition_folder
 from broker.storage.inspect.places import owner_of, used_by
 
 _CATALOG_GONE: Final = (
@@ -79,7 +79,11 @@ def check_catalog(path: str) -> tuple[list[Check], int]:
     for info in catalog.streams.values():
         count += info.settings.partitions
         for number in range(info.settings.partitions):
-            folder = f"{path}/{STREAMS_FOLDER}/{info.name}/{info.incarnation}/{number}"
+            try:
+                folder = partition_folder(f"{path}/{STREAMS_FOLDER}", info.name, info.incarnation, number)
+            except OSError as error:
+                missing.append(f"of {info.name}: {error}")
+                continue
             if not os.path.exists(f"{folder}/partition.json"):
                 missing.append(folder)
     known = {(info.name, info.incarnation) for info in catalog.streams.values()}

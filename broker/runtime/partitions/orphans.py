@@ -21,6 +21,7 @@ from typing import Final
 
 from broker.api.errors import CorruptLog, LiftlogError
 from broker.storage.disk import Disk
+from broker.storage.folder import partition_folder
 from broker.storage.segments.checkpoint import PARTITION_FILE, read_identity
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ def remove_folder(disk: Disk, root: str, stream: str, incarnation: str) -> None:
     Raises:
         OSError: something of it may be left.
     """
-    disk.remove_tree(f"{root}/{stream}/{incarnation}")
+    disk.remove_tree(partition_folder(root, stream, incarnation))
     _sync_names(disk, root, stream)
     disk.sync_dir(root)
 

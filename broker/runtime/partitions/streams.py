@@ -45,7 +45,7 @@ from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
 from broker.serving.contract.backend import Whereabouts
 from broker.storage.disk import Disk, storage_error
-from broker.storage.folder import DataFolder
+from broker.storage.folder import DataFolder, partition_folder
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.coalescing import CoalescingSettings
 from broker.storage.rewrite.compaction import CompactionSettings
@@ -343,9 +343,10 @@ class Streams:
                 now_us=time.time_ns() // 1000,
             )
             created.close(clean=True)
-        if self._disk.exists(str(self._root / name / incarnation)):  # else no partition is new
-            for folder in (self._root / name / incarnation, self._root / name, self._root):
-                self._disk.sync_dir(str(folder))
+        own = self._folder_of(name, incarnation)
+        if self._disk.exists(own):  # else no partition is new
+            for folder in (own, str(self._root / name), str(self._root)):
+                self._disk.sync_dir(folder)
 
     def discard(self, info: StreamInfo, partitions: Sequence[Partition], *, remove: bool) -> None:
         """Close what `prepare` made, and remove the folder of the incarnation if nobody knows of it."""
@@ -354,7 +355,7 @@ class Streams:
             try:
                 remove_folder(self._disk, str(self._root), info.name, info.incarnation)
             except OSError as error:
-                log.warning("stream.folder_left path=%s error=%s", self._root / info.name / info.incarnation, error)
+                log.warning("stream.folder_left path=%s/%s error=%s", info.name, info.incarnation, error)
 
     def remove(self, info: StreamInfo, partitions: Sequence[Partition]) -> bool:
         """Close the partitions of a deleted stream, and remove its folder. Returns whether that is gone, durably."""
@@ -365,7 +366,7 @@ class Streams:
                 return True
             except OSError as error:
                 if not left:
-                    log.warning("stream.folder_left path=%s error=%s", self._root / info.name / info.incarnation, error)
+                    log.warning("stream.folder_left path=%s/%s error=%s", info.name, info.incarnation, error)
         return False
 
     def _close(self, partitions: Sequence[Partition]) -> None:
@@ -405,8 +406,8 @@ class Streams:
             settings, LogSettings(producer_id_expiry_ms=ours.id_expiry_ms, producer_ids_max=ours.ids_max)
         )
 
-    def _folder_of(self, stream: str, incarnation: str, partition: int) -> str:
-        return f"{self._root}/{stream}/{incarnation}/{partition}"
+    def _folder_of(self, stream: str, incarnation: str, partition: int | None = None) -> str:
+        return partition_folder(str(self._root), stream, incarnation, partition)
 
     def _identity(self, stream: str, incarnation: str, partition: int) -> LogIdentity:
         return LogIdentity(

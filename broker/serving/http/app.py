@@ -8,6 +8,7 @@ At shutdown long polls are let go first, so that waiting for requests under way 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from broker.api import http
+from broker.metadata.shapes import ADDRESS_PATTERN
 from broker.serving.contract.backend import Backend
 from broker.serving.contract.endpoint import Endpoint, Serving
 from broker.serving.contract.openapi import endpoint_for
@@ -122,9 +124,9 @@ def build_app(
 async def _name_servers(request: web.Request, response: web.StreamResponse) -> None:
     """This one, and the others: a client goes on with them when those that it was given are gone."""
     response.headers["Server"] = "liftlog"
-    known = request.app[SERVING].backend.brokers()
-    if len(known) > 1:
-        response.headers[http.BROKERS] = ",".join(str(each["http"]) for each in known)
+    known = [str(each["http"]) for each in request.app[SERVING].backend.brokers()]
+    if len(known) > 1:  # a catalog of before may hold what would end the header, and with it the answer
+        response.headers[http.BROKERS] = ",".join(each for each in known if re.fullmatch(ADDRESS_PATTERN, each))
 
 
 async def _drain(app: web.Application) -> None:

@@ -31,7 +31,7 @@ KILLS: tuple[Mode | None, ...] = (None, "lost", "kept", "torn", "zeros")
 def commands() -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = [{"kind": "form_cluster", "cluster_id": "x"}]
     for number, name in enumerate("abc"):
-        named = {"broker_id": name, "incarnation": f"{name}'s", "http": f"{name}:3", "grpc": f"{name}:2"}
+        named = {"broker_id": name, "incarnation": f"{name}s", "http": f"{name}:3", "grpc": f"{name}:2"}
         made.append({"kind": "register_broker", **named, "raft": FIRST[number]})
     create = {"name": "s", "incarnation": "i", "created_us": 1, "settings": {}, "replication_factor": 3}
     made.append({"kind": "create_stream", **create})

@@ -58,7 +58,7 @@ class Scenario:
                 return {
                     "kind": "register_broker",
                     "broker_id": broker,
-                    "incarnation": f"{broker}'s process",
+                    "incarnation": f"{broker}-process",
                     "http": f"{broker}:9293",
                     "grpc": f"{broker}:9292",
                     "rack": values.get("rack", ""),

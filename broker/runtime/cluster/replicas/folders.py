@@ -23,6 +23,7 @@ from broker.api.stream import StreamSettings
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.cluster.replicas.log_ends import LogEnds
 from broker.storage.disk import Disk, disk_errors
+from broker.storage.folder import partition_folder
 from broker.storage.log import PartitionLog
 from broker.storage.recovery import list_segments
 from broker.storage.segments.checkpoint import PARTITION_FILE, LogIdentity, LogSettings, read_identity
@@ -48,8 +49,8 @@ class Folders:
     ends: LogEnds
 
     def path(self, name: str, incarnation: str, number: int) -> str:
-        """Where a replica is."""
-        return f"{self.root}/{name}/{incarnation}/{number}"
+        """Where a replica is. Raises OSError: nowhere."""
+        return partition_folder(self.root, name, incarnation, number)
 
     def log_settings(self, settings: StreamSettings, *, is_sole: bool = False) -> LogSettings:
         """The settings of a log. `is_sole`: nobody else keeps it, by the catalog (`placed.V10`)."""
@@ -80,7 +81,8 @@ class Folders:
 
     def open(self, identity: LogIdentity, settings: LogSettings) -> PartitionLog:
         """Open the log that is there. Raises LiftlogError: it is damaged, or the disk refuses."""
-        folder = self.path(identity.stream, identity.incarnation, identity.partition)
+        with disk_errors(f"open {identity.stream}/{identity.partition}"):
+            folder = self.path(identity.stream, identity.incarnation, identity.partition)
         disk, boot_id = self.disk, self.boot_id
         log = PartitionLog.open(disk, folder, settings, boot_id=boot_id, now_us=_now_us(), expected=identity)
         self.ends.watch((identity.incarnation, identity.partition), log)
@@ -92,8 +94,8 @@ class Folders:
         Raises:
             DiskFull, StorageFailed: there is none.
         """
-        folder = self.path(info.name, info.incarnation, number)
-        with disk_errors(f"make {folder}"):
+        with disk_errors(f"make the folder of {info.name}/{number}"):
+            folder = self.path(info.name, info.incarnation, number)
             if self.disk.exists(folder):
                 self.move_aside(folder)
         self.ends.forget((info.incarnation, number))
