@@ -8,6 +8,7 @@ for Spark:
     InvalidRequest
       ModeRefused      mode             complete mode and overwrite would rewrite a log
       BadOffset        bad_offset       an offset in the checkpoint that this source did not write
+      NewCheckpoint    new_checkpoint   the consumer has progress of another checkpoint, and this one is new
       RecordsExpired   records_expired  retention deleted records before the query read them
       RecordsLost      records_lost     the broker's disk lost records before the query read them
       LogTruncated     log_truncated    the log ends, or was rewritten, below what the query has read
@@ -52,6 +53,12 @@ class BadOffset(InvalidRequest):
     """The checkpoint holds an offset that this source did not write; `offset` is its text."""
 
     reason = "bad_offset"
+
+
+class NewCheckpoint(InvalidRequest):
+    """The query's checkpoint is new, and `consumer` has published the progress of another one."""
+
+    reason = "new_checkpoint"
 
 
 class RecordsExpired(OffsetOutOfRange):

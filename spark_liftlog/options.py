@@ -103,6 +103,7 @@ _SOURCE: Final[Mapping[str, frozenset[str]]] = {
     "readFrom": _BOTH,
     "consumer": _STREAM,
     "commitOffsets": _STREAM,
+    "onNewCheckpoint": _STREAM,
     "batchRows": _BOTH,
 }
 SOURCE_OPTIONS: Final = tuple(_SOURCE)
@@ -118,6 +119,7 @@ class SourceOptions:
         subjects: Patterns; the subject of a row must match one of them. Empty: all rows.
         from_nearest: Tasks read from a replica in their rack, which the environment of the executor names.
         consumer: None: the query makes a name with its first offset.
+        accepts_new_checkpoint: A new checkpoint is meant, also if the consumer has progress of another one.
         max_offsets_per_trigger, max_bytes_per_trigger, min_offsets_per_trigger, max_records_per_partition: None: none.
     """
 
@@ -139,6 +141,7 @@ class SourceOptions:
     from_nearest: bool
     consumer: str | None
     commit_offsets: bool
+    accepts_new_checkpoint: bool
     batch_rows: int
 
 
@@ -191,6 +194,7 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
         from_nearest=_from_nearest(options),
         consumer=consumer,
         commit_offsets=truth(options, "commitOffsets", default=True),
+        accepts_new_checkpoint=one_of(options, "onNewCheckpoint", ("refuse", "accept")) == "accept",
         batch_rows=whole(options, "batchRows", 1, BATCH_ROWS_MAX) or 1 << 16,
     )
 

@@ -85,6 +85,8 @@ def main(broker: str, folder: str, master: str, mode: str, rows_max: str, starti
     Path(folder, "jvm").write_text(str(spark._jvm.java.lang.ProcessHandle.current().pid()))
     spark.dataSource.register(KillableSource)
     options = {"brokers": broker, "stream": SOURCE, "consumer": CONSUMER, "maxOffsetsPerTrigger": rows_max}
+    if starting == "committed":  # the checkpoint is lost, and the sink goes by the new query's own id
+        options["onNewCheckpoint"] = "accept"
     source = spark.readStream.format("liftlog").options(**options, startingOffsets=starting)
     rows = source.load().repartition(2, F.rand())
     rows = rows.select("key", "subject", "value")

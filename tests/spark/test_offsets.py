@@ -351,9 +351,41 @@ def test_what_an_option_names_and_is_not_there_is_an_error_that_names_the_option
 # --- committed ------------------------------------------------------------------------------------------------
 
 
+ACCEPT = {"onNewCheckpoint": "accept"}
+
+
+@pytest.mark.parametrize("starting", ["committed", "earliest", "latest", '{"NAME": {"0": 1, "1": 1, "2": 1}}'])
+def test_a_new_checkpoint_beside_the_progress_of_another_is_refused(stream: Stream, starting: str) -> None:
+    """Whatever it starts at, its batches count from 0, and Spark's file sink skips those that it has."""
+    stream.append(10)
+    options = {"stream": stream.name, "consumer": stream.name, "startingOffsets": "earliest"}
+    with reading(stream.address, **options, maxOffsetsPerTrigger="9") as reader:
+        first = latest(reader)
+        second = latest(reader, first)
+        wait_published_at(stream, {0: 3, 1: 3, 2: 3})
+    options["startingOffsets"] = starting.replace("NAME", stream.name)
+    with reading(stream.address, **options) as reader:
+        with pytest.raises(LiftlogSparkError, match=rf"LIFTLOG_NEW_CHECKPOINT: consumer '{stream.name}' .*=accept"):
+            latest(reader)
+        assert rows_of(reader, first, second), "a checkpoint that is there is none of this"
+        assert latest(reader, second) is not second
+    with reading(stream.address, **options | {"consumer": f"{stream.name}-other"}) as reader:
+        if starting == "committed":
+            with pytest.raises(LiftlogSparkError, match="LIFTLOG_UNKNOWN_CONSUMER"):
+                latest(reader)
+        else:
+            assert latest(reader)
+    with reading(stream.address, **options, **ACCEPT) as reader:
+        assert latest(reader)
+
+
+def wait_published_at(stream: Stream, offsets: dict[int, int]) -> None:
+    eventually(lambda: published(stream.client, stream.name, stream.name) == offsets, what=f"{offsets} are published")
+
+
 def test_a_lost_checkpoint_is_replaced_by_what_was_published(stream: Stream) -> None:
     stream.append(10)
-    options = {"stream": stream.name, "consumer": stream.name, "startingOffsets": "committed"}
+    options = {"stream": stream.name, "consumer": stream.name, "startingOffsets": "committed"} | ACCEPT
     with (
         reading(stream.address, **options) as reader,
         pytest.raises(LiftlogSparkError, match=r"LIFTLOG_UNKNOWN_CONSUMER: .*start once with startingOffsets=earliest"),
@@ -389,7 +421,7 @@ def test_committed_positions_of_another_stream_of_the_name_are_no_beginning(clie
     client.commit("committed-again", {stream.name: {0: 4}})
     client.delete_stream(stream.name)
     Stream.create(client, stream.name, partitions=1).append(10)
-    options = {"stream": stream.name, "consumer": "committed-again", "startingOffsets": "committed"}
+    options = {"stream": stream.name, "consumer": "committed-again", "startingOffsets": "committed"} | ACCEPT
     with (
         reading(stream.address, **options) as reader,
         pytest.raises(LiftlogSparkError, match="LIFTLOG_STALE_INCARNATION"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 import spark_liftlog
@@ -246,7 +246,9 @@ def test_several_streams_with_every_limit_and_a_lost_checkpoint(
     assert read(checkpoint, minOffsetsPerTrigger="1000") == [3], "AvailableNow leaves nothing behind"
     wait_published(stream, stream.name)
     stream.append(2)
-    assert read(checkpoint + "-2", startingOffsets="committed") == [6]
+    with pytest.raises(StreamingQueryException, match="LIFTLOG_NEW_CHECKPOINT"):
+        read(checkpoint + "-2", startingOffsets="committed")
+    assert read(checkpoint + "-2", startingOffsets="committed", onNewCheckpoint="accept") == [6]
     rows = spark.read.parquet(f"{checkpoint}-out", f"{checkpoint}-2-out").collect()
     expected = [(found.name, *place) for found in (stream, other) for place in found.expected()]
     assert sorted((row.stream, row.partition, row.offset) for row in rows) == sorted(expected)

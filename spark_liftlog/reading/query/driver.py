@@ -6,6 +6,8 @@ watch and the publisher have a thread each of their own.
 S1  Every end is derived from its start, from what brokers say, and the limit; what cannot be derived
     again (where "latest" was, where a batch begins after a loss) is written into the end itself.
 S2  Without a loss, no record between two ends of a checkpoint is skipped or read twice.
+S12  A query with a new checkpoint and the progress of another one is refused, unless that is said to be meant: Spark
+     counts its batches from 0 again, and a sink that knows the former ones skips the new ones (decision record 143).
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import logging
 import time
 import uuid
 from collections.abc import Container, Mapping, Set
-from contextlib import suppress
 from dataclasses import replace
 from socket import socket
 from typing import Any
 
+from broker.api.answers import PartitionLag
 from broker.api.errors import InvalidSetting, NotReady, Retryable, UnknownConsumer
 from broker.api.stream import OFFSETS_STREAM
+from spark_liftlog.errors import NewCheckpoint
 from spark_liftlog.options import SourceOptions
 from spark_liftlog.progress.claim import claim
 from spark_liftlog.progress.publishing import Progress
@@ -36,7 +39,7 @@ from spark_liftlog.reading.query.losses import Losses
 from spark_liftlog.reading.query.pause import IdlePause
 from spark_liftlog.reading.query.ranges import BatchRanges
 from spark_liftlog.reading.query.views import Views
-from spark_liftlog.reading.where import ByPartition, ByTime
+from spark_liftlog.reading.where import ByPartition, ByTime, Where
 
 log = logging.getLogger("spark_liftlog")
 
@@ -178,6 +181,7 @@ class StreamDriver:
         """The first end of a query: it says itself where its batch begins (S1). None: there is no stream yet."""
         options = self._options
         where = starting_point(start_value)
+        self._check_new(where)
         if where == "committed":
             return self._committed(heads)
         asking = self._cluster.asking_again()
@@ -211,6 +215,39 @@ class StreamDriver:
         assert it is not None, "a step with a base is never empty"
         return self._finish(it, heads)
 
+    def _check_new(self, where: Where) -> None:
+        """See S12.
+
+        Raises:
+            NewCheckpoint: the consumer has progress in what is read. This query has published none yet.
+        """
+        consumer, is_committed = self._options.consumer, where == "committed"
+        if consumer is None or self._options.accepts_new_checkpoint:
+            return
+        if not (is_committed or self._options.commit_offsets):
+            return
+        if self._published():
+            begins = (
+                "goes on there" if is_committed else "begins at its own start; startingOffsets=committed goes on there"
+            )
+            raise NewCheckpoint(
+                f"consumer {consumer!r} has published the progress of another checkpoint, and the query's checkpoint is"
+                " new. Spark counts its batches from 0 again, and an output that knows the former batches skips the new"
+                " ones, and their records, without an error: a folder of files with its _spark_metadata, a table with"
+                " a txnAppId. Restore the checkpoint; or give the query a new output and set the option"
+                f" onNewCheckpoint=accept for this start, which {begins}",
+                consumer=consumer,
+            )
+
+    def _published(self) -> list[PartitionLag]:
+        """The progress of the consumer in what is read."""
+        selection = self._options.selection
+        try:
+            found = self._cluster.committed(self._consumer)
+        except UnknownConsumer:
+            return []
+        return [p for p in found if selection.has(p.stream) and selection.takes((p.stream, p.partition))]
+
     def _committed(self, heads: Heads) -> Offset:
         """The first end of a query whose checkpoint is lost: it goes on where its progress was published.
 
@@ -222,25 +259,20 @@ class StreamDriver:
         selection = self._options.selection
         _, heads = keys_of(self._cluster, selection, heads, self._again)
         consumer = self._consumer
-        with suppress(UnknownConsumer):
-            found = [
-                p
-                for p in self._cluster.committed(consumer)
-                if selection.has(p.stream) and selection.takes((p.stream, p.partition))
-            ]
-            if found and {p.stream for p in found} >= set(selection.names):
-                start = Offset(
-                    consumer=consumer,
-                    incarnations={p.stream: p.incarnation or heads.incarnations[p.stream] for p in found},
-                    positions={(p.stream, p.partition): ReadPosition(p.offset, p.leader_epoch) for p in found},
-                )
-                heads = self._views.agreeing(start, heads, self._again)
-                resume, held = self._losses.survived(start, heads)
-                base = {key: at.offset for key, at in start.positions.items() if key not in held} | resume
-                it = advance.step(start, heads, base, limit=None, held=held, share=self._admission.share)
-                if it is None:
-                    raise NotReady(f"consumer {consumer!r}: none of its streams can be read at present")
-                return self._finish(it, heads)
+        found = self._published()
+        if found and {p.stream for p in found} >= set(selection.names):
+            start = Offset(
+                consumer=consumer,
+                incarnations={p.stream: p.incarnation or heads.incarnations[p.stream] for p in found},
+                positions={(p.stream, p.partition): ReadPosition(p.offset, p.leader_epoch) for p in found},
+            )
+            heads = self._views.agreeing(start, heads, self._again)
+            resume, held = self._losses.survived(start, heads)
+            base = {key: at.offset for key, at in start.positions.items() if key not in held} | resume
+            it = advance.step(start, heads, base, limit=None, held=held, share=self._admission.share)
+            if it is None:
+                raise NotReady(f"consumer {consumer!r}: none of its streams can be read at present")
+            return self._finish(it, heads)
         raise UnknownConsumer(
             f"option startingOffsets='committed': consumer {consumer!r} has published no progress for {selection};"
             " start once with startingOffsets=earliest or latest",

@@ -411,5 +411,6 @@ VALID = {
     "failOnDataLoss": "true",
     "consumer": "c",
     "commitOffsets": "true",
+    "onNewCheckpoint": "accept",
     "batchRows": "1",
 }
