@@ -33,8 +33,12 @@ F8  A record's producer and id outlive it in the leader's state file. A follower
 F9  A log that ends within a batch which its leader has joined is cut to where that batch begins, and fetches it whole.
     Its mark of compaction goes down with the cut. An answer after a cut to a question from before it is not minded:
     the leader did not know of the lower mark when it read.
-F10  A log that an epoch's end would cut below its mark of compaction (an operator gave up records) begins anew:
-    what is below the cut lacks what newer records above it had replaced.
+F10  Where records may be gone for newer ones, all of which stand below `superseded_to`, a log that an epoch's end would
+    cut below that mark (an operator gave up records) begins anew. So does one that ends below it, and whose leader does
+    not have the record before the mark: a copy that was interrupted, or that lost its end. It asks for the end of that
+    record's epoch instead of its own last one.
+F12  A copy of the leader's log lacks for newer records what that lacks. So it has the leader's mark, on disk, before
+    records from below the mark are appended.
 F11  Tombstones go only below what this leader has told in this epoch; at first that is 0.
 F12  A log whose disk has no room for records says so at once, and again with each fetch until there is room. It
     follows the log start all the same: that makes room.
@@ -186,7 +190,7 @@ class Follower:
                 incarnation=self.incarnation,
                 epoch=self.epoch,
                 request=self._request,
-                last_epoch=log.last_epoch,
+                last_epoch=max(log.last_epoch, log.superseded_epoch) if self._ends_below_mark else log.last_epoch,
             )
         else:
             self._number += 1
@@ -232,6 +236,11 @@ class Follower:
         if self.phase is not Phase.ASKING or message.request != self._request:  # F2
             return NOTHING
         log = self.log
+        if self._ends_below_mark:  # F10
+            if not (log.last_epoch <= log.superseded_epoch == message.found_epoch and message.end >= log.superseded_to):
+                return self._reset(message.log_start, message.start_epoch)
+            self.phase = Phase.FETCHING
+            return self._ask()
         if message.found_epoch == log.last_epoch and message.end >= log.log_end:
             self.phase = Phase.FETCHING
             return self._ask()
@@ -240,14 +249,18 @@ class Follower:
             if message.log_start != log.log_start:
                 return self._reset(message.log_start, message.start_epoch)
             cut = log.log_start
-        if cut < log.compacted_to:  # F10
+        if cut < log.superseded_to:  # F10
             return self._reset(message.log_start, message.start_epoch)
         return self._truncate(cut, message.found_epoch)
 
-    def _truncate(self, to: int, last_epoch: int) -> tuple[Effect, ...]:
+    @property
+    def _ends_below_mark(self) -> bool:
+        return self.log.log_start < self.log.log_end < self.log.superseded_to
+
+    def _truncate(self, to: int, last_epoch: int, *, is_copied_again: bool = False) -> tuple[Effect, ...]:
         self.phase = Phase.CUTTING
         self._found_epoch = last_epoch
-        return (Truncate(to),)
+        return (Truncate(to, is_copied_again),)
 
     def _reset(self, to: int, last_epoch: int) -> tuple[Effect, ...]:
         self.phase = Phase.CUTTING
@@ -259,7 +272,7 @@ class Follower:
             return NOTHING
         if message.batch_start < self.log.log_start:
             return self._reset(message.batch_start, message.start_epoch)
-        return self._truncate(message.batch_start, message.start_epoch)  # F9
+        return self._truncate(message.batch_start, message.start_epoch, is_copied_again=True)  # F9
 
     # -- records ----------------------------------------------------------------------------------------------
 
@@ -276,9 +289,11 @@ class Follower:
         is_rewritten = message.offset < message.rewritten_to  # F8
         if is_rewritten:
             self._taking = None  # what it tells of may end below
-        elif self.log.lacks_state and message.state_offset >= 0 and self._taking is None:
-            return (*self._ask_state(message.state_offset, 0), Append(self.epoch))
-        return (Append(self.epoch, is_rewritten and not self.log.lacks_state),)
+        is_below = message.offset < message.superseded_to  # F12
+        mark = (message.superseded_to, message.superseded_epoch) if is_below else (0, -1)
+        if not is_rewritten and self.log.lacks_state and message.state_offset >= 0 and self._taking is None:
+            return (*self._ask_state(message.state_offset, 0), Append(self.epoch, False, *mark))
+        return (Append(self.epoch, is_rewritten and not self.log.lacks_state, *mark),)
 
     def _holds(self, event: Holds) -> tuple[Effect, ...]:
         is_news = event.lacks_room and not self.log.lacks_room  # F12

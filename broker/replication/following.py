@@ -22,6 +22,7 @@ class Holds:
         is_refused: The disk took nothing, or not all, and may later.
         lacks_state: There is no state file, and records below may have been told of what no record tells any more.
         compacted_to, waits_to, lacks_room: As in `messages.Fetch`.
+        superseded_to, superseded_epoch: As in `messages.Records`; the former may be above the log end.
     """
 
     log_start: int
@@ -35,6 +36,8 @@ class Holds:
     compacted_to: int = 0
     waits_to: int = 0
     lacks_room: bool = False
+    superseded_to: int = 0
+    superseded_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +123,13 @@ class Append:
     """Append the bytes that came with the answer, under this epoch; then say what the log `Holds`.
 
     `is_rewritten`: not all may be there that was stored once. Before, the log forgets its tables and state files.
+    `superseded_to`, `superseded_epoch`: Before, the log writes down that mark (`follower.F12`).
     """
 
     epoch: int
     is_rewritten: bool = False
+    superseded_to: int = 0
+    superseded_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +146,13 @@ class TakeState:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Cut the log here, or further down to where a stored batch and its commit group end; then say what it `Holds`."""
+    """Cut the log here, or further down to where a stored batch and its commit group end; then say what it `Holds`.
+
+    `is_copied_again`: from a log that has all of it. Otherwise the log refuses a cut below its mark as it is by now.
+    """
 
     to: int
+    is_copied_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

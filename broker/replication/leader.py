@@ -49,7 +49,8 @@ The caller's duties:
    A `Send` may be held back while there is nothing to tell; the next one to the same follower is as good. The bytes of
    `Records` are read after the step; if no batch begins at their offset by then, nothing is sent. `rewritten_to` is
    that of any log which may lack records, also when its stream is compacted no more: what is gone stays gone.
-   It is looked up once more behind the bytes: they may have been written anew since the step.
+   It is looked up once more behind the bytes: they may have been written anew since the step. `superseded_to` and its
+   epoch are filled in then.
 7. A `Trim` that the disk refuses is tried again.
 
 Design: docs/explain/replication.md. Cost: per batch, never per record.

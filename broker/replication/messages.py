@@ -75,6 +75,8 @@ class Records:
         number: Number of the fetch that this answers.
         tombstones_below: So far tombstones may go: the least mark of compaction of all assigned replicas.
         compact_to: A tombstone waits, here or elsewhere, until all have compacted so far; 0: none does.
+        superseded_to: Records may be missing in the leader's log for newer ones that stand below this offset.
+        superseded_epoch: Leader epoch of the record before it; -1: not known.
     """
 
     epoch: int
@@ -87,6 +89,8 @@ class Records:
     number: int = 0
     tombstones_below: int = 0
     compact_to: int = 0
+    superseded_to: int = 0
+    superseded_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,17 +179,27 @@ class PartitionLog:
             self._note(verdict, result)
             return result
 
-    def append_stored(self, data: ReadableBuffer, *, leader_epoch: int, now_us: int, is_rewritten: bool = False) -> int:
+    def append_stored(
+        self,
+        data: ReadableBuffer,
+        *,
+        leader_epoch: int,
+        now_us: int,
+        is_rewritten: bool = False,
+        superseded: tuple[int, int] = (0, -1),
+    ) -> int:
         """As `Log.append_stored`. The tables read these records from the log later: in `keep_up`, or when it leads.
 
         A log that follows has a state file from its first record on, or lacks one (`state_files.T6`).
 
         Args:
             is_rewritten: Not all that was ever stored there may be among it: a state file is lacking from now on.
+            superseded: The leader's, if these are from below it; it is on disk before they are (`Log.note_superseded`).
         """
         log = self.log
         if log.is_marked_clean:
             log.checkpoint(withdraw=True)
+        log.note_superseded(*superseded)
         with self._lock:
             log.check_writable()
             self.remembered.latest_us = now_us
@@ -304,16 +314,24 @@ class PartitionLog:
             self.remembered.complete()
             return log.lead(leader_epoch)
 
-    def truncate(self, to: int) -> int:
+    def truncate(self, to: int, *, is_copied_again: bool = False) -> int:
         """As `Log.truncate`. State files above the cut go first, with the records (`state_files.T5`).
 
         A cut within a stored batch or a commit group takes all of it. If that begins below the log start, nothing
         stays.
+
+        Args:
+            is_copied_again: From a log that has all that is cut. Otherwise nothing is cut below the mark of what others
+                may be gone for (`truncate.L10`); a pass of compaction may have raised it just now.
+        Raises:
+            OffsetOutOfRange: that is so: `reset` is what is wanted.
         """
         log = self.log
         with log.checkpoint_lock, log.sync_lock, self._lock:
             log.check_takes_back("truncate")
-            start = log.log_start_offset
+            start, (kept_to, _) = log.log_start_offset, self._state.superseded
+            if to < min(kept_to, log.log_end_offset) and not is_copied_again:
+                raise OffsetOutOfRange(f"{self.folder}: below {kept_to} records have gone for newer ones")
             if start <= to < log.log_end_offset:
                 try:
                     self.remembered.cut(log.ask(lambda view: group_start(view, to)))
@@ -437,6 +455,8 @@ class PartitionLog:
     high_watermark: PartValue[int] = told_by("_state.high_watermark")
     leader_epoch: PartValue[int] = told_by("log.leader_epoch")
     compacted_to: PartValue[int] = told_by("_state.compacted_to")
+    superseded: PartValue[tuple[int, int]] = told_by("_state.superseded")
+    superseded_there: PartValue[tuple[int, int]] = told_by("log.superseded_there")
     waits_to: PartValue[int] = told_by("_state.waits_to")
     lost_ranges: PartValue[Ranges] = told_by("_state.lost_ranges")
     is_behind: PartValue[bool] = told_by("_state.is_behind")

@@ -23,6 +23,7 @@ of an open are in `recovery`; the caller logs them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, Self, TypeVar
 
 from broker.api.errors import CorruptLog, LiftlogError, StorageFailed, WrongFolder
@@ -30,7 +31,7 @@ from broker.storage.disk import Disk, storage_error
 from broker.storage.log_reader import LogReader
 from broker.storage.read import LogView, group_start
 from broker.storage.recovery import Ranges, RecoveryReport, is_clean, list_segments, load_checkpoint, recover
-from broker.storage.rewrite.clean_state import lower_clean_state
+from broker.storage.rewrite.clean_state import load_clean_state, lower_clean_state
 from broker.storage.rewrite.joining import finish_joins
 from broker.storage.segments.chain import Chain
 from broker.storage.segments.checkpoint import (
@@ -151,6 +152,7 @@ class Log:
             else:
                 log._recover(checkpoint, report, now_us)
             log.recovery.notes += joins
+            log._settle_superseded()
             return log
         except OSError as error:
             raise storage_error(error, f"open {folder}") from error
@@ -230,6 +232,16 @@ class Log:
         except OSError as error:  # a full disk: what was found now is found again at the next open
             report.notes.append(f"{state.folder}: no new checkpoint: {error.strerror or error}")
 
+    def _settle_superseded(self) -> None:
+        """Write down what counts for the mark, if none is known in a log that needs one: it must not rise by itself."""
+        state = self.state
+        if not state.settings.is_compacted:
+            return
+        to, epoch = state.superseded
+        if epoch < 0 and load_clean_state(state.disk, state.folder).superseded_to < 0:
+            with suppress(OSError, LiftlogError):  # a full disk: it is found again at the next open
+                state.write_superseded(to, self.epoch_of(to - 1) if to else -1)
+
     def recover(self, now_us: int) -> RecoveryReport:
         """Bring a failed log back: write what is not durable anew, fsync it, open everything as after a crash.
 
@@ -305,7 +317,16 @@ class Log:
                 self.state.check_writable()
                 truncate(self.state, self._epochs, self._checkpoints, self.ask(group_start))
             self._epochs.lead(leader_epoch)
+            if self.state.superseded[0] > self.log_end_offset:
+                self._lead_by_what_is_there()
             return self.log_end_offset
+
+    def _lead_by_what_is_there(self) -> None:
+        """An operator chose it although newer records are missing above its end: now there are none."""
+        to, epoch = self.log_end_offset, self._epochs.latest
+        self.state.note_superseded(to, epoch)
+        with suppress(OSError):  # a full disk: after the next open it begins anew if it follows
+            self.state.write_superseded(to, epoch)
 
     @property
     def may_end_in_part(self) -> bool:
@@ -350,6 +371,41 @@ class Log:
                 end = self.ask(lambda view: group_start(view, to))
                 truncate(self.state, self._epochs, self._checkpoints, end)
             return self.log_end_offset
+
+    def note_superseded(self, to: int, epoch: int, *, cuts: int | None = None) -> bool:
+        """Before records go for newer ones, all of them below `to`: that is on disk then. An empty log forgets what was
+        said before of others.
+
+        Args:
+            epoch: The leader epoch of the record before `to`.
+            cuts: The log's `cuts` from before the read that found the newer ones.
+        Returns:
+            False: records were taken back since.
+        Raises:
+            StorageFailed, DiskFull: the log is failed, or the disk refuses; the old mark stands.
+        """
+        state = self.state
+        if cuts is None and self._superseded_with(to, epoch) == state.superseded:
+            return True  # as nearly always; the lock may be held for long
+        with self.checkpoint_lock:
+            state.check_writable()  # `state.L8`
+            if cuts is not None and cuts != state.cuts:
+                return False
+            wanted = self._superseded_with(to, epoch)
+            if wanted != state.superseded:
+                with state.guarded("write compaction"):
+                    state.write_superseded(*wanted)
+            return True
+
+    def _superseded_with(self, to: int, epoch: int) -> tuple[int, int]:
+        is_empty = self.state.log_start_offset == self.state.log_end_offset
+        return (to, epoch) if is_empty else max((to, epoch), self.state.superseded)
+
+    @property
+    def superseded_there(self) -> tuple[int, int]:
+        """`LogState.superseded` for who copies this log while it leads."""
+        to, epoch = self.state.superseded
+        return to, self.epoch_of(to - 1) if to and epoch < 0 else epoch
 
     def reset(self, to: int, *, last_epoch: int = -1) -> None:
         """Begin anew and empty at `to`: the leader has nothing below that follows on what is here.

@@ -33,14 +33,14 @@ class Following(Held):
         match effect:
             case f.Ask(to, message):
                 self.broker.post(to, self.name, message, b"")
-            case f.Append(epoch, is_rewritten):
-                self._on_disk(lambda: self._append_stored(epoch, is_rewritten))
+            case f.Append():
+                self._on_disk(lambda: self._append_stored(effect))
             case f.TakeState(offset, at, size):
                 self._take_state(offset, at, size)
-            case f.Truncate(to):
+            case f.Truncate(to, is_copied_again):
                 world.saw("truncation")
                 self.note(f"truncates from {log.log_end_offset} to {to}")
-                self._on_disk(lambda: log.truncate(to))
+                self._on_disk(lambda: log.truncate(to, is_copied_again=is_copied_again))
             case f.Reset(to, last_epoch):
                 world.saw("reset")
                 self.note(f"begins anew at {to}")

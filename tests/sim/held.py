@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker.api.batch import VALUE_AT, VALUE_BYTES, message_bytes, read_header
-from broker.api.errors import BadBatch, CorruptLog, DiskFull, LiftlogError
+from broker.api.errors import BadBatch, CorruptLog, DiskFull, LiftlogError, OffsetOutOfRange
 from broker.replication import events as e
 from broker.replication import following as f
 from broker.replication.messages import Incarnation
@@ -115,7 +116,7 @@ class Held:
             log = PartitionLog.open(
                 disk,
                 self.folder,
-                self.broker.cluster.log_settings,
+                self._log_settings(),
                 boot_id="",
                 now_us=self.broker.now_us,
                 expected=self.identity,
@@ -136,6 +137,9 @@ class Held:
         self._look()
         self.checker.opened(self)
         return True
+
+    def _log_settings(self) -> LogSettings:
+        return replace(self.broker.cluster.log_settings, is_compacted=self.name in self.broker.cluster.compacted)
 
     def _look(self) -> None:
         """Read all of the log into the shadow."""
@@ -179,7 +183,7 @@ class Held:
         self.shadow, self.is_damaged = [], False
         try:
             self.log = PartitionLog.create(
-                disk, self.folder, self.identity, self.broker.cluster.log_settings, now_us=self.broker.now_us
+                disk, self.folder, self.identity, self._log_settings(), now_us=self.broker.now_us
             )
             self.is_sound = True
             self.checker.created(self)
@@ -218,19 +222,27 @@ class Held:
             compacted_to=log.compacted_to,
             waits_to=log.waits_to,
             lacks_room=self.lacks_room,
+            superseded_to=log.superseded[0],
+            superseded_epoch=log.superseded[1],
         )
 
     def _is_harmless(self, error: LiftlogError) -> bool:
         log = self.log
-        return log is not None and log.failure is None and isinstance(error, (DiskFull, BadBatch))
+        return log is not None and log.failure is None and isinstance(error, (DiskFull, BadBatch, OffsetOutOfRange))
 
-    def _append_stored(self, epoch: int, is_rewritten: bool) -> None:
+    def _append_stored(self, effect: f.Append) -> None:
         data, log = self._data, self.log
         assert log is not None
         if not data:
             return
         try:
-            log.append_stored(data, leader_epoch=epoch, now_us=self.broker.now_us, is_rewritten=is_rewritten)
+            log.append_stored(
+                data,
+                leader_epoch=effect.epoch,
+                now_us=self.broker.now_us,
+                is_rewritten=effect.is_rewritten,
+                superseded=(effect.superseded_to, effect.superseded_epoch),
+            )
         finally:
             view = memoryview(data)
             while view:

@@ -141,7 +141,9 @@ class Leading(Held):
                 if stored_of(found[0]).first < message.offset:
                     return  # joined meanwhile: the next fetch is told so
                 data = b"".join(found)
-                message = replace(message, rewritten_to=max(message.rewritten_to, self._rewritten_to(log)))
+                end, of = log.superseded_there
+                rewritten_to = max(message.rewritten_to, self._rewritten_to(log))
+                message = replace(message, rewritten_to=rewritten_to, superseded_to=end, superseded_epoch=of)
         self.broker.post(to, self.name, message, data)
 
     def _unpark(self, *, timed_out: bool = False) -> None:

@@ -39,6 +39,7 @@ from tests.sim.staged_rewrites import (
     a_follower_ends_within_a_joined_batch,
     a_replica_is_away_while_a_key_is_deleted,
     a_stream_is_compacted_no_more,
+    an_operator_elects_who_lacks_a_newer_value,
     tombstones_go_once_all_have_compacted,
 )
 from tests.sim.world import Violation
@@ -306,6 +307,7 @@ SCENARIOS: dict[str, Scenario] = {
     "a_replica_is_away_while_a_key_is_deleted": a_replica_is_away_while_a_key_is_deleted,
     "a_stream_is_compacted_no_more": a_stream_is_compacted_no_more,
     "a_follower_ends_within_a_joined_batch": a_follower_ends_within_a_joined_batch,
+    "an_operator_elects_who_lacks_a_newer_value": an_operator_elects_who_lacks_a_newer_value,
 }
 
 

@@ -11,7 +11,14 @@ from tests.sim.cluster import Cluster
 OPTIONS = {"size": 3, "partitions": 2, "min_insync_replicas": 2}
 OF_FIVE = ("an_operator", "the_catalog", "a_stream_is_d", "a_stream_is_m", "a_stream_b")
 """Beginnings of names: two brokers may go there, and the catalog goes on."""
-REWRITES = ("tombstones_", "a_copy_", "a_replica_is_away", "a_follower_ends", "a_stream_is_compacted")
+REWRITES = (
+    "tombstones_",
+    "a_copy_",
+    "a_replica_is_away",
+    "a_follower_ends",
+    "a_stream_is_compacted",
+    "an_operator_elects_who_lacks_a_newer",
+)
 """Beginnings of names: replicas write their logs anew there, when they are told to."""
 Scenario = Callable[[Cluster], None]
 

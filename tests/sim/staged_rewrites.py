@@ -60,7 +60,8 @@ def fill(cluster: Cluster, past: int, away: Broker | None = None) -> None:
     for _ in range(100):
         at = store(cluster, b"other", b"other")
         store(cluster, b"x" * 700, b"%d" % at)
-        logs = [replica_of(one).log for one in cluster.brokers.values() if one.process and one is not away]
+        others = [one for one in cluster.brokers.values() if one.process and one is not away]
+        logs = [replica_of(one).log for one in others if NAME in one.replicas]
         if all(log is not None and _is_sealed(log, past) for log in logs):
             return
     raise AssertionError(f"{past} is not sealed everywhere")
@@ -159,6 +160,45 @@ def a_copy_stops_between_a_value_and_its_tombstone(cluster: Cluster) -> None:
     assert succeed(cluster) is first
     until(cluster, 3_000)
     assert holds_key(emptied).get(at, b"") is None, f"{emptied.name} has {holds_key(emptied)} of a key that is deleted"
+
+
+def an_operator_elects_who_lacks_a_newer_value(cluster: Cluster) -> None:
+    """A pass is stopped where both values were: the first is gone, and stands where the operator chose. The replica
+    that comes back has it again."""
+    alone(cluster)
+    ask(cluster, "set_min_insync", stream=NAME, min_insync_replicas=1)
+    at = store(cluster, b"value")
+    fill(cluster, at)
+    sole = leader_of(cluster, NAME)
+    others = [one for one in others_of(cluster, sole) if NAME in one.replicas]
+    for other in others:
+        other.crash("kill")
+        until(cluster, 4_000)
+    assert cluster.metadata.states[NAME].isr == (sole.name,), "it is not alone"
+    newer = store(cluster, b"newer")
+    fill(cluster, newer)
+    replica = replica_of(sole)
+    replica.dirty_percent = 0
+    for pieces in range(1, 400):
+        sole.guard(lambda pieces=pieces: replica.compact_now(stop_at=pieces))  # type: ignore[misc]
+        if at not in holds_key(sole):
+            break
+    replica.dirty_percent = LAZY_PERCENT
+    assert replica.log is not None
+    assert replica.log.compacted_to <= at, "the pass has come to its end"
+    assert newer in holds_key(sole)
+    sole.crash("kill")
+    for other in others:
+        other.start()
+    until(cluster, 4_000)
+    assert cluster.metadata.states[NAME].leader is None
+    ask(cluster, "elect_unclean", stream=NAME, partition=0, broker_id=others[0].name)
+    until(cluster, 2_000)
+    assert holds_key(others[0]) == {at: b"value"}, "the operator chose somebody else"
+    sole.start()
+    until(cluster, 6_000)
+    assert sole.name in cluster.metadata.states[NAME].isr, "it does not come back"
+    assert holds_key(sole) == {at: b"value"}, f"{sole.name} has {holds_key(sole)} of what is stored"
 
 
 def a_replica_is_away_while_a_key_is_deleted(cluster: Cluster) -> None:

@@ -186,7 +186,7 @@ class AskState(_message.Message):
     def __init__(self, follower: _Optional[str] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., at: _Optional[int] = ...) -> None: ...
 
 class Records(_message.Message):
-    __slots__ = ("epoch", "incarnation", "offset", "high_watermark", "log_start", "rewritten_to", "state_offset", "number", "tombstones_below", "compact_to")
+    __slots__ = ("epoch", "incarnation", "offset", "high_watermark", "log_start", "rewritten_to", "state_offset", "number", "tombstones_below", "compact_to", "superseded_to", "superseded_epoch")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +197,8 @@ class Records(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOMBSTONES_BELOW_FIELD_NUMBER: _ClassVar[int]
     COMPACT_TO_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDED_TO_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     incarnation: Incarnation
     offset: int
@@ -207,7 +209,9 @@ class Records(_message.Message):
     number: int
     tombstones_below: int
     compact_to: int
-    def __init__(self, epoch: _Optional[int] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., log_start: _Optional[int] = ..., rewritten_to: _Optional[int] = ..., state_offset: _Optional[int] = ..., number: _Optional[int] = ..., tombstones_below: _Optional[int] = ..., compact_to: _Optional[int] = ...) -> None: ...
+    superseded_to: int
+    superseded_epoch: int
+    def __init__(self, epoch: _Optional[int] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., log_start: _Optional[int] = ..., rewritten_to: _Optional[int] = ..., state_offset: _Optional[int] = ..., number: _Optional[int] = ..., tombstones_below: _Optional[int] = ..., compact_to: _Optional[int] = ..., superseded_to: _Optional[int] = ..., superseded_epoch: _Optional[int] = ...) -> None: ...
 
 class Inside(_message.Message):
     __slots__ = ("epoch", "incarnation", "offset", "number", "batch_start", "start_epoch")

@@ -51,7 +51,9 @@ _ANSWERS: Final = {
 }
 _NAMES: Final[dict[type, str]] = {cls: name for name, cls in (*_QUESTIONS.items(), *_ANSWERS.items())}
 _FIELDS: Final = {cls: tuple(field.name for field in fields(cls)) for cls in _NAMES}
-_MAY_BE_UNKNOWN: Final = frozenset({"epoch", "last_epoch", "start_epoch", "found_epoch", "state_offset"})
+_MAY_BE_UNKNOWN: Final = frozenset(
+    {"epoch", "last_epoch", "start_epoch", "found_epoch", "state_offset", "superseded_epoch"}
+)
 """These may be -1."""
 _FLAGS: Final = frozenset({"lacks_state", "lacks_room"})
 assert {*get_args(Question), *get_args(Reply)} == _NAMES.keys()

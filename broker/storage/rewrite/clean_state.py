@@ -1,7 +1,17 @@
-"""How far the keys of a log were compacted: the file `compaction`.
+"""How far the keys of a log were compacted: the file `compaction`. It holds two marks.
 
-Without it all counts as dirty. It says something of records below `cleaned_to` alone, so it is lowered, on disk, before
-records below that are taken back: others may come to stand there.
+    [---- clean ----)[-------- dirty --------
+                cleaned_to
+      ....gone....    ..gone..          newer
+                                             superseded_to
+
+`cleaned_to` says something of records below it alone, so it is lowered, on disk, before records below it are taken
+back: others may come to stand there. Without it all counts as dirty.
+
+`superseded_to` says that records may be gone for newer ones that stand below it. It is raised, on disk, before the
+first of them goes, here or in the log that this one is copied from. It is lowered only where nothing is missing any
+more: after the log has begun anew, and when it leads. Where it is not known the high watermark counts for it, since no
+record goes for one that is not committed; but in the log of a stream that is not compacted a missing file says 0.
 """
 
 from __future__ import annotations
@@ -27,12 +37,16 @@ class CleanState:
         horizons: (end, us): all below `end`, and at or above the `end` before, became clean then. Both ascend.
         tombstones_to: Tombstones below it are gone.
         tombstone_count: So many are left below `cleaned_to`.
+        superseded_to: See the module; -1: not known, as in a file of an earlier release.
+        superseded_epoch: Leader epoch of the record before it; -1: not known.
     """
 
     cleaned_to: int = 0
     horizons: tuple[tuple[int, int], ...] = ()
     tombstones_to: int = 0
     tombstone_count: int = 0
+    superseded_to: int = -1
+    superseded_epoch: int = -1
 
     def tombstone_end(self, now_us: int, delete_retention_ms: int) -> int:
         """Tombstones below it may go (`compaction.Q3`)."""
@@ -44,7 +58,8 @@ class CleanState:
         horizons = [(e, us) for e, us in self.horizons if e > tombstones_to]
         if end > self.cleaned_to:
             horizons.append((end, now_us))
-        return CleanState(
+        return replace(
+            self,
             cleaned_to=max(end, self.cleaned_to),
             horizons=tuple(horizons[-HORIZONS_MAX:]),  # what is left out counts as clean since the next one: later
             tombstones_to=tombstones_to,

@@ -16,13 +16,14 @@ Q3  A tombstone goes when it has been below `cleaned_to` for `delete_retention_m
     Where there are other replicas it goes only below `tombstones_below`: what the caller knows all of them to have
     compacted. (One that lags has the older record, and would not copy the tombstone any more: the key would be back.)
     Those that have not are told that one waits (`waits_to`), and do a pass then, whatever is dirty (`compact_to`).
-Q4  A pass is stopped or killed anywhere: each segment is the old one or the new one, whole, and `cleaned_to` moves only
-    after all of them. Done again it gives the same.
+Q4  A pass is stopped or killed anywhere: each segment is the old one or the new one, whole. Its end is on disk as
+    `superseded_to` before the first segment is replaced that loses a record, and as `cleaned_to` after the last one.
+    Done again it gives the same.
 Q5  Where records are taken back under a pass, nothing more is written anew by what was read of them, and the state that
     the truncation lowered stays.
 Q6  A log in which something is lost is left alone: what cannot be read cannot be shown to be older (Q2, Q3).
 
-The file `compaction` holds `cleaned_to`, and when the offsets below it became clean. Without it all is dirty.
+The file `compaction` holds these marks, and when the offsets below `cleaned_to` became clean (`clean_state.py`).
 
 Guarantees: docs/explain/guarantees.md. Source: the log cleaner of Apache Kafka.
 """
@@ -30,7 +31,8 @@ Guarantees: docs/explain/guarantees.md. Source: the log cleaner of Apache Kafka.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -236,22 +238,25 @@ class _Pass:
                 shape=self.shape,
                 needs_stamp=self.log.needs_stamp,
             )
-            if staged is not None and self.log.replace_segments(
-                [segment], staged.path, staged.entries, staged.bytes, cuts=cuts
-            ):
+            if staged is None:
+                continue
+            if staged.records_gone and not self._note_superseded(staged.path, cuts):
+                break
+            if self.log.replace_segments([segment], staged.path, staged.entries, staged.bytes, cuts=cuts):
                 rewritten += 1
                 gone += staged.records_gone
                 before += size
                 after += staged.bytes
         if self.log.lost_ranges:
             return CompactionReport(cleaned_to=state.cleaned_to, uncleanable="some of its records are lost")
-        state = state.after(
-            self.end, now_us=self.now_us, tombstones_to=self.tombstone_end, tombstone_count=self.tombstone_count
-        )
         with self.log.log.checkpoint_lock:  # a truncation lowers the state under it
             if self.log.log.cuts != cuts:
                 return CompactionReport(cleaned_to=0, uncleanable="records were taken back meanwhile")
             self.log.log.check_writable()  # `state.L8`
+            to, epoch = self.log.superseded
+            state = replace(state, superseded_to=to, superseded_epoch=epoch).after(
+                self.end, now_us=self.now_us, tombstones_to=self.tombstone_end, tombstone_count=self.tombstone_count
+            )
             save_clean_state(self.disk, self.log.folder, state)
             self.log.log.state.note_compacted(state.cleaned_to)
             self._let_wait(state, wanted)
@@ -265,6 +270,17 @@ class _Pass:
             bytes_before=before,
             bytes_after=after,
         )
+
+    def _note_superseded(self, staged: str, cuts: int) -> bool:
+        """Q4. False: records were taken back meanwhile."""
+        log, is_noted = self.log.log, False
+        try:
+            is_noted = log.note_superseded(self.end, log.epoch_of(self.end - 1), cuts=cuts)
+        finally:
+            if not is_noted:
+                with suppress(OSError):
+                    self.disk.unlink(staged)
+        return is_noted
 
     def _let_wait(self, state: CleanState, wanted: int) -> None:
         """Note for the other replicas whether tombstones below `wanted` would go if it were not for their marks."""

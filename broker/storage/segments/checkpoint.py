@@ -48,6 +48,7 @@ class LogSettings:
     `is_sole_replica`: The log is the only one of its partition. Then high watermarks on disk, in checkpoints and in the
     headers of batches, prove what was committed; what is damaged is lost; and what a failed fsync left in memory is
     written again. With more replicas the others prove, and have, all that.
+    `is_compacted`: Records may have gone for newer ones although no file says so (`clean_state`).
     """
 
     segment_bytes: int = 256 << 20
@@ -61,6 +62,7 @@ class LogSettings:
     dedup_ids_max: int = 1 << 22
     subjects_max: int = 1 << 20
     is_sole_replica: bool = True
+    is_compacted: bool = False
 
     @classmethod
     def of(cls, settings: StreamSettings, broker: LogSettings | None = None) -> LogSettings:
@@ -79,6 +81,7 @@ class LogSettings:
             dedup_ids_max=settings.dedup_ids_max,
             subjects_max=settings.subjects_max,
             is_sole_replica=broker.is_sole_replica,
+            is_compacted=settings.cleanup != "delete",
         )
 
 

@@ -36,13 +36,14 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 
 from broker.api.errors import CorruptLog, DiskFull, LiftlogError, StorageFailed
 from broker.storage.disk import Disk, storage_error
 from broker.storage.read import LogView, NeedsRepair
 from broker.storage.recovery import Ranges, RecoveredLog, RecoveryReport, Rescan, merge_ranges, rescan
-from broker.storage.rewrite.clean_state import load_clean_state
+from broker.storage.rewrite.clean_state import CLEAN_STATE_FILE, load_clean_state, save_clean_state
 from broker.storage.segments.chain import Chain, Untrusted
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from broker.storage.segments.index import GrowingIndex
@@ -111,6 +112,7 @@ class LogState:
         self.lock = threading.RLock()
         self._high_watermark_lock = threading.Lock()
         self._compacted_to = -1  # not read yet
+        self._superseded: tuple[int, int] | None = None
 
     # --- where it begins and ends ---------------------------------------------------------------------
 
@@ -176,6 +178,33 @@ class LogState:
         """This mark is on disk."""
         with self.lock:
             self._compacted_to = to
+
+    @property
+    def superseded(self) -> tuple[int, int]:
+        """Below this offset are newer records for which others may be gone; and the leader epoch of the record before
+        it, -1: not known (`clean_state`)."""
+        found = self._superseded
+        if found is None:
+            with self.lock, self.guarded("read compaction"):
+                state = load_clean_state(self.disk, self.folder)
+                found = state.superseded_to, state.superseded_epoch
+                if found[0] < 0:
+                    is_known = not self.settings.is_compacted and not self.disk.exists(
+                        f"{self.folder}/{CLEAN_STATE_FILE}"
+                    )
+                    found = (0 if is_known else max(self.high_watermark, self.committed_to)), -1
+                self._superseded = found
+        return found
+
+    def note_superseded(self, to: int, epoch: int) -> None:
+        """This mark counts from now on."""
+        self._superseded = to, epoch
+
+    def write_superseded(self, to: int, epoch: int) -> None:
+        """Write the mark down before what it tells of happens. Under the checkpoint lock. OSError passes through."""
+        state = load_clean_state(self.disk, self.folder)
+        save_clean_state(self.disk, self.folder, replace(state, superseded_to=to, superseded_epoch=epoch))
+        self.note_superseded(to, epoch)
 
     @property
     def is_behind(self) -> bool:

@@ -1,8 +1,9 @@
 """Take back records that a new leader does not have, and cut a commit group that is not whole.
 
 Both may go below the recovery point and the high watermark. In this order, each step on disk before
-the next: what a join has left; the mark of compaction; the checkpoint, lowered; the epochs; then the
-segments from the newest on, and the end of the one that the cut is in.
+the next: what a join has left; the mark `cleaned_to`; the checkpoint, lowered; the epochs; then the
+segments from the newest on, and the end of the one that the cut is in. A log that begins anew keeps
+the marks of compaction until its segments are gone (`L10`).
 
 An unfinished join is finished as an open does it (`joining`). Where that keeps old segments, because
 the joined one is damaged, the folder holds records that this log does not know: taken back from the
@@ -11,6 +12,9 @@ joined segment alone, they would stand in the old ones at the next open. So the 
 
 L5  Records are taken back on disk first, in an order in which a crash leaves the log as it was, or
     shorter; and all of that is on disk before the next append.
+L10  As long as a record is there, so is the mark that says for which records others may be gone
+    (`clean_state`): no cut lowers it, and what is cut below it is copied again from a log that has
+    those records, or the log begins anew (`follower.F10`).
 
 The caller holds all three locks.
 """
@@ -22,7 +26,7 @@ from dataclasses import replace
 
 from broker.api.errors import StorageFailed
 from broker.storage.recovery import list_segments
-from broker.storage.rewrite.clean_state import lower_clean_state
+from broker.storage.rewrite.clean_state import CLEAN_STATE_FILE, CleanState, lower_clean_state, save_clean_state
 from broker.storage.rewrite.joining import finish_joins
 from broker.storage.segments.checkpoint import Checkpoint
 from broker.storage.segments.epochs import EPOCHS_FILE, Epochs, write_epochs
@@ -80,7 +84,6 @@ def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: i
     state.before_cut(to)
     with state.guarded("reset"):
         _finish_joins(state)
-        lower_clean_state(state.disk, state.folder, 0)
         point = Checkpoint(high_watermark=to, log_start_offset=to, recovery_point=to)
         try:
             checkpoints.write(point)
@@ -94,12 +97,15 @@ def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: i
     state.log_start_offset = to
     epochs.put(before)
     state.lower(to)
-    state.note_compacted(0)
     state.high_watermark = to
     with state.failing("reset"):
         if not is_written and state.disk.exists(path := f"{state.folder}/{EPOCHS_FILE}"):
             state.disk.unlink(path)  # it tells of the former log; from none they are derived
         state.chain.end_at(to, is_all=True)
+        if state.settings.is_compacted or state.disk.exists(f"{state.folder}/{CLEAN_STATE_FILE}"):
+            save_clean_state(state.disk, state.folder, CleanState(superseded_to=0))
+        state.note_compacted(0)
+        state.note_superseded(0, -1)
 
 
 def _finish_joins(state: LogState) -> None:

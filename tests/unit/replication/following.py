@@ -7,6 +7,7 @@ state 5 at=0 length=10 size=30, taken lacks, taken      a piece of one; what bec
 followed 2 b incarnation=1 end=3 ...                    the leader of epoch 2 is b; the log as in `holds`
 end 1 at=4 own=3 request=1 start=0 start-epoch=-1       the leader's epoch 1 ends at 4, the follower's own at 3
 records 3 hw=3 start=0 rewritten=0 state=5, diverged, starts-above 9 last=1, fenced 3
+                                                        superseded=5 superseded-epoch=1: as in `holds`;
                                                         below=2 compact-to=3: of tombstones; number=1: of the
                                                         fetch that is answered, else the latest
 inside 3 from=1 last=1                                  3 is in a batch from 1 on, after epoch 1
@@ -28,18 +29,20 @@ from tests.unit.replication.scenario import incarnation_of, message_line, plain
 
 SHORT = {"log_start": "start", "log_end": "end", "durable_end": "durable", "last_epoch": "last", "high_watermark": "hw"}
 SHORT |= {"compacted_to": "mark", "waits_to": "waits", "group_end": "group"}
+SHORT |= {"superseded_to": "superseded", "superseded_epoch": "superseded-epoch"}
 
 
 def effect_line(effect: f.Effect) -> str:
     match effect:
         case f.Ask(to, message):
             return f"-> {to} {message_line(message)}"
-        case f.Append(epoch, is_rewritten):
-            return f"append epoch={epoch}" + (" rewritten" if is_rewritten else "")
+        case f.Append(epoch, is_rewritten, to, of):
+            mark = f" superseded={to} of={of}" if to else ""
+            return f"append epoch={epoch}" + (" rewritten" if is_rewritten else "") + mark
         case f.TakeState(offset, at, size):
             return f"take state {offset} from byte {at} of {size}"
-        case f.Truncate(to):
-            return f"truncate {to}"
+        case f.Truncate(to, is_copied_again):
+            return f"truncate {to}" + (" and copy again" if is_copied_again else "")
         case f.Reset(to, last_epoch):
             return f"reset {to} last={last_epoch}"
         case f.StartAt(start):
@@ -101,6 +104,8 @@ class Following:
                 more = {"rewritten_to": int(values.get("rewritten", 0)), "state_offset": int(values.get("state", -1))}
                 more |= {"number": number, "tombstones_below": int(values.get("below", 0))}
                 more |= {"compact_to": int(values.get("compact-to", 0))}
+                more |= {"superseded_to": int(values.get("superseded", 0))}
+                more |= {"superseded_epoch": int(values.get("superseded-epoch", -1))}
                 return f.Replied(Records(**who, offset=int(words[0]), high_watermark=hw, log_start=start, **more))
             case "state":
                 at, length, size = (int(values[name]) for name in ("at", "length", "size"))

@@ -758,7 +758,7 @@ def test_a_reset_log_begins_anew_and_keeps_nothing(leader: PartitionLog, to: int
         assert found.end_of_epoch(3) == ((2, to) if to else (-1, 0))
         assert found.lost_ranges == ()
         assert found.segment_count == 1
-    assert load_clean_state(disk, FOLDER) == CleanState()
+    assert load_clean_state(disk, FOLDER) == CleanState(superseded_to=0)
     assert list_states(disk, FOLDER) == []
     log.lead(4)
     assert list_states(disk, FOLDER) == [to]

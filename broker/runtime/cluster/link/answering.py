@@ -428,7 +428,15 @@ class Answering:
         if data or bulk is not None:
             slot.sent = Sent(*_of(records), now_s)
         rewritten_to = max(records.rewritten_to, opened.handover.rewritten_to())  # duty 6: the bytes are of before
-        said = replace(records, high_watermark=news[0], log_start=news[1], rewritten_to=rewritten_to)
+        superseded_to, superseded_epoch = opened.superseded_there  # likewise
+        said = replace(
+            records,
+            high_watermark=news[0],
+            log_start=news[1],
+            rewritten_to=rewritten_to,
+            superseded_to=superseded_to,
+            superseded_epoch=superseded_epoch,
+        )
         return [self._frame(said, data, bulk)]
 
     def _in_bulk(self, slot: FollowerSlot, records: Records) -> Bulk | None:

@@ -239,13 +239,13 @@ class Following:
             case f.Ask(_, message):
                 if self._connection is not None:
                     self._connection.ask(self.at, message)
-            case f.Append(epoch, is_rewritten):
-                self._on_disk(lambda: self._append(epoch, is_rewritten))
+            case f.Append():
+                self._on_disk(lambda: self._append(effect))
             case f.TakeState(offset, at, size):
                 self._take_state(offset, at, size)
-            case f.Truncate(to):
+            case f.Truncate(to, is_copied_again):
                 log.info("replica.truncates partition=%s from=%d to=%d", self, opened.log_end_offset, to)
-                self._on_disk(lambda: self._cut(to))
+                self._on_disk(lambda: self._cut(to, is_copied_again))
             case f.Reset(to, last_epoch):
                 log.warning("replica.begins_anew partition=%s from=%d at=%d", self, opened.log_end_offset, to)
                 self._on_disk(lambda: self._reset(to, last_epoch))
@@ -289,7 +289,7 @@ class Following:
         if self._log.failure is not None and self._core.phase is not Phase.IDLE:
             self._step(e.SyncFailed(self._core.generation, error))
 
-    def _append(self, epoch: int, is_rewritten: bool) -> None:
+    def _append(self, effect: f.Append) -> None:
         data, opened = self._data, self._log
         if not data:
             return
@@ -298,7 +298,13 @@ class Following:
         before = opened.log_end_offset
         try:
             now_us = time.time_ns() // 1_000
-            opened.append_stored(data, leader_epoch=epoch, now_us=now_us, is_rewritten=is_rewritten)
+            opened.append_stored(
+                data,
+                leader_epoch=effect.epoch,
+                now_us=now_us,
+                is_rewritten=effect.is_rewritten,
+                superseded=(effect.superseded_to, effect.superseded_epoch),
+            )
         finally:
             end = opened.log_end_offset
             if end > before:
@@ -322,9 +328,9 @@ class Following:
             and connection.rested_s > took_s
         )
 
-    def _cut(self, to: int) -> None:
+    def _cut(self, to: int, is_copied_again: bool) -> None:
         self._whole_from = -1
-        self._log.truncate(to)
+        self._log.truncate(to, is_copied_again=is_copied_again)
         self._whole_to = self._log.log_end_offset
         self._replica.note_change()
 
@@ -361,6 +367,7 @@ class Following:
     def _holds(self, *, is_refused: bool = False) -> f.Holds:
         opened, state = self._log, self._replica.state
         end, high_watermark = opened.log_end_offset, opened.high_watermark
+        superseded_to, superseded_epoch = opened.superseded
         group_ends = state.group_ends
         whole = group_ends[-1] if group_ends and group_ends[-1] != self._whole_from else self._whole_to
         return f.Holds(
@@ -375,6 +382,8 @@ class Following:
             compacted_to=opened.compacted_to,
             waits_to=opened.waits_to,
             lacks_room=self._lacks_room,
+            superseded_to=superseded_to,
+            superseded_epoch=superseded_epoch,
         )
 
     # -- fsync (a thread of the pool) --------------------------------------------------------------------------

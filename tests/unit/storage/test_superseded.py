@@ -1,0 +1,437 @@
+"""The mark of the records for which others may be gone: on disk before the first of them goes, there as long as a
+record is. (`clean_state`, `compaction.Q4`, `truncate.L10`, `follower.F10`, `follower.F12`.)
+
+`k` stands at 20 and at 40. One replica has compacted all of its log, or some; the leader that an operator chose ends in
+between. A replica that follows that leader has its `k`, whenever a power cut, a kill or a cut came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from broker.api.errors import OffsetOutOfRange
+from broker.replication import following as f
+from broker.replication.follower import Follower, Phase
+from broker.replication.messages import AskEnd, End, Fetch, Records
+from broker.storage.log import PartitionLog
+from broker.storage.rewrite.clean_state import CLEAN_STATE_FILE, CleanState, load_clean_state, save_clean_state
+from broker.storage.rewrite.compaction import CompactionReport, CompactionSettings, compact
+from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint, LogSettings
+from tests.support.compacting import keyed_batch, keyed_records
+from tests.support.logs import FOLDER, create_log, open_log
+from tests.support.simdisk import Crashed, SimDisk
+
+SETTINGS = LogSettings(segment_bytes=6_000, is_sole_replica=False, is_compacted=True)
+OLD, NEW, CHOSEN_END, END = 20, 40, 30, 60
+
+
+def log_of(end: int, *, disk: SimDisk | None = None) -> PartitionLog:
+    """Has led in epoch 1 up to there, and follows nobody yet."""
+    log = create_log(disk or SimDisk(), settings=SETTINGS)
+    log.lead(1)
+    extend(log, end, epoch=1)
+    return log
+
+
+def extend(log: PartitionLog, end: int, *, epoch: int) -> None:
+    for at in range(log.log_end_offset, end):
+        key = b"k" if epoch == 1 and at in (OLD, NEW) else b"%d-%d" % (epoch, at)
+        log.append([keyed_batch([(key, b"%d" % at)])], leader_epoch=epoch, now_us=1)
+    log.advance_high_watermark(log.sync())
+
+
+def chosen(end: int = CHOSEN_END) -> PartitionLog:
+    """The leader of epoch 5, chosen by an operator."""
+    log = log_of(end)
+    log.lead(5)
+    extend(log, end + 1, epoch=5)
+    return log
+
+
+def run_pass(log: PartitionLog, throttle: Callable[[int], None] = lambda _: None) -> CompactionReport | None:
+    settings = CompactionSettings(min_cleanable_dirty_percent=0)
+    return compact(log, settings, map_bytes=1 << 16, now_us=10**15, throttle=throttle)
+
+
+class Stopped(Exception):
+    """The broker ends."""
+
+
+def half_a_pass(log: PartitionLog) -> None:
+    """Stopped once `k@20` is gone."""
+
+    def throttle(_: int) -> None:
+        if OLD not in keyed_records(log):
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run_pass(log, throttle)
+    assert log.compacted_to == 0
+
+
+def holds(log: PartitionLog, *, is_refused: bool = False) -> f.Holds:
+    return f.Holds(
+        log_start=log.kept_start_offset,
+        log_end=log.log_end_offset,
+        durable_end=log.durable_end,
+        last_epoch=log.leader_epoch,
+        high_watermark=log.high_watermark,
+        group_end=log.log_end_offset,
+        is_refused=is_refused,
+        lacks_state=False,
+        superseded_to=log.superseded[0],
+        superseded_epoch=log.superseded[1],
+    )
+
+
+def follow(
+    log: PartitionLog,
+    leader: PartitionLog,
+    epoch: int,
+    *,
+    before: Callable[[f.Effect], None] = lambda _: None,
+    upto: int | None = None,
+) -> list[f.Effect]:
+    """Follow until there is nothing more to copy. Returns what was cut, reset and appended.
+
+    Args:
+        before: Called before an effect is done.
+        upto: Copy message by message, and stop when the log ends there or beyond.
+    """
+    log.follow(epoch)
+    core, done = Follower("a"), list[f.Effect]()
+    queue = list(core.step(f.Followed(epoch=epoch, leader="b", incarnation=(1, 0), log=holds(log))))
+    data = b""
+    while queue:
+        effect = queue.pop(0)
+        before(effect)
+        match effect:
+            case f.Ask(_, AskEnd() as ask):
+                found = leader.end_of_epoch(ask.last_epoch)
+                own = log.epoch_end(found.epoch)
+                end = End(
+                    epoch=epoch,
+                    incarnation=(1, 0),
+                    request=ask.request,
+                    found_epoch=found.epoch,
+                    end=found.end_offset,
+                    log_start=leader.log_start_offset,
+                    start_epoch=-1,
+                )
+                queue += core.step(f.Replied(end, own))
+            case f.Ask(_, Fetch() as fetch):
+                if fetch.offset >= min(leader.log_end_offset, upto or 1 << 30) or core.phase is not Phase.FETCHING:
+                    continue
+                with leader.read(fetch.offset, stored=True, max_bytes=1 << 20 if upto is None else 1) as plan:
+                    parts = zip(plan.ranges, plan.sources, strict=True)
+                    data = b"".join(bytes(file.pread(place.length, place.position)) for place, (_, file) in parts)
+                to, of = leader.superseded_there
+                records = Records(
+                    epoch=epoch,
+                    incarnation=(1, 0),
+                    offset=fetch.offset,
+                    number=fetch.number,
+                    high_watermark=leader.high_watermark,
+                    log_start=leader.log_start_offset,
+                    superseded_to=to,
+                    superseded_epoch=of,
+                )
+                queue += core.step(f.Replied(records))
+            case f.Append(_, _, to, of):
+                done.append(effect)
+                log.append_stored(data, leader_epoch=epoch, now_us=1, superseded=(to, of))
+                log.sync()
+                queue += core.step(holds(log))
+            case f.Truncate(to, is_copied_again):
+                done.append(effect)
+                try:
+                    log.truncate(to, is_copied_again=is_copied_again)
+                except OffsetOutOfRange:
+                    core.step(holds(log, is_refused=True))
+                    queue += core._ask()  # as at the next tick
+                else:
+                    queue += core.step(holds(log))
+            case f.Reset(to, last_epoch):
+                done.append(effect)
+                log.reset(to, last_epoch=last_epoch)
+                queue += core.step(holds(log))
+            case f.Commit(to):
+                log.advance_high_watermark(to)
+    return done
+
+
+def check_follows(log: PartitionLog, leader: PartitionLog, epoch: int = 5) -> list[f.Effect]:
+    """It becomes a copy in which each key of the leader's has its newest value."""
+    done = follow(log, leader, epoch)
+    log.advance_high_watermark(log.log_end_offset)
+    assert log.log_end_offset == leader.log_end_offset
+    there, here = (dict(keyed_records(one).values()) for one in (leader, log))
+    assert there == here
+    return done
+
+
+def outcomes(disk: SimDisk) -> Iterator[PartitionLog]:
+    """The log as the next process finds it."""
+    yield open_log(disk.after_kill(), settings=SETTINGS, boot_id="")
+    for mode in ("lost", "kept", "reordered"):
+        yield open_log(disk.after_crash(mode, seed=disk.steps), settings=SETTINGS, boot_id="")  # type: ignore[arg-type]
+
+
+def each_step(make: Callable[[], PartitionLog], act: Callable[[PartitionLog], object]) -> Iterator[PartitionLog]:
+    """The power is cut at each step that `act` makes on the disk; then the log as it is found."""
+    step, is_done, first = 0, False, make().disk
+    assert isinstance(first, SimDisk)
+    while not is_done:
+        step += 1
+        disk = first.after_kill()
+        log = open_log(disk, settings=SETTINGS, boot_id="")
+        disk.crash_at = disk.steps + step
+        try:
+            act(log)
+            is_done = True
+        except Crashed:
+            yield from outcomes(disk)
+    assert step > 3
+
+
+def test_half_a_pass_and_a_leader_that_ends_within_it() -> None:
+    log = log_of(END)
+    half_a_pass(log)
+    for found in (log, open_log(log.disk.after_kill(), settings=SETTINGS)):  # type: ignore[attr-defined]
+        assert found.superseded == (found.sealed_segments()[-1][1], 1)
+        assert isinstance(check_follows(found, chosen())[0], f.Reset)
+        assert found.superseded == (0, -1)
+
+
+@pytest.mark.slow
+def test_a_power_cut_at_each_step_of_a_pass() -> None:
+    gone, leader = 0, chosen()
+
+    def committed(log: PartitionLog) -> None:
+        log.advance_high_watermark(log.log_end_offset)
+        run_pass(log)
+
+    for log in each_step(lambda: log_of(END), committed):
+        log.advance_high_watermark(log.log_end_offset)
+        gone += OLD not in keyed_records(log)
+        check_follows(log, leader)
+    assert gone
+
+
+@pytest.mark.slow
+def test_a_power_cut_at_each_step_of_beginning_anew() -> None:
+    def make() -> PartitionLog:
+        log = log_of(END)
+        run_pass(log)
+        return log
+
+    def reset(log: PartitionLog) -> None:
+        log.follow(5)
+        log.reset(0)
+
+    leader = chosen()
+    for log in each_step(make, reset):
+        check_follows(log, leader, epoch=5)
+
+
+@pytest.mark.slow
+def test_a_power_cut_at_each_step_of_a_copy_of_a_compacted_log() -> None:
+    """It has the leader's gaps, and no leader's mark but that one's."""
+    source = log_of(END)
+    run_pass(source)
+
+    def make() -> PartitionLog:
+        return create_log(SimDisk(), settings=SETTINGS)
+
+    def copy(log: PartitionLog) -> None:
+        follow(log, source, 2, upto=NEW + 5)
+
+    source.lead(2)
+    gone, leader = 0, chosen()
+    for log in each_step(make, copy):
+        gone += log.log_end_offset > OLD
+        check_follows(log, leader)
+    assert gone
+
+
+@pytest.mark.parametrize("end", [OLD + 1, CHOSEN_END, NEW, NEW + 1, END])
+def test_an_interrupted_copy_goes_on_with_who_has_what_it_lacks(end: int) -> None:
+    source, log = log_of(END), create_log(SimDisk(), settings=SETTINGS)
+    run_pass(source)
+    source.lead(2)
+    follow(log, source, 2, upto=end)
+    assert log.superseded == (source.superseded[0], 1)
+    other = log_of(END)
+    other.lead(3)
+    extend(other, END + 5, epoch=3)
+    assert {type(effect) for effect in check_follows(log, other, 3)} == {f.Append}
+
+
+def test_an_interrupted_copy_begins_anew_with_who_has_not() -> None:
+    source, log = log_of(END), create_log(SimDisk(), settings=SETTINGS)
+    run_pass(source)
+    source.lead(2)
+    follow(log, source, 2, upto=OLD + 2)
+    assert log.log_end_offset < CHOSEN_END
+    done = check_follows(log, chosen())
+    assert isinstance(done[0], f.Reset)
+    assert log.superseded == (0, -1)
+
+
+def test_a_copy_of_a_copy_has_the_mark_too() -> None:
+    source, between, log = log_of(END), *(create_log(SimDisk(), settings=SETTINGS) for _ in range(2))
+    run_pass(source)
+    source.lead(2)
+    follow(between, source, 2)
+    between.advance_high_watermark(between.log_end_offset)
+    between.lead(3)
+    follow(log, between, 3)
+    assert log.superseded == source.superseded
+    check_follows(log, chosen())
+
+
+def test_a_pass_that_begins_while_the_cut_is_on_its_way() -> None:
+    """The core knows the mark of before."""
+    log = log_of(END)
+
+    def meanwhile(effect: f.Effect) -> None:
+        if isinstance(effect, f.Truncate) and not log.compacted_to:
+            half_a_pass(log)
+            run_pass(log)
+
+    done = follow(log, chosen(), 5, before=meanwhile)
+    assert [type(effect) for effect in done[:2]] == [f.Truncate, f.Reset]
+    assert OLD in keyed_records(log)
+
+
+def test_a_pass_that_takes_nothing_away_leaves_a_cut_a_cut() -> None:
+    log = log_of(NEW)  # without the newer one
+    assert run_pass(log) is not None
+    assert log.compacted_to > CHOSEN_END
+    assert log.superseded == (0, -1)
+    assert isinstance(check_follows(log, chosen())[0], f.Truncate)
+
+
+def test_a_second_pass_raises_the_mark_before_it_takes_away_more() -> None:
+    log = log_of(NEW)
+    run_pass(log)
+    extend(log, END, epoch=1)
+    half_a_pass_from = log.compacted_to
+    assert 0 < half_a_pass_from < NEW
+
+    def throttle(_: int) -> None:
+        if OLD not in keyed_records(log):
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run_pass(log, throttle)
+    assert log.compacted_to == half_a_pass_from
+    check_follows(log, chosen())
+
+
+def test_each_round_of_a_pass_has_a_mark_of_its_own() -> None:
+    """The map takes some of the keys."""
+    for rounds in range(1, 6):
+        log = log_of(END)
+        for _ in range(rounds):
+            settings = CompactionSettings(min_cleanable_dirty_percent=0)
+            compact(log, settings, map_bytes=24 * 16, now_us=10**15)
+            is_gone = OLD not in keyed_records(log)
+            assert not is_gone or log.superseded[0] > NEW
+        check_follows(log, chosen())
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "of an earlier release"])
+def test_a_mark_that_is_not_known_counts_as_the_high_watermark(damage: str) -> None:
+    log = log_of(END)
+    half_a_pass(log)
+    log.checkpoint()
+    disk = log.disk.after_kill()  # type: ignore[attr-defined]
+    break_mark(disk, damage)
+    found = open_log(disk, settings=SETTINGS)
+    assert found.superseded == (END, 1)
+    found.follow(2)  # it does not rise by itself
+    assert load_clean_state(disk, FOLDER).superseded_to == END
+    assert isinstance(check_follows(found, chosen())[0], f.Reset)
+
+
+@pytest.mark.parametrize(("damage", "kept"), [("missing", 0), ("torn", END), ("of an earlier release", END)])
+def test_a_log_that_is_not_compacted_needs_no_mark(damage: str, kept: int) -> None:
+    disk = SimDisk()
+    log_of(END, disk=disk).checkpoint()
+    disk = disk.after_kill()
+    break_mark(disk, damage)
+    found = open_log(disk, settings=replace(SETTINGS, is_compacted=False))
+    assert found.superseded[0] == kept
+
+
+def break_mark(disk: SimDisk, damage: str) -> None:
+    path = f"{FOLDER}/{CLEAN_STATE_FILE}"
+    if damage == "of an earlier release":
+        save_clean_state(disk, FOLDER, CleanState())
+        state = disk.read_file(path)
+        assert b'"superseded_to":-1' in state
+    elif damage == "torn":
+        disk.replace_file(path, b"{}")
+    elif disk.exists(path):
+        disk.unlink(path)
+
+
+def test_a_log_that_has_lost_its_end_keeps_the_mark() -> None:
+    """The disk has taken back what it had fsynced, the newer record with it, and the checkpoint of then."""
+    log = log_of(END)
+    run_pass(log)
+    disk = log.disk.after_kill()  # type: ignore[attr-defined]
+    end = 0
+    for segment, after in log.sealed_segments():
+        if segment.base_offset > OLD + 2:
+            segment.unlink(disk)
+        else:
+            end = after
+    tail = log.log.chain.tail
+    assert tail is not None
+    tail.unlink(disk)
+    point = Checkpoint(high_watermark=end, recovery_point=end, leader_epoch=1)
+    disk.replace_file(f"{FOLDER}/{CHECKPOINT_FILE}", point.encode())
+    found = open_log(disk, settings=SETTINGS, boot_id="")
+    assert not found.lost_ranges
+    assert OLD < found.log_end_offset < CHOSEN_END < NEW < found.superseded[0]
+    assert isinstance(check_follows(found, chosen())[0], f.Reset)
+
+
+def test_who_leads_lacks_nothing() -> None:
+    """An operator chose a copy that was interrupted. A copy of that one is not told of what nobody has."""
+    source, log = log_of(END), create_log(SimDisk(), settings=SETTINGS)
+    run_pass(source)
+    source.lead(2)
+    follow(log, source, 2, upto=OLD + 2)
+    log.lead(5)
+    assert log.superseded == (log.log_end_offset, 1)
+    again = open_log(log.disk.after_kill(), settings=SETTINGS)  # type: ignore[attr-defined]
+    assert again.superseded == (log.log_end_offset, 1)
+
+
+def test_an_empty_log_forgets_whom_it_copied_before() -> None:
+    source, log = log_of(END), create_log(SimDisk(), settings=SETTINGS)
+    log.log.note_superseded(50, 1)  # and then the power was cut, before there was a record
+    source.lead(2)
+    follow(log, source, 2, upto=5)
+    assert log.superseded == (0, -1)
+
+
+@pytest.mark.parametrize("to", [0, OLD, CHOSEN_END])
+def test_no_cut_below_the_mark_but_of_what_is_copied_again(to: int) -> None:
+    log = log_of(END)
+    run_pass(log)
+    mark = log.superseded
+    log.follow(5)
+    with pytest.raises(OffsetOutOfRange, match="gone for newer ones"):
+        log.truncate(to)
+    assert log.log_end_offset == END
+    log.truncate(to, is_copied_again=True)
+    assert log.log_end_offset <= to
+    assert log.superseded == mark
+    assert log.compacted_to <= to
