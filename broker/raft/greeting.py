@@ -8,6 +8,7 @@ poller, on the thread that calls it; it knows no clock but the one that it is gi
 
 G1  One message each way, then the connection ends. Nothing is carried out.
 G2  An asker with another secret gets no answer: the connection is cut, and the asker is told so.
+G3  There are `wire.STRANGERS_MAX` guests; another one takes the place of the oldest.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Lobby:
         self._answer = answer
         self._poller = createPoller("auto")
         self._encryptor = None if secret is None else getEncryptor(secret)
-        self._guests: set[TcpConnection] = set()
+        self._guests: dict[TcpConnection, None] = {}  # the oldest first
         self._server: TcpServer | None = None
         if bind is not None:
             host, _, port = bind.rpartition(":")
@@ -104,10 +105,14 @@ class Lobby:
         return {call.address: call.outcome or SILENT for call in calls}
 
     def _arrived(self, conn: TcpConnection) -> None:
-        self._guests.add(conn)
+        """G3."""
+        if len(self._guests) >= wire.STRANGERS_MAX:
+            next(iter(self._guests)).disconnect()
+        self._guests[conn] = None
+        conn.is_stranger = True
         conn.encryptor = self._encryptor
         conn.setOnMessageReceivedCallback(lambda message: self._heard(conn, message))
-        conn.setOnDisconnectedCallback(lambda: self._guests.discard(conn))
+        conn.setOnDisconnectedCallback(lambda: self._guests.pop(conn, None))
 
     def _heard(self, conn: TcpConnection, message: Any) -> None:
         if self._encryptor is not None and conn.sendRandKey is None:

@@ -91,7 +91,7 @@ FIXED: Final = (
         "broker.runtime.cluster.link.server:STRANGERS_MAX",
         "streams",
         "that are being greeted at a time",
-        "another is refused",
+        "the oldest ends",
     ),
     Row("broker.runtime.cluster.codec:BULK_BYTES_MAX", "bytes", "an answer of another broker in bulk", "goes by gRPC"),
     Row(
@@ -104,7 +104,7 @@ FIXED: Final = (
         "broker.runtime.cluster.link.bulk:CONNECTIONS_MAX",
         "connections",
         "at the port for bulk, strangers included",
-        "another is closed",
+        "the oldest stranger is closed",
     ),
     Row("broker.runtime.cluster.codec:PLACE_BYTES_MAX", "bytes", "a name that another broker says", "it is not heard"),
     Row(
@@ -141,6 +141,18 @@ FIXED: Final = (
         "bytes",
         "acks not yet taken by NATS",
         "reading from NATS pauses",
+    ),
+    Row(
+        "broker.serving.http.connections:ROOM_MAX",
+        "connections",
+        "beyond `http.connections_max`, for health and other brokers",
+        "`overloaded`",
+    ),
+    Row(
+        "broker.serving.http.connections:PEERS_MAX",
+        "requests",
+        "of other brokers on those at a time",
+        "`overloaded`",
     ),
     Row(
         "broker.serving.http.connections:TARGET_BYTES_MAX",
@@ -431,7 +443,9 @@ start with `invalid_setting`. While the broker runs, this happens at a limit:
 - A body over `http.body_bytes_max` is refused: `request_too_large`. All bodies of records that are
   being taken in have 8 times as much memory together, counted by their decoded length and with all
   copies; more are refused before they are read: `overloaded`.
-- A connection beyond `http.connections_max` is refused: `overloaded`.
+- A connection beyond `http.connections_max` closes the one that has been idle for longest. If all of
+  them have requests under way, some more are taken for `/livez`, `/readyz`, `/metrics` and other
+  brokers; any other request gets `overloaded`.
 - A request that stops half-way is cut: `request_timed_out`.
 - At `intake.pending_bytes_max` that is not fsynced, reading from NATS pauses. Where a partition
   waits for its followers, as many bytes again may wait for those, of all partitions together; of

@@ -57,7 +57,7 @@ class HttpConfig:
     )
     connections_max: int = _key(
         4_096,
-        "Greatest number of open connections; another is refused. Less if the system allows fewer files.",
+        "Greatest number of open connections; another closes the longest idle. Fewer if the system allows fewer files.",
         limit=(8, 1 << 20),
     )
     header_timeout_ms: int = _key(

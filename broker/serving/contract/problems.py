@@ -86,11 +86,15 @@ def problems(meters: Meters) -> Middleware:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.perf_counter()
         meters.in_flight.inc()
-        if begin := getattr(request.protocol, "request_began", None):  # a `connections.HttpConnection`
-            begin(request.content)
+        begin = getattr(request.protocol, "request_began", None)  # a `connections.HttpConnection`
+        refused = begin(request) if begin else None
         status: Any = "gone"
         try:
-            response, reason = await _answer(request, handler)
+            if refused is None:
+                response, reason = await _answer(request, handler)
+            else:
+                response, reason = problem_response(refused, status=503), refused.reason
+                response.force_close()
             status = response.status
             if reason is not None:
                 meters.problems.labels(reason).inc()

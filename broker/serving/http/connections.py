@@ -1,6 +1,6 @@
 """Connections: how many there may be, how long a silent one is kept, what is said to one that is cut.
 
-    accepted ──► is there room? ──no──► 503, closing
+    accepted ──► is there room? ──no──► the longest idle one is cut; there is none: room of its own, or 503, closing
                        │ yes
                        ▼
                ┌► no request ──first byte──► head ──complete──► request under way ──answered──┐
@@ -17,7 +17,12 @@ N1  The time for a head runs from its first byte (on a new connection from the a
     that come glued to the request before do not count: such a client is idle at worst, and cut as idle.
 N2  A client that is cut hears why (closing.py).
 N3  A loop that was held up is no slow client: a time-out that is noticed late begins anew.
-N4  A client that ends its sending side behind a whole request is still answered (RFC 9112, section 9.6), for
+N4  When `connections_max` are open, each new one cuts the one that has been without a request for longest: silent, amid
+    a head or between two requests.
+N5  While all of them have requests under way, `ROOM_MAX` more are taken, for questions after the broker's health and
+    for other brokers alone: whoever holds all others, by long polls say, hides neither. Brokers take `PEERS_MAX` of
+    them, so that some are left for health. Other requests get 503 there.
+N6  A client that ends its sending side behind a whole request is still answered (RFC 9112, section 9.6), for
     `HALF_CLOSED_S`: whether it listens or is gone cannot be told. There is no half-close under TLS.
 """
 
@@ -35,6 +40,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import StreamReader
 
+from broker.api import http
 from broker.api.errors import InvalidRequest, LiftlogError, Overloaded, RequestTimedOut, RequestTooLarge
 from broker.serving.contract.problems import from_http, internal_error, problem_response, protocol_log
 from broker.serving.http import sending
@@ -47,6 +53,11 @@ TARGET_BYTES_MAX: Final = 64 << 10
 """Path and query of a request. (A watch may name 256 streams.)"""
 HEADER_BYTES_MAX: Final = 8 << 10
 """One header, name and value."""
+ROOM_MAX: Final = 64
+"""Connections beyond `connections_max` (N5)."""
+PEERS_MAX: Final = 48
+"""Requests of other brokers that may be under way on those."""
+HEALTH: Final = ("/livez", "/readyz", "/metrics")
 LINGERING_S: Final = 10.0
 """So long the rest of a body is taken, and thrown away, whose request has been answered."""
 CLOSING_MAX: Final = 256
@@ -103,6 +114,8 @@ class Connections:
         self.limits = limits
         self.meters = meters
         self._open_count = 0
+        self._idle: dict[HttpConnection, None] = {}  # without a request under way: the longest first
+        self._peers: set[HttpConnection] = set()  # with a broker's request, in the room of N5
         # When the time of each is up. All wait equally long, so the first is due first.
         self._heads: dict[HttpConnection, float] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -124,30 +137,71 @@ class Connections:
 
     # --- how many -------------------------------------------------------------------------------------------
 
-    def admit(self, transport: asyncio.Transport) -> bool:
-        """Count a new connection in, or turn it away."""
+    def admit(self, connection: HttpConnection, transport: asyncio.Transport) -> bool:
+        """Count a new connection in, or turn it away (N4, N5)."""
         limit = self.limits.connections_max
-        if self._open_count < limit:
-            self._open_count += 1
-            self.meters.connections.set(self._open_count)
-            return True
-        self.meters.refused_connections.inc()
-        if count := self._refused.due():
-            remote = transport.get_extra_info("peername")
-            log.warning("http.connections_refused connections_max=%d count=%d remote=%s", limit, count, remote)
-        error = Overloaded(
+        if self._open_count >= limit and self._idle:
+            longest = next(iter(self._idle))
+            is_amid_head = longest in self._heads
+            self.leave(longest)
+            longest.cut_idle(self._too_many() if is_amid_head else None)
+            self.meters.idle_cut.inc()
+        if self._open_count >= limit + ROOM_MAX:
+            self._note_refused(transport)
+            self.dismiss(transport, last_words(self._too_many(), HTTPStatus.SERVICE_UNAVAILABLE))
+            return False
+        connection.is_counted, connection.is_extra = True, self._open_count >= limit
+        self._count(+1)
+        self._idle[connection] = None
+        return True
+
+    def begin(self, connection: HttpConnection, request: web.BaseRequest) -> LiftlogError | None:
+        """A request begins. Returns why it may not (N5)."""
+        self.head_done(connection)
+        self._idle.pop(connection, None)
+        connection.is_extra = connection.is_extra and self._open_count > self.limits.connections_max
+        if not connection.is_extra or request.path in HEALTH:
+            return None
+        if http.ASKED_BY in request.headers and len(self._peers) < PEERS_MAX:
+            self._peers.add(connection)
+            return None
+        assert connection.transport is not None
+        self._note_refused(connection.transport)
+        return self._too_many()
+
+    def end(self, connection: HttpConnection) -> None:
+        """Its request is answered."""
+        self.head_done(connection)
+        self._peers.discard(connection)
+        if connection.is_counted:
+            self._idle[connection] = None
+
+    def leave(self, connection: HttpConnection) -> None:
+        """It is closed, or will be at once."""
+        self.head_done(connection)
+        self._idle.pop(connection, None)
+        self._peers.discard(connection)
+        if connection.is_counted:
+            connection.is_counted = False
+            self._count(-1)
+
+    def _count(self, by: int) -> None:
+        self._open_count += by
+        self.meters.connections.set(self._open_count)
+
+    def _too_many(self) -> Overloaded:
+        limit = self.limits.connections_max
+        return Overloaded(
             f"{limit} connections are open, and more are not accepted: try again later, or raise http.connections_max",
             key="http.connections_max",
             limit=limit,
         )
-        self.dismiss(transport, last_words(error, HTTPStatus.SERVICE_UNAVAILABLE))
-        return False
 
-    def leave(self, connection: HttpConnection) -> None:
-        """It is closed."""
-        self.head_done(connection)
-        self._open_count -= 1
-        self.meters.connections.set(self._open_count)
+    def _note_refused(self, transport: asyncio.BaseTransport) -> None:
+        self.meters.refused_connections.inc()
+        if count := self._refused.due():
+            limit, remote = self.limits.connections_max, transport.get_extra_info("peername")
+            log.warning("http.connections_refused connections_max=%d count=%d remote=%s", limit, count, remote)
 
     # --- how long -------------------------------------------------------------------------------------------
 
@@ -204,7 +258,17 @@ class Connections:
 class HttpConnection(web.RequestHandler):
     """One connection: aiohttp's protocol, and what this module adds."""
 
-    __slots__ = ("_body", "_half_closed", "_has_spoken", "_is_busy", "_is_malformed", "_newest", "_owner")
+    __slots__ = (
+        "_body",
+        "_half_closed",
+        "_has_spoken",
+        "_is_busy",
+        "_is_malformed",
+        "_newest",
+        "_owner",
+        "is_counted",
+        "is_extra",
+    )
 
     def __init__(self, owner: Connections, server: web.Server, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
@@ -225,10 +289,12 @@ class HttpConnection(web.RequestHandler):
         self._is_malformed = False
         self._has_spoken = False
         self._half_closed: asyncio.TimerHandle | None = None  # what ends it then
+        self.is_counted = False  # among the open ones
+        self.is_extra = False  # beyond `connections_max` (N5)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        if self._owner.admit(transport):
+        if self._owner.admit(self, transport):
             super().connection_made(transport)
             self._owner.await_head(self)
 
@@ -247,7 +313,7 @@ class HttpConnection(web.RequestHandler):
             self._newest = self._messages[-1][1]
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client has said all. True: the connection stays, until what it asked for is answered (N4)."""
+        """The client has said all. True: the connection stays, until what it asked for is answered (N6)."""
         transport = self.transport
         is_idle = self._waiter is not None and not self._messages
         is_whole = self._newest is not None and self._newest.is_eof()
@@ -256,10 +322,10 @@ class HttpConnection(web.RequestHandler):
         self._half_closed = self._loop.call_later(HALF_CLOSED_S, transport.abort)
         return True
 
-    def request_began(self, body: StreamReader) -> None:
-        """The head of a request is complete; its handler begins."""
-        self._is_busy, self._body = True, body
-        self._owner.head_done(self)
+    def request_began(self, request: web.BaseRequest) -> LiftlogError | None:
+        """The head of a request is complete; its handler begins. Returns why it may not."""
+        self._is_busy, self._body = True, request.content
+        return self._owner.begin(self, request)
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -275,7 +341,7 @@ class HttpConnection(web.RequestHandler):
             raise ConnectionResetError(f"the reader took nothing in {sending.STALLED_S:.0f} s") from None
         finally:
             self._is_busy = False
-            self._owner.head_done(self)
+            self._owner.end(self)
             if self._half_closed is not None and not self._messages:
                 self.close()  # when this answer is sent
             if self._is_malformed:
@@ -296,6 +362,16 @@ class HttpConnection(web.RequestHandler):
         response.headers["Server"] = "liftlog"
         response.force_close()
         return response
+
+    def cut_idle(self, why: LiftlogError | None) -> None:
+        """Its place goes to a new one (N4). `why` is for one that has begun to say something."""
+        if self.transport is None:
+            return
+        log.debug("http.idle_cut remote=%s", self.peername)
+        if why is not None and self._has_spoken:
+            self._dismiss(last_words(why, HTTPStatus.SERVICE_UNAVAILABLE))
+        else:
+            self.transport.close()
 
     def cut_slow(self) -> None:
         """The time for a head is up."""

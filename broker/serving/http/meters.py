@@ -21,6 +21,8 @@ class Meters:
         self.connections = gauge("liftlog_http_connections", "Open HTTP connections")
         text = "Connections beyond http.connections_max"
         self.refused_connections = counter("liftlog_http_connections_refused", text)
+        text = "Connections without a request that were cut to make room for others"
+        self.idle_cut = counter("liftlog_http_connections_idle_cut", text)
         text = "Requests that stopped half-way: in their `head` or their `body`"
         self.timeouts = counter("liftlog_http_timeouts", text, ["what"])
         self.sent_bytes = counter("liftlog_http_records_sent_bytes", "Bytes of record batches sent to readers")

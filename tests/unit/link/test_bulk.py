@@ -373,20 +373,35 @@ def test_each_broker_has_a_few_transfers(server: BulkServer, plan: Plan) -> None
     assert server.has_room("b")
 
 
-def test_there_are_as_many_connections_as_may_be(
-    server: BulkServer, refused: list[str], monkeypatch: pytest.MonkeyPatch
+def test_the_oldest_stranger_goes_first(
+    server: BulkServer, plan: Plan, refused: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk, "GREETING_S", 3_600.0)
-    held = [dialled(server, b"") for _ in range(CONNECTIONS_MAX)]
+    held = []
+    for count in range(1, CONNECTIONS_MAX + 1):
+        held.append(dialled(server, b""))
+        eventually(lambda: len(server._connections) == count, what="it is counted")  # noqa: B023
+    with dialled(server, server.offer(Transfer("b", plan, lambda: True)).ticket) as connection:
+        assert taken(connection, 1_000) == BIG[100:1_100]
+        assert held[0].recv(1) == b""
+        assert len(server._connections) == CONNECTIONS_MAX
+    for each in held:
+        each.close()
+    eventually(lambda: not server._connections, what="the others to be let go")
+    assert refused == ["ticket"] * CONNECTIONS_MAX
+
+
+def test_there_are_as_many_transfers_as_may_be(server: BulkServer, plan: Plan, refused: list[str]) -> None:
+    """None of them is a stranger: another one is refused."""
+    held = []
+    for count in range(1, CONNECTIONS_MAX + 1):
+        held.append(dialled(server, server.offer(Transfer("b", plan, lambda: True)).ticket))
+        eventually(lambda: len(server._connections) == count and not server._strangers, what="its ticket")  # noqa: B023
     with dialled(server, b"") as connection:
         assert connection.recv(1) == b""
     assert refused == ["crowded"]
     for each in held:
         each.close()
-    eventually(lambda: len(refused) == CONNECTIONS_MAX + 1, what="the others to be let go")
-    with dialled(server, bytes(32)) as connection:
-        assert connection.recv(1) == b""
-    assert refused[-1] == "ticket"
 
 
 def test_a_file_that_was_cut_ends_it(server: BulkServer, plan: Plan, tmp_path: Path) -> None:

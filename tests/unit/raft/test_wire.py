@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import random
 import socket
+import struct
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
 
 from broker.api.errors import InvalidRequest
 from broker.raft import wire
+from broker.raft.greeting import Lobby
 from broker.raft.node import RaftNode, configuration, form
 from broker.raft.wire import (
     MESSAGE_BYTES_MAX,
@@ -113,9 +118,6 @@ def test_who_has_another_secret_takes_no_part(tmp_path: Path) -> None:
 
 def test_bytes_of_a_stranger_do_not_end_a_broker(tmp_path: Path) -> None:
     """Without a secret, on loopback: a first message that is no id, an id of nobody, and noise."""
-    import struct
-    import zlib
-
     with group(tmp_path, [None]) as nodes:
         until(nodes, lambda: nodes[0].is_controller)
         port = int(nodes[0].node_id.rpartition(":")[2])
@@ -218,6 +220,75 @@ def test_connections_of_strangers_are_few_and_end(tmp_path: Path, monkeypatch: p
         until(nodes, lambda: not transport._unknownConnections)
 
 
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_a_stranger_may_say_only_so_much_secret_or_none(tmp_path: Path, secret: str | None) -> None:
+    """W4. A frame of 60 MiB is cut by its length; small ones end with the first that says nothing."""
+    with group(tmp_path, [secret]) as nodes:
+        until(nodes, lambda: nodes[0].is_controller)
+        transport = nodes[0].core._SyncObj__transport
+        port = int(nodes[0].node_id.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.sendall(struct.pack("i", 60 << 20))
+            until(nodes, lambda: transport._unknownConnections)
+            until(nodes, lambda: not transport._unknownConnections)
+
+
+class Pipe:
+    """A socket that gives and takes what it is told."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data, self.sent = data, bytearray()
+
+    def recv(self, size: int) -> bytes:
+        piece, self.data = self.data[:size], self.data[size:]
+        if not piece:
+            raise BlockingIOError(errno.EAGAIN, "nothing")
+        return piece
+
+    def send(self, data: memoryview) -> int:
+        self.sent += data[:65_536]
+        return min(len(data), 65_536)
+
+    def getsockopt(self, *_: int) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+def connection(pipe: Pipe) -> Any:
+    conn = TcpConnection(None, recvBufferSize=1 << 16)
+    conn._TcpConnection__socket = pipe
+    conn._TcpConnection__state = CONNECTION_STATE.CONNECTED
+    return conn
+
+
+def test_buffers_grow_and_shrink_in_place() -> None:
+    """W9. Before, each piece of 64 KiB copied all before it, and each message all after it."""
+    messages = [{"n": number, "text": "x" * (number % 3)} for number in range(20_000)] + [
+        random.Random(1).randbytes(8 << 20)
+    ]
+    sender = connection(Pipe())
+    out = sender._TcpConnection__writeBuffer = bytearray()
+    for message in messages:
+        data = zlib.compress(Codec.dumps(message), 1)
+        out += struct.pack("i", len(data)) + data
+    whole = bytes(out)
+    while sender._TcpConnection__processSend():
+        assert sender._TcpConnection__writeBuffer is out
+    assert bytes(sender._TcpConnection__socket.sent) == whole
+    receiver = connection(Pipe(whole))
+    found, buffer = [], None
+    while receiver._TcpConnection__socket.data:
+        receiver._TcpConnection__tryReadBuffer()
+        buffer = buffer or receiver._TcpConnection__readBuffer
+        assert receiver._TcpConnection__readBuffer is buffer
+        while (message := receiver._TcpConnection__processParseMessage()) is not None:
+            found.append(message)
+    assert found == messages
+    assert not buffer
+
+
 @pytest.mark.slow
 def test_who_does_not_take_a_call_is_called_again_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """W7. By itself the kernel would repeat a call that nobody takes after 1, 2, 4 and up to 64 s."""
@@ -244,9 +315,6 @@ def test_who_does_not_take_a_call_is_called_again_soon(tmp_path: Path, monkeypat
 
 def test_the_former_connection_of_a_voter_is_closed(tmp_path: Path) -> None:
     """W8. Seen before: it was kept for ever if the cable had been cut meanwhile."""
-    import struct
-    import zlib
-
     with group(tmp_path, [None] * 2) as nodes:
         first, caller = sorted(nodes, key=lambda node: node.node_id)
         until(nodes, lambda: first.controller is not None and caller.controller is not None)
@@ -280,3 +348,33 @@ def test_a_message_that_is_longer_than_it_looks_is_refused() -> None:
     for damaged in (b"", BoundedZlib.compress(b"text")[:-1], BoundedZlib.compress(b"text") + b"more"):
         with pytest.raises(ValueError, match="less than"):
             BoundedZlib.decompress(damaged)
+
+
+def test_guests_of_a_broker_that_waits_are_few() -> None:
+    """`greeting.G3`: the oldest goes first, and who asks something hears an answer."""
+    [port] = ports(1)
+    address = f"127.0.0.1:{port}"
+    answer = {"type": "hello", "refusal": "not now"}
+    hello = {
+        "type": "hello",
+        "cluster": "c",
+        "broker": "b",
+        "node_id": "n",
+        "group": "",
+        "named": [],
+        "is_forming": True,
+    }
+    with (
+        Lobby(bind=address, secret=SECRET, answer=lambda hello: answer, clock=time.monotonic) as lobby,
+        contextlib.ExitStack() as stack,
+    ):
+        silent = []
+        for _ in range(STRANGERS_MAX + 3):
+            silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", port))))
+            guests = min(len(silent), STRANGERS_MAX)
+            while len(lobby._guests) < guests:
+                lobby.wait(0.01)
+        lobby.wait(0.05)
+        assert len(lobby._guests) <= STRANGERS_MAX
+        assert silent[0].recv(1) == b""
+        assert lobby.ask([address], hello, timeout_s=60) == {address: answer}

@@ -286,22 +286,35 @@ def test_a_loop_that_was_held_up_cuts_nobody(server: Server, monkeypatch: pytest
 # --- too many ----------------------------------------------------------------------------------------------
 
 
-def test_a_connection_too_many_hears_so_and_the_others_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@contextmanager
+def polling(server: Server, headers: bytes = b"") -> Iterator[socket.socket]:
+    """A connection whose request is under way, and stays so."""
+    in_flight = server.serving.meters.in_flight._value
+    before = in_flight.get()
+    with connected(server) as client:
+        client.sendall(POLL[:-2] + headers + b"\r\n")
+        eventually(lambda: in_flight.get() == before + 1, what="its request is under way")
+        yield client
+
+
+def test_a_connection_too_many_hears_so_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have requests under way, and so have those in the room for brokers."""
+    monkeypatch.setattr(connections, "ROOM_MAX", 1)
     with running(tmp_path, limits=ConnectionLimits(connections_max=3)) as server, ExitStack() as stack:
-        api = server.api
-        assert api.get("/livez").status == 200
-        others = [stack.enter_context(connected(server)) for _ in range(2)]
-        for other in others:
-            answered(other)
+        server.api.create("orders")
+        server.api.close()
+        others = [stack.enter_context(polling(server)) for _ in range(3)]
+        stack.enter_context(polling(server, b"Liftlog-Asked-By: b2\r\n"))
         for _ in range(10):
             with connected(server) as client:
                 client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 100_000)
                 problem = problem_in(heard(client), 503)
             assert (problem["reason"], problem["key"]) == ("overloaded", "http.connections_max")
             assert problem["limit"] == 3
-        text = api.get("/metrics").body.decode()
-        assert "liftlog_http_connections_refused_total 10.0" in text
-        assert "liftlog_http_connections 3.0" in text
+        assert server.serving.meters.refused_connections._value.get() == 10
+        assert server.serving.meters.connections._value.get() == 4
         lines = [record.getMessage() for record in caplog.records if "http.connections_refused" in record.getMessage()]
         assert len(lines) == 1
         assert "connections_max=3 count=1 " in lines[0]
@@ -309,12 +322,60 @@ def test_a_connection_too_many_hears_so_and_the_others_go_on(tmp_path: Path, cap
         eventually(lambda: server.api.another().get("/livez").status == 200, what="there is room again")
 
 
+def test_the_longest_idle_goes_first(tmp_path: Path) -> None:
+    """Silent since the accept, amid a head, between two requests: in the order in which they last did something."""
+    with running(tmp_path, limits=ConnectionLimits(connections_max=4)) as server, ExitStack() as stack:
+        server.api.create("orders")
+        server.api.close()
+        eventually(lambda: owner_of(server)._open_count == 0, what="all are gone")
+        stack.enter_context(polling(server))
+        between, amid, silent = (stack.enter_context(connected(server)) for _ in range(3))
+        eventually(lambda: len(owner_of(server)._idle) == 3, what="they are counted")
+        amid.sendall(b"GET /livez HTTP/1.1\r\nHo")
+        eventually(lambda: any(each._has_spoken for each in owner_of(server)._idle), what="its first bytes")
+        answered(between)
+        gone = []
+        for client in (amid, silent, between):
+            newest = stack.enter_context(connected(server))
+            answered(newest)
+            gone.append(heard(client)[:12])
+            assert owner_of(server)._open_count == 4
+        assert gone == [b"HTTP/1.1 503", b"", b""]
+        assert server.serving.meters.refused_connections._value.get() == 0
+        assert server.serving.meters.idle_cut._value.get() == 3
+
+
+def test_whoever_holds_all_connections_hides_neither_health_nor_brokers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "PEERS_MAX", 1)
+    with running(tmp_path, limits=ConnectionLimits(connections_max=2)) as server, ExitStack() as stack:
+        server.api.create("orders")
+        server.api.close()
+        held = [stack.enter_context(polling(server)) for _ in range(2)]
+        with connected(server) as client:
+            client.sendall(b"GET /v1/streams HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert problem_in(heard(client), 503)["key"] == "http.connections_max"
+        stack.enter_context(polling(server, b"Liftlog-Asked-By: b2\r\n"))
+        with connected(server) as client:
+            client.sendall(POLL[:-2] + b"Liftlog-Asked-By: b2\r\n\r\n")
+            assert problem_in(heard(client), 503)["key"] == "http.connections_max"
+        with connected(server) as client:
+            answered(client)
+            held[0].close()
+            eventually(lambda: owner_of(server)._open_count < 4, what="one is gone")
+            answered(client)
+        assert owner_of(server)._peers
+
+
 def test_who_never_leaves_is_cut_at_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that goes on sending after it was turned away holds its connection for `LINGER_S` at most."""
     monkeypatch.setattr(closing, "LINGER_S", 0.2)
+    monkeypatch.setattr(connections, "ROOM_MAX", 0)
     with running(tmp_path, limits=ConnectionLimits(connections_max=1)) as server:
-        assert server.api.get("/livez").status == 200
-        with connected(server) as client:
+        server.api.create("orders")
+        server.api.close()
+        with polling(server), connected(server) as client:
             assert problem_in(heard(client), 503)["reason"] == "overloaded"
             owner = owner_of(server)
             eventually(lambda: not owner._closing, what="it is cut")
@@ -322,11 +383,12 @@ def test_who_never_leaves_is_cut_at_last(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_connections_that_are_being_closed_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "CLOSING_MAX", 0)
+    monkeypatch.setattr(connections, "ROOM_MAX", 0)
     with running(tmp_path, limits=ConnectionLimits(connections_max=1)) as server:
-        assert server.api.get("/livez").status == 200
-        with connected(server) as client:
+        server.api.create("orders")
+        server.api.close()
+        with polling(server), connected(server) as client:
             assert heard(client) == b""
-        assert server.api.get("/livez").status == 200
 
 
 def test_hundreds_of_bad_clients_hold_up_no_good_one(server: Server, api: Api) -> None:

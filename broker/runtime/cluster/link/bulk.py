@@ -115,6 +115,7 @@ class BulkServer:
         self._lock = threading.Lock()
         self._transfers: dict[bytes, Transfer] = {}
         self._connections: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}  # those of them without a ticket: the oldest first
         self._listener: socket.socket | None = None
         self._is_stopping = False
         self.told_port = 0
@@ -180,19 +181,33 @@ class BulkServer:
                 time.sleep(0.1)  # as without a free descriptor
                 continue
             with self._lock:
-                is_crowded = len(self._connections) >= CONNECTIONS_MAX
+                is_crowded = len(self._connections) >= CONNECTIONS_MAX and not self._drop_oldest()
                 if not is_crowded:
                     self._connections.add(connection)
+                    self._strangers[connection] = None
             if is_crowded:
                 self._refuse("crowded", str(address[0]), f"{CONNECTIONS_MAX} bulk connections are open")
                 connection.close()
                 continue
             threading.Thread(target=self._serve, args=(connection, str(address[0])), name="bulk", daemon=True).start()
 
+    def _drop_oldest(self) -> bool:
+        """Under the lock: make room for another one. False: all have their tickets."""
+        oldest = next(iter(self._strangers), None)
+        if oldest is None:
+            return False
+        del self._strangers[oldest]
+        self._connections.discard(oldest)
+        with suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+        return True
+
     def _serve(self, connection: socket.socket, who: str) -> None:
         transfer = None
         try:
             transfer = self._claimed(connection)
+            with self._lock:
+                self._strangers.pop(connection, None)
             if transfer is None:
                 self._refuse("ticket", who, "this ticket was not given out, or is not good any more")
             else:
@@ -209,6 +224,7 @@ class BulkServer:
                 transfer.end()
             with self._lock:
                 self._connections.discard(connection)
+                self._strangers.pop(connection, None)
             connection.close()
 
     def _claimed(self, connection: socket.socket) -> Transfer | None:

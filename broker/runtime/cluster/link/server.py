@@ -8,7 +8,8 @@ E2  A stream of a process that the catalog does not have any more ends with its 
     question under another registration than the stream's is passed over: a greater one would be taken for a later life
     of the replica, and shut the present one out.
 E3  A caller that is not let in is counted, told why, and logged at a limited rate. It takes little: a greeting is
-    small, has to come within `GREETING_S`, and there are `STRANGERS_MAX` at a time. Questions are small as well.
+    small, has to come within `GREETING_S`, and there are `STRANGERS_MAX` at a time. Another one ends the oldest, so
+    that unfinished ones keep no follower out. Questions are small as well.
 E4  A question is looked into when it is read. While that waits for a disk, what else was asked on that stream waits in
     the window of its connection. The last question about a partition that is not open here waits until it is: one for
     each partition that the catalog may give to this broker.
@@ -211,11 +212,12 @@ class Server:
     def _greet(self, requests: Iterator[bytes], context: Any) -> Any:
         """A generator that returns who is there (E3)."""
         with self._lock:
-            is_crowded = len(self._greetings) >= STRANGERS_MAX
-            if not is_crowded:
-                self._greetings[context] = time.monotonic() + GREETING_S
-        if is_crowded:
-            raise Refused("RESOURCE_EXHAUSTED", "crowded", f"{STRANGERS_MAX} others are being greeted")
+            oldest = next(iter(self._greetings)) if len(self._greetings) >= STRANGERS_MAX else None
+            self._greetings.pop(oldest, None)
+            self._greetings[context] = time.monotonic() + GREETING_S
+        if oldest is not None:
+            self.refuse("crowded", oldest.peer(), f"{STRANGERS_MAX} others are being greeted")
+            oldest.cancel()
         try:
             door = Doorkeeper(
                 self._me, self._cluster_id, self._key, self._directory.registration_of, os.urandom(NONCE_BYTES)
