@@ -77,6 +77,9 @@ CLUSTER: Final[Mapping[str, Leaf | Branch]] = {
     "remove-broker": Leaf(_CLUSTER, "remove_broker", "Give up a broker for good."),
     "rescue": Branch(RESCUE, "Rebuild a cluster that lost a majority of its voters for good."),
 }
+SECRET: Final = {
+    "new": Leaf(f"{_COMMANDS}.secret", "new", "Write a new secret to a file that only its owner can read.")
+}
 LOG: Final = {
     "verify": Leaf(_LOG, "verify", "Check every batch, index and small file."),
     "repair": Leaf(_LOG, "repair", "Repair a log as the next start would."),
@@ -93,6 +96,7 @@ COMMANDS: Final[Mapping[str, Leaf | Branch]] = {
     "consumer": Branch(CONSUMER, "Consumers: list, describe, reset, delete."),
     "sink": Branch(SINK, "Exactly-once sinks: list, describe, reset, adopt, delete."),
     "cluster": Branch(CLUSTER, "The cluster: its brokers, who keeps what, and moving it."),
+    "secret": Branch(SECRET, "The secret by which the brokers of a cluster know each other."),
     "log": Branch(LOG, "Files of a log: verify, dump, repair, export."),
     "doctor": Leaf(
         "broker.cli.doctor.command", "doctor", "Check folder, disk, limits, ports, NATS, clocks and versions."

@@ -3,7 +3,9 @@
 A node's id is `<random>@<host>:<port>`. The random part is made with the journal and lost with it, so a voter that
 has lost its journal cannot act under the id of the one that had it.
 
-W1  Without a secret all addresses are loopback. Anybody who reaches the port could take part in the cluster.
+W1  There is a secret, on loopback too: anybody who reaches the port could take part in the cluster, and any process of
+    any user of the machine reaches loopback. pysyncobj checks by `assert` that a message is of this connection and not
+    one that was heard before: under `python -O` no broker starts (`runtime/broker.py`).
 W2  Bytes are JSON, not pickle: they cannot make this process run anything.
 W3  pysyncobj's own commands over the wire (add, remove, transfer, ...) are not answered: changes go through the
     catalog.
@@ -23,7 +25,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ipaddress
 import json
 import re
 import sys
@@ -71,31 +72,21 @@ class Voter(TCPNode):  # type: ignore[misc]
         return names.address(str(self.host).rpartition("@")[2].strip("[]"))
 
 
-def check_secret(addresses: list[str], secret: str | None) -> None:
-    """W1. `addresses`: host:port, those that are bound and those that are connected to.
-
-    Raises:
-        InvalidRequest: says which address is not loopback, or that the secret is too short.
-    """
-    if secret is not None:
-        if len(secret.encode()) < SECRET_BYTES_LEAST:
-            raise InvalidRequest(f"raft.secret has less than {SECRET_BYTES_LEAST} bytes", key="raft.secret")
-        return
-    for address in addresses:
-        host = address.rpartition("@")[2].rpartition(":")[0].strip("[]")
-        if not _is_loopback(host):
-            raise InvalidRequest(
-                f"{address} is not loopback, and there is no raft.secret: whoever reaches the Raft port could take part"
-                " in the cluster and change its catalog. Set the same raft.secret on every broker",
-                key="raft.secret",
-            )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def check_secret(secret: str | None) -> None:
+    """W1. Raises InvalidRequest: there is no secret, or it is too short."""
+    if secret is None:
+        raise InvalidRequest(
+            "a cluster needs a secret, on loopback too: whoever reaches a Raft port could take part in the cluster and"
+            " change its catalog. Run `liftlog secret new FILE` once, copy FILE to every broker, and set"
+            " raft.secret_file = FILE (or LIFTLOG_RAFT_SECRET_FILE) on each. Brokers that ran without one are all"
+            " stopped first: one with a secret and one without do not hear each other",
+            key="raft.secret_file",
+        )
+    if len(secret.encode()) < SECRET_BYTES_LEAST:
+        raise InvalidRequest(
+            f"raft.secret has less than {SECRET_BYTES_LEAST} bytes; `liftlog secret new FILE` makes one",
+            key="raft.secret",
+        )
 
 
 def guarded(base: type) -> type:

@@ -29,7 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import broker
-from broker.api.errors import NotReady, WrongFolder
+from broker.api.errors import InvalidRequest, NotReady, WrongFolder
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, Catalog
 from broker.runtime.alone import AloneAdmin
@@ -231,12 +231,24 @@ def _made(config: Config) -> Assembled:
     return ClusterBroker(config, identity)
 
 
+def check_asserts(optimize: int) -> None:
+    """Raise InvalidRequest where Python leaves out `assert`: what nobody may come through is checked by it
+    (`wire.W1`), and a broker whose state is broken is to end."""
+    if optimize:
+        raise InvalidRequest(
+            "this Python runs with -O (or PYTHONOPTIMIZE), which leaves out checks that a broker needs: start it"
+            " without",
+            value=optimize,
+        )
+
+
 def run(config: Config) -> int:
     """Run a broker until SIGTERM, SIGINT or SIGHUP. Returns the exit code.
 
     Raises:
         LiftlogError: it cannot start: port in use, folder in use, of another broker, damaged …
     """
+    check_asserts(sys.flags.optimize)
     sys.setswitchinterval(0.0005)  # an ack waits for at most this long for a busy thread
     os.umask(0o077)
     log.info("broker.starting version=%s config=%s", broker.__version__, json.dumps(describe(config)))

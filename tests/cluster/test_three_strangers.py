@@ -50,7 +50,7 @@ STRANGERS = {
     "another secret": Stranger(
         {"LIFTLOG_RAFT_SECRET": "known to nobody at all"}, "is its raft.secret another one?", ends=None
     ),
-    "no secret": Stranger({"LIFTLOG_RAFT_SECRET": ""}, "is its raft.secret another one?", ends=None),
+    "no secret": Stranger({"LIFTLOG_RAFT_SECRET": ""}, "a cluster needs a secret, on loopback too"),
     "another cluster": Stranger({"LIFTLOG_CLUSTER_ID": "others"}, "this is cluster tests, not others (cluster.id)"),
     "a folder of another group": Stranger({}, "its folder is of the group tests/other"),
     "a folder of another cluster": Stranger({}, "is of cluster others, not tests (cluster.id)"),

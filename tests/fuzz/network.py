@@ -459,7 +459,7 @@ def check_replica_greeting(data: bytes) -> None:
             meet(data)
         except Refused:
             continue
-        assert meet == friend.welcome, "a stranger was let in"  # that one proves nothing: it comes last
+        assert meet == friend.challenge, "a stranger was let in"  # a challenge proves nothing
 
 
 # --- Spark ----------------------------------------------------------------------------------------------------------

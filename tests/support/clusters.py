@@ -18,6 +18,7 @@ from tests.support.processes import BrokerProcess, NatsServer, eventually, free_
 T = TypeVar("T")
 IDS = ("a", "b", "c")
 WAIT_S = 60.0
+SECRET = "known to these three only"
 
 
 class RealCluster:
@@ -44,13 +45,17 @@ class RealCluster:
         **env: str,
     ) -> None:
         hosts = {broker: network.address(broker) if network is not None else "127.0.0.1" for broker in ids}
-        secret = {"LIFTLOG_RAFT_SECRET": "known to these three only"} if network is not None else {}
         ports = {broker: free_port(3) for broker in ids}
         voters = ",".join(
             f"{broker}@{hosts[broker]}:{port + 2}" for broker, port in ports.items() if broker not in later
         )
         self.nats = nats
-        self._common = {"LIFTLOG_CLUSTER_ID": "tests", "LIFTLOG_CLUSTER_VOTERS": voters, **secret, **env}
+        self._common = {
+            "LIFTLOG_CLUSTER_ID": "tests",
+            "LIFTLOG_CLUSTER_VOTERS": voters,
+            "LIFTLOG_RAFT_SECRET": SECRET,
+            **env,
+        }
         self.brokers = {
             broker: BrokerProcess(
                 folder / broker,

@@ -45,7 +45,7 @@ def said(cls: type, rng: random.Random) -> Said:
 
 GREETINGS: Final[tuple[Said, ...]] = (
     Hello(1, "c" * 32, "broker-1", 7, "broker-0", bytes(range(32))),
-    Challenge(bytes(range(32)), bytes(32)),
+    Challenge(bytes(range(32))),
     Proof(bytes(32)),
-    Welcome(),
+    Welcome(bytes(32)),
 )

@@ -50,12 +50,10 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., broker_id: _Optional[str] = ..., registration: _Optional[int] = ..., to: _Optional[str] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class Challenge(_message.Message):
-    __slots__ = ("nonce", "proof")
+    __slots__ = ("nonce",)
     NONCE_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
-    proof: bytes
-    def __init__(self, nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
 
 class Proof(_message.Message):
     __slots__ = ("proof",)
@@ -64,8 +62,10 @@ class Proof(_message.Message):
     def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("proof",)
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    proof: bytes
+    def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("incarnation", "partition")

@@ -9,6 +9,7 @@ log.py       `liftlog log …`: verify, repair, dump and export the files of a l
 publish.py   `liftlog publish`: messages to a NATS subject, and their acks counted
 records.py   records as text, for people or as JSON
 rescue.py    `liftlog cluster rescue …`: the way on when a majority of the voters is lost for good
+secret.py    `liftlog secret new`: the secret of a cluster
 settings.py  the settings of a stream as options
 sink.py      `liftlog sink …`: what each sink committed last; reset, adopt, delete
 stream.py    `liftlog stream …`: create, list, describe, alter, pause, trim, delete

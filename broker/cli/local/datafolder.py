@@ -89,6 +89,7 @@ class UpFolder:
         self.record_path = self.run / "up.json"
         self.count_path = self.run / "brokers"
         self.nats_config = self.run / "nats.conf"
+        self.secret = self.path / "secret"
 
     def check(self) -> None:
         """See that this is a folder of `up`, or may become one. Changes nothing.

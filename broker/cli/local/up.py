@@ -92,6 +92,7 @@ def up(
         if (copied := folder.copied()) is not None:
             note(copy_notice(folder, *copied))
             folder.disown()
+        _keep_secret(plan)
         folder.keep_count(len(plan.commands))
         running = None
         while running is None:
@@ -162,6 +163,7 @@ def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool, cou
             "grpc.port": of.grpc,
             "raft.port": of.raft,
             **({"cluster.id": CLUSTER_ID, "cluster.voters": ",".join(voters)} if count > 1 else {}),
+            **({"raft.secret_file": str(folder.secret)} if count > 1 and not _has_secret() else {}),
         }
     # -P: a folder named `broker` where `up` is called must not be taken for ours.
     start_broker = [sys.executable, "-P", "-m", "broker.cli.main", "broker"]
@@ -210,6 +212,28 @@ def _running(plan: Plan, timeout_s: float) -> list[Process] | None:
             return None
         raise
     return running
+
+
+def _keep_secret(plan: Plan) -> None:
+    """Several brokers need a secret, which stays in the folder. A folder of an earlier build has none yet."""
+    from broker.cli.commands.secret import write_new
+
+    folder = plan.folder
+    if len(plan.commands) == 1 or _has_secret() or folder.secret.exists():
+        return
+    found = folder.load()
+    alive = [name for name in (found.alive() if found else ()) if name in plan.commands]
+    if alive:
+        raise InvalidRequest(
+            f"{folder.path}: {', '.join(alive)} runs without a secret, as earlier builds did, and would not hear those"
+            f" that have one; stop it first: {_down_command(folder)}"
+        )
+    write_new(str(folder.secret))
+
+
+def _has_secret() -> bool:
+    """The environment names one."""
+    return any(os.environ.get(f"LIFTLOG_RAFT_SECRET{suffix}") for suffix in ("", "_FILE"))
 
 
 def _check_count(plan: Plan) -> None:

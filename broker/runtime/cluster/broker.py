@@ -32,6 +32,7 @@ from broker.api.placements import Vote
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import Catalog, StreamInfo
+from broker.raft.wire import check_secret
 from broker.runtime.assembled import Assembled
 from broker.runtime.background.expiry import expire_offsets
 from broker.runtime.cluster.control import PlacedControl
@@ -81,6 +82,7 @@ class ClusterBroker(Assembled):
     sinks: PlacedSinks
 
     def __init__(self, config: Config, identity: Identity) -> None:
+        check_secret(identity.secret)  # before there is a folder
         super().__init__(config, cluster_id=identity.cluster_id)
         if self._disk.exists(self._catalog_path):
             raise WrongFolder(

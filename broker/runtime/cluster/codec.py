@@ -78,7 +78,6 @@ class Challenge(NamedTuple):
     """As in the proto."""
 
     nonce: bytes
-    proof: bytes
 
 
 class Proof(NamedTuple):
@@ -89,6 +88,8 @@ class Proof(NamedTuple):
 
 class Welcome(NamedTuple):
     """As in the proto."""
+
+    proof: bytes
 
 
 class Asked(NamedTuple):
@@ -178,11 +179,11 @@ def decode(frame: pb.Frame) -> Said:
             _check_number("registration", hello.registration, 0)
             return Hello(hello.version, hello.cluster_id, hello.broker_id, hello.registration, hello.to, hello.nonce)
         case "challenge":
-            return Challenge(head.challenge.nonce, head.challenge.proof)
+            return Challenge(head.challenge.nonce)
         case "proof":
             return Proof(head.proof.proof)
         case "welcome":
-            return Welcome()
+            return Welcome(head.welcome.proof)
     raise BadFrame("a frame that this release does not know")
 
 

@@ -79,7 +79,7 @@ class HttpConfig:
 class GrpcConfig:
     """Replicas on other brokers. A broker without cluster.voters does not open it."""
 
-    host: str = _key("127.0.0.1", "Address to listen on. Anything but loopback needs raft.secret.")
+    host: str = _key("127.0.0.1", "Address to listen on. Anything but loopback can be reached by others.")
     port: int = _key(9292, "Port for replicas on other brokers; 0 takes any free one.", limit=PORT_LIMIT)
     advertised: str | None = _key(
         None,
@@ -123,7 +123,7 @@ class ReplicationConfig:
 class RaftConfig:
     """The group of brokers that keeps the catalog of a cluster. A broker without cluster.voters opens none of this."""
 
-    host: str = _key("127.0.0.1", "Address to listen on. Anything but loopback needs a secret.")
+    host: str = _key("127.0.0.1", "Address to listen on. Anything but loopback can be reached by others.")
     port: int = _key(9294, "Port of the group.", limit=PORT_LIMIT)
     advertised: str | None = _key(
         None,
@@ -132,9 +132,14 @@ class RaftConfig:
         says="must be host:port, an IPv6 address in brackets, and nothing else",
     )
     secret: Secret | None = _key(  # noqa: RUF009
-        None, "The same on every broker of a cluster, at least 16 bytes. Rather set it in the environment.", read=Secret
+        None,
+        "The same on every broker of a cluster, which needs one: at least 16 bytes. Rather name a file.",
+        read=Secret,
     )
-    secret_file: str | None = _key(None, "Path of a file that holds the secret, instead of `secret`.")
+    secret_file: str | None = _key(
+        None,
+        "File with the secret, which others cannot read, instead of `secret`. `liftlog secret new` makes one.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

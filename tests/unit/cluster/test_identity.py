@@ -65,6 +65,7 @@ def test_what_does_not_fit_is_refused_by_name(settings: dict[str, Any], says: st
 def test_the_secret_comes_from_a_file_and_never_shows(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text(f"{SECRET}\n")
+    file.chmod(0o600)
     found = identity(raft__secret_file=str(file))
     assert found is not None
     assert found.secret == SECRET
@@ -72,3 +73,18 @@ def test_the_secret_comes_from_a_file_and_never_shows(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"raft\.secret_file: .*/gone cannot be read: No such file"):
         identity(raft__secret_file=str(tmp_path / "gone"))
     assert describe(load(None, {"LIFTLOG_RAFT_SECRET": SECRET}, {}))["raft.secret"] == "***"
+
+
+@pytest.mark.parametrize("mode,is_taken", [(0o600, True), (0o400, True), (0o640, True), (0o644, False), (0o604, False)])
+def test_a_secret_that_everybody_can_read_is_none(tmp_path: Path, mode: int, is_taken: bool) -> None:
+    """A group may: of the service, or of a mount."""
+    file = tmp_path / "the secret"
+    file.write_text(SECRET)
+    file.chmod(mode)
+    if is_taken:
+        found = identity(raft__secret_file=str(file))
+        assert found is not None
+        assert found.secret == SECRET
+        return
+    with pytest.raises(InvalidRequest, match=f"has mode {mode:04o}.*: chmod 600 '.*the secret'"):
+        identity(raft__secret_file=str(file))

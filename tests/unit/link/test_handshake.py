@@ -48,7 +48,6 @@ def refusal(caller: Caller, door: Doorkeeper) -> tuple[str, str]:
 
 def test_two_brokers_of_one_cluster_meet() -> None:
     assert meet(caller(), doorkeeper()) == Peer("b", 7)
-    assert meet(caller(secret=b""), doorkeeper(b"")) == Peer("b", 7)
 
 
 def test_who_does_not_belong_here_is_told_why() -> None:
@@ -64,13 +63,32 @@ def test_who_does_not_belong_here_is_told_why() -> None:
 def test_a_follower_does_not_go_on_with_a_leader_that_lacks_the_secret() -> None:
     """It would store what anybody says."""
     assert refusal(caller(), doorkeeper(b"another secret ....")) == ("UNAUTHENTICATED", "secret")
+    follower, door = caller(), doorkeeper()
+    proof = follower.challenge(door.hello(follower.hello()))
+    said = decode_bytes(proof)
+    assert isinstance(said, Proof)
+    for words in (b"", bytes(32), said.proof, nonce(1), nonce(2)):  # its own words prove nothing
+        with pytest.raises(Refused, match="has another secret"):
+            follower.welcome(encode(Welcome(words)).SerializeToString())
+    follower.welcome(door.proof(proof)[1])
+
+
+def test_a_leader_says_the_same_to_anybody_before_it_knows_the_secret() -> None:
+    """K3. Seen before: it proved itself to strangers, and told them whether they had its name and cluster right."""
+    said = [
+        doorkeeper().hello(stranger.hello())
+        for stranger in (caller(), caller(cluster="x"), caller(to="c"), caller("a", 1), caller("d"), caller(secret=b""))
+    ]
+    assert set(said) == {encode(Challenge(nonce(1))).SerializeToString()}
+    for stranger in (caller(cluster="x", secret=b""), caller(to="c", secret=b""), caller("a", 1, secret=b"")):
+        assert refusal(stranger, doorkeeper()) == ("UNAUTHENTICATED", "secret")
 
 
 def test_a_proof_without_the_secret_is_refused() -> None:
     door, stranger = doorkeeper(), caller(secret=b"guessed")
     challenge = decode_bytes(door.hello(stranger.hello()))
     assert isinstance(challenge, Challenge)
-    for proof in (b"", bytes(32), challenge.proof, challenge.nonce):  # the leader's own words prove nothing
+    for proof in (b"", bytes(32), challenge.nonce, nonce(2)):
         with pytest.raises(Refused, match="secret"):
             door.proof(encode(Proof(proof)).SerializeToString())
 
@@ -82,8 +100,12 @@ def test_what_was_heard_opens_no_other_stream() -> None:
     later.hello(one.hello())
     with pytest.raises(Refused, match="secret"):
         later.proof(heard)
-    with pytest.raises(Refused, match="secret"):  # an old challenge, to a caller with another nonce
-        caller(seed=4).challenge(doorkeeper().hello(one.hello()))
+    friend, door = caller(), doorkeeper(seed=3)
+    welcome = door.proof(friend.challenge(door.hello(friend.hello())))[1]
+    other = caller(seed=4)
+    other.challenge(door.hello(other.hello()))
+    with pytest.raises(Refused, match="secret"):  # an old welcome, to a caller with another nonce
+        other.welcome(welcome)
 
 
 def test_names_cannot_be_moved_into_one_another() -> None:
@@ -93,7 +115,7 @@ def test_names_cannot_be_moved_into_one_another() -> None:
         door, said = doorkeeper(), caller("bc", cluster="cluster")
         proof = said.challenge(door.hello(said.hello()))
         other = doorkeeper()
-        other.hello(encode(Hello(1, "cluster", "b", 7, "a", nonce(2))).SerializeToString())
+        other.hello(encode(Hello(2, "cluster", "b", 7, "a", nonce(2))).SerializeToString())
         with pytest.raises(Refused, match="secret"):
             other.proof(proof)
     finally:
@@ -105,10 +127,10 @@ def test_names_cannot_be_moved_into_one_another() -> None:
     [
         b"",
         b"\xff" * 40,
-        encode(Welcome()).SerializeToString(),
+        encode(Welcome(bytes(32))).SerializeToString(),
         encode(Proof(bytes(32))).SerializeToString(),
-        encode(Hello(1, "cluster", "b", 7, "a", b"short")).SerializeToString(),
-        encode(Hello(1, "cluster", "b", 7, "a", bytes(5_000))).SerializeToString(),
+        encode(Hello(2, "cluster", "b", 7, "a", b"short")).SerializeToString(),
+        encode(Hello(2, "cluster", "b", 7, "a", bytes(5_000))).SerializeToString(),
         pb.Frame(head=b"", head_crc=0).SerializeToString(),
     ],
 )
@@ -123,6 +145,9 @@ def test_what_is_no_greeting_is_refused(data: bytes) -> None:
             door.proof(data)
     with pytest.raises(Refused, match="bad_greeting"):
         caller().challenge(data)
+    if not isinstance(_maybe(data), Welcome):
+        with pytest.raises(Refused, match="bad_greeting"):
+            caller().welcome(data)
 
 
 def _maybe(data: bytes) -> object:
@@ -133,6 +158,6 @@ def _maybe(data: bytes) -> object:
 
 
 def test_another_version_is_told_so() -> None:
-    with pytest.raises(Refused, match="speaks version 1") as found:
-        doorkeeper().hello(encode(Hello(2, "cluster", "b", 7, "a", nonce(2))).SerializeToString())
+    with pytest.raises(Refused, match="speaks version 2") as found:
+        doorkeeper().hello(encode(Hello(1, "cluster", "b", 7, "a", nonce(2))).SerializeToString())
     assert found.value.reason == "version"

@@ -107,7 +107,7 @@ def test_names_are_bounded(name: str) -> None:
 
 
 def test_an_empty_message_is_one() -> None:
-    assert decode(encode(Welcome())) == Welcome()
+    assert decode(encode(Welcome(b""))) == Welcome(b"")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """The handshake: a follower's broker and a leader's broker prove first who they are. Bytes in, bytes out.
 
     Caller (follower)                             Doorkeeper (leader)
-       | -- Hello: who I am, whom I want, nonce -----> |   another version, cluster, broker: refused
-       | <-- Challenge: nonce, proof ----------------- |   the leader knows the secret
-       | -- Proof -----------------------------------> |   the follower does; and the catalog knows this process of it
-       | <-- Welcome --------------------------------- |
+       | -- Hello: who I am, whom I want, nonce -----> |
+       | <-- Challenge: nonce ------------------------ |   the same to anybody
+       | -- Proof -----------------------------------> |   the follower knows the secret; this is the broker and the
+       |                                               |   cluster that it wants, and the catalog knows its process
+       | <-- Welcome: proof -------------------------- |   the leader knows the secret
 
 A proof is an HMAC-SHA-256 over both nonces, both names, the registration, the cluster and the side that gives it, each
 with its length. The secret itself does not travel.
@@ -13,7 +14,8 @@ K1  A side believes nothing before the other one's proof. A proof holds for one 
     names: what was heard, or said by ourselves, opens no other stream.
 K2  A leader lets in the present process of a broker that its catalog knows, and nobody else: what an earlier one says
     may not be so any more.
-K3  A caller that is refused hears why. Status and text say nothing that is none of its business.
+K3  The follower proves itself first: to anybody else the leader says its version and a nonce, whatever was asked. A
+    caller that knows the secret, and is refused, hears why.
 
 There is no encryption here, and what follows on the stream is not authenticated: that is what TLS will be for (ADR 81).
 """
@@ -37,7 +39,7 @@ from broker.runtime.cluster.codec import (
     encode,
 )
 
-VERSION: Final = 1
+VERSION: Final = 2
 NONCE_BYTES: Final = 32
 GREETING_BYTES_MAX: Final = 4_096
 """Most bytes of each message before the welcome: so much is read from a stranger."""
@@ -67,7 +69,7 @@ class Peer(NamedTuple):
 
 
 def key_of(secret: bytes) -> bytes:
-    """The key of proofs, made of the cluster's secret for this alone. Without a secret everybody has it."""
+    """The key of proofs, made of the cluster's secret for this alone."""
     return hmac.new(secret, b"liftlog.v1.Replica", hashlib.sha256).digest()
 
 
@@ -98,15 +100,8 @@ class Doorkeeper:
             raise Refused("FAILED_PRECONDITION", "version", f"this broker speaks version {VERSION} of the replica link")
         if len(said.nonce) != NONCE_BYTES:
             raise Refused("INVALID_ARGUMENT", "bad_greeting", f"a nonce has {NONCE_BYTES} bytes, not {len(said.nonce)}")
-        if said.cluster_id != self._cluster_id:
-            raise Refused("FAILED_PRECONDITION", "cluster", "this broker belongs to another cluster")
-        if said.to != self._me:
-            raise Refused("FAILED_PRECONDITION", "address", "another broker answers at this address")
-        if said.broker_id == self._me:
-            raise Refused("FAILED_PRECONDITION", "own_name", f"two brokers are called {self._me}")
         self._hello = said
-        proof = _proof(self._key, b"leader", said, self._nonce)
-        return _bytes(Challenge(self._nonce, proof))
+        return _bytes(Challenge(self._nonce))
 
     def proof(self, data: bytes) -> tuple[Peer, bytes]:
         """Take the second message. Returns who is there, and the welcome. Raises Refused."""
@@ -116,13 +111,20 @@ class Doorkeeper:
             raise Refused("INVALID_ARGUMENT", "bad_greeting", "the second message of a stream is a proof")
         if not hmac.compare_digest(said.proof, _proof(self._key, b"follower", hello, self._nonce)):  # K1
             raise Refused("UNAUTHENTICATED", "secret", "the secret of the cluster is another one")
+        if hello.cluster_id != self._cluster_id:
+            raise Refused("FAILED_PRECONDITION", "cluster", "this broker belongs to another cluster")
+        if hello.to != self._me:
+            raise Refused("FAILED_PRECONDITION", "address", "another broker answers at this address")
+        if hello.broker_id == self._me:
+            raise Refused("FAILED_PRECONDITION", "own_name", f"two brokers are called {self._me}")
         known = self._registration_of(hello.broker_id)  # K2
         if known is None:
             raise Refused("PERMISSION_DENIED", "unknown_broker", f"the catalog knows no broker {hello.broker_id}")
         if hello.registration != known:
             says = f"{hello.broker_id} is registered as {known} here, not as {hello.registration}"
             raise Refused("PERMISSION_DENIED", "registration", says)
-        return Peer(hello.broker_id, hello.registration), _bytes(Welcome())
+        welcome = Welcome(_proof(self._key, b"leader", hello, self._nonce))
+        return Peer(hello.broker_id, hello.registration), _bytes(welcome)
 
 
 class Caller:
@@ -131,6 +133,7 @@ class Caller:
     def __init__(self, me: Peer, cluster_id: str, to: str, key: bytes, nonce: bytes) -> None:
         self._hello = Hello(VERSION, cluster_id, me.broker_id, me.registration, to, nonce)
         self._key = key
+        self._leaders_nonce = b""
 
     def hello(self) -> bytes:
         """The first message."""
@@ -141,14 +144,16 @@ class Caller:
         said = _said(data)
         if not isinstance(said, Challenge) or len(said.nonce) != NONCE_BYTES:
             raise Refused("INVALID_ARGUMENT", "bad_greeting", f"{self._hello.to} does not answer with a challenge")
-        if not hmac.compare_digest(said.proof, _proof(self._key, b"leader", self._hello, said.nonce)):  # K1
-            raise Refused("UNAUTHENTICATED", "secret", f"{self._hello.to} has another secret")
+        self._leaders_nonce = said.nonce
         return _bytes(Proof(_proof(self._key, b"follower", self._hello, said.nonce)))
 
     def welcome(self, data: bytes) -> None:
-        """Take the answer to that."""
-        if not isinstance(_said(data), Welcome):
+        """Take the answer to that. Only now is the other side believed."""
+        said = _said(data)
+        if not isinstance(said, Welcome):
             raise Refused("INVALID_ARGUMENT", "bad_greeting", f"{self._hello.to} does not answer with a welcome")
+        if not hmac.compare_digest(said.proof, _proof(self._key, b"leader", self._hello, self._leaders_nonce)):  # K1
+            raise Refused("UNAUTHENTICATED", "secret", f"{self._hello.to} has another secret")
 
 
 def _bytes(said: Said) -> bytes:

@@ -34,7 +34,7 @@ class ReplicaLink:
 
     Args:
         me, process: This broker, and what its registration calls this process (as of `Replicas`).
-        secret: The cluster's; empty: none, where all addresses are loopback.
+        secret: The cluster's.
         report: A follower cannot fetch: tells the controller that the leader of this epoch does not answer. Must not
             wait.
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import shlex
+import stat
 from dataclasses import dataclass
 
 from broker.api.errors import InvalidRequest, InvalidSetting
@@ -17,7 +20,7 @@ class Identity:
     Attributes:
         address: host:port at which the others reach its Raft port. bind: Where it listens.
         named: The first voters as configured, in their order: (broker id, host:port). The same on every broker.
-        secret: The cluster's; None: all addresses are loopback.
+        secret: The cluster's; None: it was forgotten (`wire.W1`).
     """
 
     broker_id: str
@@ -88,6 +91,14 @@ def _secret_of(config: Config) -> str | None:
         return None if raft.secret is None else raft.secret.value
     try:
         with open(raft.secret_file, encoding="utf-8") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & stat.S_IRWXO:
+                raise InvalidRequest(
+                    f"raft.secret_file: {raft.secret_file} has mode {mode:04o}, so every user of this machine can use"
+                    f" it: chmod 600 {shlex.quote(raft.secret_file)}",
+                    key="raft.secret_file",
+                    value=f"{mode:04o}",
+                )
             return file.read().strip()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not text"

@@ -90,7 +90,7 @@ class Plane:
         tell: Callable[[str], None] = lambda text: None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        check_secret([identity.bind, identity.address, *(at for _, at in identity.named)], identity.secret)
+        check_secret(identity.secret)
         self.identity = identity
         self.process = uuid.uuid4().hex
         self.refusals = 0  # connections to the Raft port that were cut, and brokers that were not taken
