@@ -1,7 +1,7 @@
 """The options of the source: names, defaults, limits, errors, in one place. The sink's: writing/sink_options.py.
 
     option                              source           default              values
-    brokers                             batch  stream    localhost:9293       HTTP addresses, comma separated
+    brokers                             batch  stream    LIFTLOG_BROKERS      HTTP addresses, comma separated
     stream (or the path)                batch  stream    one of these four    a stream's name
     streams                             batch  stream                         names, comma separated
     streamPattern                       batch  stream                         regular expression for whole names

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeAlias
 
+from broker.api import environment
 from broker.api.errors import (
     InvalidName,
     InvalidRequest,
@@ -22,7 +23,6 @@ from broker.api.errors import (
     NotSupported,
     UnknownSetting,
 )
-from broker.api.http import DEFAULT_PORT
 from broker.api.stream import check_name
 from broker.client.http.address import parse_addresses
 
@@ -141,11 +141,15 @@ def naming(option: str, hint: str = "") -> Iterator[None]:
 def brokers_in(options: Mapping[str, str]) -> str:
     """The addresses as the client understands them. An error repeats no more of the value than the client's does."""
     try:
-        return ",".join(map(str, parse_addresses(options.get("brokers", f"localhost:{DEFAULT_PORT}"))))
+        return ",".join(map(str, parse_addresses(options.get("brokers", environment.brokers()))))
     except NotSupported as error:
-        raise NotSupported(f"option brokers: {error}", **error.fields) from error
+        raise NotSupported(f"{_source(options)}: {error}", **error.fields) from error
     except InvalidRequest as error:
-        raise InvalidSetting(f"option brokers: {error}", key="brokers", value=None) from error
+        raise InvalidSetting(f"{_source(options)}: {error}", key="brokers", value=None) from error
+
+
+def _source(options: Mapping[str, str]) -> str:
+    return "option brokers" if "brokers" in options else f"environment variable {environment.BROKERS_VARIABLE}"
 
 
 def whole(options: Mapping[str, str], name: str, least: int, greatest: int, *, unit: str = "") -> int | None:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import click
 
+from broker.api import environment
 from broker.api.misfit import SHOWN_MAX
 from broker.cli.arguments import Option
 
@@ -72,11 +72,11 @@ def globals_of(ctx: click.Context) -> Globals:
 
 
 def brokers_of(ctx: click.Context, given: str | None) -> str:
-    return given or globals_of(ctx).brokers or os.environ.get("LIFTLOG_BROKERS") or DEFAULT_BROKERS
+    return given or globals_of(ctx).brokers or environment.brokers(DEFAULT_BROKERS)
 
 
 def nats_of(ctx: click.Context, given: str | None) -> str:
-    return given or globals_of(ctx).nats or os.environ.get("LIFTLOG_NATS_URL") or DEFAULT_NATS
+    return given or globals_of(ctx).nats or environment.nats_url(DEFAULT_NATS)
 
 
 def client_of(ctx: click.Context, brokers: str | None) -> Client:

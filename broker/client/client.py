@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from broker.api import environment
 from broker.api.answers import (
     Appended,
     Readiness,
@@ -51,7 +52,7 @@ POSITIONS_PER_CALL: Final = 10_000
 
 
 def connect(
-    addresses: Addresses = "localhost",
+    addresses: Addresses | None = None,
     *,
     timeout_s: float = TIMEOUT_S,
     deadline_s: float = DEADLINE_S,
@@ -62,7 +63,8 @@ def connect(
 
     Args:
         addresses: `host`, `host:port` or `http://host:port`, port 9293 by default, IPv6 in brackets; several as a list
-            or separated by commas. A broker that cannot be reached is passed over.
+            or separated by commas. A broker that cannot be reached is passed over. None: those of the environment
+            variable LIFTLOG_BROKERS, else localhost.
         timeout_s: Longest silence of a broker, in seconds.
         deadline_s: If a call fails again and again for this time, in seconds, it gives up. 0: it is tried once.
         say: Is called with a line of text when calls begin to fail ("retrying for 30 s: …") and when they succeed
@@ -71,7 +73,8 @@ def connect(
     Raises:
         InvalidRequest: an address is malformed.
     """
-    return Client(Brokers(addresses, say=say), timeout_s=timeout_s, deadline_s=deadline_s, rack=rack)
+    given = environment.brokers() if addresses is None else addresses
+    return Client(Brokers(given, say=say), timeout_s=timeout_s, deadline_s=deadline_s, rack=rack)
 
 
 class Client(StreamCalls, ConsumerCalls, ClusterCalls):

@@ -29,6 +29,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from broker.api import environment
 from broker.api.errors import InvalidRequest, LiftlogError, Unavailable
 from broker.api.plain import parse_json
 from broker.api.stream import check_subject
@@ -97,7 +98,7 @@ class PublishInterrupted(KeyboardInterrupt):
 
 
 def publish(
-    nats_url: str | Iterable[str],
+    nats_url: str | Iterable[str] | None,
     subject: str,
     payloads: Iterable[bytes],
     *,
@@ -113,7 +114,8 @@ def publish(
     """Publish messages to a subject and wait for their acks.
 
     Args:
-        nats_url: One or several servers, as a list or separated by commas.
+        nats_url: One or several servers, as a list or separated by commas. None: those of the environment variable
+            LIFTLOG_NATS_URL, else 127.0.0.1.
         subject: A subject without wildcards.
         payloads: Message bodies, in order.
         headers: Headers of every message, such as `Liftlog-Key`.
@@ -131,11 +133,12 @@ def publish(
         NatsRefused: the server refuses the connection or the subject.
         PublishInterrupted: Ctrl-C; it has the report so far.
     """
+    servers = environment.nats_url() if nats_url is None else nats_url
     work = _Publish(subject, dict(headers) if headers else None, window, ack_timeout_s, on_nobody)
 
     def run() -> PublishReport:
         source = read_ahead(payloads) if payloads_may_block else as_async(payloads)
-        return asyncio.run(work.publish(nats_url, source, connect_options, acks=acks, on_progress=on_progress))
+        return asyncio.run(work.publish(servers, source, connect_options, acks=acks, on_progress=on_progress))
 
     try:
         try:

@@ -1,7 +1,7 @@
 """The options of the sink: names, defaults, limits, errors.
 
     option                  sink             default            values
-    brokers                 batch  stream    localhost:9293     HTTP addresses, comma separated
+    brokers                 batch  stream    LIFTLOG_BROKERS    HTTP addresses, comma separated
     stream (or the path)    batch  stream    column stream      a stream's name
     subject                 batch  stream    the stream's       a NATS subject, for frames without such a column
     partitioner             batch  stream    key                key, roundRobin

@@ -12,18 +12,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Final
+from typing import Annotated
 
 import click
 
+from broker.api.environment import BROKERS_VARIABLE, NATS_VARIABLE
 from broker.api.http import host_port
 from broker.cli.arguments import Option
 from broker.cli.exits import FAILED
 from broker.cli.options import Brokers, Json, Nats, globals_of, is_json, not_empty
 from broker.cli.output import json_out, note, table
-
-BROKERS_VARIABLE: Final = "LIFTLOG_BROKERS"
-NATS_VARIABLE: Final = "LIFTLOG_NATS_URL"
 
 
 def doctor(

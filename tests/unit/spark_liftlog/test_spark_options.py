@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from broker.api.errors import InvalidName, InvalidSetting, InvalidSubject, LiftlogError, NotSupported, UnknownSetting
+from broker.api.errors import (
+    InvalidName,
+    InvalidSetting,
+    InvalidSubject,
+    LiftlogError,
+    NotSupported,
+    Unavailable,
+    UnknownSetting,
+)
+from broker.client import connect, publish
 from broker.client.http.address import parse_addresses
 from broker.serving.endpoints.watch import PATTERNS_MAX
 from spark_liftlog.options import SOURCE_OPTIONS, STREAMS_MAX, SourceOptions, check_names, cores, source_options
@@ -37,6 +46,24 @@ def test_defaults_are_those_of_the_table() -> None:
         True,
         65536,
     )
+
+
+def test_brokers_that_no_option_names_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for the command line and the Python client."""
+    monkeypatch.setenv("LIFTLOG_BROKERS", "a:1, b")
+    assert source_options({"stream": "s"}, "stream").brokers == "a:1,b:9293"
+    assert sink_options({"stream": "s"}, "batch").brokers == "a:1,b:9293"
+    assert source_options({"stream": "s", "brokers": "c"}, "batch").brokers == "c:9293"
+    assert str(connect().brokers) == "a:1,b:9293"
+    assert str(connect("c").brokers) == "c:9293"
+    monkeypatch.setenv("LIFTLOG_BROKERS", "a:0")
+    with pytest.raises(InvalidSetting, match=r"^environment variable LIFTLOG_BROKERS: .*'a:0'"):
+        source_options({"stream": "s"}, "stream")
+    monkeypatch.setenv("LIFTLOG_BROKERS", "")
+    assert source_options({"stream": "s"}, "batch").brokers == str(connect().brokers) == "localhost:9293"
+    monkeypatch.setenv("LIFTLOG_NATS_URL", "nats://127.0.0.1:1")
+    with pytest.raises(Unavailable, match=r"nats://127\.0\.0\.1:1: "):
+        publish(None, "a", [b"x"])
 
 
 def test_names_are_case_insensitive_and_spark_lowers_them() -> None:

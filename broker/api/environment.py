@@ -1,0 +1,23 @@
+"""The environment of a client: where brokers and the NATS server are, if nobody says it.
+
+The Python client, the command line and Spark read the same variables. They do so when they are asked, not when they are
+imported.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+BROKERS_VARIABLE: Final = "LIFTLOG_BROKERS"
+NATS_VARIABLE: Final = "LIFTLOG_NATS_URL"
+
+
+def brokers(default: str = "localhost:9293") -> str:
+    """HTTP addresses of brokers, separated by commas."""
+    return os.environ.get(BROKERS_VARIABLE) or default
+
+
+def nats_url(default: str = "nats://127.0.0.1:4222") -> str:
+    """NATS servers, separated by commas."""
+    return os.environ.get(NATS_VARIABLE) or default
