@@ -437,6 +437,8 @@ class PartitionLog:
                 self.checkpoint(clean=True)
         finally:
             log.close(clean=False)
+            with self._lock:
+                self.remembered.forget()  # whoever still has this log needs no tables
 
     @property
     def lacks_subjects(self) -> bool:

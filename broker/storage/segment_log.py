@@ -43,7 +43,7 @@ from broker.storage.segments.checkpoint import (
     read_identity,
     write_identity,
 )
-from broker.storage.segments.index import Entries, IndexView
+from broker.storage.segments.index import INDEX_CACHE, Entries, IndexView
 from broker.storage.segments.retention import log_start_for
 from broker.storage.segments.segment import Segment
 from broker.storage.writing.append import WRITEBACK_BYTES, Appender, AppendResult, Message
@@ -298,6 +298,8 @@ class Log:
                 self.state.is_closed = True
                 self.state.fail(StorageFailed(f"{self.folder} is closed", path=self.folder))
                 self.chain.close()
+                for segment in self.chain.segments:
+                    INDEX_CACHE.drop(segment.serial)
 
     # --- leader epochs --------------------------------------------------------------------------------------
 

@@ -169,7 +169,7 @@ class Node:
         self._pool = SyncPool(2)
         self._executors = [ThreadPoolExecutor(2) for _ in range(3)]
         appender, workers, commands = self._executors
-        hub = ChangeHub(self._loop)
+        hub = self.hub = ChangeHub(self._loop)
         self.host = Host(
             me=US,
             folders=Folders(self.disk, self.root, "c", "boot", LogSettings(), LogEnds(self.disk, f"{path}/ends")),

@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from weakref import WeakSet
 
 from broker.api.errors import DiskFull, LiftlogError
 from broker.runtime.background.doubted_clock import DoubtedClock
@@ -164,10 +165,10 @@ class Cleaner:
 
 
 class DueReplicas:
-    """Which partitions one kind of work is due for."""
+    """Which partitions one kind of work is due for. One that is gone meanwhile is not kept for it."""
 
     def __init__(self) -> None:
-        self._moved: set[Replica] = set()
+        self._moved: WeakSet[Replica] = WeakSet()
         self._at = 0
 
     def note(self, moved: Iterable[Replica]) -> None:
@@ -176,7 +177,7 @@ class DueReplicas:
 
     def take(self, partitions: Sequence[Replica]) -> list[Replica]:
         """Those that moved, and the next slice of the others."""
-        moved, self._moved = self._moved, set()
+        moved, self._moved = set(self._moved), WeakSet()
         if self._at >= len(partitions):
             self._at = 0
         rest = partitions[self._at : self._at + SLICE]

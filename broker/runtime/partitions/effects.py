@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from weakref import WeakMethod
 
 from broker.api.errors import LiftlogError, NotLeader, StorageFailed, UnknownStream
 from broker.replication.events import Answer, Commit, Effect, Sync, Wake
@@ -27,14 +28,14 @@ class Effects:
     """See the module. Done without the partition's lock.
 
     Args:
-        submit: Has the partition synced by the pool.
+        submit: Has the partition synced by the pool: a method of it, which is there as long as `do` is called.
         to_others: Does the effects that need the catalog or other replicas. None: it is a fault of ours if one comes.
     """
 
     __slots__ = ("_replica", "_submit", "to_others")
 
     def __init__(
-        self, replica: Replica, *, submit: Callable[[], None], to_others: Callable[[Effect], None] | None
+        self, replica: Replica, *, submit: WeakMethod[Callable[[], None]], to_others: Callable[[Effect], None] | None
     ) -> None:
         self._replica = replica
         self._submit = submit
@@ -63,8 +64,8 @@ class Effects:
                     replica.note_change()
                 elif kind is not Sync:
                     self.to_others(effect)
-                elif syncs:
-                    self._submit()
+                elif syncs and (submit := self._submit()) is not None:
+                    submit()
             except Exception as error:
                 log.exception("partition.effect_bug partition=%s effect=%s", replica, effect)
                 refused = StorageFailed(f"{replica}: {effect} failed: {error!r}")

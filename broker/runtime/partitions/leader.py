@@ -17,6 +17,8 @@ P4  A caller that appends may offer to sync as well (`here`): to wake another th
 P5  Partitions that are synced in a row keep nobody waiting (row_sync.py).
 P6  An append that was judged under a leader epoch, or searched for, is done under that one or not at all. (Else a
     leader that searched, was deposed and leads again appends what another leader has appended meanwhile.)
+P20  Parts of it know it by weak references, so that it is gone, with its log, when the last who uses it lets go: no
+    search for cycles counts what its tables take.
 
 A partition that other brokers keep as well is a `replicated.ReplicatedPartition`.
 """
@@ -28,6 +30,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
+from weakref import WeakMethod
 
 from broker.api.errors import (
     LiftlogError,
@@ -112,7 +116,7 @@ class Partition:
         self.fsync_interval_ms = info.settings.fsync_interval_ms
         self._state = replica.state
         self._pool = pool
-        self._effects = Effects(replica, submit=self._submit, to_others=to_others)
+        self._effects = Effects(replica, submit=WeakMethod(self._submit), to_others=to_others)  # P20
         self._lock = threading.RLock()
         self._info = info
         self._is_closed = info.paused or info.read_only
@@ -120,7 +124,7 @@ class Partition:
         self._told_of = info  # the settings that the core knows
         self._sync_queued = False  # in the pool, or at it here
         self._row: RowSync | None = None  # made when it is first synced in a row
-        self._queued = QueuedAppends(replica, self.append_now, appender)
+        self._queued = QueuedAppends(replica, WeakMethod(self.append_now), appender)
         self._core.step(self._altered())
         if leader_epoch >= 0:
             self.lead(leader_epoch)
@@ -306,9 +310,9 @@ class Partition:
         if not effects:
             return result
         if row is not None and type(effects[0]) is Sync:
-            in_row = self._row = self._row or RowSync(replica, self._lock, sync=self._synced, tell=self._tell)
+            in_row = self._row = self._row or RowSync(replica, self._lock)
             in_row.state = RowState.WAITS
-            row.add(in_row.sync, in_row.synced)
+            row.add(partial(in_row.sync, self._synced), partial(in_row.synced, self._tell))
         else:
             self._effects.do(effects)
         if durable_end >= 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from weakref import WeakMethod
 
 from broker.api.errors import LiftlogError, NotReady, Overloaded
 from broker.replication.events import Acks
@@ -19,13 +20,15 @@ class QueuedAppends:
     """Those of one partition. Thread-safe.
 
     Args:
-        append_now: As `Partition.append_now`.
+        append_now: `Partition.append_now`: whoever calls `append` has that partition.
         appender: Its threads append.
     """
 
     __slots__ = ("_append_now", "_appender", "_lock", "_replica", "_waiting")
 
-    def __init__(self, replica: Replica, append_now: Callable[..., AppendResult], appender: Executor) -> None:
+    def __init__(
+        self, replica: Replica, append_now: WeakMethod[Callable[..., AppendResult]], appender: Executor
+    ) -> None:
         self._replica = replica
         self._append_now = append_now
         self._appender = appender
@@ -55,6 +58,8 @@ class QueuedAppends:
             self._waiting += 1
         future: Future[AppendResult] = Future()
         future.set_running_or_notify_cancel()  # who waits no longer cannot take it back
+        append_now = self._append_now()
+        assert append_now is not None, "a partition outlives the calls of its methods"
         level = Acks.LEADER if acks == "leader" else Acks.ALL
 
         def told(result: AppendResult, outcome: Outcome) -> None:
@@ -63,7 +68,7 @@ class QueuedAppends:
 
         def run() -> None:
             try:
-                result = self._append_now(batches, told, acks=level, leader_epoch=leader_epoch)
+                result = append_now(batches, told, acks=level, leader_epoch=leader_epoch)
             except Exception as error:
                 self._finish(future, error)
                 return

@@ -118,7 +118,7 @@ class Replica:
     def _note_open(self) -> None:
         if self._open_logs is not None:
             self._open_logs.touch(self.log)
-            if self.removed:  # since it was appended to: nobody else takes it out
+            if self.is_over:  # since it was appended to: nobody else takes it out
                 self._open_logs.forget(self.log)
 
     def sync(self) -> int | LiftlogError:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, Final, NamedTuple
@@ -110,7 +111,8 @@ class ReplicatedPartition(Partition):
         appender: Executor,
     ) -> None:
         super().__init__(info, replica, leader_epoch=-1, pool=pool, appender=appender, to_others=to_others, me=me)
-        replica.may_let_go = lambda: self.serves
+        me_weakly = weakref.ref(self)  # `leader.P20`
+        replica.may_let_go = lambda: (partition := me_weakly()) is not None and partition.serves
         self.leader_at: str | None = None
         self._served_epoch = self._least_epoch = -1
         self._handed_epoch = -1  # P19

@@ -31,39 +31,36 @@ class RowSync:
 
     Args:
         lock: The partition's, held over each change of `state`.
-        sync: Syncs the log; never raises.
-        tell: Tells the core, and does what comes of it.
 
     Attributes:
         state: An append that is awaited takes the place back from a row that has not begun with it.
     """
 
-    def __init__(
-        self,
-        replica: Replica,
-        lock: threading.RLock,
-        *,
-        sync: Callable[[], Synced | SyncFailed],
-        tell: Callable[[Synced | SyncFailed], None],
-    ) -> None:
+    def __init__(self, replica: Replica, lock: threading.RLock) -> None:
         self.state: RowState = NO_ROW
         self._replica = replica
         self._lock = lock
-        self._sync = sync
-        self._tell = tell
 
-    def sync(self) -> Synced | SyncFailed | None:
-        """For a row: sync, unless somebody who is awaited has had it done (P5)."""
+    def sync(self, sync: Callable[[], Synced | SyncFailed]) -> Synced | SyncFailed | None:
+        """For a row: sync, unless somebody who is awaited has had it done (P5).
+
+        Args:
+            sync: Syncs the log; never raises.
+        """
         with self._lock:
             if self.state is not RowState.WAITS:
                 return None
             self.state = RowState.AT_IT
-        return self._sync()
+        return sync()
 
-    def synced(self, event: Synced | SyncFailed | None) -> None:
-        """For a row: do what comes of it."""
+    def synced(self, tell: Callable[[Synced | SyncFailed], None], event: Synced | SyncFailed | None) -> None:
+        """For a row: do what comes of it.
+
+        Args:
+            tell: Tells the core, and does what comes of it.
+        """
         if event is not None:
             with self._lock:
                 self.state = RowState.NONE
-            self._tell(event)
+            tell(event)
             FSYNC_SECONDS.observe(self._replica.sync_took_s)

@@ -68,6 +68,7 @@ class SyncPool:
         while (partition := self._queue.get()) is not None:
             while _synced(partition) and not self._put(partition):
                 pass
+            del partition  # else it stays until the next one comes
 
     def close(self) -> None:
         """Finish what is queued and stop the threads."""

@@ -84,7 +84,8 @@ class LogState:
         cuts: So often records were taken back. A long read compares it before anything is done by it.
         waits_to: Tombstones below it have had their time, and wait for the marks of other replicas; 0: none, or no
             pass of compaction has looked yet.
-        before_cut: Called with the new end before records are taken back, under all locks. It may refuse.
+        before_cut: Called with the new end, and with `cuts`, before records are taken back, under all locks. It may
+            refuse.
         checkpoint_lock, sync_lock, lock: L4. A caller that does something in several calls holds them meanwhile.
     """
 
@@ -102,7 +103,7 @@ class LogState:
         self.recovery = RecoveryReport()
         self.failure: LiftlogError | None = None
         self.cuts = 0
-        self.before_cut: Callable[[int], object] = _nothing
+        self.before_cut: Callable[[int, int], object] = _nothing
         self.waits_to = 0
         self.is_closed = False
         self.disk = disk
@@ -347,5 +348,5 @@ def below(ranges: Ranges, end: int) -> Ranges:
     return tuple((start, min(stop, end)) for start, stop in ranges if start < end)
 
 
-def _nothing(to: int) -> None:
+def _nothing(to: int, cuts: int) -> None:
     pass

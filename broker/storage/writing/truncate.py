@@ -51,7 +51,7 @@ def truncate(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to
     """
     if to >= state.log_end_offset:
         return
-    state.before_cut(to)
+    state.before_cut(to, state.cuts)
     with state.guarded("truncate"):
         _finish_joins(state)
         lower_clean_state(state.disk, state.folder, to)
@@ -81,7 +81,7 @@ def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: i
     Raises:
         DiskFull, StorageFailed: as `truncate`.
     """
-    state.before_cut(to)
+    state.before_cut(to, state.cuts)
     with state.guarded("reset"):
         _finish_joins(state)
         point = Checkpoint(high_watermark=to, log_start_offset=to, recovery_point=to)

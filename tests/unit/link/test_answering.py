@@ -44,12 +44,23 @@ class Stream:
         self.broker, self.is_over = broker, False
         self.is_ready: list[FollowerSlot] = []
         self.due: dict[int, float] = {}
+        self.kept: list[FollowerSlot] = []
 
     def ready(self, slot: FollowerSlot) -> None:
         self.is_ready.append(slot)
 
     def later(self, slot: FollowerSlot, at_s: float) -> None:
         self.due[id(slot)] = at_s
+
+    def keep(self, slot: FollowerSlot) -> bool:
+        if not self.is_over:
+            self.kept.append(slot)
+        return not self.is_over
+
+    def forget(self, slot: FollowerSlot) -> None:
+        self.kept.remove(slot)
+        self.is_ready = [other for other in self.is_ready if other is not slot]
+        self.due.pop(id(slot), None)
 
     def said(self) -> list[Any]:
         """The answers that go out now, and how many bytes with each."""
@@ -112,7 +123,7 @@ def led(disk: SimDisk, pool: HeldPool) -> Iterator[Leader]:
             wait_s=0.2,
             pace=Pace(1 << 40),
             bulk=leader.bulk,
-            closed=lambda: None,
+            closed=lambda made: None,
         )
         outward = leader.outward
 
@@ -536,3 +547,24 @@ def test_who_does_not_lead_refuses_without_the_lock(led: Leader) -> None:
     led.partition.depose()
     with ThreadPoolExecutor(1) as other, led.partition._lock, pytest.raises(NotLeader):
         other.submit(led.partition.append_now, [rows(b"y")], Waiter()).result(timeout=60)
+
+
+def test_a_partition_that_is_closed_leaves_nothing_with_a_stream(led: Leader) -> None:
+    stream = Stream()
+    led.fetch(stream, 0)
+    stream.said()
+    led.fetch(stream, 0)
+    assert (len(stream.kept), len(stream.due)) == (1, 1)
+    led.answering.close()
+    assert (stream.kept, stream.due, stream.is_ready) == ([], {}, [])
+    led.fetch(stream, 0)  # it was under way
+    assert (stream.kept, stream.is_ready) == ([], [])
+
+
+def test_a_stream_that_has_ended_leaves_nothing_with_a_partition(led: Leader) -> None:
+    stream = Stream()
+    stream.is_over = True
+    led.fetch(stream, 0)
+    early = Fetch(follower="b", incarnation=(1, 0), epoch=2, offset=0, last_epoch=-1, durable_end=0, log_start=0)
+    led.answering.ask_early(stream, early)
+    assert (led.answering._slots, stream.is_ready) == ({}, [])

@@ -24,6 +24,8 @@ Q6  One that is far behind what is committed is told where it can fetch the next
     (`bulk.py`), if it takes them so. While it does, nothing lacks. It is answered without bytes, and is not calm. If it
     fetches in vain it asks again, and gets it by gRPC (Q3).
 Q7  One whose disk has no room gets no bytes, and hears of the log start alone before `wait_s` is over.
+Q8  A stream lives as long as two brokers do. Nothing stays with it of a partition that is closed here, and nothing of a
+    stream that has ended with the partition.
 
 The model is `tests/sim/leading.py`.
 """
@@ -81,6 +83,14 @@ class AnswerStream(Protocol):
 
     def later(self, slot: FollowerSlot, at_s: float) -> None:
         """At that time, if it was not before."""
+        ...
+
+    def keep(self, slot: FollowerSlot) -> bool:
+        """`left` is called for the slot when the stream has ended. False: it has."""
+        ...
+
+    def forget(self, slot: FollowerSlot) -> None:
+        """The slot has nothing to say any more, and is not to be kept."""
         ...
 
 
@@ -151,7 +161,7 @@ class Answering:
         wait_s: float,
         pace: Pace,
         bulk: BulkServer,
-        closed: Callable[[], None],
+        closed: Callable[[Answering], None],
     ) -> None:
         self.at = at
         self._partition = partition
@@ -171,11 +181,12 @@ class Answering:
     def close(self) -> None:
         """As `Followers.close`."""
         self._partition.replica.on_news = None
-        self._closed()
+        self._closed(self)
         with self._lock:
             self._is_closed = True
             for slot in self._slots.values():
                 slot.end_transfer()
+                slot.stream.forget(slot)
             self._slots.clear()
             while self._reading:
                 self._lock.wait()
@@ -189,14 +200,17 @@ class Answering:
 
     # -- questions (on the stream's reader) -------------------------------------------------------------------
 
-    def asked(self, stream: AnswerStream, question: Question, *, takes_bulk: bool = False) -> FollowerSlot | None:
-        """A follower asks. Returns what its answers will be in; None: nobody answers any more."""
+    def asked(self, stream: AnswerStream, question: Question, *, takes_bulk: bool = False) -> None:
+        """A follower asks. Where nobody answers any more nothing comes of it."""
         with self._lock:
             if self._is_closed or stream.is_over:  # another one may have its place already
-                return None
+                return
             slot = self._slots.get(stream.broker)
             if slot is None or slot.stream is not stream:
-                slot = self._slots[stream.broker] = FollowerSlot(self, stream)
+                slot = FollowerSlot(self, stream)
+                if not stream.keep(slot):
+                    return
+                self._slots[stream.broker] = slot
             if isinstance(question, Fetch):
                 slot.takes_bulk = takes_bulk
                 if not takes_bulk and slot.transfer is not None:  # Q6: in vain
@@ -209,16 +223,16 @@ class Answering:
             self._complain(stream.broker, error)
         finally:
             self._has_read()
-        return slot
 
-    def ask_early(self, stream: AnswerStream, question: Question) -> FollowerSlot | None:
+    def ask_early(self, stream: AnswerStream, question: Question) -> None:
         """It was asked before this was made: ask now, on the stream's sender. Does not wait."""
         with self._lock:
             if self._is_closed:
-                return None
-            slot = self._slots[stream.broker] = FollowerSlot(self, stream, early=question)
-        stream.ready(slot)
-        return slot
+                return
+            slot = FollowerSlot(self, stream, early=question)
+            if stream.keep(slot):
+                self._slots[stream.broker] = slot
+                stream.ready(slot)
 
     def _ask(self, slot: FollowerSlot, question: Question) -> None:
         partition = self._partition

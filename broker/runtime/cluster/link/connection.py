@@ -288,13 +288,8 @@ class Connection:
             self._busy_since_s = 0.0
             self._heard_s = self._silence_told_s = self.heard_to(now_s)
             stream.welcomed_s = now_s
-            keys = list(self._open)
-            askers = list(self._askers.values())
         log.info("replica.stream_begun to=%s at=%s", self.to, stream.entry.address)
-        for asker in askers:
-            asker.begun()
-        for key in keys:  # N3
-            stream.outbox.ready(key)
+        self._begin(stream)
         for data in answers:
             if data == HEARTBEAT:
                 self._heard_s = self.heard_to(time.monotonic())
@@ -308,6 +303,14 @@ class Connection:
                 self._busy_s, self._busy_since_s = self._busy_s + now_s - begun_s, 0.0
                 self._heard_s = self.heard_to(now_s)
                 self._ended_s = now_s
+
+    def _begin(self, stream: LeaderStream) -> None:
+        with self._lock:
+            keys, askers = list(self._open), list(self._askers.values())
+        for asker in askers:
+            asker.begun()
+        for key in keys:  # N3
+            stream.outbox.ready(key)
 
     def _take(self, stream: LeaderStream, data: bytes) -> None:
         try:

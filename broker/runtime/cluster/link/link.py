@@ -115,7 +115,7 @@ class ReplicaLink:
     def followers(self, at: Place, partition: ReplicatedPartition) -> Answering:
         """As `Wiring.followers`."""
 
-        def closed() -> None:
+        def closed(made: Answering) -> None:
             with self._lock:
                 if self._answering.get(at) is made:
                     del self._answering[at]

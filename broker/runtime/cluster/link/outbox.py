@@ -5,7 +5,8 @@
 
 O1  It holds sources, never bytes: what is said is made when the stream has taken what came before. So a slow reader
     holds up one stream, with one answer in memory, and what it hears is not old.
-O2  There are as many entries as sources, and for each one time at most that counts.
+O2  There are as many entries as sources, and for each one time at most that counts. Nothing is kept of a source that
+    was forgotten.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ class Outbox(Generic[T]):
         self._lock = threading.Condition()
         self._ready: deque[T] = deque()
         self._queued: set[T] = set()
-        self._due: dict[T, float] = {}
-        self._timers: list[tuple[float, int, T]] = []
+        self._due: dict[T, tuple[float, int]] = {}
+        self._timers: list[tuple[float, int]] = []  # of all times that counted once
+        self._timed: dict[int, T] = {}  # by number: those that count
         self._number = 0
         self.is_closed = False
 
@@ -36,27 +38,33 @@ class Outbox(Generic[T]):
         with self._lock:
             if source not in self._queued:
                 self._queued.add(source)
-                self._due.pop(source, None)
+                self._untime(source)
                 self._ready.append(source)
                 self._lock.notify()
 
     def later(self, source: T, at_s: float) -> None:
         """It has, by `time.monotonic`, then; or earlier, if it is said to be ready. A later call replaces this one."""
         with self._lock:
-            if source not in self._queued and self._due.get(source) != at_s:
-                self._due[source] = at_s
+            if source not in self._queued and self._due.get(source, (None, 0))[0] != at_s:
+                self._untime(source)
                 self._number += 1
-                heapq.heappush(self._timers, (at_s, self._number, source))
-                if self._timers[0][2] is source:
+                self._due[source] = at_s, self._number
+                self._timed[self._number] = source
+                heapq.heappush(self._timers, (at_s, self._number))
+                if self._timers[0][1] == self._number:
                     self._lock.notify()
 
     def forget(self, source: T) -> None:
         """It has nothing to say any more."""
         with self._lock:
-            self._due.pop(source, None)
+            self._untime(source)
             if source in self._queued:
                 self._queued.discard(source)
                 self._ready.remove(source)
+
+    def _untime(self, source: T) -> None:
+        _, number = self._due.pop(source, (0.0, 0))
+        self._timed.pop(number, None)
 
     def next(self, wait_s: float = 3_600.0) -> T | None:
         """Wait for one; None: there was none for so long, or it is closed."""
@@ -78,12 +86,13 @@ class Outbox(Generic[T]):
         """Those whose time has come are ready. Returns how long until the next one."""
         now_s = time.monotonic()
         while self._timers:
-            at_s, _, source = self._timers[0]
-            if self._due.get(source) != at_s:  # replaced
+            at_s, number = self._timers[0]
+            source = self._timed.get(number)
+            if source is None:  # replaced
                 heapq.heappop(self._timers)
             elif at_s <= now_s:
                 heapq.heappop(self._timers)
-                del self._due[source]
+                self._untime(source)
                 self._queued.add(source)
                 self._ready.append(source)
             else:

@@ -77,8 +77,9 @@ class FollowerStream:
         self.peer = peer
         self.ended: tuple[str, str] | None = None
         self.outbox: Outbox[FollowerSlot] = Outbox()
-        self.slots: dict[Place, FollowerSlot] = {}
         self.early: dict[Place, Question] = {}
+        self._slots: set[FollowerSlot] | None = set()  # None: it is over, and nobody keeps them
+        self._lock = threading.Lock()  # innermost
 
     @property
     def broker(self) -> str:
@@ -97,6 +98,26 @@ class FollowerStream:
     def later(self, slot: FollowerSlot, at_s: float) -> None:
         """As `AnswerStream.later`."""
         self.outbox.later(slot, at_s)
+
+    def keep(self, slot: FollowerSlot) -> bool:
+        """As `AnswerStream.keep`."""
+        with self._lock:
+            if self._slots is not None:
+                self._slots.add(slot)
+            return self._slots is not None
+
+    def forget(self, slot: FollowerSlot) -> None:
+        """As `AnswerStream.forget`."""
+        self.outbox.forget(slot)
+        with self._lock:
+            if self._slots is not None:
+                self._slots.discard(slot)
+
+    def take_slots(self) -> set[FollowerSlot]:
+        """It is over: all that were kept."""
+        with self._lock:
+            slots, self._slots = self._slots, None
+        return slots or set()
 
     def end(self, status: str, text: str) -> None:
         """Let the stream end."""
@@ -234,7 +255,7 @@ class Server:
         with self._lock:
             if self._streams.get(stream.broker) is stream:
                 del self._streams[stream.broker]
-        for slot in list(stream.slots.values()):
+        for slot in stream.take_slots():
             slot.answering.left(slot)
         log.info("replica.stream_over from=%s why=%s", stream.broker, stream.ended or "the other side")
 
@@ -274,9 +295,7 @@ class Server:
         elif answering is None:
             self._keep(stream, said)
         else:
-            slot = answering.asked(stream, said.question, takes_bulk=said.takes_bulk)
-            if slot is not None:
-                stream.slots[said.place] = slot
+            answering.asked(stream, said.question, takes_bulk=said.takes_bulk)
 
     def _keep(self, stream: FollowerStream, asked: Asked) -> None:
         """E4."""
@@ -294,9 +313,7 @@ class Server:
             with self._lock:
                 question = stream.early.pop(at, None)
             if question is not None:
-                slot = answering.ask_early(stream, question)
-                if slot is not None:
-                    stream.slots[at] = slot
+                answering.ask_early(stream, question)
 
     def refuse(self, reason: str, who: str, text: str) -> None:
         """Count and log, at a limited rate, who is not let in."""

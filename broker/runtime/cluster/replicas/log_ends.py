@@ -65,7 +65,7 @@ class LogEnds:
         """This is the log there. It is looked at from now on, and its end lowered before it is cut (E2)."""
         with self._lock:
             self._logs[at] = opened
-        opened.log.state.before_cut = partial(self._lower, at, opened)
+        opened.log.state.before_cut = partial(self._lower, at)
 
     def note(self, *, kept: Collection[Place] = ()) -> None:
         """Write down how far the logs are. `kept`: the end of these stays as it is (E4)."""
@@ -101,9 +101,9 @@ class LogEnds:
             self._cuts.pop(at, None)
         return end if is_cut else min(end, to)
 
-    def _lower(self, at: Place, opened: PartitionLog, to: int) -> None:
+    def _lower(self, at: Place, to: int, cuts: int) -> None:
         with self._lock:
-            self._cuts[at] = to, opened.log.cuts
+            self._cuts[at] = to, cuts
             if self._ends.get(at, 0) > to:
                 self._write({**self._ends, at: to})
 

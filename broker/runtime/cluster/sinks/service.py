@@ -158,14 +158,23 @@ class PlacedSinks:
                     limits=self._limits,
                     counts=self.counts,
                 )
-                kept = {each: sinks for each, sinks in self._coordinators.items() if not each.replica.is_closed}
-                self._coordinators = {**kept, partition: found}
+                self._coordinators[partition] = found
             return found
+
+    def _forget_closed(self) -> None:
+        """Keep nothing of partitions that are closed here."""
+        with self._lock:
+            for partition in [each for each in self._coordinators if each.replica.is_closed]:
+                del self._coordinators[partition]
+            for at, known in list(self._stores.items()):
+                if all(main.replica.is_closed for main, _ in known):
+                    del self._stores[at]
 
     def _run(self) -> None:
         swept_s = time.monotonic()
         while not self._is_stopping.wait(ROUND_S):
             try:
+                self._forget_closed()
                 sinks = self.coordinator()
                 rounds = SinkRounds(sinks)
                 if sinks.commits.ledger().unfinished():
@@ -286,9 +295,6 @@ class PlacedSinks:
                 found = StageStore(main, hidden, self._limits, clock=self._clock, finishing=finishing)
                 kept = {pair: store for pair, store in known.items() if not any(of.replica.is_closed for of in pair)}
                 self._stores[at] = {**kept, (main, companion): found}
-                closed = [place for place, each in self._stores.items() if all(of.replica.is_closed for of, _ in each)]
-                for gone in closed:
-                    del self._stores[gone]
             return found
 
     def _stage(self, stream: str, partition: int, batches: Sequence[RowBatch], **part: Unpack[StagePart]) -> bool:
