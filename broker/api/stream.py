@@ -230,6 +230,22 @@ def check_subject(subject: str, *, wildcards: bool = True) -> str:
     return subject
 
 
+def check_new_subject(settings: StreamSettings) -> StreamSettings:
+    """Return the settings of a stream that is to be created, if its subject is not the server's own.
+
+    Not part of `settings_from`: streams of before are read by that.
+
+    Raises:
+        InvalidSubject: the subject begins with `$`.
+    """
+    if settings.subject is not None and settings.subject.startswith("$"):
+        raise InvalidSubject(
+            f"subject {settings.subject!r} is one of the NATS server's own, which are never captured",
+            subject=settings.subject,
+        )
+    return settings
+
+
 def check_capture_subject(subject: str, *, reply_acks: bool) -> str:
     """Return `subject` if a stream may capture it.
 

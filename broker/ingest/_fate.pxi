@@ -16,6 +16,8 @@ cdef struct Connection:
     Py_ssize_t line_max
     Py_ssize_t payload_max
     Py_ssize_t reply_size_max
+    const char* reply_prefixes  # each behind a byte that is its length; the Intake keeps them alive
+    Py_ssize_t reply_prefixes_size
     RouteTable table
     Buffer ending               # uint64_t sids: their routes are dropped behind the message that is half read
     int64_t position            # bytes that were fed so far on this connection
@@ -66,6 +68,9 @@ cdef int decide(Connection* self) noexcept nogil:
     slot = route.lead
     if subject_size >= 7 and memcmp(subject, b"_INBOX.", 7) == 0:
         self.fate = SKIPPED_INBOX
+        return 0
+    if subject[0] == c'$':
+        self.fate = SKIPPED_SYSTEM
         return 0
     self.oversize = is_oversize(slot, &self.message)
     if not self.message.has_headers:
@@ -162,7 +167,18 @@ cdef inline Py_ssize_t weight(Connection* self) noexcept nogil:
 
 cdef inline bint is_answerable(const Connection* self) noexcept nogil:
     """Whether its reply subject may be answered (`rules.R5`)."""
-    return self.message.reply_size <= self.reply_size_max and self.line_data[self.message.reply_at] != c'$'
+    cdef const char* reply = self.line_data + self.message.reply_at
+    cdef const char* prefix = self.reply_prefixes
+    cdef const char* end = prefix + self.reply_prefixes_size
+    cdef Py_ssize_t size
+    if self.message.reply_size > self.reply_size_max or reply[0] == c'$':
+        return False
+    while prefix < end:
+        size = <unsigned char>prefix[0]
+        if size <= self.message.reply_size and memcmp(reply, prefix + 1, size) == 0:
+            return True
+        prefix += 1 + size
+    return False
 
 
 cdef int finish(Connection* self, const char* value, int64_t now_us) noexcept nogil:

@@ -114,17 +114,20 @@ cdef class Intake:
     Args:
         control_line_max: The server's `max_control_line`, bytes.
         payload_max: A message over this is a protocol error; the server's `max_payload` is below it.
+        reply_prefixes: Only reply subjects that begin with one of these are answered.
     """
 
     cdef Guard guard
     cdef Connection connection
     cdef dict routes            # sid -> RouteHolder
     cdef dict orphans           # id -> Builder: has no route any more, but records or half a message (I3)
+    cdef bytes prefixes         # of reply subjects, as `connection` has them
     cdef list ended             # RouteHolder: its subscription ends behind the message that is half read (I3)
 
-    def __cinit__(self, *, Py_ssize_t control_line_max=4096, Py_ssize_t payload_max=64 << 20):
+    def __cinit__(self, *, Py_ssize_t control_line_max=4096, Py_ssize_t payload_max=64 << 20,
+                  reply_prefixes=(b"",)):
         global intake_number
-        check_intake(control_line_max, payload_max)
+        check_intake(control_line_max, payload_max, reply_prefixes)
         intake_number += 1
         self.guard = Guard()
         self.routes = {}
@@ -134,6 +137,9 @@ cdef class Intake:
         self.connection.line_max = control_line_max + CONTROL_LINE_SLACK
         self.connection.reply_size_max = control_line_max - ANSWER_ARGUMENT_BYTES
         self.connection.payload_max = payload_max
+        self.prefixes = b"".join(bytes([len(prefix)]) + prefix for prefix in reply_prefixes)
+        self.connection.reply_prefixes = self.prefixes
+        self.connection.reply_prefixes_size = len(self.prefixes)
         self.connection.state = AT_LINE
         make_table(&self.connection.table)
 

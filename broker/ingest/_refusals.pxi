@@ -7,6 +7,7 @@ cdef enum:
     UNROUTED = 0
     STORED
     SKIPPED_INBOX
+    SKIPPED_SYSTEM
     SKIPPED_OTHER_PARTITION
     FIRST_REFUSAL
     REFUSED_BAD_HEADER = FIRST_REFUSAL
@@ -50,7 +51,7 @@ cdef struct Template:
 
 OPERATION_NAMES = ("PING", "PONG", "OK", "ERR", "INFO")
 FATE_COUNTERS = (
-    "unrouted", "stored", "skipped_inbox", "skipped_other_partition",
+    "unrouted", "stored", "skipped_inbox", "skipped_system", "skipped_other_partition",
     *(refusal.counter for refusal in answers.REFUSALS),
 )
 assert len(FATE_COUNTERS) == FATE_COUNT

@@ -52,10 +52,14 @@ class Intake:
     Args:
         control_line_max: The server's `max_control_line`, bytes.
         payload_max: A message over this is a protocol error; the server's `max_payload` is below it.
+        reply_prefixes: Only reply subjects that begin with one of these are answered.
     """
 
-    def __init__(self, *, control_line_max: int = 4096, payload_max: int = 64 << 20) -> None:
-        check_intake(control_line_max, payload_max)
+    def __init__(
+        self, *, control_line_max: int = 4096, payload_max: int = 64 << 20, reply_prefixes: Sequence[bytes] = (b"",)
+    ) -> None:
+        check_intake(control_line_max, payload_max, reply_prefixes)
+        self._reply_prefixes = tuple(reply_prefixes)
         self._line_max = control_line_max + rules.CONTROL_LINE_SLACK
         self._reply_size_max = control_line_max - rules.ANSWER_ARGUMENT_BYTES
         self._payload_max = payload_max
@@ -273,6 +277,7 @@ class Intake:
         self._counters["bytes"] += line.size
         self._counters[fate.counter if isinstance(fate, Refusal) else fate] += 1
         answerable = len(line.reply) <= self._reply_size_max and not line.reply.startswith(rules.SYSTEM)
+        answerable = answerable and line.reply.startswith(self._reply_prefixes)
         if isinstance(fate, Refusal):
             assert builder is not None
             if message.reply_acks and line.reply:

@@ -97,6 +97,9 @@ def decide(message: PendingMessage, block: bytes | None, route: Route | None, in
     if line.subject.startswith(rules.INBOX):
         message.fate = "skipped_inbox"
         return
+    if line.subject.startswith(rules.SYSTEM):
+        message.fate = "skipped_system"
+        return
     oversize = message.is_oversize(route.lead)
     if block is None or (oversize and len(block) > rules.HEADER_PEEK_BYTES_MAX):
         headers: Headers | None = []

@@ -3,7 +3,7 @@
 A message is stored, skipped in silence, or refused (counted, and answered with an error if it has a
 reply subject and the stream answers). The first rule that applies decides:
 
-    1  subject under `_INBOX.`                                      skipped   skipped_inbox
+    1  subject under `_INBOX.`; subject that begins with `$`        skipped   skipped_inbox, skipped_system
     2  its partition is led elsewhere                               skipped   skipped_other_partition
     3  header block malformed                                       refused   refused_bad_header
     4  subject, reply or a header name is not UTF-8                 refused   refused_bad_utf8
@@ -25,8 +25,9 @@ R2  A record's size is subject + reply + header block + payload, as they came, s
 R3  Without the header block (malformed, or too large to look into) a message has no options: it is
     hashed by its subject.
 R4  `Liftlog-Ack: none` silences the ack of a stored record, not a refusal.
-R5  A reply subject that begins with `$`, or is so long that the server would cut us off, is never answered:
-    the broker would publish to the server's own subjects ($JS, $SYS, $KV) for someone who may not.
+R5  A reply subject is answered if it begins with one of `nats.reply_prefixes`. The broker publishes for whoever may
+    publish a record: to any other subject it would say what the publisher itself may not. One that begins with `$` (the
+    server's own: $JS, $SYS, $KV) or is so long that the server would cut us off is never answered.
 R6  A stream that sends no acks is a silent copy: expectations speak of another stream's numbers, and are not minded.
     Ids are: a repeat is stored nowhere.
 R7  An empty id or expectation is none, as in JetStream.
@@ -48,6 +49,7 @@ EXPECTED_LAST_SUBJECT_SEQUENCE: Final = b"Nats-Expected-Last-Subject-Sequence"
 MSG_ID: Final = b"Nats-Msg-Id"
 INBOX: Final = b"_INBOX."
 SYSTEM: Final = b"$"
+REPLY_PREFIX_BYTES_MAX: Final = 255
 
 AWAITS_NONE: Final = 0
 AWAITS_ALL: Final = 1
@@ -83,6 +85,7 @@ COUNTERS: Final = (
     "unrouted",
     "unanswerable",
     "skipped_inbox",
+    "skipped_system",
     "skipped_other_partition",
     "refused_bad_header",
     "refused_bad_utf8",

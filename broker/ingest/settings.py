@@ -11,7 +11,12 @@ from typing import Any
 
 from broker.api.stream import CHOICES
 from broker.ingest.partitioning import FIXED, parse_partition_by
-from broker.ingest.rules import BATCH_BYTES_HARD, CONTROL_LINE_BYTES_MIN, INFO_LINE_BYTES_MAX
+from broker.ingest.rules import (
+    BATCH_BYTES_HARD,
+    CONTROL_LINE_BYTES_MIN,
+    INFO_LINE_BYTES_MAX,
+    REPLY_PREFIX_BYTES_MAX,
+)
 
 
 def check_builder(partition: int, partition_count: int, default_ack: str, batch_bytes_hard: int) -> None:
@@ -24,7 +29,7 @@ def check_builder(partition: int, partition_count: int, default_ack: str, batch_
         raise ValueError(f"default_ack={default_ack!r}: must be one of {', '.join(CHOICES['acks'])}")
 
 
-def check_intake(control_line_max: int, payload_max: int) -> None:
+def check_intake(control_line_max: int, payload_max: int, reply_prefixes: Sequence[bytes]) -> None:
     """Raise ValueError for limits that no server can have, or that a batch could not hold."""
     if not CONTROL_LINE_BYTES_MIN <= control_line_max <= INFO_LINE_BYTES_MAX:
         raise ValueError(
@@ -32,6 +37,8 @@ def check_intake(control_line_max: int, payload_max: int) -> None:
         )
     if not 0 < payload_max <= BATCH_BYTES_HARD:
         raise ValueError(f"payload_max={payload_max}: must be from 1 to {BATCH_BYTES_HARD}")
+    if any(len(prefix) > REPLY_PREFIX_BYTES_MAX for prefix in reply_prefixes):
+        raise ValueError(f"reply_prefixes={reply_prefixes!r}: {REPLY_PREFIX_BYTES_MAX} bytes at most")
 
 
 def check_place(

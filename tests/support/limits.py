@@ -40,6 +40,7 @@ FIXED: Final = (
     Row("broker.api.stream:SUBJECT_BYTES_MAX", "bytes", "subject", "`invalid_subject`"),
     Row("broker.ingest.rules:INFO_LINE_BYTES_MAX", "bytes", "INFO line of nats-server", "the connection is made anew"),
     Row("broker.ingest.rules:HEADER_PEEK_BYTES_MAX", "bytes", "headers read of a record that is too large", "no ack"),
+    Row("broker.ingest.rules:REPLY_PREFIX_BYTES_MAX", "bytes", "one of `nats.reply_prefixes`", "`invalid_setting`"),
     Row("broker.ingest.rules:BATCH_BYTES_HARD", "bytes", "one batch in memory, whatever its settings", "closed before"),
     Row("broker.storage.segments.scan:MESSAGE_BYTES_MAX", "bytes", "one batch on disk", "counts as damage"),
     Row("broker.api.compression:DECODED_BYTES_MAX", "bytes", "one batch once decompressed", "`bad_batch`"),

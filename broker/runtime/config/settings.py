@@ -176,6 +176,12 @@ class NatsConfig:
     tls_cert: str | None = _key(None, "Path of our certificate (PEM), where the server asks for one.")
     tls_key: str | None = _key(None, "Path of the key of `tls_cert` (PEM).")
     tls_first: bool = _key(False, "Begin TLS before the server greets: its `handshake_first`. Turns TLS on.")
+    reply_prefixes: tuple[Annotated[str, Rule(limit=(1, 60))], ...] = _key(
+        ("_INBOX.",),
+        "Records are acked on reply subjects that begin with one of these. Publishers with inboxes of another prefix"
+        " need it here.",
+        limit=(1, 16),
+    )
     connect_timeout_ms: int = _key(2_000, "Patience with one server.", limit=(10, 600_000), unit="ms")
 
 

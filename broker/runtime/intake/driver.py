@@ -53,11 +53,14 @@ class IntakeDriver:
         self._config = config
         parser = _load(config.intake.implementation)
         self.implementation: str = parser.IMPLEMENTATION
-        self._intake: ingest.Intake = parser.Intake()
+        self._intake: ingest.Intake = parser.Intake(
+            reply_prefixes=[prefix.encode() for prefix in config.nats.reply_prefixes]
+        )
         self._streams: dict[str, Attachment] = {}
         self._client: nats.aio.client.Client | None = None
         self._stopping = False
         self._rate = 0.0
+        self._unanswered = 0
         self._rate_from = (time.monotonic(), 0)
         self._last_read = time.monotonic()
         self._away_since: float | None = None
@@ -373,6 +376,17 @@ class IntakeDriver:
             total = self._intake.counters["messages"]
             self._rate = 0.5 * self._rate + 0.5 * (total - count) / (self._last_read - since)
             self._rate_from = (self._last_read, total)
+            self._note_unanswered()
+
+    def _note_unanswered(self) -> None:
+        """Say at a limited rate that publishers wait in vain for acks (`rules.R5`)."""
+        count = self._intake.counters["unanswerable"]
+        if count > self._unanswered:
+            prefixes = self._config.nats.reply_prefixes
+            log.warning(
+                "intake.reply_not_answered count=%d reply_prefixes=%s", count - self._unanswered, list(prefixes)
+            )
+            self._unanswered = count
 
     def _send(self, blob: bytes) -> None:
         client = self._client

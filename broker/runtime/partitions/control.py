@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from broker.api.errors import InvalidSetting, LiftlogError, NotReady, StorageFailed
-from broker.api.stream import REPLICATION, replication_of
+from broker.api.stream import REPLICATION, check_new_subject, replication_of
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo, info_from
 from broker.metadata.overlap import subjects_of
 from broker.runtime.config.configuration import Config
@@ -164,7 +164,9 @@ class Control:
             command = self._streams.create_command(name, values, internal=False)
             judged = self._streams.store.catalog.judge(command)
             info = info_from(judged["stream"])
-            if not judged["created"]:
+            if judged["created"]:
+                check_new_subject(info.settings)
+            else:
                 await self._open_again(info)
                 self._streams.partitions(name)  # or why it is offline
                 return self._warned_of_nats(info), False

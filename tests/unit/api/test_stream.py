@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.api.errors import InvalidName, InvalidSetting, InvalidSubject, UnknownSetting
-from broker.api.stream import LIMITS, StreamSettings, check_name, check_subject, settings_from
+from broker.api.stream import LIMITS, StreamSettings, check_name, check_new_subject, check_subject, settings_from
 
 
 def test_defaults_are_within_their_own_limits() -> None:
@@ -64,6 +64,16 @@ def test_subject_that_would_capture_replies_needs_acks_off(subject: str) -> None
         settings_from({"subject": subject})
     if not subject.startswith("_INBOX"):
         assert settings_from({"subject": subject, "reply_acks": False}).subject == subject
+
+
+@pytest.mark.parametrize("subject", ["$JS.API", "$SYS.>", "$KV.b.>", "$"])
+def test_no_new_stream_is_over_the_servers_own_subjects(subject: str) -> None:
+    """One of before is still read."""
+    settings = settings_from({"subject": subject, "reply_acks": False})
+    with pytest.raises(InvalidSubject, match="never captured"):
+        check_new_subject(settings)
+    assert check_new_subject(settings_from({"subject": "a.$"})).subject == "a.$"
+    assert check_new_subject(settings_from({})).subject is None
 
 
 @pytest.mark.parametrize("name", ["", "-a", ".a", "a/b", "a b", "x" * 129, "__a", "é", "a\n"])

@@ -71,7 +71,7 @@ class Route:
     partition_count: int = 1
 
 
-def run(twin: ModuleType, chunks: Iterable[bytes], routes: Sequence[Route] = (Route(),), **limits: int) -> Outcome:
+def run(twin: ModuleType, chunks: Iterable[bytes], routes: Sequence[Route] = (Route(),), **limits: Any) -> Outcome:
     """Feed chunks at time 1_000_000 us and take everything once at the end."""
     intake = twin.Intake(**limits)
     for route in routes:

@@ -240,6 +240,9 @@ REFUSED = [
     Vector("inboxes are never captured",
            msg("_INBOX.x.1", b"v") + hmsg("_INBOX.y", b"w", reply="r") + msg("_INBOX", b""),
            [row("_INBOX")], {"stored": 1, "skipped_inbox": 2}),
+    Vector("the server's own subjects are never captured",
+           msg("$JS.API.x", b"v", reply="r") + hmsg("$SYS.y", b"w", ("Liftlog-Ack", "?"), reply="r") + msg("$", b"")
+           + msg("a.$", b"x"), [row("a.$", b"x")], {"stored": 1, "skipped_system": 3}),
     Vector("a subscription that nobody knows", msg("a", b"v", sid=9, reply="r") + hmsg("a", b"w", KEY, sid=2)
            + msg("a", b"x"), [row("a", b"x")], {"stored": 1, "unrouted": 2}),
     Vector("a reply too long to answer", msg("a", b"x", reply="r" * 4089) + msg("a", b"x", reply="r" * 4088),

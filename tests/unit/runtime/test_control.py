@@ -20,7 +20,16 @@ from typing import Any
 
 import pytest
 
-from broker.api.errors import DiskFull, InvalidSetting, LiftlogError, NotReady, StorageFailed, StreamExists, WrongFolder
+from broker.api.errors import (
+    DiskFull,
+    InvalidSetting,
+    InvalidSubject,
+    LiftlogError,
+    NotReady,
+    StorageFailed,
+    StreamExists,
+    WrongFolder,
+)
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.broker import Broker
 from broker.runtime.config.configuration import load
@@ -172,6 +181,13 @@ async def test_a_create_that_fails_leaves_nothing_and_may_be_repeated(
         assert intake.told.count(("attach", "s")) == 1
     async with running(tmp_path) as broker:
         assert await append(broker, "s", 2) == 1
+
+
+async def test_no_stream_is_created_over_the_servers_own_subjects(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        with pytest.raises(InvalidSubject, match="never captured"):
+            await broker.create_stream("s", {"subject": "$KV.>", "reply_acks": False})
+        assert broker.streams() == []
 
 
 @pytest.mark.parametrize("key", ["replication_factor", "min_insync_replicas"])
