@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import broker
+from broker.api.errors import DiskFull
 from broker.api.http import host_port
 from broker.api.placements import Vote
 from broker.metadata.catalog import Catalog, StreamInfo
@@ -295,6 +296,10 @@ class Assembled:
         if self._intake is not None and self._intake.state != "connected":
             missing["nats"] = self._intake.state
         missing |= self._missing()
+        try:
+            self._room.check()
+        except DiskFull as error:
+            missing["disk"] = str(error)
         return not missing, missing
 
     def metrics(self) -> bytes:

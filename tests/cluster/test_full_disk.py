@@ -112,12 +112,15 @@ async def test_a_trim_makes_room_on_a_disk_without_a_byte_and_appends_go_on(
             await all_refused(client, "s", 3_000)
             assert len(broker.output()) - log_bytes < 60_000
             assert free(disk) == 0
+            missing = api.ready().missing
+            assert set(missing) == ({"disk"} if reserve_bytes else set())
             with pytest.raises(DiskFull), connect(broker.address, deadline_s=0.5) as impatient:
                 impatient.append("s", 0, pa.table({"value": [b"x" * 9_000]}))
             start = api.trim("s", before=stored - 20)[0]
             assert start == stored - 20
             assert free(disk) > 4 << 20
             await stored_again(client, "s")
+            assert api.ready()
             values = api.read("s").to_table().column("value").to_pylist()
             assert values == [b"y" * 100_000] * 20 + [b"after"]
             broker.kill9()

@@ -220,6 +220,8 @@ class BrokerProcess:
         assert self.process.popen.poll() is None, self.process.output()[-4000:]
         try:
             return self.get("/readyz") is not None
+        except urllib.error.HTTPError as error:
+            return set(json.loads(error.read())["missing"]) == {"disk"}  # it is up, for somebody to make room
         except (OSError, urllib.error.URLError):
             return False
 

@@ -64,17 +64,28 @@ def get(address: str, path: str, *, bytes_max: int = BODY_BYTES_READ) -> tuple[h
 
 
 def broker_missing(address: str) -> str | None:
-    """Ask a broker at host:port what is missing until it is ready; a `Probe` with an address."""
+    """Ask a broker at host:port what is missing until it is ready; a `Probe` with an address.
+
+    One whose disk is full is up: it has to run for somebody to make room.
+    """
     try:
         answer, body = get(address, "/readyz")
     except (OSError, http.client.HTTPException) as error:
         return f"{address}: {error}"
-    if answer.status == 200:
+    if answer.status == 200 or _lacks(body) == {"disk"}:
         return None
     text = body.decode(errors="replace")
     with contextlib.suppress(ValueError):
         text = json.dumps(parse_json(text))
     return f"{address} answers {answer.status}: {text}"
+
+
+def _lacks(body: bytes) -> set[str]:
+    """What a broker says that it waits for."""
+    try:
+        return set(parse_json(body)["missing"])
+    except (ValueError, KeyError, TypeError):
+        return set()
 
 
 def check_reachable(urls: str) -> None:

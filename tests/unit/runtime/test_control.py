@@ -31,6 +31,7 @@ from broker.api.errors import (
     WrongFolder,
 )
 from broker.metadata.catalog import StreamInfo
+from broker.runtime.background.disk_reserve import Room
 from broker.runtime.broker import Broker
 from broker.runtime.config.configuration import load
 from broker.runtime.partitions import control
@@ -291,6 +292,18 @@ def _let_fail(patch: pytest.MonkeyPatch, where: str, ending: str, error: Excepti
         return real(disk, folder, *args, **options)
 
     patch.setattr(PartitionLog, "create", create)
+
+
+async def test_a_broker_that_refuses_every_record_for_room_is_not_ready(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        assert broker.ready() == (True, {})
+        free = 0
+        broker._room = Room(str(tmp_path), 64 << 20, look=lambda path: (free, 1 << 40), clock=lambda: float(free))
+        is_ready, missing = broker.ready()
+        assert not is_ready
+        assert missing["disk"].startswith("0 bytes are free")
+        free = 1 << 30
+        assert broker.ready() == (True, {}), "the question itself looks again"
 
 
 # -- offline, and online again -----------------------------------------------------------------------------------
