@@ -111,6 +111,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """`1 partition`, `2 partitions`."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def bytes_text(count: int) -> str:
     """A size for people: `1.5 MiB`."""
     size = float(count)

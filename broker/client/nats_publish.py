@@ -60,7 +60,7 @@ class PublishReport:
     """The fate of the messages.
 
     Attributes:
-        published: Number of messages that were handed to NATS.
+        sent: Number of messages that were handed to NATS; whether a stream has them, the other numbers say.
         bytes: Size of their payloads.
         acked: Number of messages that a stream has stored. 0 if no acks were asked for.
         duplicates: Number of acked messages that had been stored before.
@@ -73,7 +73,7 @@ class PublishReport:
         unanswered: Messages whose ack was still awaited when the publish was interrupted: stored or not.
     """
 
-    published: int
+    sent: int
     bytes: int
     acked: int
     duplicates: int
@@ -124,7 +124,7 @@ def publish(
         ack_timeout_s: A message without an ack after this time counts as an error. So do messages that nobody took
             for so long; until then they are sent again.
         payloads_may_block: Read the payloads in a thread of their own, because they come from a pipe or the like.
-        on_progress: Called now and then with the numbers published and acknowledged so far.
+        on_progress: Called now and then with the numbers sent and acknowledged so far.
         on_nobody: Called when nobody takes messages, with the seconds for which they are sent again.
         connect_options: For `nats.connect`: credentials, TLS.
     Raises:
@@ -165,7 +165,7 @@ class _Publish:
     is_cancelled: bool = False
     inbox: str = ""
     began_s: float | None = None
-    published: int = 0
+    sent: int = 0
     byte_count: int = 0
     acked: int = 0
     duplicates: int = 0
@@ -215,7 +215,7 @@ class _Publish:
         """The fate of the messages by now."""
         errors = self.errors + Counter({NOBODY: len(self.untaken)})
         return PublishReport(
-            published=self.published,
+            sent=self.sent,
             bytes=self.byte_count,
             acked=self.acked,
             duplicates=self.duplicates,
@@ -239,23 +239,23 @@ class _Publish:
                 await self._until(self.window // 2)  # not one by one: a wake-up for many acks
             if self.untaken:
                 await self._repeat()
-            number = self.published
-            self.published += 1
+            number = self.sent
+            self.sent += 1
             self.byte_count += len(payload)
             if not await self._send(number, payload):
-                self.published -= 1
+                self.sent -= 1
                 self.byte_count -= len(payload)
-            if self.published % PROGRESS_EVERY == 0:
+            if self.sent % PROGRESS_EVERY == 0:
                 await asyncio.sleep(0)
                 if on_progress is not None:
-                    on_progress(self.published, self.acked)
+                    on_progress(self.sent, self.acked)
         await self._until(0)
         if self.untaken:
             await self._repeat()
         await self._flush()
         report = self.report()
         if on_progress is not None:
-            on_progress(self.published, self.acked)
+            on_progress(self.sent, self.acked)
         return report
 
     async def _send(self, number: int, payload: bytes) -> bool:
@@ -371,11 +371,11 @@ class _Publish:
 
     def _lost(self, why: str) -> LiftlogError:
         said = self.connection.last_error
-        counts = f"{self.published} published, {self.acked} acknowledged"
+        counts = f"{self.sent} sent, {self.acked} acknowledged"
         return Unavailable(
             f"{self.connection}: {why}{f' ({said})' if said else ''}; {counts}",
             address=str(self.connection),
-            published=self.published,
+            messages_sent=self.sent,
             acked=self.acked,
             sent=True,
         )

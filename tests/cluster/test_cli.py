@@ -115,7 +115,7 @@ def test_from_nothing_to_records_through_kill_9_and_back(one: Folder) -> None:
 
     one.liftlog("stream", "create", "orders", "--subject", "orders.>")
     report = one.json("publish", "orders.1", "--count", "3000", "--size", "64")
-    assert (report["published"], report["acked"], report["failed"]) == (3000, 3000, 0)
+    assert (report["sent"], report["acked"], report["failed"]) == (3000, 3000, 0)
     with connect(one.env["LIFTLOG_BROKERS"]) as client:
         client.commit("job", {"orders": {0: 1000}})
 
@@ -487,7 +487,7 @@ def test_publish_sends_the_bytes_of_an_argument_as_they_are(house: Folder) -> No
 
 def test_publish_fails_when_nobody_stores_the_messages(house: Folder) -> None:
     report = house.json("publish", "nobody.listens", "--count", "3", "--timeout-s", "0.5", code=1)
-    assert (report["published"], report["acked"], report["failed"]) == (3, 0, 3)
+    assert (report["sent"], report["acked"], report["failed"]) == (3, 0, 3)
     house.liftlog("publish", "nobody.listens", "hi", "--no-acks")
 
 
@@ -519,11 +519,11 @@ def test_ctrl_c_in_publish_prints_what_became_of_the_messages(house: Folder, sou
     if as_json:
         report = json.loads(out)
         assert report["interrupted"]
-        assert report["published"] == report["acked"] + report["failed"] + report["unanswered"]
+        assert report["sent"] == report["acked"] + report["failed"] + report["unanswered"]
         assert report["acked"] >= 1
         assert err == ""
     else:
-        assert err.startswith("interrupted: published ")
+        assert err.startswith("interrupted: sent ")
         assert f"\nstream {name}, partition 0: offsets 0 to " in err
         assert out == ""
 

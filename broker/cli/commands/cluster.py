@@ -12,7 +12,7 @@ import click
 from broker.api.errors import DeadlineExceeded, InvalidRequest
 from broker.cli.arguments import Argument, Option
 from broker.cli.options import Brokers, Json, Yes, answer, client_of, confirm, is_json, partition_place
-from broker.cli.output import json_out, note, pairs, table
+from broker.cli.output import counted, json_out, note, pairs, table
 
 if TYPE_CHECKING:
     from broker.api.placements import ClusterDescription, Placement
@@ -222,13 +222,13 @@ def _wait(client: Client, wait_s: float, moving: Callable[[], Iterable[Placement
         left = list(moving())
         if len(left) != told and left:
             told = len(left)
-            note(f"{told} partitions are being moved, such as {left[0].stream}/{left[0].partition}")
+            note(f"being moved: {counted(told, 'partition')}, such as {left[0].stream}/{left[0].partition}")
         if not left:
             return
         if time.monotonic() >= end_s:
             waits = sorted({b for each in left for b in (each.target or ()) if b not in each.isr})
             raise DeadlineExceeded(
-                f"{len(left)} partitions are still being copied by {', '.join(waits)}, and go on:"
+                f"still being copied by {', '.join(waits)}: {counted(len(left), 'partition')}; it goes on:"
                 " liftlog cluster partitions --unhealthy",
                 sent=True,
             )

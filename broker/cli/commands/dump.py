@@ -16,7 +16,7 @@ from broker.api.batch import BatchHeader, read_header
 from broker.api.legible import iso_time, plain_rows, readable_rows
 from broker.api.schema import SCHEMA, SCHEMA_BYTES
 from broker.cli.commands.records import Lines
-from broker.cli.output import json_text, printable
+from broker.cli.output import counted, json_text, printable
 from broker.storage.disk import File, OsDisk
 from broker.storage.inspect.contradictions import what_stands_at
 from broker.storage.inspect.places import PartitionFolder, used_by
@@ -137,7 +137,7 @@ def _batch_line(stored: Stored, header: BatchHeader) -> str:
     words = [
         _where(stored),
         f"offsets [{header.first_offset}, {header.next_offset})",
-        f"{stored.rows().num_rows} records",
+        counted(stored.rows().num_rows, "record"),
         f"epoch {header.leader_epoch}",
         f"hw {header.high_watermark}",
         f"newest {iso_time(header.max_timestamp_us)}",

@@ -15,7 +15,7 @@ import click
 from broker.cli.arguments import Argument, Option
 from broker.cli.exits import FAILED
 from broker.cli.options import Brokers, Json, is_json, not_empty
-from broker.cli.output import bytes_text, json_out, note, printable
+from broker.cli.output import bytes_text, counted, json_out, note, printable
 
 if TYPE_CHECKING:
     from broker.storage.inspect.findings import Finding, Inspection
@@ -31,7 +31,14 @@ Path = Annotated[
 _PARQUET = "One file, or a folder: a file for each partition."
 
 
-def verify(ctx: click.Context, path: Path, json: Json = False) -> None:
+def verify(
+    ctx: click.Context,
+    path: Path,
+    known_ok: Annotated[
+        bool, Option("--known-ok", help="Exit code 0 also with losses that the log has noted, and nothing else.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Check every batch, index and small file. Nothing is changed. The exit code is 1 if anything is wrong."""
     from broker.storage.disk import OsDisk, disk_errors
     from broker.storage.inspect.inspection import inspect_partition
@@ -55,7 +62,7 @@ def verify(ctx: click.Context, path: Path, json: Json = False) -> None:
         json_out({"path": path, "is_well": is_well, "used_by": user, "partitions": partitions})
     else:
         sys.stdout.write(_summary(found) + "\n")
-    if not is_well:
+    if not (_all_known(found) if known_ok else is_well):
         raise click.exceptions.Exit(FAILED)
 
 
@@ -90,7 +97,8 @@ def repair(
         partitions = [_repair_json(place, report) for place, report in zip(places, reports, strict=True)]
         json_out({"path": path, "dry_run": dry_run, "partitions": partitions})
     elif all(report.before.is_well for report in reports):
-        note(f"{len(places)} partitions were checked: there is nothing to repair")
+        verb = "was" if len(places) == 1 else "were"
+        note(f"{counted(len(places), 'partition')} {verb} checked: there is nothing to repair")
     if any(report.refused or _left_over(report, dry_run=dry_run) for report in reports):
         raise click.exceptions.Exit(FAILED)
 
@@ -170,8 +178,8 @@ def export(
         json_out(asdict(report))
     else:
         for file in report.files:
-            size = bytes_text(file.bytes)
-            sys.stdout.write(f"{printable(file.path)}: {file.records} records, {file.row_groups} row groups, {size}\n")
+            size, groups = bytes_text(file.bytes), counted(file.row_groups, "row group")
+            sys.stdout.write(f"{printable(file.path)}: {counted(file.records, 'record')}, {groups}, {size}\n")
         for lost in report.lost:
             note(f"lost: {lost['stream']}/{lost['partition']} [{lost['start']}, {lost['end']}) is damaged in the log")
     if report.lost:
@@ -247,10 +255,17 @@ def _show_finding(place: PartitionFolder, finding: Finding) -> None:
 def _summary(found: list[Inspection]) -> str:
     count = sum(len(one.findings) for one in found)
     looked = (
-        f"{len(found)} partitions, {sum(one.segments for one in found)} segments,"
-        f" {sum(one.batches for one in found)} batches, {bytes_text(sum(one.bytes for one in found))}"
+        f"{counted(len(found), 'partition')}, {counted(sum(one.segments for one in found), 'segment')},"
+        f" {counted(sum(one.batches for one in found), 'batch', 'batches')},"
+        f" {bytes_text(sum(one.bytes for one in found))}"
     )
-    return f"{looked}: {'all is well' if count == 0 else f'{count} findings'}"
+    known = sum(finding.is_known for one in found for finding in one.findings)
+    of_them = f", {known} of them known" if known else ""
+    return f"{looked}: {'all is well' if count == 0 else counted(count, 'finding') + of_them}"
+
+
+def _all_known(found: list[Inspection]) -> bool:
+    return all(finding.is_known for one in found for finding in one.findings)
 
 
 def _show_repair(place: PartitionFolder, report: RepairReport, *, dry_run: bool) -> None:

@@ -14,7 +14,7 @@ from broker.api.stream import LIMITS
 from broker.cli.arguments import Argument, Option
 from broker.cli.exits import FAILED, INTERRUPTED
 from broker.cli.options import Json, Nats, byte_count, is_json, nats_of
-from broker.cli.output import bytes_text, json_out, note
+from broker.cli.output import bytes_text, counted, json_out, note
 
 if TYPE_CHECKING:
     from broker.client.nats_publish import PublishReport
@@ -169,20 +169,20 @@ def _progress(count: int | None) -> Iterator[Progress | None]:
 
     from broker.cli.output import console
 
-    columns = (TextColumn("published"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("sent"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("published", total=count)
-        yield lambda published, acked: bar.update(task, completed=published)
+        task = bar.add_task("sent", total=count)
+        yield lambda sent, acked: bar.update(task, completed=sent)
 
 
 def _show(report: PublishReport, subject: str, *, acks: bool, as_json: bool, is_interrupted: bool = False) -> None:
-    rate = report.published / report.seconds if report.seconds > 0 else 0.0
+    rate = report.sent / report.seconds if report.seconds > 0 else 0.0
     if as_json:
         json_out(
             {
                 "subject": subject,
                 "interrupted": is_interrupted,
-                "published": report.published,
+                "sent": report.sent,
                 "bytes": report.bytes,
                 "acked": report.acked,
                 "duplicates": report.duplicates,
@@ -200,7 +200,7 @@ def _show(report: PublishReport, subject: str, *, acks: bool, as_json: bool, is_
         )
         return
     note(
-        f"{'interrupted: ' * is_interrupted}published {report.published} messages ({bytes_text(report.bytes)})"
+        f"{'interrupted: ' * is_interrupted}sent {counted(report.sent, 'message')} ({bytes_text(report.bytes)})"
         f" to {subject} in {report.seconds:.2f} s, {rate:,.0f}/s" + ("" if acks else "; no acks were asked for")
     )
     if acks:

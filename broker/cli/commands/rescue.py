@@ -16,7 +16,7 @@ import click
 
 from broker.cli.arguments import Argument, Option
 from broker.cli.options import Brokers, Json, Yes, answer, client_of, confirm, is_json, not_empty, partition_place
-from broker.cli.output import json_out, note, pairs, table
+from broker.cli.output import counted, json_out, note, pairs, table
 
 if TYPE_CHECKING:
     from broker.api.placements import RescuedReplica, RescueState
@@ -40,9 +40,10 @@ def begin(ctx: click.Context, data: Folder, yes: Yes = False, json: Json = False
         if found.number:
             note(f"rescue {found.number} has begun here already")
         else:
+            what = f"{counted(found.streams, 'stream')}, {counted(found.partitions, 'partition')} with internal ones"
             note(
-                f"broker {found.broker_id} of cluster {found.cluster_id} knows {found.streams} streams,"
-                f" {found.partitions} partitions with internal ones, and these brokers: {', '.join(found.brokers)}"
+                f"broker {found.broker_id} of cluster {found.cluster_id} knows {what}, and these brokers:"
+                f" {', '.join(found.brokers)}"
             )
             note(
                 f"its catalog ends at term {found.last[0]}, index {found.last[1]}: if another survivor's ends later, by"

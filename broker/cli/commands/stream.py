@@ -23,7 +23,7 @@ from broker.cli.options import (
     is_json,
     position,
 )
-from broker.cli.output import bytes_text, json_out, note, pairs, table, time_text
+from broker.cli.output import bytes_text, counted, json_out, note, pairs, table, time_text
 
 if TYPE_CHECKING:
     from broker.api.answers import StreamDescription
@@ -219,7 +219,7 @@ def add_partitions(
     """Raise the number of partitions."""
     with client_of(ctx, brokers) as client:
         stream = client.add_partitions(name, count)
-    _show_change(ctx, stream, json, f"stream {name} has {len(stream.partitions)} partitions")
+    _show_change(ctx, stream, json, f"stream {name} has {counted(len(stream.partitions), 'partition')}")
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Final
 from broker.api.errors import LiftlogError
 from broker.cli.doctor.checks import OK, WARNING, WRONG, Check
 from broker.cli.doctor.machine import existing_folder
+from broker.cli.output import counted
 from broker.storage.folder import BROKER_FILE, FORMAT_VERSION, STREAMS_FOLDER, brokers_in, partition_folder
 from broker.storage.inspect.places import owner_of, used_by
 
@@ -93,14 +94,16 @@ def check_catalog(path: str) -> tuple[list[Check], int]:
         advice = "put the folders back, or delete the stream; it stays offline until then"
         wrong = Check("catalog", WRONG, found, advice, {"missing": missing})
         return [wrong, *unknown], count
-    found = f"{len(catalog.streams)} streams, {count} partitions, those of liftlog itself included"
+    found = (
+        f"{counted(len(catalog.streams), 'stream')}, {counted(count, 'partition')}, those of liftlog itself included"
+    )
     return [Check("catalog", OK, found, values={"partitions": count}), *unknown], count
 
 
 def _check_journal(path: str, journal: str) -> tuple[list[Check], int]:
     """The catalog of one of several brokers, which is the cluster's: `liftlog cluster` tells what is in it."""
     count = sum(1 for _ in Path(path, STREAMS_FOLDER).glob("*/*/*/partition.json"))
-    kept = f"{count} partitions are kept here"
+    kept = f"kept here: {counted(count, 'partition')}"
     if not os.path.exists(f"{path}/{journal}"):
         return [Check("catalog", WARNING, f"{path}/{journal} is missing; {kept}", _JOURNAL_GONE)], count
     return [Check("catalog", OK, f"the cluster's, in {journal}; {kept}", values={"partitions": count})], count

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from broker.cli.doctor.checks import OK, SKIPPED, WARNING, WRONG, Check
-from broker.cli.output import bytes_text
+from broker.cli.output import bytes_text, counted
 
 PYTHON_LEAST: Final = (3, 11)
 LEAST: Final = {"pyarrow": (18,), "numpy": (1, 26), "crc32c": (2, 7), "nats-py": (2, 16), "aiohttp": (3, 10)}
@@ -136,8 +136,9 @@ def check_limits(partitions: int, pid: int | None, *, open_files_max: int, conne
     yield Check(
         "open files",
         status,
-        f"limit {soft} {whose}: {partitions} partitions need up to {for_logs} of them; it allows {taken} HTTP"
-        f" connections at once, and http.connections_max = {connections_max} needs {for_connections}",
+        f"limit {soft} {whose}: {counted(partitions, 'partition')} may need up to {for_logs} of them;"
+        f" it allows {taken} HTTP connections at once,"
+        f" and http.connections_max = {connections_max} needs {for_connections}",
         "" if status == OK else advice,
         {"soft": soft, "hard": hard, "wanted": wanted, "connections": taken},
     )

@@ -25,6 +25,7 @@ from broker.api.plain import parse_json
 from broker.api.validation import build
 from broker.cli.local.processes import Process
 from broker.cli.local.readiness import get
+from broker.cli.output import counted
 
 CALM_S: Final = 60.0
 PAUSE_MOST_S: Final = 30.0
@@ -123,7 +124,8 @@ def line_of(cluster: Mapping[str, Any], placed: Placements) -> str:
     live = sum(broker["live"] for broker in cluster["brokers"])
     controller = cluster["controller"] or "none"
     counts = Counter(each.health for each in placed.partitions)
-    text = f"{live} of {len(cluster['brokers'])} brokers live, controller {controller}, {counts.total()} partitions"
+    partitions = counted(counts.total(), "partition")
+    text = f"{live} of {len(cluster['brokers'])} brokers live, controller {controller}, {partitions}"
     unwell = [f"{counts[how]} {how.replace('_', ' ')}" for how in ("offline", "below_minimum", "under_replicated")]
     bad = [each for each in unwell if not each.startswith("0 ")]
     return f"{text}: {', '.join(bad) or 'all in sync'}"

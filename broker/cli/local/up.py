@@ -32,7 +32,7 @@ from broker.cli.arguments import Option
 from broker.cli.local.datafolder import BROKER, Record, UpFolder, copy_notice
 from broker.cli.local.processes import Process, ProcessIdentity, start
 from broker.cli.options import DEFAULT_DATA, Data, Json, globals_of, is_json
-from broker.cli.output import json_out, note, pairs
+from broker.cli.output import counted, json_out, note, pairs
 
 HOST: Final = "127.0.0.1"
 NATS: Final = "nats"
@@ -244,7 +244,7 @@ def _check_count(plan: Plan) -> None:
     count = plan.folder.brokers_count() or len(found)
     if found and count != len(plan.commands):
         raise InvalidRequest(
-            f"{plan.folder.path} was made with {count} brokers: --brokers-count {count}",
+            f"{plan.folder.path} was made with {counted(count, 'broker')}: --brokers-count {count}",
             value=len(plan.commands),
             limit=count,
         )

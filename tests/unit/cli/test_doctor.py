@@ -134,7 +134,7 @@ def test_one_of_several_brokers_has_its_catalog_in_the_journal(tmp_path: Path) -
     (tmp_path / "raft.json").write_bytes(b"{}")
     (tmp_path / "raft.log").write_bytes(b"")
     (found,), count = check_catalog(str(tmp_path))
-    assert (found.status, found.found, count) == ("ok", "the cluster's, in raft.log; 1 partitions are kept here", 1)
+    assert (found.status, found.found, count) == ("ok", "the cluster's, in raft.log; kept here: 1 partition", 1)
     (tmp_path / "raft.log").unlink()
     (found,), count = check_catalog(str(tmp_path))
     assert (found.status, count) == ("warning", 1)

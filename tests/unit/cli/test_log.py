@@ -210,8 +210,14 @@ def test_repair_notes_what_is_lost_and_is_then_done_with_it(data: Path) -> None:
     out, _ = _run("log", "repair", data)
     assert "lost_range (known)" in out
     assert _json("log", "verify", data, code=1)["partitions"][1]["findings"][0]["is_known"]
+    out, _ = _run("log", "verify", data, "--known-ok")
+    assert out.endswith(": 1 finding, 1 of them known\n")
+    assert not _json("log", "verify", data, "--known-ok")["is_well"]
     out, _ = _run("log", "repair", data)
     assert "repair cannot help here" in out
+    _flip(_segments(data)[2], 2_000)
+    out, _ = _run("log", "verify", data, "--known-ok", code=1)
+    assert out.endswith(" findings, 1 of them known\n")
 
 
 def test_repair_refuses_a_folder_in_use_and_one_that_belongs_elsewhere(data: Path) -> None:

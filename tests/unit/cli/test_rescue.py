@@ -37,7 +37,7 @@ def test_it_says_what_it_will_do_and_does_nothing_without_a_yes(data: Path) -> N
         assert asked.exit_code == 1
         assert sorted((path.name, path.read_bytes()) for path in data.glob("raft.*")) == before
     asked = run("begin", "--data", str(data), typed="n\n")
-    assert "broker a of cluster x knows 1 streams" in asked.stderr
+    assert "broker a of cluster x knows 1 stream," in asked.stderr
     assert "its catalog ends at term 3, index 10" in asked.stderr
     assert "these vote now, and a majority of them has to be lost for good: a, b, c" in asked.stderr
 

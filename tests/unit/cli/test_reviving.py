@@ -129,7 +129,7 @@ def placement(leader: str | None, isr: str, *, least: int = 2) -> Placement:
     "partitions,text",
     [
         ((), "0 partitions: all in sync"),
-        ((placement("a", "abc"),), "1 partitions: all in sync"),
+        ((placement("a", "abc"),), "1 partition: all in sync"),
         ((placement("a", "abc"), placement("a", "ab")), "2 partitions: 1 under replicated"),
         (
             (placement(None, "c"), placement("a", "a"), placement("a", "a", least=1)),

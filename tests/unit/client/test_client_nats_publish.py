@@ -74,7 +74,7 @@ def test_every_message_is_acknowledged_and_stored_in_order(cluster: Cluster, cli
     report = publish(
         cluster[0].url, "counted.a", (b"%d" % i for i in range(3000)), on_progress=lambda *counts: told.append(counts)
     )
-    assert (report.published, report.acked, report.failed, report.duplicates) == (3000, 3000, 0, 0)
+    assert (report.sent, report.acked, report.failed, report.duplicates) == (3000, 3000, 0, 0)
     assert report.offsets == {("counted", 0): (0, 2999)}
     assert report.bytes == sum(len(str(i)) for i in range(3000))
     assert told[-1] == (3000, 3000)
@@ -96,7 +96,7 @@ def test_headers_go_with_every_message(cluster: Cluster, client: Client) -> None
 def test_without_acks_messages_are_only_handed_to_nats(cluster: Cluster, client: Client) -> None:
     client.create_stream("forgotten", subject="forgotten")
     report = publish(cluster[0].url, "forgotten", [b"x"] * 500, acks=False)
-    assert (report.published, report.acked, report.failed, report.offsets) == (500, 0, 0, {})
+    assert (report.sent, report.acked, report.failed, report.offsets) == (500, 0, 0, {})
     eventually(lambda: client.describe("forgotten").record_count == 500)
 
 
@@ -106,14 +106,14 @@ def test_what_no_stream_stores_is_counted_by_its_reason(cluster: Cluster, client
         cluster[0].url, "nobody.listens", [b"a"] * 700, window=7, ack_timeout_s=0.5, on_nobody=waits.append
     )
     assert waits == [0.5], "the time is over once, not for each window"
-    assert (report.errors, report.published) == ({"no_responders": 700}, 700)
+    assert (report.errors, report.sent) == ({"no_responders": 700}, 700)
     report = publish(cluster[0].url, "nobody.listens", [b"a", b"b"], ack_timeout_s=0.1)
     assert report.errors == {"no_responders": 2}
     assert report.examples == {"no_responders": "no stream captures nobody.listens"}
     assert (report.acked, report.failed) == (0, 2)
     client.create_stream("small", subject="small", record_bytes_max=100)
     report = publish(cluster[0].url, "small", [b"x", b"y" * 200, b"z", b"y" * 300])
-    assert (report.published, report.acked, report.failed) == (4, 2, 2)
+    assert (report.sent, report.acked, report.failed) == (4, 2, 2)
     assert report.errors == {"record_too_large": 2}, "whatever number stands in the text"
     assert "size exceeds maximum allowed: 2" in report.examples["record_too_large"]
 
@@ -125,7 +125,7 @@ def test_what_nobody_takes_is_sent_again_until_somebody_does(cluster: Cluster, c
     report = publish(
         cluster[0].url, "moved", payloads, window=50, ack_timeout_s=60, on_nobody=lambda _: client.resume("moved")
     )
-    assert (report.published, report.acked, report.errors, report.examples) == (500, 500, {}, {})
+    assert (report.sent, report.acked, report.errors, report.examples) == (500, 500, {}, {})
     assert report.bytes == sum(map(len, payloads))
     stored = client.read("moved", columns=["value"]).to_table().column("value").to_pylist()
     assert sorted(stored) == sorted(payloads), "each once"
@@ -137,10 +137,10 @@ def test_ctrl_c_that_comes_when_nobody_takes_a_message_counts_it() -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    work = nats_publish._Publish("nobody.listens", None, 5, 60.0, interrupt, published=1)
+    work = nats_publish._Publish("nobody.listens", None, 5, 60.0, interrupt, sent=1)
     with pytest.raises(KeyboardInterrupt):
         work._nobody_took(0, b"x")
-    assert (work.report().published, work.report().failed) == (1, 1)
+    assert (work.report().sent, work.report().failed) == (1, 1)
 
 
 def test_a_publish_that_waits_for_somebody_and_is_interrupted_counts_all(cluster: Cluster) -> None:
@@ -150,7 +150,7 @@ def test_a_publish_that_waits_for_somebody_and_is_interrupted_counts_all(cluster
     with pytest.raises(PublishInterrupted) as caught:
         publish(cluster[0].url, "nobody.listens", [b"x"] * 20, window=5, ack_timeout_s=60, on_nobody=interrupt)
     report = caught.value.report
-    assert report.published == report.failed + report.unanswered <= 5
+    assert report.sent == report.failed + report.unanswered <= 5
     assert report.acked == 0
 
 
@@ -168,7 +168,7 @@ def test_expectations_that_fail_are_one_reason_whatever_sequence_they_missed(clu
 def test_a_message_over_the_servers_limit_is_counted_and_the_rest_goes_on(cluster: Cluster, client: Client) -> None:
     client.create_stream("large", subject="large")
     report = publish(cluster[0].url, "large", [b"a", bytes(9 << 20), b"b"])
-    assert (report.published, report.acked) == (2, 2)
+    assert (report.sent, report.acked) == (2, 2)
     assert report.errors == {"max_payload": 1}
     assert report.examples["max_payload"] == f"over the server's max_payload of {8 << 20} bytes"
 
@@ -207,7 +207,7 @@ def test_a_missing_ack_is_an_error_after_its_time_and_a_late_one_changes_nothing
         # A machine that stands still for as long as the patience makes an ack late that was not meant to be.
         found = eventually(lambda: (r := report()).acked == 2 and r, what="two acks in time")
     assert found.errors == {"no_ack": 2}
-    assert (found.published, found.offsets) == (4, {("s", 2): (4, 4)})
+    assert (found.sent, found.offsets) == (4, {("s", 2): (4, 4)})
 
 
 def test_an_answer_that_is_no_ack_is_counted_as_such(cluster: Cluster) -> None:
@@ -262,7 +262,7 @@ def test_ctrl_c_brings_the_report_so_far(cluster: Cluster, inside_a_loop: bool) 
             call()
         interrupter.join()
     report = caught.value.report
-    assert (report.published, report.acked, report.failed, report.unanswered) == (5, 2, 0, 3)
+    assert (report.sent, report.acked, report.failed, report.unanswered) == (5, 2, 0, 3)
     assert report.offsets == {("s", 0): (0, 1)}
     assert report.seconds > 0
 
@@ -340,7 +340,7 @@ def test_a_server_that_refuses_the_password_says_so(tmp_path: Path) -> None:
             publish(f"nats://a:wrong@127.0.0.1:{server.port}", "a", [b"x"])
         assert "wrong" not in str(caught.value)
         report = publish(f"nats://127.0.0.1:{server.port}", "a", [b"x"], acks=False, user="a", password="right")
-        assert report.published == 1
+        assert report.sent == 1
     finally:
         server.stop()
 
@@ -356,5 +356,5 @@ def test_a_server_that_goes_away_in_the_middle_ends_in_an_error_with_the_counts(
 
     with pytest.raises(Unavailable) as caught:
         publish(server.url, "a", payloads(), acks=False, ack_timeout_s=1)
-    assert caught.value.published >= 1_000
+    assert caught.value.messages_sent >= 1_000
     assert str(server.port) in str(caught.value)
