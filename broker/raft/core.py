@@ -29,6 +29,9 @@ A10  Where logs part it steps back by one entry for each round trip, and sends a
     last one that is committed here.
 A11  It takes a message apart as it comes: one without a term ends the process. One that does not have its shape
     (`messages.py`) ends the connection that it came by, and nothing else.
+A12  It writes what it has not asked for room for: on a full disk it ends. A leader refuses a command for which its
+    journal has no room, one that lets the catalog grow before all others; a follower takes what fits, and the rest of
+    the message for a heartbeat.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
 from pysyncobj.node import Node
 from pysyncobj.poller import POLL_EVENT_TYPE
 
-from broker.api.errors import LiftlogError, StorageFailed
+from broker.api.errors import DiskFull, LiftlogError, StorageFailed
 from broker.api.plain import parse_json
 from broker.raft.journal import Entry, Journal
 from broker.raft.messages import MEMBERSHIP, NO_OP, REGULAR, membership, misfit
@@ -52,6 +55,10 @@ from broker.raft.snapshots import Snapshots
 
 COMMAND_BYTES_MAX: Final = 8 << 20
 """A command that is longer is refused: it would be sent in pieces that pysyncobj puts together carelessly."""
+ENTRY_BYTES: Final = 32
+"""Most bytes of an entry's record besides its command."""
+GROWS: Final = frozenset({"create_stream", "add_partitions", "raise_replication", "register_producer", "reassign"})
+"""Kinds of commands that make the catalog or the logs larger: they leave half of the journal's room to the others."""
 BATCH_BYTES: Final = 2 * COMMAND_BYTES_MAX
 Callback = Callable[[Any, int], None]
 _building = threading.Lock()
@@ -126,6 +133,8 @@ class Core(SyncObj):  # type: ignore[misc]
         """Take what has come and what is due. Raises what made this voter fail, at once and ever after (A9)."""
         if self.failure is None:
             try:
+                if self.journal.is_crowded:
+                    self.forceLogCompaction()
                 if self.is_passive:
                     self._SyncObj__raftElectionDeadline = library.monotonicTime() + 1.0
                 self.doTick(wait_s)
@@ -168,6 +177,11 @@ class Core(SyncObj):  # type: ignore[misc]
         text = json.dumps(command, separators=(",", ":")).encode()
         if len(text) > COMMAND_BYTES_MAX:
             raise LiftlogError(f"a command of {len(text)} bytes; {COMMAND_BYTES_MAX} are allowed")
+        if self._isLeader() and not self._makes_room(len(text), grows=command.get("kind") in GROWS):
+            raise DiskFull(
+                "the disk of the controller is full, and its journal has no room for this command; what makes room"
+                " (trim, delete, a shorter retention) still has"
+            )
         self._put_in_log(REGULAR + text, callback)
 
     def change_voters(self, kind: str, node_id: str, callback: Callback) -> None:
@@ -188,6 +202,14 @@ class Core(SyncObj):  # type: ignore[misc]
                 callback(None, FAIL_REASON.UNKNOWN_OUTCOME)
         else:
             callback(None, FAIL_REASON.NOT_LEADER)
+
+    def _makes_room(self, byte_count: int, *, grows: bool = False) -> bool:
+        """`Journal.makes_room`, for an entry of so many bytes (A12)."""
+        try:
+            return self.journal.makes_room(byte_count + ENTRY_BYTES, grows=grows)
+        except StorageFailed as error:
+            self.fail(error)
+            return True  # it fails
 
     def voters_at(self, index: int) -> tuple[str, ...]:
         """The ids of the voters as of an entry of the log (A7)."""
@@ -309,6 +331,8 @@ class Core(SyncObj):  # type: ignore[misc]
         while entries and (entries[0][1] <= first[1] or _is_held(journal, entries[0])):
             held = entries[0][1]
             entries = entries[1:]
+        while entries and not self._makes_room(sum(len(entry[0]) + ENTRY_BYTES for entry in entries)):  # A12
+            entries = entries[: len(entries) // 2]
         if entries:
             at = journal.entry_at(held)
             assert at is not None, "the entry before the first new one is held"

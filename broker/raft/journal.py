@@ -1,12 +1,12 @@
 """The Raft journal on disk: entries, term, vote and the snapshot, in one file that is only appended to or replaced.
 
-    raft.log         BASE  ENTRY ...  END   ENTRY  TERM  CUT  ENTRY ...
+    raft.log         BASE  ENTRY ...  END   ENTRY  TERM  CUT  ENTRY ...                                  zeros
                      └ replaced atomically ┘└ appended; synced before anything that promises it is sent ┘
-    raft.log.marks   how far raft.log was synced, one mark after each sync
+    raft.log.marks   how far raft.log was synced, one mark after each sync, in a circle
 
 A record is its length, the CRC-32C of the rest, its kind, and its body. BASE has who this voter is, its term and
 vote, and the snapshot; the entries up to END came with it. So snapshot and the head of the log are always those of
-one moment.
+one moment. Both files have blocks ahead of what was written (`journal_files`).
 
 Invariants
 J1  `sync` returns only once all records are durable, and a mark that says so.
@@ -19,6 +19,8 @@ J5  The file and the id of the voter are one: without the file there is no id to
 J6  All beyond the last mark is written anew, in another file, before it counts. It may be in memory alone: after a
     failed fsync Linux shows it and never writes it, and a later fsync of the same file says nothing of that.
 J7  A mark of a later file than this one says that this one was put back from a copy: damage, as J3.
+J8  What must be written, is: who is asked to write more than there is room for, on a full disk, refuses before
+    (`makes_room`), and a snapshot is taken before the room is used up (`is_crowded`).
 
 Design: docs/explain/metadata.md.
 """
@@ -30,13 +32,14 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, overload
+from typing import Any, Final, NoReturn, overload
 
 from crc32c import crc32c
 
 from broker.api.errors import CorruptLog, StorageFailed
 from broker.api.plain import parse_json
-from broker.storage.disk import NO_SPACE, Disk, File, storage_error
+from broker.raft.journal_files import KEPT_BYTES, JournalFiles
+from broker.storage.disk import NO_SPACE, FixedDisk, FixedFile, storage_error
 
 Entry = tuple[bytes, int, int]
 """Command, index, term."""
@@ -47,7 +50,9 @@ _HEAD: Final = struct.Struct("<IIB")
 _PLACE: Final = struct.Struct("<QQ")
 _MARK: Final = struct.Struct("<IQI")
 MARKS_BYTES: Final = 1 << 16
-"""The file of marks begins anew beyond this."""
+"""The file of marks: the next one after this stands at its beginning."""
+ROOM_BYTES: Final = 4 << 20
+"""Room of the journal of a broker."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,25 +105,32 @@ class Journal:
     `open` and `create` make one.
     """
 
-    disk: Disk
+    disk: FixedDisk
     path: str
     base: Base
+    room_bytes: int = 0
     entries: list[Entry] = field(default_factory=list)
     term: int = 0
     vote: str | None = None
     commit_index: int = 1
     failure: StorageFailed | None = None
     is_installing: int = 0  # so many `add`s repeat what came with a snapshot that was just installed
-    _file: File | None = None
-    _marks: File | None = None
+    _files: JournalFiles = field(init=False)
+    _marks: FixedFile | None = None
     _end: int = 0
+    _base_end: int = 0
     _synced: int = 0
     _marks_end: int = 0
 
+    def __post_init__(self) -> None:
+        self._files = JournalFiles(self.disk, self.path, self.room_bytes)
+
     @classmethod
-    def create(cls, disk: Disk, path: str, base: Base, entries: Sequence[Entry] = ()) -> Journal:
+    def create(
+        cls, disk: FixedDisk, path: str, base: Base, entries: Sequence[Entry] = (), *, room_bytes: int = 0
+    ) -> Journal:
         """A new voter or observer. Raises StorageFailed, DiskFull."""
-        journal = cls(disk, path, base)
+        journal = cls(disk, path, base, room_bytes)
         journal.term, journal.vote, journal.entries = base.term, base.vote, list(entries)
         try:
             if disk.exists(f"{path}.marks"):
@@ -129,9 +141,11 @@ class Journal:
         return journal
 
     @classmethod
-    def open(cls, disk: Disk, path: str) -> Journal:
+    def open(cls, disk: FixedDisk, path: str, *, room_bytes: int = 0) -> Journal:
         """Read back all that was written.
 
+        Args:
+            room_bytes: Room that is made where the disk lets; 0: none.
         Raises:
             CorruptLog: what was synced is damaged (J3): this voter is no more. StorageFailed: it cannot be read.
         """
@@ -144,11 +158,11 @@ class Journal:
         ends = [end for kind, _, end in records if kind == END]
         if not records or records[0][0] != BASE or not ends:
             raise CorruptLog(f"{path}: the base is damaged")
-        journal = cls(disk, path, _base_from(records[0][1], path))
+        journal = cls(disk, path, _base_from(records[0][1], path), room_bytes)
         marked = _marks_of(marks)
-        if any(generation > journal.base.generation for generation, _ in marked):  # J7
+        if any(generation > journal.base.generation for generation, _, _ in marked):  # J7
             raise CorruptLog(f"{path}: older than what was synced: another file stood in its place")
-        synced = max([ends[0], *(end for generation, end in marked if generation == journal.base.generation)])
+        synced = max([ends[0], *(end for generation, end, _ in marked if generation == journal.base.generation)])
         if whole < synced:
             raise CorruptLog(f"{path}: damaged at byte {whole}, synced up to {synced}")
         journal.term, journal.vote = journal.base.term, journal.base.vote
@@ -157,9 +171,11 @@ class Journal:
         if journal.base.snapshot is not None:
             journal.commit_index = journal.entries[1][1]
         try:
-            if whole == synced == len(data):
-                journal._attach()
-                journal._end = journal._synced = whole
+            journal._attach()
+            journal._files.tidy(data[: records[0][2]])
+            if whole == synced and not data[whole:].strip(b"\0"):
+                journal._end, journal._synced, journal._base_end = whole, whole, ends[0]
+                journal._files.make_ready(ends[0])
             else:  # J6
                 journal._replace(journal.base, journal.entries)
         except OSError as error:
@@ -183,14 +199,13 @@ class Journal:
     def _write(self, record: bytes) -> None:
         if self.failure is not None:
             raise self.failure
-        assert self._file is not None
         try:
-            self._file.write(record)
+            self._files.write(record, self._end)
         except OSError as error:
             self._fail(error)
         self._end += len(record)
 
-    def _fail(self, error: OSError) -> None:
+    def _fail(self, error: OSError) -> NoReturn:
         told = storage_error(error, f"write {self.path}")
         self.failure = StorageFailed(told.message)
         raise self.failure from error
@@ -201,9 +216,8 @@ class Journal:
             raise self.failure
         if self._synced == self._end:
             return
-        assert self._file is not None
         try:
-            self._file.sync()
+            self._files.sync()
             self._mark()
         except OSError as error:
             self._fail(error)
@@ -211,26 +225,28 @@ class Journal:
 
     def _mark(self) -> None:
         assert self._marks is not None
-        if self._marks_end > MARKS_BYTES:
-            self._marks.truncate(0)
+        if self._marks_end + _MARK.size > MARKS_BYTES:
             self._marks_end = 0
         mark = struct.pack("<IQ", self.base.generation, self._end)
-        self._marks.write(mark + struct.pack("<I", crc32c(mark)))
+        self._marks.write_at(mark + struct.pack("<I", crc32c(mark)), self._marks_end)
         self._marks.sync()
         self._marks_end += _MARK.size
 
     def _attach(self) -> None:
-        for file in (self._file, self._marks):
-            if file is not None:
-                file.close()
-        self._file = self.disk.open(self.path)
+        self._files.attach()
+        if self._marks is not None:
+            return
         marks = f"{self.path}.marks"
         is_new = not self.disk.exists(marks)
-        self._marks = self.disk.open(marks, create=True)
-        torn = self._marks.size() % _MARK.size
-        if torn:
-            self._marks.truncate(self._marks.size() - torn)
-        self._marks_end = self._marks.size()
+        found = [] if is_new else _marks_of(self.disk.read_file(marks))
+        self._marks_end = max(found)[2] + _MARK.size if found else 0
+        self._marks = self.disk.open_fixed(marks, create=True)
+        if self.room_bytes:
+            try:
+                self._marks.allocate(MARKS_BYTES)
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
         if is_new:
             self.disk.sync_dir(self.path.rpartition("/")[0])
 
@@ -238,10 +254,13 @@ class Journal:
         """Put a file with this base and these entries in the place of the old one. OSError: nothing has changed."""
         base.generation, base.term, base.vote = self.base.generation + 1, self.term, self.vote
         data = encode(BASE, _base_text(base)) + b"".join(map(encode_entry, entries)) + encode(END, b"")
-        self.disk.replace_file(self.path, data)
+        self._files.replace(data)
+        self._files.is_unsure = True
         self._attach()
         self.base = base
-        self._end = self._synced = len(data)
+        self._end = self._synced = self._base_end = len(data)
+        self._files.make_ready(len(data))
+        self._files.is_unsure = False
 
     def renew(self, snapshot: Any, voters: tuple[str, ...], entries: Sequence[Entry]) -> bool:
         """Begin the file with a snapshot, applied up to the second of `entries`; those before them go.
@@ -258,7 +277,7 @@ class Journal:
         try:
             self._replace(Base(node_id=node, cluster_id=cluster, voters=voters, snapshot=snapshot), entries)
         except OSError as error:
-            if error.errno in NO_SPACE and self._is_still_mine():
+            if error.errno in NO_SPACE and not self._files.is_unsure:
                 return False
             self._fail(error)
         return True
@@ -276,18 +295,36 @@ class Journal:
         except OSError as error:
             raise storage_error(error, f"write {self.path}") from error
 
-    def _is_still_mine(self) -> bool:
+    def makes_room(self, byte_count: int, *, grows: bool = False) -> bool:
+        """Whether commands of so many bytes can be written, however full the disk is (J8).
+
+        Args:
+            grows: The catalog grows by them: they leave half of the room to others, and an eighth of the file.
+        Raises:
+            StorageFailed: J2.
+        """
+        kept = max(self._room // 2, self._files.size // 8) if grows else 0
         try:
-            return self.disk.size(self.path) == self._end  # a new file is hardly ever as long
-        except OSError:
-            return False
+            return self._files.makes_room(self._end + byte_count + kept)
+        except OSError as error:
+            self._fail(error)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a snapshot should make room."""
+        return self.room_bytes > 0 and 3 * (self._end - self._base_end) > self._room
+
+    @property
+    def _room(self) -> int:
+        """Bytes for commands, used or not."""
+        return max(0, self._files.size - KEPT_BYTES - self._base_end)
 
     def close(self) -> None:
         """Give the files back; there is nothing to write."""
-        for file in (self._file, self._marks):
-            if file is not None:
-                file.close()
-        self._file = self._marks = None
+        self._files.close()
+        if self._marks is not None:
+            self._marks.close()
+        self._marks = None
 
     # -- what pysyncobj calls ---------------------------------------------------------------------------------
 
@@ -380,13 +417,13 @@ def _base_from(body: bytes, path: str) -> Base:
     return base
 
 
-def _marks_of(data: bytes) -> list[tuple[int, int]]:
-    """The generation of the file that each is of, and how far that was synced."""
+def _marks_of(data: bytes) -> list[tuple[int, int, int]]:
+    """The generation of the file that each is of, how far that was synced, and where the mark stands."""
     found = []
     for at in range(0, len(data) - _MARK.size + 1, _MARK.size):
         of, end, crc = _MARK.unpack_from(data, at)
         if crc == crc32c(data[at : at + _MARK.size - 4]):
-            found.append((of, end))
+            found.append((of, end, at))
     return found
 
 

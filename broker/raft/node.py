@@ -38,7 +38,7 @@ from broker.metadata.catalog import Catalog
 from broker.metadata.voting import VOTERS_MAX
 from broker.raft.core import BATCH_BYTES, Core, commands_in, first_entries
 from broker.raft.journal import Base, Journal
-from broker.storage.disk import Disk
+from broker.storage.disk import FixedDisk
 
 SUBMIT_TIMEOUT_S: Final = 5.0
 BARRIER: Final = "barrier"
@@ -84,17 +84,20 @@ def configuration(
     return SyncObjConf(**{**values, **others})
 
 
-def open_journal(disk: Disk, path: str, *, new_id: Callable[[], str], cluster_id: str) -> tuple[Journal, bool]:
+def open_journal(
+    disk: FixedDisk, path: str, *, new_id: Callable[[], str], cluster_id: str, room_bytes: int = 0
+) -> tuple[Journal, bool]:
     """This broker's journal, and whether it was sound. One that is not is put aside, and with it the id (N3).
 
     Args:
         new_id: Makes the id of a new observer.
+        room_bytes: As `Journal.open` takes it.
     Raises:
         InvalidRequest: it is of another cluster. StorageFailed, DiskFull: the disk refused.
     """
     if disk.exists(path):
         try:
-            journal = Journal.open(disk, path)
+            journal = Journal.open(disk, path, room_bytes=room_bytes)
         except CorruptLog:
             disk.rename(path, f"{path}.damaged")
             disk.sync_dir(path.rpartition("/")[0])
@@ -102,10 +105,10 @@ def open_journal(disk: Disk, path: str, *, new_id: Callable[[], str], cluster_id
             if journal.base.cluster_id != cluster_id:
                 raise InvalidRequest(f"{path} is of cluster {journal.base.cluster_id}, not {cluster_id}")
             return journal, True
-    return Journal.create(disk, path, Base(node_id=new_id(), cluster_id=cluster_id)), False
+    return Journal.create(disk, path, Base(node_id=new_id(), cluster_id=cluster_id), room_bytes=room_bytes), False
 
 
-def form(disk: Disk, path: str, *, node_id: str, voters: tuple[str, ...], cluster_id: str) -> Journal:
+def form(disk: FixedDisk, path: str, *, node_id: str, voters: tuple[str, ...], cluster_id: str) -> Journal:
     """The journal of one of the first voters; each of them begins with the same `voters`, in the same order."""
     return Journal.create(disk, path, Base(node_id=node_id, cluster_id=cluster_id), first_entries(voters))
 

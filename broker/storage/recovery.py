@@ -362,7 +362,9 @@ class _Recovery:
         """R8: what is about to be cut off may be all that tells."""
         if self.committed_to > max(self.known.high_watermark, self.log_end_offset):
             known = replace(self.known, high_watermark=self.committed_to, clean_boot_id=None)
-            self.disk.replace_file(f"{self.folder}/{CHECKPOINT_FILE}", known.encode())
+            self.disk.replace_file(
+                f"{self.folder}/{CHECKPOINT_FILE}", known.encode(), frees=True
+            )  # it opens to make room
 
     def _make_durable(self, segment: Segment, cut: int | None) -> int:
         """Cut the file, and fsync what stays (R5). Returns its length."""

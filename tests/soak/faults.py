@@ -104,6 +104,7 @@ class FaultyOs(ModuleType):
             pages = self._pages.get(key)
             if pages is None or (pages.path != name and not pages.opened):  # the number of a file that was removed
                 pages = self._pages[key] = Pages(name, found.st_size)
+                pages.allocated_bytes = min(found.st_size, found.st_blocks * 512)
             if flags & os.O_TRUNC:
                 pages.truncated(0)
             pages.opened += 1
@@ -155,7 +156,7 @@ class FaultyOs(ModuleType):
             rule.part, rule.count = False, rule.count + 1  # the rest of it fails
             self._rules.append(rule)
             view = view[: len(view) // 2]
-        if self._room_bytes is not None:
+        if self._room_bytes is not None and at + len(view) > pages.allocated_bytes:
             view = view[: self._room_bytes]
             if not view:
                 raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (soak)", pages.path)
@@ -177,6 +178,18 @@ class FaultyOs(ModuleType):
                 taken_back = file.pages.truncated(size)
                 if self._room_bytes is not None:
                     self._room_bytes += taken_back
+
+    def posix_fallocate(self, fd: int, offset: int, size: int) -> None:
+        file = self._open.get(fd)
+        with self._lock:
+            more = max(0, offset + size - os.fstat(fd).st_size)
+            if self._room_bytes is not None and file is not None:
+                if more > self._room_bytes:
+                    raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (soak)", file.pages.path)
+                self._room_bytes -= more
+            os.posix_fallocate(fd, offset, size)
+            if file is not None:
+                file.pages.allocated_bytes = max(file.pages.allocated_bytes, offset + size)
 
     def fsync(self, fd: int) -> None:
         self._sync(fd, os.fsync)

@@ -54,6 +54,7 @@ class Pages:
 
     Attributes:
         path: Its name, as it is now.
+        allocated_bytes: So far a write takes no space.
         durable_bytes: Its length when it was last synced.
         error_count: Failed writebacks so far; `told_count`: of those somebody was told (L2).
         opened: Descriptors that refer to it.
@@ -62,6 +63,7 @@ class Pages:
     def __init__(self, path: str, size: int) -> None:
         self.path = path
         self.durable_bytes = size
+        self.allocated_bytes = 0
         self.dirty = Ranges()
         self.lost = Ranges()
         self.syncing: list[Ranges] = []

@@ -46,7 +46,7 @@ MODES: tuple[Mode, ...] = ("lost", "kept", "torn", "zeros", "reordered")
 SECTOR_BYTES = 512
 READS = ("pread", "open", "listdir", "exists", "size", "read_file")
 CHANGES = (
-    *("create", "makedirs", "remove_folder", "remove_tree", "rename", "rewrite", "stretch", "sync", "sync_dir"),
+    *("create", "link", "makedirs", "remove_folder", "remove_tree", "rename", "rewrite", "stretch", "sync", "sync_dir"),
     *("truncate", "unlink", "write"),
 )
 CALLS = {*READS, *CHANGES}
@@ -205,6 +205,14 @@ class SimFile:
             os.close(self._fd)
             self._fd = -1
 
+    def write_at(self, data: ReadableBuffer, position: int) -> None:
+        self._check()
+        self._disk.write_into(self._inode, self.path, bytes(data), position)
+
+    def allocate(self, size: int) -> None:
+        self._check()
+        self._disk.allocate(self._inode, self.path, size)
+
     def fileno(self) -> int:
         """A descriptor with a copy of the bytes as they are now."""
         self._check()
@@ -268,7 +276,7 @@ class SimDisk:
     @property
     def used_bytes(self) -> int:
         """The bytes that all files take; room takes none."""
-        return sum(inode.written for inode in self.names.values())
+        return sum(inode.written for inode in {id(inode): inode for inode in self.names.values()}.values())
 
     # --- faults ---------------------------------------------------------------------------------------------
 
@@ -390,6 +398,41 @@ class SimDisk:
         if error:
             raise OSError(error, os.strerror(error), path)
 
+    def write_into(self, inode: Inode, path: str, data: bytes, position: int) -> None:
+        """Write within a file of which all takes space, or beyond its end."""
+        allowed, error = len(data), 0
+        if self.bytes_max is not None:
+            free = max(0, self.bytes_max - self.used_bytes)
+            if position + len(data) > len(inode.content) + free:
+                allowed, error = max(0, len(inode.content) + free - position), errno.ENOSPC
+        try:
+            fault = self.step("write", path)
+        except Crashed:
+            self._write_some(inode, data, position, self._rng.randint(0, allowed))
+            raise
+        if fault is not None:
+            allowed, error = min(allowed, fault.short), fault.errno
+        self._write_some(inode, data, position, allowed)
+        if error:
+            raise OSError(error, os.strerror(error), path)
+
+    def _write_some(self, inode: Inode, data: bytes, position: int, count: int) -> None:
+        if count:
+            change = Write(position, data[:count])
+            apply(inode.content, change)
+            inode.pending.append(change)
+            inode.room = 0
+
+    def allocate(self, inode: Inode, path: str, size: int) -> None:
+        more = size - len(inode.content)
+        if more <= 0:
+            return
+        self.step("stretch", path)
+        if self.bytes_max is not None and more > self.bytes_max - self.used_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        inode.resize(size)
+        inode.room = 0
+
     def _append(self, inode: Inode, data: bytes, allowed: int) -> None:
         """Write so many bytes of `data`; into room all but the first 8 first."""
         at, prefix = inode.written, min(PREFIX_BYTES, len(data)) if len(data) <= inode.room else 0
@@ -416,6 +459,16 @@ class SimDisk:
         if ahead:
             inode.room = 0  # whoever opens it finds a length, and does not know what of it was written
         return SimFile(self, path, inode, min(ahead, self.ahead_max) if self.runs_ahead else 0)
+
+    def open_fixed(self, path: str, *, create: bool = False) -> SimFile:
+        return self.open(path, create=create)
+
+    def link(self, source: str, target: str) -> None:
+        inode = self._inode(source)
+        if target in self.names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        self.step("link", source)
+        self._name(target, inode)
 
     def listdir(self, path: str) -> list[str]:
         self.meet_fault("listdir", path)

@@ -1,6 +1,7 @@
 """The protocols that storage asks of a disk (`Disk`, `File`), and the real disk that fulfils them (`OsDisk`).
 
 osfile.py       an open file of the operating system
+fixed.py        a file that is written within blocks which it has already
 overlay.py      a disk that changes nothing: writes stay in memory
 preallocate.py  a file whose length runs ahead of what was written
 spare_files.py  small files that are there already, for a full disk
@@ -29,6 +30,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
 from broker.api.errors import DiskFull, StorageFailed
+from broker.storage.disk.fixed import OsFixedFile
 from broker.storage.disk.osfile import OsFile
 from broker.storage.disk.preallocate import AheadFile
 from broker.storage.disk.spare_files import Spares
@@ -137,6 +139,35 @@ class Disk(Protocol):
         """Remove a folder that is empty; else it fails."""
 
 
+class FixedFile(Protocol):
+    """A file that is written within its own blocks (`fixed`). `OSError` passes through."""
+
+    def write_at(self, data: ReadableBuffer, position: int) -> None:
+        """Write all of `data` there, over what stands there."""
+
+    def allocate(self, size: int) -> None:
+        """Let the file have this size, if it has less, with blocks for all of it."""
+
+    def size(self) -> int:
+        """Length in bytes, with what was never written."""
+
+    def sync(self) -> None:
+        """As `File.sync`."""
+
+    def close(self) -> None:
+        """As `File.close`."""
+
+
+class FixedDisk(Disk, Protocol):
+    """A disk with such files."""
+
+    def open_fixed(self, path: str, *, create: bool = False) -> FixedFile:
+        """Open a file, to write anywhere in it."""
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name, which must not be there yet."""
+
+
 class OsDisk:
     """The disk of the machine.
 
@@ -154,6 +185,12 @@ class OsDisk:
         if ahead:
             return AheadFile(os.open(path, flags | os.O_RDWR, 0o644), path, ahead)
         return OsFile(os.open(path, flags | (os.O_RDONLY if readonly else os.O_RDWR | os.O_APPEND), 0o644), path)
+
+    def open_fixed(self, path: str, *, create: bool = False) -> OsFixedFile:
+        return OsFixedFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644), path)
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target)
 
     def listdir(self, path: str) -> list[str]:
         return os.listdir(path)

@@ -102,8 +102,8 @@ def _votes_twice() -> list[Any]:
 def _old_id() -> list[Any]:
     """A voter that has lost its journal acts under its old id, with all its rights."""
 
-    def open_journal(disk: Any, path: str, *, new_id: Callable[[], str], cluster_id: str) -> tuple[Journal, bool]:
-        found, is_sound = opened(disk, path, new_id=new_id, cluster_id=cluster_id)
+    def open_journal(disk: Any, path: str, *, cluster_id: str, **options: Any) -> tuple[Journal, bool]:
+        found, is_sound = opened(disk, path, cluster_id=cluster_id, **options)
         if not is_sound:
             name = found.base.node_id.rpartition("@")[2]
             ids = tuple(f"{each}1@{each}" for each in "abc")
@@ -148,18 +148,17 @@ def _journal_first_then_snapshot() -> list[Any]:
 def _trusts_the_cache() -> list[Any]:
     """Entries beyond the last mark are taken as they are read, and synced again (J6)."""
 
-    def open_(cls: type[Journal], disk: Any, path: str) -> Journal:
+    def open_(cls: type[Journal], disk: Any, path: str, **options: Any) -> Journal:
         def replace(self: Journal, base: Base, entries: Any) -> None:
             self._attach()
             data = disk.read_file(path)
             whole = journal.decode(data)[1]
-            assert self._file is not None
-            self._file.truncate(whole)
+            self._files.write(bytes(self._files.size - whole), whole)
             self._end, self._synced = whole, 0
             self.sync()
 
         with patch.object(Journal, "_replace", replace):
-            return opened(disk, path)
+            return opened(disk, path, **options)
 
     opened = Journal.open
     return [patch.object(Journal, "open", classmethod(open_))]

@@ -35,7 +35,8 @@ from broker.metadata.catalog import Catalog
 from broker.raft import node as node_module
 from broker.raft import snapshots
 from broker.raft.core import Core
-from broker.raft.journal import Journal
+from broker.raft.journal import Journal, decode
+from broker.raft.journal_files import KEPT_BYTES
 from broker.raft.node import BARRIER, RaftNode, configuration
 from broker.raft.wire import Codec, guarded
 from tests.sim.raft.workload import Workload, bytes_of
@@ -142,6 +143,7 @@ class World:
         self.is_coup = False
         self.recovering: str | None = None  # whose disk was lost, until its new id has a vote
         self.quiet = self.rng.choice((0.05, 0.15, 0.4, 1.0))
+        self.room_bytes = KEPT_BYTES + 4_000 if seed % 3 == 2 else 0
         World.current = self
         ids = tuple(f"{name}1@{name}" for name in self.names)
         for machine, node_id in zip(self.machines.values(), ids, strict=True):
@@ -158,7 +160,9 @@ class World:
         machine.lives += 1
         fresh = f"{machine.name}{machine.lives + 1}@{machine.name}"
         try:
-            journal, is_sound = node_module.open_journal(machine.disk, PATH, new_id=lambda: fresh, cluster_id=CLUSTER)
+            journal, is_sound = node_module.open_journal(
+                machine.disk, PATH, new_id=lambda: fresh, cluster_id=CLUSTER, room_bytes=self.room_bytes
+            )
             seeds = tuple(other.node_id for other in self.machines.values() if other is not machine)
             machine.node = Watched(
                 journal,
@@ -456,7 +460,7 @@ class World:
         if self.is_whole():
             machine = self.pick()
             self.stop(machine, "kill")
-            size = machine.disk.size(PATH)
+            size = decode(machine.disk.read_file(PATH))[1]  # behind it there is room
             at = self.rng.choice((size - 1 - self.rng.randrange(min(size, 60)), self.rng.randrange(size)))
             machine.disk.flip(PATH, at * 8 + self.rng.randrange(8))
             self.recovering = machine.name

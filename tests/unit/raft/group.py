@@ -23,9 +23,11 @@ class Group:
 
     Attributes:
         clocks: Each one's, in seconds: they stand still.
+        room_bytes: As `Journal.open` takes it.
     """
 
-    def __init__(self, names: str) -> None:
+    def __init__(self, names: str, *, room_bytes: int = 0) -> None:
+        self.room_bytes = room_bytes
         self.net: collections.deque[Message] = collections.deque()
         self.cut: set[tuple[str, str]] = set()
         self.disks = {name: SimDisk() for name in names}
@@ -57,7 +59,9 @@ class Group:
     def start(self, name: str) -> RaftNode:
         self.lives += 1
         new_id = f"{name}{self.lives}@{name}"
-        journal, _ = open_journal(self.disks[name], PATH, new_id=lambda: new_id, cluster_id="x")
+        journal, _ = open_journal(
+            self.disks[name], PATH, new_id=lambda: new_id, cluster_id="x", room_bytes=self.room_bytes
+        )
         conf = configuration(
             raftMinTimeout=1e6,
             raftMaxTimeout=2e6,

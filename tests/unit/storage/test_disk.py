@@ -42,6 +42,25 @@ def test_writes_append_and_reads_find_them(place: tuple[Disk, str]) -> None:
     assert disk.read_file(f"{folder}/a") == b"hello world"
 
 
+def test_a_file_is_written_within_what_was_allocated_and_found_under_both_its_names(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    assert isinstance(disk, OsDisk | SimDisk)
+    file = disk.open_fixed(f"{folder}/a", create=True)
+    file.allocate(100)
+    file.allocate(50)
+    file.write_at(b"there", 10)
+    file.write_at(b"beyond", 98)
+    file.sync()
+    assert file.size() == disk.size(f"{folder}/a") == 104
+    file.close()
+    disk.link(f"{folder}/a", f"{folder}/b")
+    with pytest.raises(FileExistsError):
+        disk.link(f"{folder}/a", f"{folder}/b")
+    disk.unlink(f"{folder}/a")
+    found = disk.read_file(f"{folder}/b")
+    assert found == bytes(10) + b"there" + bytes(83) + b"beyond"
+
+
 def test_a_cold_read_and_a_forgotten_piece_give_the_same_bytes(place: tuple[Disk, str]) -> None:
     """Also of what is not synced yet, and across the end of the file."""
     disk, folder = place

@@ -40,13 +40,13 @@ from broker.api.errors import CorruptLog, InvalidRequest, NotReady, WrongFolder
 from broker.metadata.voting import address
 from broker.raft.core import first_voters
 from broker.raft.greeting import Hello, Lobby
-from broker.raft.journal import Journal
+from broker.raft.journal import ROOM_BYTES, Journal
 from broker.raft.node import form, open_journal
 from broker.runtime.cluster.plane import membership
 from broker.runtime.cluster.plane.identity import Identity
 from broker.runtime.cluster.plane.membership import FORMING, JOINING, JOURNAL, MEMBER, Membership, group_of
 from broker.runtime.cluster.plane.registering import former, seen_in
-from broker.storage.disk import Disk
+from broker.storage.disk import FixedDisk
 from broker.storage.folder import STREAMS_FOLDER
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Entrance:
 
     def __init__(
         self,
-        disk: Disk,
+        disk: FixedDisk,
         folder: str,
         identity: Identity,
         *,
@@ -128,7 +128,7 @@ class Entrance:
 
     def _back(self, found: Membership | None) -> Entered:
         try:
-            journal = Journal.open(self._disk, self._path)
+            journal = Journal.open(self._disk, self._path, room_bytes=ROOM_BYTES)
         except CorruptLog as error:
             log.error("cluster.journal_damaged path=%s error=%s", self._path, error)
             return self._join(found)
@@ -217,7 +217,7 @@ class Entrance:
         own = replace(found, state=MEMBER, group=group, first=first)
         self._keep(own)  # F2
         log.info("cluster.formed id=%s group=%s voters=%s", own.node_id, group, ",".join(first))
-        return Entered(Journal.open(self._disk, self._path), own, ())
+        return Entered(Journal.open(self._disk, self._path, room_bytes=ROOM_BYTES), own, ())
 
     # -- joining ------------------------------------------------------------------------------------------------
 
@@ -241,7 +241,9 @@ class Entrance:
         [group] = groups
         seeds = tuple(sorted({voter for answer in members.values() for voter in _texts(answer.get("voters"))}))
         first = next(iter(_texts(answer.get("first")) for answer in members.values()))
-        journal, _ = open_journal(self._disk, self._path, new_id=self._me.new_id, cluster_id=group)
+        journal, _ = open_journal(
+            self._disk, self._path, new_id=self._me.new_id, cluster_id=group, room_bytes=ROOM_BYTES
+        )
         own = Membership(state=MEMBER, node_id=journal.base.node_id, group=group, first=first)
         self._keep(own)
         log.info("cluster.joined id=%s group=%s seeds=%s", own.node_id, group, ",".join(seeds))

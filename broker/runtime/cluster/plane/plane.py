@@ -39,7 +39,7 @@ from broker.runtime.cluster.plane.leaderless import Leaderless
 from broker.runtime.cluster.plane.registering import Registration
 from broker.runtime.cluster.plane.service import Catalogs
 from broker.runtime.cluster.plane.thread import RaftThread
-from broker.storage.disk import Disk
+from broker.storage.disk import FixedDisk
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Plane:
         self,
         identity: Identity,
         *,
-        disk: Disk,
+        disk: FixedDisk,
         folder: str,
         give_up: Callable[[str], None],
         session_changed: Callable[[bool], None] = lambda is_open: None,

@@ -81,7 +81,7 @@ class Registration:
         with disk_errors(f"write {path}"):
             lines = _read(disk, path) or []
             if not lines or len(lines) >= 2 * KEPT:
-                disk.replace_file(path, _lines([*lines[-KEPT:], own]))
+                disk.replace_file(path, _lines([*lines[-KEPT:], own]), frees=True)  # it may start to make room
             elif own != lines[-1]:
                 file = disk.open(path)
                 try:

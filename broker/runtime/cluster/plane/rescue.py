@@ -28,7 +28,7 @@ from broker.raft.journal import Base, Journal
 from broker.raft.node import catalog_in
 from broker.runtime.cluster.plane import membership
 from broker.runtime.cluster.plane.membership import FILE, JOINING, JOURNAL, MEMBER, Membership, group_of
-from broker.storage.disk import Disk, disk_errors
+from broker.storage.disk import FixedDisk, disk_errors
 
 BEFORE: Final = "before-rescue"
 CATALOG_FILE: Final = "catalog.log"  # of a broker that is alone
@@ -57,7 +57,7 @@ class Survivor:
     number: int = 0
 
 
-def survey(disk: Disk, folder: str) -> Survivor:
+def survey(disk: FixedDisk, folder: str) -> Survivor:
     """Look at what a rescue would begin with. Changes nothing that counts: cuts a torn end of the journal, as a start.
 
     Raises:
@@ -72,7 +72,7 @@ def survey(disk: Disk, folder: str) -> Survivor:
         journal.close()
 
 
-def begin(disk: Disk, folder: str) -> Survivor:
+def begin(disk: FixedDisk, folder: str) -> Survivor:
     """Found a group of this broker alone, in which a rescue is under way. To be called again after a kill (B1).
 
     Raises:
@@ -94,7 +94,7 @@ def begin(disk: Disk, folder: str) -> Survivor:
     return found
 
 
-def leave(disk: Disk, folder: str) -> str:
+def leave(disk: FixedDisk, folder: str) -> str:
     """Give the group of this folder up, so that this broker joins another one. To be called again after a kill (B1).
 
     Returns:
@@ -116,7 +116,7 @@ def leave(disk: Disk, folder: str) -> str:
     return left.group
 
 
-def leaving(disk: Disk, folder: str) -> tuple[Membership, bool]:
+def leaving(disk: FixedDisk, folder: str) -> tuple[Membership, bool]:
     """The membership that `leave` makes, and whether it had begun before. Changes nothing; raises as `leave`."""
     _check_placed(disk, folder)
     path = f"{folder}/{JOURNAL}"
@@ -149,12 +149,12 @@ def leaving(disk: Disk, folder: str) -> tuple[Membership, bool]:
     return left, own is not None and own.state == JOINING
 
 
-def _check_placed(disk: Disk, folder: str) -> None:
+def _check_placed(disk: FixedDisk, folder: str) -> None:
     if disk.exists(f"{folder}/{CATALOG_FILE}"):
         raise WrongFolder(f"data folder {folder} is of a broker that is alone: it has no voters to lose", path=folder)
 
 
-def _opened(disk: Disk, folder: str) -> Journal:
+def _opened(disk: FixedDisk, folder: str) -> Journal:
     _check_placed(disk, folder)
     path = f"{folder}/{JOURNAL}"
     if not disk.exists(path):
@@ -223,14 +223,14 @@ def _apply(catalog: Catalog, kind: str, **values: object) -> None:
         raise LiftlogError(f"{kind}: {result['error']}")
 
 
-def _keep_beside(disk: Disk, folder: str, group: str) -> None:
+def _keep_beside(disk: FixedDisk, folder: str, group: str) -> None:
     """B2. Copies: the files go on to count until they are replaced."""
     with disk_errors(f"keep a copy of the journal in {folder}"):
         for name in (JOURNAL, FILE):
             _copy(disk, f"{folder}/{name}", group)
 
 
-def _copy(disk: Disk, path: str, group: str) -> None:
+def _copy(disk: FixedDisk, path: str, group: str) -> None:
     if disk.exists(path):
         disk.replace_file(_beside(path, group), disk.read_file(path))
 
