@@ -44,6 +44,7 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         ExpectationFailed       expectation_failed     a Nats-Expected-* header did not hold: in the answers of intake
         NotSupported            not_supported          a feature that this release does not have
         ReadOnly                read_only              the stream accepts no records
+        ForeignRequest          foreign_request        another site's page asks, or by a name that is not the broker's
         PortInUse               port_in_use            another process listens there
         NatsRefused             nats_refused           the NATS server refused the connection or a subscription
       CorruptLog                corrupt_log            stored bytes are not what was written
@@ -288,6 +289,11 @@ class NotSupported(InvalidRequest):
 
 class ReadOnly(InvalidRequest):
     reason = "read_only"
+    status = 403
+
+
+class ForeignRequest(InvalidRequest):
+    reason = "foreign_request"
     status = 403
 
 

@@ -51,6 +51,7 @@ from broker.serving.contract.backend import (
 )
 from broker.serving.http.app import build_app
 from broker.serving.http.connections import ConnectionLimits
+from broker.serving.http.origin import hosts_of
 from broker.storage.disk import OsDisk
 from broker.storage.disk.spare_files import Spares, sizes_with
 from broker.storage.folder import DataFolder
@@ -220,7 +221,8 @@ class Assembled:
             body_timeout_s=http.body_timeout_ms / 1000,
             idle_timeout_s=http.idle_timeout_ms / 1000,
         )
-        app = build_app(self, body_bytes_max=http.body_bytes_max, limits=limits)
+        hosts = hosts_of((*http.hosts, http.host, http.advertised))
+        app = build_app(self, body_bytes_max=http.body_bytes_max, limits=limits, hosts=hosts)
         return self._dataplane.bind(app, http.host, http.port)
 
     def _start_intake(self) -> None:

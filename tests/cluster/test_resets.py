@@ -31,7 +31,7 @@ RESET = struct.pack("ii", 1, 0)
 def request(method: str, target: str, body: bytes = b"", kind: str = "application/json", *, length: int = -1) -> bytes:
     size = len(body) if length < 0 else length
     return (
-        f"{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n".encode()
+        f"{method} {target} HTTP/1.1\r\nHost: [::1]\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n".encode()
         + body
     )
 
@@ -57,8 +57,8 @@ def requests() -> list[bytes]:
         b"hello\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 9000 + b"\r\n\r\n",
-        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n" + b"z" * 100_000,
+        b"GET /livez HTTP/1.1\r\nHost: [::1]\r\nX: " + b"y" * 9000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: [::1]\r\n\r\n" + b"z" * 100_000,
         request("GET", "/livez") * 5,
         request("GET", "/metrics"),
         request("GET", "/openapi.json"),
@@ -74,9 +74,9 @@ def requests() -> list[bytes]:
         request("POST", "/v1/producers", b"{}"),
         request("POST", "/v1/streams", b'{"name": "s"}'),
         request("DELETE", "/v1/streams/none"),
-        b"POST /v1/producers HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-        b"POST /v1/producers HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
-        b"POST /v1/producers HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v1/producers HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        b"POST /v1/producers HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
+        b"POST /v1/producers HTTP/1.1\r\nHost: [::1]\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
     ]
 
 

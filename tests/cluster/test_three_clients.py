@@ -268,7 +268,7 @@ def test_a_change_whose_client_has_left_a_broker_that_stood_still_is_not_made(cl
     with frozen(process.pid):
         began_s = time.monotonic()
         with socket.create_connection((host, int(port)), timeout=30) as asking:
-            head = "POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+            head = "POST /v1/streams HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json"
             asking.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         eventually(lambda: time.monotonic() - began_s > 1.0, what="it stands still for so long")
     eventually(lambda: process.metric(refused) > before, what="it has read the request")

@@ -17,9 +17,9 @@ from tests.unit.client.logs import body, message
 JSON: Final = "Content-Type: application/json\r\n"
 ARROW: Final = "Content-Type: application/vnd.apache.arrow.stream\r\n"
 REQUESTS: Final = {
-    "get": "GET /v1/streams HTTP/1.1\r\nHost: h\r\n\r\n",
+    "get": "GET /v1/streams HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "old": "GET /livez HTTP/1.0\r\n\r\n",
-    "two": "GET /livez HTTP/1.1\r\nHost: h\r\n\r\nGET /nothing?a=%ff HTTP/1.1\r\nHost: h\r\n\r\n",
+    "two": "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\nGET /nothing?a=%ff HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "json": f'POST /v1/offsets/resolve HTTP/1.1\r\n{JSON}Content-Length: 17\r\n\r\n{{"positions": []}}',
     "read": "GET /v1/streams/orders/partitions/0/records?format=json HTTP/1.1\r\nAccept: */*\r\n\r\n",
     "chunks": f"POST /v1/producers HTTP/1.1\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n",

@@ -448,6 +448,8 @@ start with `invalid_setting`. While the broker runs, this happens at a limit:
   them have requests under way, some more are taken for `/livez`, `/readyz`, `/metrics` and other
   brokers; any other request gets `overloaded`.
 - A request that stops half-way is cut: `request_timed_out`.
+- A request by a name that is not in `http.hosts` (nor an address, localhost, or the advertised host)
+  is refused: `foreign_request`.
 - At `intake.pending_bytes_max` that is not fsynced, reading from NATS pauses. Where a partition
   waits for its followers, as many bytes again may wait for those, of all partitions together; of
   one that has as much as is left, more is refused: `overloaded`.

@@ -52,6 +52,14 @@ class HttpConfig:
         pattern=HOST_PORT,
         says="must be host:port, an IPv6 address in brackets, and nothing else",
     )
+    hosts: tuple[Annotated[str, Rule(pattern=r"[^\s:/@\[\],]{1,253}", says="must be a name without a port")], ...] = (
+        _key(
+            (),
+            "Names by which this broker is asked, beside addresses, localhost and the host of `advertised`. A request"
+            " by another name is refused: it may be a page's in somebody's browser.",
+            limit=(0, 100),
+        )
+    )
     body_bytes_max: int = _key(
         64 << 20, "Largest request body that is accepted.", limit=(1 << 10, 1 << 30), unit="bytes"
     )

@@ -16,13 +16,13 @@ from aiohttp import web
 import broker
 from broker.api import http
 from broker.api.answers import Name, Offset, PartitionNumber
-from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, NotReady, RequestTimedOut
+from broker.api.errors import DeadlineExceeded, ForeignRequest, InvalidRequest, LiftlogError, NotReady, RequestTimedOut
 from broker.api.validation import shape_of
 from broker.serving.contract.endpoint import TIMEOUT, Content, Endpoint, Parameter, Query, Serving
 from broker.serving.contract.schemas import COMPONENTS, ref
 from broker.serving.http.body import JSON_MEDIA
 
-ANY_OPERATION: Final = (InvalidRequest, NotReady, DeadlineExceeded)
+ANY_OPERATION: Final = (InvalidRequest, ForeignRequest, NotReady, DeadlineExceeded)
 """Errors that every operation may answer, beside `internal`."""
 
 _NAME, _PARTITION, _OFFSET = (shape_of(hint).schema({}) for hint in (Name, PartitionNumber, Offset))

@@ -37,7 +37,6 @@ from broker.serving.endpoints.consumers import numbers_of
 from broker.serving.endpoints.records import end_of
 from broker.serving.endpoints.resolve import leader_named
 from broker.serving.endpoints.streams import answer_one, changeable, until_served
-from broker.serving.http.body import refuse_body
 from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
 from broker.storage.read import out_of_range
@@ -61,7 +60,6 @@ async def resume(serving: Serving, request: web.Request, query: Query) -> web.St
 
 
 async def _set_paused(serving: Serving, request: web.Request, paused: bool) -> web.StreamResponse:
-    await refuse_body(request)
     info = changeable(serving, request)
     info = await unbroken(serving.backend.set_stream_state(info.name, paused=paused))
     return await answer_one(serving, request, info)

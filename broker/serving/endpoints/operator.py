@@ -28,7 +28,6 @@ from broker.api.validation import build
 from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body, text
 from broker.serving.contract.schemas import Drain, Election, Excuse, Loss, Reassignment, RescueEnd
 from broker.serving.endpoints.resolve import leader_named
-from broker.serving.http.body import refuse_body
 from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
 
@@ -223,7 +222,6 @@ async def drain(serving: Serving, request: web.Request, query: Query) -> web.Str
 )
 async def remove(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Give up a broker that does not live and keeps nothing, for good: its vote goes, its data folder is refused."""
-    await refuse_body(request)
     broker = request.match_info["broker"]
     await unbroken(serving.backend.admin.remove_broker(broker))
     return web.json_response({"removed": broker})

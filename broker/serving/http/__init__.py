@@ -8,6 +8,7 @@ gone.py         changes whose client is gone: they are not begun
 json_text.py    the JSON of a body: counted, then parsed
 meters.py       what serving counts
 peers.py        other brokers, asked for what this one does not know
+origin.py       requests that a page of another site makes: they are refused
 sending.py      stored bytes to a socket, by `sendfile`
 waiting.py      long polls, and changes that nobody breaks off
 """

@@ -39,6 +39,7 @@ from broker.serving.http.body import BODY_TIMEOUT_S, METERS, BodyBudget
 from broker.serving.http.connections import DEFAULT_LIMITS, ConnectionLimits, Connections
 from broker.serving.http.gone import PULSE, Pulse
 from broker.serving.http.meters import Meters
+from broker.serving.http.origin import guard
 from broker.serving.http.peers import Peers
 
 WORKER_THREADS: Final = 4
@@ -75,11 +76,15 @@ CONNECTIONS: Final = web.AppKey("connections", Connections)
 """Listen with its `protocol_factory`."""
 
 
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
 def build_app(
     backend: Backend,
     *,
     body_bytes_max: int,
     limits: ConnectionLimits = DEFAULT_LIMITS,
+    hosts: frozenset[str] = frozenset(),
     now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> web.Application:
     """The application, to be run with `RUNNER_OPTIONS` on the loop that the backend waits on.
@@ -88,6 +93,7 @@ def build_app(
         backend: The broker.
         body_bytes_max: Limit of a request body of records, in bytes; twice that when decompressed.
         limits: Limits of connections.
+        hosts: Names of this broker, beside addresses and loopback (`origin.hosts_of`).
         now_us: The clock: microseconds since 1970 UTC.
     """
     meters = Meters()
@@ -103,7 +109,7 @@ def build_app(
         peers=peers,
         heads=PolledHeads(peers, backend.note_elsewhere),
     )
-    app = web.Application(middlewares=[problems(meters)])
+    app = web.Application(middlewares=[problems(meters), guard(hosts)])
     app[SERVING] = serving
     app[METERS] = meters
     app[BODY_TIMEOUT_S] = limits.body_timeout_s
@@ -127,6 +133,8 @@ async def _name_servers(request: web.Request, response: web.StreamResponse) -> N
     known = [str(each["http"]) for each in request.app[SERVING].backend.brokers()]
     if len(known) > 1:  # a catalog of before may hold what would end the header, and with it the answer
         response.headers[http.BROKERS] = ",".join(each for each in known if re.fullmatch(ADDRESS_PATTERN, each))
+    for name in [name for name, value in response.headers.items() if _CONTROL.search(value)]:
+        del response.headers[name]
 
 
 async def _drain(app: web.Application) -> None:

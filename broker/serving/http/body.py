@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, NoReturn
-from urllib.parse import urlsplit
 
 import numpy as np
 from aiohttp import web
@@ -225,20 +224,6 @@ async def read_json_text(request: web.Request, bytes_max: int) -> bytearray | me
     """The body of a request that says that it is JSON. Raises as `read_body`."""
     check_media(request, (JSON_MEDIA,))
     return await read_body(request, bytes_max)
-
-
-async def refuse_body(request: web.Request) -> None:
-    """For a POST that takes no body (an empty one is none): refuse one, and refuse other sites' web pages.
-
-    Without a body there is no media type that a browser would have to ask for first, so `Origin` decides.
-
-    Raises:
-        InvalidRequest: there is a body.
-    """
-    origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != request.host:
-        raise web.HTTPForbidden(text=f"a web page of {origin[:100]!r} may not do this")
-    await refuse_content(request)
 
 
 async def refuse_content(request: web.Request) -> None:

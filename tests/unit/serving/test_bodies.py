@@ -52,9 +52,8 @@ def begin(server: Server, endpoint: Endpoint, headers: str, body: bytes) -> byte
     for name, value in PATH.items():
         path = path.replace(name, value)
     media = next(iter(endpoint.request.media)) if endpoint.request else JSON_MEDIA
-    head = (
-        f"{endpoint.method} {path}{QUERY.get(endpoint.operation, '')} HTTP/1.1\r\nHost: x\r\nContent-Type: {media}\r\n"
-    )
+    head = f"{endpoint.method} {path}{QUERY.get(endpoint.operation, '')} HTTP/1.1\r\nHost: [::1]\r\n"
+    head += f"Content-Type: {media}\r\n"
     with socket.create_connection(("127.0.0.1", server.port), 60) as client:
         client.sendall(f"{head}{headers}Connection: close\r\n\r\n".encode() + body)
         client.settimeout(60)
@@ -93,7 +92,7 @@ def test_slow_bodies_keep_no_more_than_the_budget_and_give_it_back(tmp_path: Pat
     with running(tmp_path) as server:
         budget = server.serving.json_budget
         budget.bytes_max = 3 << 20
-        head = b"POST /v1/offsets/resolve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/offsets/resolve HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\n"
         head += b"Content-Length: 1048576\r\n\r\n"
         slow = [socket.create_connection(("127.0.0.1", server.port), 60) for _ in range(3)]
         for client in slow:

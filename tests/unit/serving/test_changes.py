@@ -158,6 +158,6 @@ def test_another_sites_web_page_cannot_make_a_browser_pause_streams(api: Api, wh
     api.create("orders")
     for origin in ("https://elsewhere.example", "null", f"http://127.0.0.1:{api.port + 1}"):
         refused = api.request("POST", f"/v1/streams/orders/{what}", headers={"Origin": origin})
-        assert (refused.status, refused.reason) == (403, "invalid_request")
+        assert (refused.status, refused.reason) == (403, "foreign_request")
     own = api.request("POST", f"/v1/streams/orders/{what}", headers={"Origin": f"http://127.0.0.1:{api.port}"})
     assert own.status == 200

@@ -28,7 +28,7 @@ from tests.unit.serving.arrow import stream_of, values
 from tests.unit.serving.server import Api, Server, running
 from tests.unit.serving.test_sending import make_certificate
 
-POLL = b"GET /v1/streams/orders/partitions/0/records?max_wait_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n"
+POLL = b"GET /v1/streams/orders/partitions/0/records?max_wait_ms=60000 HTTP/1.1\r\nHost: [::1]\r\n\r\n"
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def owner_of(server: Server) -> Connections:
 
 def answered(client: socket.socket) -> None:
     """One good request."""
-    client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+    client.sendall(b"GET /livez HTTP/1.1\r\nHost: [::1]\r\n\r\n")
     head = b""
     while not head.endswith(b"}"):
         head += client.recv(1 << 16)
@@ -101,8 +101,8 @@ def problem_in(answer: bytes, status: int) -> dict[str, Any]:
         b"\x00\xff" * 100 + b"\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: [::1]\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: [::1]\r\nContent-Length: many\r\n\r\n",
         b"PUB orders.1 5\r\nhello\r\n",
     ],
 )
@@ -124,9 +124,13 @@ def test_what_is_no_http_gets_a_problem_body(
 @pytest.mark.parametrize(
     "head, status, limit",
     [
-        (b"GET /" + b"x" * TARGET_BYTES_MAX + b" HTTP/1.1\r\nHost: x\r\n", 414, TARGET_BYTES_MAX),
-        (b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"y" * (HEADER_BYTES_MAX + 1) + b"\r\n", 431, HEADER_BYTES_MAX),
-        (b"GET /livez HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: y\r\n" % i for i in range(200)), 431, 128),
+        (b"GET /" + b"x" * TARGET_BYTES_MAX + b" HTTP/1.1\r\nHost: [::1]\r\n", 414, TARGET_BYTES_MAX),
+        (
+            b"GET /livez HTTP/1.1\r\nHost: [::1]\r\nX: " + b"y" * (HEADER_BYTES_MAX + 1) + b"\r\n",
+            431,
+            HEADER_BYTES_MAX,
+        ),
+        (b"GET /livez HTTP/1.1\r\nHost: [::1]\r\n" + b"".join(b"X-%d: y\r\n" % i for i in range(200)), 431, 128),
     ],
 )
 def test_headers_over_a_limit_name_it(server: Server, head: bytes, status: int, limit: int) -> None:
@@ -189,7 +193,7 @@ def test_a_head_that_comes_byte_by_byte_is_cut_and_hears_why(server: Server) -> 
         hurry(server)
         client.settimeout(0.02)
         answer = b""
-        for byte in b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 5000:
+        for byte in b"GET /livez HTTP/1.1\r\nHost: [::1]\r\nX: " + b"y" * 5000:
             try:
                 client.sendall(bytes([byte]))
                 answer = client.recv(1 << 16)
@@ -215,7 +219,7 @@ def test_a_body_that_stops_half_way_is_cut_and_nothing_is_stored(
     with running(tmp_path, limits=ConnectionLimits(body_timeout_s=0.3)) as server:
         server.call(server.backend.create_stream("orders", {}))
         body = stream_of(values(100))
-        head = b"POST /v1/streams/orders/partitions/0/records HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\n"
+        head = b"POST /v1/streams/orders/partitions/0/records HTTP/1.1\r\nHost: [::1]\r\nContent-Type: %s\r\n"
         for framing, sent in (
             (b"Content-Length: %d\r\n\r\n" % len(body), body[:-20]),
             (b"Transfer-Encoding: chunked\r\n\r\n", b"%x\r\n" % len(body) + body[:-20]),
@@ -231,7 +235,7 @@ def test_a_body_that_stops_half_way_is_cut_and_nothing_is_stored(
 
 def test_a_body_that_nobody_wants_is_not_waited_for(tmp_path: Path) -> None:
     with running(tmp_path, limits=ConnectionLimits(body_timeout_s=0.3)) as server, connected(server) as client:
-        client.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+        client.sendall(b"POST /nothing HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1000\r\n\r\nabc")
         assert problem_in(heard(client), 404)["reason"] == "invalid_request"
 
 
@@ -260,13 +264,13 @@ def test_the_rest_of_a_body_after_its_answer_is_no_head(server: Server) -> None:
     """Refused before its body was read, a request leaves its connection good for the next."""
     with connected(server) as client, connected(server) as slow:
         answered(slow)
-        client.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\nabc")
+        client.sendall(b"POST /nothing HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 6\r\n\r\nabc")
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 404 ")
         hurry(server)
         client.sendall(b"def")
         slow.sendall(b"GET /")
         problem_in(heard(slow), 408)
-        client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        client.sendall(b"GET /livez HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n")
         assert heard(client).startswith(b"HTTP/1.1 200 ")
 
 
@@ -279,7 +283,7 @@ def test_a_loop_that_was_held_up_cuts_nobody(server: Server, monkeypatch: pytest
         client.sendall(b"GET /livez HTTP/1.1\r\n")
         seen: set[float] = set()
         eventually(lambda: seen.update(owner_of(server)._heads.values()) or len(seen) > 2, what="it began anew")
-        client.sendall(b"Host: x\r\nConnection: close\r\n\r\n")
+        client.sendall(b"Host: [::1]\r\nConnection: close\r\n\r\n")
         assert heard(client).startswith(b"HTTP/1.1 200 ")
 
 
@@ -309,7 +313,7 @@ def test_a_connection_too_many_hears_so_and_the_others_go_on(
         stack.enter_context(polling(server, b"Liftlog-Asked-By: b2\r\n"))
         for _ in range(10):
             with connected(server) as client:
-                client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 100_000)
+                client.sendall(b"GET /livez HTTP/1.1\r\nHost: [::1]\r\n\r\n" + b"x" * 100_000)
                 problem = problem_in(heard(client), 503)
             assert (problem["reason"], problem["key"]) == ("overloaded", "http.connections_max")
             assert problem["limit"] == 3
@@ -354,7 +358,7 @@ def test_whoever_holds_all_connections_hides_neither_health_nor_brokers(
         server.api.close()
         held = [stack.enter_context(polling(server)) for _ in range(2)]
         with connected(server) as client:
-            client.sendall(b"GET /v1/streams HTTP/1.1\r\nHost: x\r\n\r\n")
+            client.sendall(b"GET /v1/streams HTTP/1.1\r\nHost: [::1]\r\n\r\n")
             assert problem_in(heard(client), 503)["key"] == "http.connections_max"
         stack.enter_context(polling(server, b"Liftlog-Asked-By: b2\r\n"))
         with connected(server) as client:
@@ -414,7 +418,7 @@ def test_hundreds_of_bad_clients_hold_up_no_good_one(server: Server, api: Api) -
 # --- half-closed --------------------------------------------------------------------------------------------
 
 
-GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+GET = b"GET /livez HTTP/1.1\r\nHost: [::1]\r\n\r\n"
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 40], ids=["at once", "in two", "bit by bit"])
@@ -437,7 +441,8 @@ def test_an_append_and_a_long_poll_of_half_closed_clients_are_answered(
     monkeypatch.setattr(gone, "LATE_S", 60.0)  # a machine that is busy is no matter here
     api.create("orders")
     body = stream_of(values(100))
-    head = b"POST /v1/streams/orders/partitions/0/records HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\nContent-Length: %d"
+    head = b"POST /v1/streams/orders/partitions/0/records HTTP/1.1\r\nHost: [::1]\r\n"
+    head += b"Content-Type: %s\r\nContent-Length: %d"
     with connected(server) as reader, connected(server) as writer:
         reader.sendall(POLL)
         reader.shutdown(socket.SHUT_WR)
@@ -454,8 +459,8 @@ def test_an_append_and_a_long_poll_of_half_closed_clients_are_answered(
         b"GET /li",
         GET + b"GET /li",
         GET[:-2],
-        b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
-        b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
+        b"POST /v1/streams HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
+        b"POST /v1/streams HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
     ],
 )
 def test_who_ends_its_sending_side_in_the_middle_is_closed_at_once(server: Server, sent: bytes) -> None:

@@ -33,7 +33,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def post(path: str, body: bytes, media: str = "application/json", method: str = "POST") -> bytes:
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: [::1]\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 

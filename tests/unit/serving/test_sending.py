@@ -83,7 +83,7 @@ def test_head_of_a_big_answer_opens_nothing_for_long(loaded: Server) -> None:
 def test_a_client_that_goes_away_in_the_middle_is_no_error(loaded: Server, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(5):
         with socket.create_connection(("127.0.0.1", loaded.port)) as client:
-            client.sendall(b"GET /v1/streams/big/partitions/0/records HTTP/1.1\r\nHost: x\r\n\r\n")
+            client.sendall(b"GET /v1/streams/big/partitions/0/records HTTP/1.1\r\nHost: [::1]\r\n\r\n")
             assert client.recv(1000)
             assert open_segments()
     eventually(lambda: not open_segments(), what="all plans are closed")
@@ -93,7 +93,7 @@ def test_a_client_that_goes_away_in_the_middle_is_no_error(loaded: Server, caplo
 
 def test_a_slow_reader_holds_up_nobody(loaded: Server) -> None:
     with socket.create_connection(("127.0.0.1", loaded.port)) as slow:
-        slow.sendall(b"GET /v1/streams/big/partitions/0/records HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        slow.sendall(b"GET /v1/streams/big/partitions/0/records HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n")
         assert slow.recv(100)
         assert loaded.api.read("big", max_bytes=4 << 20).rows().num_rows
         rest = bytearray()
@@ -105,7 +105,7 @@ def test_a_slow_reader_holds_up_nobody(loaded: Server) -> None:
 def test_a_reader_that_stands_still_is_cut(loaded: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "STALLED_S", 0.3)
     with socket.create_connection(("127.0.0.1", loaded.port)) as still:
-        still.sendall(b"GET /v1/streams/big/partitions/0/records HTTP/1.1\r\nHost: x\r\n\r\n")
+        still.sendall(b"GET /v1/streams/big/partitions/0/records HTTP/1.1\r\nHost: [::1]\r\n\r\n")
         cut = b'liftlog_http_answers_cut_total{by="reader"} 1.0'
         eventually(lambda: cut in loaded.api.get("/metrics").body, what="it is cut")
         eventually(lambda: not open_segments(), what="its plan is closed")
@@ -215,7 +215,7 @@ def test_a_long_poll_ends_with_its_client(server: Server, api: Api, monkeypatch:
     monkeypatch.setattr(connections, "HALF_CLOSED_S", 0.2)
     api.create("orders")
     with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(b"GET /v1/streams/orders/partitions/0/records?max_wait_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /v1/streams/orders/partitions/0/records?max_wait_ms=60000 HTTP/1.1\r\nHost: [::1]\r\n\r\n")
         eventually(lambda: server.backend._hub._waiter_count, what="the poll waits")
     eventually(lambda: not server.backend._hub._waiter_count, what="it ends")
 
@@ -256,7 +256,7 @@ def test_a_post_that_breaks_off_stores_nothing(server: Server, api: Api) -> None
     body = stream_of(values(100))
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(
-            b"POST /v1/streams/orders/partitions/0/records HTTP/1.1\r\nHost: x\r\n"
+            b"POST /v1/streams/orders/partitions/0/records HTTP/1.1\r\nHost: [::1]\r\n"
             b"Content-Type: %s\r\nContent-Length: %d\r\n\r\n" % (ARROW_STREAM.encode(), len(body)) + body[:-20]
         )
         eventually(lambda: b"in_flight 2.0" in api.get("/metrics").body, what="it is being read")
@@ -271,7 +271,7 @@ def test_shutting_down_does_not_wait_for_ever_for_a_reader_that_stands_still(tmp
         for _ in range(4):
             server.api.append("big", values(1000, RECORD_BYTES))
         with socket.create_connection(("127.0.0.1", server.port)) as still:
-            still.sendall(b"GET /v1/streams/big/partitions/0/records HTTP/1.1\r\nHost: x\r\n\r\n")
+            still.sendall(b"GET /v1/streams/big/partitions/0/records HTTP/1.1\r\nHost: [::1]\r\n\r\n")
             eventually(open_segments, what="the answer begins")
             server.shut_down()
             assert not open_segments()
