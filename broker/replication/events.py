@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from broker.replication.messages import NO_INCARNATION, AskEnd, AskState, Fetch, Incarnation, Reply
+from broker.replication.messages import NO_INCARNATION, AskEnd, AskRange, AskState, Fetch, Incarnation, Reply
 
 Ticket = Any
 """The driver's handle for somebody who waits. The core only hands it back."""
@@ -175,6 +175,13 @@ class StateAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class RangeAsked:
+    """A replica that is damaged asks for a range, and has lowered its mark of compaction before."""
+
+    ask: AskRange
+
+
+@dataclass(frozen=True, slots=True)
 class TrimAsked:
     """The log is to start at `start`, which is committed."""
 
@@ -231,6 +238,7 @@ Event = (
     | FetchArrived
     | EndAsked
     | StateAsked
+    | RangeAsked
     | TrimAsked
     | StartMoved
     | IsrAnswered

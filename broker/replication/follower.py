@@ -33,6 +33,7 @@ F8  A record's producer and id outlive it in the leader's state file. A follower
 F9  A log that ends within a batch which its leader has joined is cut to where that batch begins, and fetches it whole.
     Its mark of compaction goes down with the cut. An answer after a cut to a question from before it is not minded:
     the leader did not know of the lower mark when it read.
+    So it is with a log that was mended in between (`storage.rewrite.mending`), and is followed by again in its epoch.
 F10  Where records may be gone for newer ones, all of which stand below `superseded_to`, a log that an epoch's end would
     cut below that mark (an operator gave up records) begins anew. So does one that ends below it, and whose leader does
     not have the record before the mark: a copy that was interrupted, or that lost its end. It asks for the end of that
@@ -156,8 +157,9 @@ class Follower:
     # -- whom it follows --------------------------------------------------------------------------------------
 
     def _followed(self, event: Followed) -> tuple[Effect, ...]:
-        assert (event.epoch, event.incarnation) > (self.epoch, self.incarnation), "an epoch is followed once"
+        assert (event.epoch, event.incarnation) >= (self.epoch, self.incarnation), "an epoch does not come back"
         assert event.incarnation >= self.incarnation, "an incarnation does not come back"
+        self._cut_number = self._number  # F9: the log may have been mended since, and its mark lowered
         self.epoch, self.leader, self.incarnation = event.epoch, event.leader, event.incarnation
         self.log = event.log
         self.generation += 1

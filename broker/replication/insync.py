@@ -106,6 +106,12 @@ class InSync:
             follower.caught_up_ms = now_ms if at_end else max(follower.caught_up_ms, follower.mark_ms)
             follower.mark_ms, follower.mark_end = now_ms, log_end
 
+    def lower_mark(self, broker: str, incarnation: Incarnation, to: int) -> None:
+        """This follower has lowered its mark of compaction (I6)."""
+        if self.admits(broker, incarnation):
+            follower = self.followers[broker]
+            follower.compacted_to = min(follower.compacted_to, to)
+
     def tombstones_below(self, own_mark: int) -> int:
         """The least mark of compaction of all that are assigned (I6)."""
         return min([own_mark, *(follower.compacted_to for follower in self.followers.values())])

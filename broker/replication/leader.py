@@ -26,7 +26,8 @@ L7  A follower's word counts only if it names this epoch and its latest incarnat
 L8  The state that names the members also says how many must be in sync. The settings count only in a leadership whose
     state says nothing of it: settings are altered at another time than members are.
 L9  A tombstone may go below the least mark of compaction of all that are assigned: this log's own, and what each other
-    one has last told in this leadership, under its latest incarnation. One that has told nothing counts as zero.
+    one has last told in this leadership, under its latest incarnation. One that has told nothing counts as zero. One
+    that is about to copy what is damaged there tells a lower mark before: others may have compacted less.
 L10  A batch goes over as it is stored, whole. A follower whose log ends within one is told where it begins. No member
     of the ISR or of the last ISR is: batches are joined only below the high watermark, and members hold all of that.
 L11  A state file that is offered tells of all below the start of this leadership. An earlier leader may have written
@@ -78,6 +79,7 @@ from broker.replication.events import (
     IsrAnswered,
     Led,
     Outcome,
+    RangeAsked,
     Recovered,
     Send,
     StartMoved,
@@ -433,6 +435,13 @@ class Leader:
         )
         return (Send(ask.follower, answer),)
 
+    def _range_asked(self, event: RangeAsked) -> tuple[Effect, ...]:
+        """L9. The bytes of the answer are no matter of this core: any replica has them."""
+        ask, in_sync = event.ask, self.in_sync
+        if self.role is LEADING and in_sync is not None and ask.epoch == self.epoch:
+            in_sync.lower_mark(ask.follower, ask.incarnation, ask.compacted_to)
+        return NOTHING
+
     def _state_asked(self, event: StateAsked) -> tuple[Effect, ...]:
         ask = event.ask
         refusal = self._refusal(ask)
@@ -514,6 +523,7 @@ _HANDLERS: Final = cast(
         FetchArrived: Leader._fetch_arrived,
         EndAsked: Leader._end_asked,
         StateAsked: Leader._state_asked,
+        RangeAsked: Leader._range_asked,
         TrimAsked: Leader._trim_asked,
         StartMoved: Leader._start_moved,
         IsrAnswered: Leader._isr_answered,

@@ -9,6 +9,10 @@
    | -- AskState(offset, from byte) ---------> |     who begins anew lacks what the records do not tell
    | <-- State(offset, from byte) + bytes ---- |
 
+    who is damaged                             any other replica
+       | -- AskRange(start, end) --------------> |     what stood there cannot be read here
+       | <-- HeldRange(start, end) + bytes ----- |     these batches hold that part of it; or none
+
 Each question names the leader epoch that its follower knows, and the incarnation of that replica. Each answer repeats
 both, so that an answer to another life of the follower is known as such. Messages may be lost, late, doubled.
 """
@@ -135,6 +139,47 @@ class State:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskRange:
+    """A replica wants stored batches that hold [start, end): it cannot read what stood there in its log. It leads,
+    follows or rests; so does whoever is asked.
+
+    Attributes:
+        request: To be answered with.
+        compacted_to: Its mark of compaction, which is not above `start` any more.
+        takes_aside: Its log was never compacted: it has use for files that were moved aside, too.
+    """
+
+    follower: str
+    incarnation: Incarnation
+    epoch: int
+    request: int
+    start: int
+    end: int
+    compacted_to: int
+    takes_aside: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldRange:
+    """Stored batches that hold [start, end) come with this, the first of what was asked for that can be read here.
+
+    Attributes:
+        start, end: Equal: none can.
+        is_damaged: Something of what was asked for cannot be read here either.
+        superseded_to, superseded_epoch: As in `Records`.
+    """
+
+    epoch: int
+    incarnation: Incarnation
+    request: int
+    start: int
+    end: int
+    is_damaged: bool
+    superseded_to: int
+    superseded_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """Answers `AskEnd` (KIP-279).
 
@@ -180,5 +225,5 @@ class Fenced:
     incarnation: Incarnation
 
 
-Reply = Records | Inside | State | End | Diverged | StartsAbove | Fenced
-Message = Fetch | AskEnd | AskState | Reply
+Reply = Records | Inside | State | HeldRange | End | Diverged | StartsAbove | Fenced
+Message = Fetch | AskEnd | AskState | AskRange | Reply

@@ -7,6 +7,7 @@ segment_log.py  Log: bytes, offsets and leader epochs; all that a follower needs
 log_reader.py   its part that reads: plans, verified messages, times
 read.py         from offsets and times to ranges of files
 recovery.py     what is kept, cut or lost at an unclean open
+aside.py        batches of a log that was moved aside
 torn_tail.py    what stays of the last segment, and where it is cut
 rows.py         rows that are already Arrow, and commit groups that are read while they are appended
 folder.py       the data folder of a broker: owner and lock

@@ -15,7 +15,7 @@ from broker.api.errors import from_problem
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.partition import PartitionState, Place
 from broker.replication.events import Send
-from broker.replication.messages import Incarnation
+from broker.replication.messages import AskRange, HeldRange, Incarnation
 from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.cluster.replicas.log_ends import LogEnds
 from broker.runtime.cluster.replicas.placed import PlacedReplica
@@ -191,6 +191,13 @@ class Node:
 
     def followers(self, at: Place, partition: ReplicatedPartition) -> Recorded:
         return Recorded(self.story, at)
+
+    def ask_range(self, to: str, at: Place, question: AskRange, take: Callable[[HeldRange, bytes], None]) -> bool:
+        self.story.append(("ask range", to, question))
+        return False
+
+    def forget_range(self, to: str, at: Place) -> None:
+        pass
 
     def start(self) -> FoundReplicas:
         found = self.replicas.open_found()

@@ -6,10 +6,10 @@ import random
 from dataclasses import fields
 from typing import Any, Final, get_args
 
-from broker.replication.messages import AskEnd, AskState, Fetch, Records, Reply, State
+from broker.replication.messages import AskEnd, AskRange, AskState, Fetch, HeldRange, Records, Reply, State
 from broker.runtime.cluster.codec import BULK_BYTES_MAX, Answered, Asked, Bulk, Challenge, Hello, Proof, Said, Welcome
 
-KINDS: Final = (Fetch, AskEnd, AskState, *get_args(Reply))
+KINDS: Final = (Fetch, AskEnd, AskState, AskRange, *get_args(Reply))
 NUMBERS: Final = (0, 1, 127, 128, (1 << 31) - 1, 1 << 32, (1 << 62))
 
 
@@ -33,13 +33,17 @@ def made(cls: type, rng: random.Random, **values: Any) -> Any:
 def said(cls: type, rng: random.Random) -> Said:
     """The same, as it travels, with bytes where they belong."""
     place = (f"{rng.getrandbits(128):032x}", rng.choice((0, 1, 999)))
-    if cls in (Fetch, AskEnd, AskState):
+    if cls in (Fetch, AskEnd, AskState, AskRange):
         return Asked(place, made(cls, rng), rng.random() < 0.5)
     if cls is Records and rng.random() < 0.3:
         return Answered(place, made(cls, rng), bulk=Bulk(rng.randbytes(32), rng.choice((1, BULK_BYTES_MAX)), 65_535))
     data = rng.randbytes(rng.choice((0, 1, 500))) if cls in (Records, State) else b""
     if cls is State:
         return Answered(place, made(cls, rng, length=len(data)), data)
+    if cls is HeldRange:
+        data = rng.randbytes(rng.choice((0, 500)))
+        start = rng.choice(NUMBERS[:-1])
+        return Answered(place, made(cls, rng, start=start, end=start + bool(data)), data)
     return Answered(place, made(cls, rng), data)
 
 
@@ -48,4 +52,5 @@ GREETINGS: Final[tuple[Said, ...]] = (
     Challenge(bytes(range(32))),
     Proof(bytes(32)),
     Welcome(bytes(32)),
+    Welcome(bytes(32), answers_ranges=True),
 )

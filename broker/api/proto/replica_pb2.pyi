@@ -62,10 +62,12 @@ class Proof(_message.Message):
     def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("proof",)
+    __slots__ = ("proof", "answers_ranges")
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_RANGES_FIELD_NUMBER: _ClassVar[int]
     proof: bytes
-    def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
+    answers_ranges: bool
+    def __init__(self, proof: _Optional[bytes] = ..., answers_ranges: _Optional[bool] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("incarnation", "partition")
@@ -76,21 +78,23 @@ class Place(_message.Message):
     def __init__(self, incarnation: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
 
 class Asked(_message.Message):
-    __slots__ = ("place", "fetch", "ask_end", "ask_state", "takes_bulk")
+    __slots__ = ("place", "fetch", "ask_end", "ask_state", "ask_range", "takes_bulk")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     ASK_END_FIELD_NUMBER: _ClassVar[int]
     ASK_STATE_FIELD_NUMBER: _ClassVar[int]
+    ASK_RANGE_FIELD_NUMBER: _ClassVar[int]
     TAKES_BULK_FIELD_NUMBER: _ClassVar[int]
     place: Place
     fetch: Fetch
     ask_end: AskEnd
     ask_state: AskState
+    ask_range: AskRange
     takes_bulk: bool
-    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., ask_end: _Optional[_Union[AskEnd, _Mapping]] = ..., ask_state: _Optional[_Union[AskState, _Mapping]] = ..., takes_bulk: _Optional[bool] = ...) -> None: ...
+    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., ask_end: _Optional[_Union[AskEnd, _Mapping]] = ..., ask_state: _Optional[_Union[AskState, _Mapping]] = ..., ask_range: _Optional[_Union[AskRange, _Mapping]] = ..., takes_bulk: _Optional[bool] = ...) -> None: ...
 
 class Answered(_message.Message):
-    __slots__ = ("place", "records", "inside", "state", "end", "diverged", "starts_above", "fenced", "bulk")
+    __slots__ = ("place", "records", "inside", "state", "end", "diverged", "starts_above", "fenced", "range", "bulk")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     INSIDE_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +103,7 @@ class Answered(_message.Message):
     DIVERGED_FIELD_NUMBER: _ClassVar[int]
     STARTS_ABOVE_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
     BULK_FIELD_NUMBER: _ClassVar[int]
     place: Place
     records: Records
@@ -108,8 +113,9 @@ class Answered(_message.Message):
     diverged: Diverged
     starts_above: StartsAbove
     fenced: Fenced
+    range: HeldRange
     bulk: Bulk
-    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., records: _Optional[_Union[Records, _Mapping]] = ..., inside: _Optional[_Union[Inside, _Mapping]] = ..., state: _Optional[_Union[State, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., diverged: _Optional[_Union[Diverged, _Mapping]] = ..., starts_above: _Optional[_Union[StartsAbove, _Mapping]] = ..., fenced: _Optional[_Union[Fenced, _Mapping]] = ..., bulk: _Optional[_Union[Bulk, _Mapping]] = ...) -> None: ...
+    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., records: _Optional[_Union[Records, _Mapping]] = ..., inside: _Optional[_Union[Inside, _Mapping]] = ..., state: _Optional[_Union[State, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., diverged: _Optional[_Union[Diverged, _Mapping]] = ..., starts_above: _Optional[_Union[StartsAbove, _Mapping]] = ..., fenced: _Optional[_Union[Fenced, _Mapping]] = ..., range: _Optional[_Union[HeldRange, _Mapping]] = ..., bulk: _Optional[_Union[Bulk, _Mapping]] = ...) -> None: ...
 
 class Bulk(_message.Message):
     __slots__ = ("ticket", "byte_count", "port")
@@ -185,6 +191,26 @@ class AskState(_message.Message):
     at: int
     def __init__(self, follower: _Optional[str] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., at: _Optional[int] = ...) -> None: ...
 
+class AskRange(_message.Message):
+    __slots__ = ("follower", "incarnation", "epoch", "request", "start", "end", "compacted_to", "takes_aside")
+    FOLLOWER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    COMPACTED_TO_FIELD_NUMBER: _ClassVar[int]
+    TAKES_ASIDE_FIELD_NUMBER: _ClassVar[int]
+    follower: str
+    incarnation: Incarnation
+    epoch: int
+    request: int
+    start: int
+    end: int
+    compacted_to: int
+    takes_aside: bool
+    def __init__(self, follower: _Optional[str] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., epoch: _Optional[int] = ..., request: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., compacted_to: _Optional[int] = ..., takes_aside: _Optional[bool] = ...) -> None: ...
+
 class Records(_message.Message):
     __slots__ = ("epoch", "incarnation", "offset", "high_watermark", "log_start", "rewritten_to", "state_offset", "number", "tombstones_below", "compact_to", "superseded_to", "superseded_epoch")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +270,26 @@ class State(_message.Message):
     length: int
     size: int
     def __init__(self, epoch: _Optional[int] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., offset: _Optional[int] = ..., at: _Optional[int] = ..., length: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
+class HeldRange(_message.Message):
+    __slots__ = ("epoch", "incarnation", "request", "start", "end", "is_damaged", "superseded_to", "superseded_epoch")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    IS_DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDED_TO_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDED_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    incarnation: Incarnation
+    request: int
+    start: int
+    end: int
+    is_damaged: bool
+    superseded_to: int
+    superseded_epoch: int
+    def __init__(self, epoch: _Optional[int] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., request: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., is_damaged: _Optional[bool] = ..., superseded_to: _Optional[int] = ..., superseded_epoch: _Optional[int] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("epoch", "incarnation", "request", "found_epoch", "end", "log_start", "start_epoch")

@@ -19,11 +19,13 @@ from broker.api.proto import replica_pb2 as pb
 from broker.metadata.partition import Place
 from broker.replication.messages import (
     AskEnd,
+    AskRange,
     AskState,
     Diverged,
     End,
     Fenced,
     Fetch,
+    HeldRange,
     Inside,
     Records,
     Reply,
@@ -31,7 +33,7 @@ from broker.replication.messages import (
     State,
 )
 
-Question = Fetch | AskEnd | AskState
+Question = Fetch | AskEnd | AskState | AskRange
 PLACE_BYTES_MAX: Final = 256
 """Most bytes of the incarnation of a stream, and of a broker's name."""
 NUMBER_MAX: Final = 1 << 62
@@ -39,11 +41,12 @@ TICKET_BYTES: Final = 32
 BULK_BYTES_MAX: Final = 16 << 20
 """Most bytes that come in bulk for one answer (C4)."""
 
-_QUESTIONS: Final = {"fetch": Fetch, "ask_end": AskEnd, "ask_state": AskState}
+_QUESTIONS: Final = {"fetch": Fetch, "ask_end": AskEnd, "ask_state": AskState, "ask_range": AskRange}
 _ANSWERS: Final = {
     "records": Records,
     "inside": Inside,
     "state": State,
+    "range": HeldRange,
     "end": End,
     "diverged": Diverged,
     "starts_above": StartsAbove,
@@ -55,7 +58,7 @@ _MAY_BE_UNKNOWN: Final = frozenset(
     {"epoch", "last_epoch", "start_epoch", "found_epoch", "state_offset", "superseded_epoch"}
 )
 """These may be -1."""
-_FLAGS: Final = frozenset({"lacks_state", "lacks_room"})
+_FLAGS: Final = frozenset({"lacks_state", "lacks_room", "takes_aside", "is_damaged"})
 assert {*get_args(Question), *get_args(Reply)} == _NAMES.keys()
 
 
@@ -90,6 +93,7 @@ class Welcome(NamedTuple):
     """As in the proto."""
 
     proof: bytes
+    answers_ranges: bool = False
 
 
 class Asked(NamedTuple):
@@ -183,7 +187,7 @@ def decode(frame: pb.Frame) -> Said:
         case "proof":
             return Proof(head.proof.proof)
         case "welcome":
-            return Welcome(head.welcome.proof)
+            return Welcome(head.welcome.proof, head.welcome.answers_ranges)
     raise BadFrame("a frame that this release does not know")
 
 
@@ -202,10 +206,12 @@ def _answered(said: pb.Answered, data: bytes) -> Answered:
     if name is None:
         raise BadFrame("an answer that this release does not know")
     answer: Any = _taken(_ANSWERS[name], getattr(said, name))
-    if data and name not in ("records", "state"):
+    if data and name not in ("records", "state", "range"):
         raise BadFrame(f"no bytes go with {name}")
     if name == "state" and answer.length != len(data):
         raise BadFrame(f"a piece of {answer.length} bytes came with {len(data)}")
+    if name == "range" and bool(data) != (answer.start < answer.end):
+        raise BadFrame(f"[{answer.start}, {answer.end}) came with {len(data)} bytes")
     return Answered(_place(said), answer, data, _bulk(name, said.bulk, data) if said.HasField("bulk") else None)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.partition import Place
 from broker.replication.events import Send
-from broker.replication.messages import Incarnation
+from broker.replication.messages import AskRange, HeldRange, Incarnation
 from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import ReplicatedPartition
@@ -113,6 +113,20 @@ class Wiring(Protocol):
 
     def followers(self, at: Place, partition: ReplicatedPartition) -> Followers:
         """Likewise."""
+        ...
+
+    def ask_range(self, to: str, at: Place, question: AskRange, take: Callable[[HeldRange, bytes], None]) -> bool:
+        """Ask another broker for batches that cannot be read here. Does not wait.
+
+        Args:
+            take: Is given the answer, if one comes, on a thread that must not wait for a disk.
+        Returns:
+            False: that broker is known not to answer such a question.
+        """
+        ...
+
+    def forget_range(self, to: str, at: Place) -> None:
+        """Its answer is not awaited any more."""
         ...
 
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, Final, NamedTuple
 
@@ -59,6 +59,7 @@ from broker.runtime.partitions.sync import Outcome, SyncPool
 from broker.storage.log import AppendResult, Encodable, StoredGroup
 from broker.storage.recovery import Ranges, merge_ranges
 from broker.storage.rewrite.giving_up import give_up
+from broker.storage.rewrite.mending import mend
 
 TICK_WAIT_S: Final = 0.02
 """See P18. A lock that appends take in turns is free within that, now and then."""
@@ -96,6 +97,8 @@ class ReplicatedPartition(Partition):
     Attributes:
         leader_at: The HTTP address of the broker that leads it, as far as is known.
         given_up: Ranges that an operator has given up here (P16).
+        asks_others: Tells of those who were asked for what is lost here (`cluster.replicas.mending`).
+        mended_count: So many offsets that were damaged here were copied from other replicas.
         was_mended: Since somebody last looked, the log has lost nothing any more.
     """
 
@@ -121,6 +124,8 @@ class ReplicatedPartition(Partition):
         self._held: list[Held] = []
         self._held_lock = threading.Lock()
         self.given_up: Ranges = ()
+        self.mended_count = 0
+        self.asks_others: Callable[[], Mapping[str, bool]] | None = None
         self.was_mended = False
         self._giving_up = threading.Lock()
 
@@ -283,6 +288,21 @@ class ReplicatedPartition(Partition):
             self.given_up = merge_ranges([*self.given_up, *ranges])
             self.was_mended = not self.log.lost_ranges
         self.replica.note_change()
+
+    def asked_for_lost(self) -> Mapping[str, bool]:
+        """The brokers that were asked for all that is lost here, and whether they are damaged there, too."""
+        return self.asks_others() if self.asks_others is not None else {}
+
+    def mend(self, lost: tuple[int, int], data: bytes, superseded: tuple[int, int]) -> tuple[int, int]:
+        """As `storage.rewrite.mending.mend`. Waits for the disk."""
+        if self.replica.room is not None:
+            self.replica.room.check()
+        with self._giving_up:
+            mended = mend(self.log, lost, data, superseded=superseded)
+            self.mended_count += mended[1] - mended[0]
+            self.was_mended = not self.log.lost_ranges
+        self.replica.note_change()
+        return mended
 
     def follower_ends(self) -> dict[str, int]:
         """The durable end that each follower has told, by its broker; -1: it has told none in this leadership."""

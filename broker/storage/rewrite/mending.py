@@ -11,7 +11,9 @@ M1  A batch is taken if it is whole and if each of its offsets is of the leader 
     from this one is refused, also one that was never committed.
 M2  What sticks out is cut off. Other replicas join batches otherwise, between borders that were borders once. A batch
     that is never joined (`rewriting.W4`) does not stick out: then it is not what stood here.
-M3  Another replica may have compacted less. So the mark of compaction is lowered to the beginning of what is lost, on
+M3  Another replica may have removed records for newer ones: its mark of that is on disk here before anything is
+    exchanged (`clean_state`).
+M4  Another replica may have compacted less. So the mark of compaction is lowered to the beginning of what is lost, on
     disk, before anything is exchanged (`compaction.Q2`); a pass that is under way counts for nothing (`compaction.Q5`).
 """
 
@@ -40,12 +42,15 @@ class Found(NamedTuple):
     message: memoryview
 
 
-def mend(log: PartitionLog, lost: tuple[int, int], data: ReadableBuffer) -> tuple[int, int]:
+def mend(
+    log: PartitionLog, lost: tuple[int, int], data: ReadableBuffer, *, superseded: tuple[int, int] = (0, -1)
+) -> tuple[int, int]:
     """Put batches of another replica in the place of damaged ones, durably. Readers and appends go on beside it. One at
     a time per log, leading or not.
 
     Args:
         lost: One of `lost_ranges`.
+        superseded: As the other replica has it (M3).
         data: n >= 1 stored batches that follow one another, of which some hold offsets of `lost`.
     Returns:
         The part of `lost` that can be read now.
@@ -63,7 +68,7 @@ def mend(log: PartitionLog, lost: tuple[int, int], data: ReadableBuffer) -> tupl
     if start >= stop:
         raise BadBatch(f"{log.folder}: nothing of {lost} came")
     try:
-        _Mending(log, (start, stop), found).run()
+        _Mending(log, (start, stop), found, superseded).run()
         _forget(log, stop)
     except OSError as error:
         raise storage_error(error, f"mend {lost} of {log.folder}") from error
@@ -71,7 +76,7 @@ def mend(log: PartitionLog, lost: tuple[int, int], data: ReadableBuffer) -> tupl
 
 
 def lower_mark(log: PartitionLog, to: int) -> None:
-    """Let the mark of compaction be at most `to`, durably (M3).
+    """Let the mark of compaction be at most `to`, durably (M4).
 
     Raises:
         StorageFailed, DiskFull: it may be as it was.
@@ -93,8 +98,11 @@ def _forget(log: PartitionLog, stop: int) -> None:
 
 
 class _Mending(GapRewrite):
-    def __init__(self, log: PartitionLog, piece: tuple[int, int], found: list[Found]) -> None:
+    def __init__(
+        self, log: PartitionLog, piece: tuple[int, int], found: list[Found], superseded: tuple[int, int]
+    ) -> None:
         super().__init__(log, (piece,), ".mended")
+        self.superseded = superseded
         self.found = [one for one in found if one.header.next_offset > piece[0] and one.header.first_offset < piece[1]]
 
     def check(self) -> None:
@@ -109,6 +117,7 @@ class _Mending(GapRewrite):
                 raise BadBatch(f"{log.folder}: {says}, of which here are {log.epoch_of(first)}, {log.epoch_of(last)}")
 
     def prepare(self) -> None:
+        self.log.log.note_superseded(*self.superseded)
         lower_mark(self.log, self.ranges[0][0])
 
     def close(self, source: File, copy: GapCopy, place: tuple[int, int], offsets: tuple[int, int]) -> bool:

@@ -44,9 +44,18 @@ class Damaged(Service):
     def state(self, number: int) -> PartitionState:
         return self.catalog.cluster.partitions["i", number]
 
-    def judged(self, ends: dict[str, int], *, lost: Ranges = LOST, high_watermark: int = 20) -> Ranges:
+    def judged(
+        self,
+        ends: dict[str, int],
+        *,
+        lost: Ranges = LOST,
+        high_watermark: int = 20,
+        asked: dict[str, bool] | None = None,
+    ) -> Ranges:
         state, cluster = self.state(0), self.catalog.cluster
-        return to_give_up("s/0", self.leader, state, cluster, lost=lost, ends=ends, high_watermark=high_watermark)
+        asked = {self.early: False, self.late: False} if asked is None else asked
+        ends_of = {"lost": lost, "ends": ends, "high_watermark": high_watermark}
+        return to_give_up("s/0", self.leader, state, cluster, asked=asked, **ends_of)  # type: ignore[arg-type]
 
 
 def test_where_nobody_else_is_there_all_that_is_damaged_may_go() -> None:
@@ -84,11 +93,28 @@ def test_a_live_follower_that_has_told_nothing_is_waited_for() -> None:
         one.judged({one.early: -1, one.late: -1})
 
 
+def test_whoever_lives_is_asked_first() -> None:
+    """It may have the records in files that were moved aside."""
+    one = Damaged()
+    one.back(one.early)
+    with pytest.raises(NotReady, match="yet to be asked") as refused:
+        one.judged({one.early: 4}, asked={one.late: True})
+    assert refused.value.fields["silent"] == [one.early]
+
+
+@pytest.mark.parametrize("end", [-1, 4, 12])
+def test_who_is_damaged_in_the_same_place_has_it_no_more(end: int) -> None:
+    """It told its durable end before it was, and tells nothing since."""
+    one = Damaged()
+    one.back(one.early)
+    assert one.judged({one.early: end}, asked={one.early: True}) == LOST
+
+
 def test_who_may_lead_without_a_loss_does() -> None:
     one = Damaged(min_insync=2)
     one.back(one.late)
     assert one.late in one.state(0).last_isr
-    with pytest.raises(InvalidRequest, match="steps out by itself"):
+    with pytest.raises(InvalidRequest, match="comes from there"):
         one.judged({one.late: 0})
 
 
@@ -120,6 +146,9 @@ class Led:
 
     def follower_ends(self) -> dict[str, int]:
         return self.ends
+
+    def asked_for_lost(self) -> dict[str, bool]:
+        return dict.fromkeys(self.ends, False)
 
     def give_up(self, ranges: Ranges, **options: Any) -> None:
         self.asked.append((ranges, options))

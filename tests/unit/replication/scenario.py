@@ -25,6 +25,7 @@ import broker.replication.events as events
 from broker.replication.events import Acks, AskIsr, Effect
 from broker.replication.messages import (
     AskEnd,
+    AskRange,
     AskState,
     Diverged,
     End,
@@ -197,6 +198,19 @@ class Scenario:
                     ),
                     length=int(values.get("length", 0)),
                     size=int(values.get("size", 0)),
+                )
+            case "follower-asks-range":
+                return events.RangeAsked(
+                    AskRange(
+                        follower=words[0],
+                        incarnation=incarnation_of(values.get("incarnation", "1")),
+                        epoch=int(values.get("epoch", core.epoch)),
+                        request=1,
+                        start=int(values["mark"]),
+                        end=int(values["mark"]) + 1,
+                        compacted_to=int(values["mark"]),
+                        takes_aside=False,
+                    )
                 )
             case "follower-asks":
                 return events.EndAsked(

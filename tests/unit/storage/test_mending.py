@@ -327,6 +327,28 @@ def test_another_replica_has_compacted_less_and_the_mark_goes_down_before() -> N
         assert not is_there or load_clean_state(after, FOLDER).cleaned_to <= 8, step
 
 
+def test_what_may_be_gone_there_for_newer_records_is_said_here_before_it_comes() -> None:
+    """The newer record may be above this log's end: a log that is cut below it begins anew (`follower.F10`)."""
+    other = another()
+
+    def mend_in_two_steps(log: PartitionLog) -> None:
+        mend(log, (8, 12), answer(other, 8, 10), superseded=(50, 6))
+        mend(log, (10, 12), answer(other, 10, 12), superseded=(30, 5))
+
+    disk, log, _ = damaged("over a border of segments")
+    mend_in_two_steps(log)
+    assert log.superseded == (50, 6)
+    begun, total = damaged("over a border of segments")[0].steps, disk.steps
+    for step in range(begun + 1, total):
+        disk, log, _ = damaged("over a border of segments")
+        disk.crash_at = step
+        with pytest.raises(Crashed):
+            mend_in_two_steps(log)
+        found = open_log(disk.after_crash("kept"), settings=REPLICATED)
+        found.advance_high_watermark(END)
+        assert (8, 12) in found_by_the_scrub(found) or found.superseded == (50, 6), step
+
+
 def test_a_log_that_is_closed_or_was_cut_is_not_mended() -> None:
     _, log, _ = damaged("in the middle")
     log.follow(9)

@@ -16,6 +16,7 @@ handshake.py  Both sides prove who they are: secret, cluster, name and registrat
 directory.py  The brokers, and where they are.
 server.py     The leader's side: a stream for each broker that follows.
 answering.py  The leader's driver: questions of followers to the core, its answers with stored bytes to their streams.
+ranges.py     What is told to a replica that is damaged: batches that it cannot read.
 bulk.py       The leader's side of bulk: ranges of files to followers far behind, by sendfile.
 outbox.py     The queue of what one stream has to say.
 pace.py       How fast replicas that are not in sync may be filled.

@@ -27,6 +27,10 @@ Q7  One whose disk has no room gets no bytes, and hears of the log start alone b
 Q8  A stream lives as long as two brokers do. Nothing stays with it of a partition that is closed here, and nothing of a
     stream that has ended with the partition.
 
+Q7  Who is damaged asks for a range (`ranges.py`), of whoever keeps the partition, in whichever role. He is answered
+    with the leader epoch in which his lowered mark of compaction was noted (`leader.L9`); -1: this broker does not lead
+    in his epoch.
+
 The model is `tests/sim/leading.py`.
 """
 
@@ -41,11 +45,23 @@ from typing import Final, NamedTuple, Protocol
 
 from broker.api.errors import BadBatch, LiftlogError
 from broker.metadata.partition import Place
-from broker.replication.events import EndAsked, FetchArrived, Send, StateAsked
-from broker.replication.messages import AskEnd, AskState, End, Fetch, Incarnation, Records, Reply, State
+from broker.replication.events import EndAsked, FetchArrived, RangeAsked, Send, StateAsked
+from broker.replication.messages import (
+    AskEnd,
+    AskRange,
+    AskState,
+    End,
+    Fetch,
+    HeldRange,
+    Incarnation,
+    Records,
+    Reply,
+    State,
+)
 from broker.runtime.cluster.codec import BULK_BYTES_MAX, Answered, Bulk, Question, encode
 from broker.runtime.cluster.link.bulk import BulkServer, Transfer
 from broker.runtime.cluster.link.pace import Pace
+from broker.runtime.cluster.link.ranges import held
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.serving.http.connections import RateLimitedLog
 from broker.storage.log import PartitionLog
@@ -115,6 +131,7 @@ class FollowerSlot:
         lacks_state, lacks_room: As its last fetch had them. It is not calm then.
         calm: In which epoch, and as whom, it was told last that there is nothing; None: it was told something else.
         early: A question that waits for Q4.
+        range: The last question for a range, and the epoch in which its mark was noted (Q7).
         takes_bulk: As its last fetch had it. `transfer`: what it was told to fetch in bulk last.
     """
 
@@ -130,6 +147,7 @@ class FollowerSlot:
     lacks_state: bool = False
     lacks_room: bool = False
     early: Question | None = None
+    range: tuple[AskRange, int] | None = None
     takes_bulk: bool = False
     transfer: Transfer | None = None
 
@@ -236,6 +254,9 @@ class Answering:
 
     def _ask(self, slot: FollowerSlot, question: Question) -> None:
         partition = self._partition
+        if isinstance(question, AskRange):
+            self._ask_range(slot, question)
+            return
         leads = partition.leads
         if not leads or question.epoch > partition.leader_epoch:  # Q4
             slot.early = question
@@ -259,6 +280,16 @@ class Answering:
                 piece = self._log.handover.piece(question.offset, question.at, STATE_PIECE_BYTES)
                 length, size = (len(piece[0]), piece[1]) if piece is not None else (0, 0)
                 partition.step(StateAsked(ask=question, length=length, size=size))
+
+    def _ask_range(self, slot: FollowerSlot, question: AskRange) -> None:
+        """Q7."""
+        partition = self._partition
+        before = partition.leadership()[0]
+        partition.step(RangeAsked(question))
+        noted = before if before == partition.leadership()[0] == question.epoch else -1
+        with self._lock:
+            slot.range = question, noted
+        slot.stream.ready(slot)
 
     def _fetch_arrived(self, fetch: Fetch, state_offset: int) -> FetchArrived:
         opened = self._log
@@ -362,12 +393,15 @@ class Answering:
             self._reading += 1
             others, slot.others = slot.others, {}
             early = slot.early
+            asked, slot.range = slot.range, None
         try:
             if early is not None:
                 self._ask(slot, early)
             frames = [self._frame(message) for message in others.values() if self._is_of_now(message)]
             if frames:
                 slot.calm = None
+            if asked is not None:
+                frames.append(self._range(*asked))
             records = slot.records
             if records is not None:
                 frames += self._records(slot, records)
@@ -396,6 +430,22 @@ class Answering:
             if not data:
                 message = replace(message, length=0, size=0)  # it is gone: `state_files`
         return bytes(encode(Answered(self.at, message, data, bulk)).SerializeToString())
+
+    def _range(self, ask: AskRange, noted: int) -> bytes:
+        """Q7."""
+        found = held(self._log, ask)
+        superseded_to, superseded_epoch = self._log.superseded_there  # behind the bytes
+        said = HeldRange(
+            epoch=noted,
+            incarnation=ask.incarnation,
+            request=ask.request,
+            start=found.start,
+            end=found.end,
+            is_damaged=found.is_damaged,
+            superseded_to=superseded_to,
+            superseded_epoch=superseded_epoch,
+        )
+        return self._frame(said, found.data)
 
     def _records(self, slot: FollowerSlot, records: Records) -> list[bytes]:
         now_s, opened = time.monotonic(), self._log

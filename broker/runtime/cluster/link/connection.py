@@ -12,6 +12,8 @@ N3  The last question of each partition is open until another one replaces it. A
 N4  Silence counts only while this side listens: the time in which the reader is at work, for whichever partition,
     counts for nobody (`heard_to`).
 N5  Bytes that an answer says to come in bulk are fetched beside this (`bulk_reader.py`).
+N6  A damaged replica asks for a range once. A broker of an earlier release, whose welcome does not say that it answers
+    such a question, is not asked: it would end the stream.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 import grpc
 
 from broker.metadata.partition import Place
-from broker.replication.messages import AskState, Fetch, Reply
+from broker.replication.messages import AskRange, AskState, Fetch, HeldRange, Reply
 from broker.runtime.cluster.codec import Answered, Asked, BadFrame, Question, decode_bytes, encode
 from broker.runtime.cluster.link.bulk_reader import BulkReader
 from broker.runtime.cluster.link.directory import Directory, Entry
@@ -61,8 +63,10 @@ OPTIONS: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
-Key = tuple[Place, bool]
-"""A question: of which partition, and whether it is the one that is open there (else one for a state file)."""
+Key = tuple[Place, type | None]
+"""A question: of which partition, and of which kind; None: the one that is open there of a follower."""
+TakeRange = Callable[[HeldRange, bytes], None]
+"""Takes the answer to a question for a range."""
 
 
 class Asker(Protocol):
@@ -82,13 +86,14 @@ class Asker(Protocol):
 
 
 class LeaderStream:
-    """One attempt at a stream to a leader. `welcomed_s`: when it was let in; 0: not yet."""
+    """One attempt at a stream to a leader. `welcomed_s`: when it was let in; 0: not yet. `answers_ranges`: see N6."""
 
     def __init__(self, entry: Entry, own: Peer) -> None:
         self.entry = entry
         self.own = own
         self.begun_s = time.monotonic()
         self.welcomed_s = 0.0
+        self.answers_ranges = False
         self.call: Any = None
         self.outbox: Outbox[Key] = Outbox()
         self.greetings: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -122,6 +127,7 @@ class Connection:
         self._counts = counts
         self._lock = threading.Condition()
         self._askers: dict[Place, Asker] = {}
+        self._takers: dict[Place, TakeRange] = {}
         self._open: dict[Key, Question] = {}
         self._stream: LeaderStream | None = None
         self._is_closed = self._is_hurried = False
@@ -147,17 +153,37 @@ class Connection:
         with self._lock:
             if self._askers.get(at) is asker:
                 del self._askers[at]
-                for key in ((at, True), (at, False)):
-                    self._open.pop(key, None)
+                for kind in (None, AskState):
+                    self._open.pop((at, kind), None)
 
     def ask(self, at: Place, question: Question) -> None:
         """Ask, now or when there is a stream; does not wait."""
-        key = at, not isinstance(question, AskState)
+        key = at, AskState if isinstance(question, AskState) else None
         with self._lock:
             self._open[key] = question
             stream = self._stream
         if stream is not None:
             stream.outbox.ready(key)
+
+    def ask_range(self, at: Place, question: AskRange, take: TakeRange) -> bool:
+        """Ask for a range; another one of this partition is forgotten. Does not wait. Returns False if the other broker
+        is known not to answer (N6)."""
+        key = at, AskRange
+        with self._lock:
+            stream = self._stream
+            if stream is not None and stream.welcomed_s and not stream.answers_ranges:
+                return False
+            self._open[key], self._takers[at] = question, take
+            self._lock.notify_all()
+        if stream is not None:
+            stream.outbox.ready(key)
+        return True
+
+    def forget_range(self, at: Place) -> None:
+        """Nobody waits for that answer any more."""
+        with self._lock:
+            self._takers.pop(at, None)
+            self._open.pop((at, AskRange), None)
 
     @property
     def is_live(self) -> bool:
@@ -230,7 +256,7 @@ class Connection:
 
     def _waits_for_somebody(self) -> bool:
         with self._lock:
-            self._lock.wait_for(lambda: self._is_closed or self._askers)
+            self._lock.wait_for(lambda: self._is_closed or self._askers or self._takers)
             return not self._is_closed
 
     def _attempt(self) -> None:
@@ -275,19 +301,19 @@ class Connection:
         yield proof
         while (key := stream.outbox.next()) is not None:
             question = self._open.get(key)
-            if question is not None:
+            if question is not None and (stream.answers_ranges or not isinstance(question, AskRange)):  # N6
                 takes_bulk = isinstance(question, Fetch) and not self.bulk.is_avoided
                 yield bytes(encode(Asked(key[0], question, takes_bulk)).SerializeToString())
 
     def _exchange(self, stream: LeaderStream, caller: Caller) -> None:
         answers = iter(stream.call)
         stream.greetings.put(caller.challenge(next(answers)))
-        caller.welcome(next(answers))
+        welcome = caller.welcome(next(answers))
         now_s = time.monotonic()
         with self._lock:
             self._busy_since_s = 0.0
             self._heard_s = self._silence_told_s = self.heard_to(now_s)
-            stream.welcomed_s = now_s
+            stream.welcomed_s, stream.answers_ranges = now_s, welcome.answers_ranges
         log.info("replica.stream_begun to=%s at=%s", self.to, stream.entry.address)
         self._begin(stream)
         for data in answers:
@@ -319,7 +345,12 @@ class Connection:
             raise Refused("DATA_LOSS", "bad_frame", error.message) from error
         if not isinstance(said, Answered):
             raise Refused("DATA_LOSS", "bad_frame", f"no answer: {type(said).__name__}")
-        if said.bulk is None:
+        if isinstance(said.answer, HeldRange):
+            with self._lock:
+                take = self._takers.get(said.place)
+            if take is not None:
+                take(said.answer, said.data)
+        elif said.bulk is None:
             self._hand_on(said, said.data)
         elif said.place in self._askers:  # N5
             self.bulk.take(host_and_port(stream.entry.address)[0], said)
@@ -331,7 +362,7 @@ class Connection:
     def _ask_again(self, at: Place) -> None:
         stream = self._stream
         if stream is not None:
-            stream.outbox.ready((at, True))
+            stream.outbox.ready((at, None))
 
     # -- what goes wrong -------------------------------------------------------------------------------------
 

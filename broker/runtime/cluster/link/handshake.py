@@ -123,7 +123,7 @@ class Doorkeeper:
         if hello.registration != known:
             says = f"{hello.broker_id} is registered as {known} here, not as {hello.registration}"
             raise Refused("PERMISSION_DENIED", "registration", says)
-        welcome = Welcome(_proof(self._key, b"leader", hello, self._nonce))
+        welcome = Welcome(_proof(self._key, b"leader", hello, self._nonce), answers_ranges=True)
         return Peer(hello.broker_id, hello.registration), _bytes(welcome)
 
 
@@ -147,13 +147,14 @@ class Caller:
         self._leaders_nonce = said.nonce
         return _bytes(Proof(_proof(self._key, b"follower", self._hello, said.nonce)))
 
-    def welcome(self, data: bytes) -> None:
+    def welcome(self, data: bytes) -> Welcome:
         """Take the answer to that. Only now is the other side believed."""
         said = _said(data)
         if not isinstance(said, Welcome):
             raise Refused("INVALID_ARGUMENT", "bad_greeting", f"{self._hello.to} does not answer with a welcome")
         if not hmac.compare_digest(said.proof, _proof(self._key, b"leader", self._hello, self._leaders_nonce)):  # K1
             raise Refused("UNAUTHENTICATED", "secret", f"{self._hello.to} has another secret")
+        return said
 
 
 def _bytes(said: Said) -> bytes:

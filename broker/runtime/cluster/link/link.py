@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.metadata.partition import Place
+from broker.replication.messages import AskRange
 from broker.runtime.cluster.link.answering import Answering
 from broker.runtime.cluster.link.bulk import BulkServer
-from broker.runtime.cluster.link.connection import Connection
+from broker.runtime.cluster.link.connection import Connection, TakeRange
 from broker.runtime.cluster.link.directory import Directory
 from broker.runtime.cluster.link.following import Following
 from broker.runtime.cluster.link.handshake import key_of
@@ -133,6 +134,14 @@ class ReplicaLink:
             self._answering[at] = made
         self.server.opened(at)
         return made
+
+    def ask_range(self, to: str, at: Place, question: AskRange, take: TakeRange) -> bool:
+        """As `Wiring.ask_range`."""
+        return self._connection(to).ask_range(at, question, take)
+
+    def forget_range(self, to: str, at: Place) -> None:
+        """As `Wiring.forget_range`."""
+        self._connection(to).forget_range(at)
 
     # -- connections -----------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ import grpc
 
 from broker.api.errors import PortInUse
 from broker.metadata.partition import Place
+from broker.replication.messages import AskRange
 from broker.runtime.cluster.codec import Asked, BadFrame, Question, decode_bytes
 from broker.runtime.cluster.link.answering import Answering, FollowerSlot
 from broker.runtime.cluster.link.directory import Directory
@@ -293,7 +294,8 @@ class Server:
         if said.question.incarnation[0] != stream.peer.registration:  # E2
             self.refuse("registration", stream.broker, f"asks as registration {said.question.incarnation[0]}")
         elif answering is None:
-            self._keep(stream, said)
+            if not isinstance(said.question, AskRange):  # which is asked of others, and again
+                self._keep(stream, said)
         else:
             answering.asked(stream, said.question, takes_bulk=said.takes_bulk)
 

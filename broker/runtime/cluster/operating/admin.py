@@ -195,7 +195,14 @@ class ClusterAdmin:
             return GivenUp(stream=stream, partition=partition, leader=self._me, ranges=led.given_up, aside=aside)
         ends = led.follower_ends()
         ranges = losing.to_give_up(
-            name, self._me, state, catalog.cluster, lost=lost, ends=ends, high_watermark=led.log.high_watermark
+            name,
+            self._me,
+            state,
+            catalog.cluster,
+            lost=lost,
+            ends=ends,
+            high_watermark=led.log.high_watermark,
+            asked=led.asked_for_lost(),
         )
         if not is_accepted:
             raise losing.refusal(name, self._me, state, catalog.cluster, ranges)

@@ -1,7 +1,9 @@
 """Find the ranges that an operator may give up: the leader has them damaged, and nobody else may have them.
 
-    damaged here ─► another member of the ISR, or of the last ISR, lives      it leads on, this one steps out by itself
-                 ─► a follower has told that it is past it                    it comes in sync, and leads on
+    damaged here ─► others that live have not been asked for it yet           wait
+                 ─► another member of the ISR, or of the last ISR, lives      it has it, or is damaged and goes
+                 ─► a follower has told that it is past it, and is not        it comes in sync, and leads on
+                    damaged there itself
                  ─► a follower that lives has told nothing yet                wait
                  ─► else                                                      nobody that is there has it: it may go
 
@@ -27,6 +29,7 @@ def to_give_up(
     lost: Ranges,
     ends: Mapping[str, int],
     high_watermark: int,
+    asked: Mapping[str, bool],
 ) -> Ranges:
     """The ranges that nobody has who is there.
 
@@ -35,6 +38,8 @@ def to_give_up(
         me: The leader.
         lost: The ranges that it cannot read.
         ends: The durable ends that its followers have told; -1: none yet.
+        asked: Those who were asked for what is lost, and whether they have said that it is damaged there as well
+            (`mending`).
     Raises:
         InvalidRequest: nothing is damaged, or there is another way.
         NotReady: somebody may have it who has not told yet, or it is not known to be committed.
@@ -45,10 +50,14 @@ def to_give_up(
     if not state.needs(me, cluster.who()):
         able = _live(cluster, (each for each in state.electable if each != me))
         raise InvalidRequest(
-            f"{name}: {', '.join(able)} can lead without a loss; broker {me} steps out by itself",
+            f"{name}: {', '.join(able)} can lead without a loss; what is damaged on broker {me} comes from there",
             field="accept_loss",
             has_it=able,
         )
+    unasked = [each for each in others if each not in asked]
+    if unasked:
+        raise NotReady(f"{name}: {', '.join(unasked)} is yet to be asked for what is damaged here", silent=unasked)
+    others = [each for each in others if not asked[each]]
     silent = [each for each in others if ends.get(each, -1) < 0]
     if silent:
         raise NotReady(f"{name}: {', '.join(silent)} has not told yet what it has", silent=silent)

@@ -9,6 +9,7 @@ from broker.metadata.catalog import Catalog
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.metrics import Sample
+from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.samples import PARTITION_LABELS, common_samples, partition_samples
 
 
@@ -54,6 +55,9 @@ def cluster_samples(
         given_up = sum(end - start for start, end in partition.given_up)
         yield "liftlog_partition_given_up_offsets", "Offsets that an operator gave up", PARTITION_LABELS, at, given_up
     for kept in streams.all_partitions():
+        if isinstance(kept, ReplicatedPartition):
+            at, text = (kept.stream, str(kept.partition)), "Damaged offsets that were copied from other replicas"
+            yield "liftlog_partition_mended_offsets", text, PARTITION_LABELS, at, kept.mended_count
         yield from partition_samples(kept, (kept.stream, str(kept.partition)))
     for what, count in sorted(connections.items()):
         yield "liftlog_replica_connections_total", "Connections to leaders", ("what",), (what,), count

@@ -14,9 +14,10 @@ V3  A replica that was removed gives up its log, also if it is wanted again by t
     have forgotten it. Its folder is gone before the catalog is told so.
 V4  After a failed fsync it does nothing but ask for a step-out. Another incarnation in the applied catalog is the
     answer: then the log recovers, and the replica follows. A log that cannot be recovered ends the process.
-V5  A damaged replica leads on, or rests, until it has stepped out: it follows nobody, as it would report a durable end
-    that is not so. Then its files are moved aside, and it begins anew. They go when all replicas are in sync, as do
-    those of a leader whose damage was given up. Where there is one replica alone they stay.
+V5  A damaged replica leads on, or rests: it follows nobody, as it would report a durable end that is not so. It copies
+    what it cannot read from others (`mending`), and goes on then as before. If that is in vain (`mending.H5`) it steps
+    out. Then its files are moved aside, and it begins anew. They go when all replicas are in sync, as do those of a
+    leader whose damage was given up. Where there is one replica alone they stay.
 V7  A leader that is told of another leadership answers nobody from then on, also before its turn.
 V8  A log that a process finds at its start is the replica's only if the catalog knows one there. Else it is moved
     aside: the replica has stepped out of it for damage, and the former process did not live to see that; or it was
@@ -46,6 +47,7 @@ from broker.metadata.growth import GrowthStage
 from broker.metadata.partition import PartitionState, Place
 from broker.replication.messages import NO_INCARNATION, Incarnation
 from broker.runtime.cluster.replicas.capturing import Capturing
+from broker.runtime.cluster.replicas.mending import Mender, Mending
 from broker.runtime.cluster.replicas.serial_work import SerialWork
 from broker.runtime.cluster.replicas.wants import Wants
 from broker.runtime.cluster.wiring import FollowerDriver, Host
@@ -92,13 +94,15 @@ class PlacedReplica:
     Args:
         name: The stream's.
         found: Its log, if the start of this process has found one. is_old: That was put back.
-        woken: Called when it wants to step out.
+        woken: Called when it wants to step out, or is to be looked at.
+        mender: The broker's.
 
     Attributes:
         partition: None: there is no log at the moment.
         stepping: None: it is not about to step out.
         is_damaged: Something that was fsynced cannot be read, or is not there (`is_old`).
         is_old: Its log was put back from a copy (`replicas.G13`).
+        mending: None: nothing has been damaged here since the log was opened.
         is_fresh: Its log was made while the catalog still waited for a former one to be deleted.
         is_gone: It was removed, and so was its folder.
     """
@@ -110,6 +114,7 @@ class PlacedReplica:
         name: str,
         found: PartitionLog | None,
         woken: Callable[[], None],
+        mender: Mender,
         *,
         is_old: bool = False,
     ) -> None:
@@ -122,6 +127,8 @@ class PlacedReplica:
         self._name = name
         self._found = found
         self._woken = woken
+        self._mender = mender
+        self.mending: Mending | None = None
         self._turns = SerialWork(host.workers, self._work)
         self._wants = Wants(host, at, ask_turn=self._turns.ask, step_out=self.step_out)
         self._lock = threading.Lock()  # over what others leave for the next turn
@@ -188,10 +195,12 @@ class PlacedReplica:
         """Time passes. `may_go`: another replica could lead without a loss."""
         partition, follower, told = self.partition, self._follower, self._told
         if partition is not None and follower is not None and told is not None:
-            if partition.was_mended and self.stepping is None:  # an operator has given up what was lost
-                partition.was_mended = self.is_damaged = False
+            if partition.was_mended and self.stepping is None:  # or an operator has given up what was lost
+                partition.was_mended, self.is_damaged = False, self.is_old
+                self._turns.ask()
             if partition.log.lost_ranges:  # whoever has found it: a read, the scrub, compaction
                 self.damaged(f"lost {partition.log.lost_ranges}")
+                self._mend(partition, told, now_ms)
             partition.tick(now_ms)
             follower.tick(now_ms)
             if partition.log.lost_ranges and not self.is_damaged:
@@ -199,13 +208,26 @@ class PlacedReplica:
             if self.stepping is None and not partition.replica.is_closed:  # a log that is closed looks failed
                 if partition.log.failure is not None and (partition.has_followers or not partition.leads):
                     self.step_out("fsync")
-                elif self.is_damaged and may_go:
+                elif self.is_damaged and may_go and self._is_beyond_mending(partition):
                     self.step_out("damage")
             if self._capturing.is_wanted(partition, told.info) != self._capturing.is_begun:
                 self._turns.ask()
         if self._is_unfinished and now_ms - self._tried_ms >= AGAIN_MS:
             self._tried_ms = now_ms
             self._turns.ask()
+
+    def _mend(self, partition: ReplicatedPartition, told: Told, now_ms: int) -> None:
+        """V5."""
+        mending = self.mending
+        if mending is None or mending.of is not partition:
+            mending = self.mending = Mending(self._host, self._mender, self.at, str(self), partition, self._woken)
+        if self.stepping is None and partition.log.failure is None:
+            mending.tick(now_ms, told.state, self._incarnation)
+
+    def _is_beyond_mending(self, partition: ReplicatedPartition) -> bool:
+        """V5. What is damaged without a range, as a log that was put back from a copy, cannot be mended."""
+        mending = self.mending
+        return self.is_old or not partition.log.lost_ranges or (mending is not None and mending.is_in_vain())
 
     def marks(self) -> tuple[int, int]:
         """For a pass of compaction: tombstones may go below the former, all is to be compacted up to the latter."""
@@ -399,6 +421,9 @@ class PlacedReplica:
 
     def _close(self, *, clean: bool) -> None:
         partition, self.partition = self.partition, None
+        mending, self.mending = self.mending, None
+        if mending is not None:
+            mending.close()
         self._capturing.end()
         if partition is not None:
             partition.depose()

@@ -44,6 +44,7 @@ from broker.api.stream import settings_from
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.metadata.growth import GrowthStage, stage_of
 from broker.metadata.partition import Place
+from broker.runtime.cluster.replicas.mending import Mender
 from broker.runtime.cluster.replicas.placed import PlacedReplica, Stepping, Told
 from broker.runtime.cluster.wiring import Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
@@ -95,6 +96,7 @@ class Replicas:
         self._knows_again_ms: dict[str, int] = {}  # streams whose stop was given up: not before that
         self._is_confirming = self._has_given_up = self._is_due = self._is_reporting = False
         self._has_named_unknown = self._has_opened = False
+        self._mender = Mender()
         self._stepper = ThreadPoolExecutor(2, thread_name_prefix="step-out")  # not behind other commands
         self._wake = threading.Event()
         self._is_stopping = self._is_leaving = False
@@ -179,6 +181,7 @@ class Replicas:
         if self._thread.ident is not None:  # else the start has failed
             self._thread.join()
         self._stepper.shutdown(wait=False, cancel_futures=True)
+        self._mender.close()
         for replica in list(self._replicas.values()):
             try:
                 replica.close()
@@ -283,7 +286,9 @@ class Replicas:
         replica = self._replicas.get(at)
         if replica is None:
             found_name, found = self._found.pop(at, (name, None))
-            replica = PlacedReplica(self._host, at, found_name, found, self._wake.set, is_old=at in self._old)
+            replica = PlacedReplica(
+                self._host, at, found_name, found, self._wake.set, self._mender, is_old=at in self._old
+            )
             self._replicas[at] = replica
         self._seen[at] = told
         replica.tell(told)

@@ -1,0 +1,329 @@
+"""What a replica cannot read any more comes from others: it asks, one after another, who has it.
+
+    lost ranges ─► own files that were moved aside ─► the leader ─► each other replica that lives ─► batches ─► the log
+                                                          round over, nothing came ─► a pause ─► once more
+
+H1  One question at a time, of one range and one broker. A broker answers within `ANSWER_MS`, or is passed over in this
+    round. At most `AT_ONCE` replicas of this broker ask at a time: their answers are in memory.
+H2  The log is written anew by one thread for all replicas. Answers that come late, or to another question, are dropped.
+H3  Whatever came is judged by the log (`storage.rewrite.mending`): its CRCs, its leader epochs.
+H4  A log that was ever compacted lowers its mark before it asks, durably. If it follows, its leader hears of that
+    before anybody else is asked (`leader.L9`): else tombstones might go which the record that comes back still needs.
+H5  It is *in vain* once `VAIN_ROUNDS` have brought nothing, and of each range there is some live broker which is too
+    old to be asked, does not answer, or has what does not fit: the replica may begin anew with its log. So it may if
+    the range is not committed. Where all others are damaged in the same place, or do not reach so far, nothing is won
+    by that, and what is whole here would be lost: it stays, and asks on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from enum import Enum
+from typing import Final, NamedTuple
+
+from broker.api.errors import BadBatch, CorruptLog, LiftlogError
+from broker.metadata.partition import PartitionState, Place
+from broker.replication.messages import AskRange, HeldRange, Incarnation
+from broker.runtime.cluster.replicas.folders import ASIDE
+from broker.runtime.cluster.wiring import Host
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.serving.http.connections import RateLimitedLog
+from broker.storage.aside import read_aside, was_compacted
+from broker.storage.rewrite.mending import lower_mark
+
+log = logging.getLogger(__name__)
+
+ANSWER_MS: Final = 3_000
+PAUSE_FIRST_MS: Final = 500
+PAUSE_LAST_MS: Final = 5_000
+VAIN_ROUNDS: Final = 2
+AT_ONCE: Final = 2
+ASIDE_BYTES: Final = 16 << 20
+
+Lost = tuple[int, int]
+"""A range of offsets."""
+
+
+class NotHad(Enum):
+    """What became of a question."""
+
+    DAMAGED = "damaged there too"
+    LACKS = "not there"
+    SILENT = "no answer"
+    UNABLE = "an earlier release"
+    UNFIT = "not what stood here"
+    REFUSED = "this disk refuses"
+
+
+NOTHING_TO_WIN: Final = frozenset({NotHad.DAMAGED, NotHad.LACKS, NotHad.REFUSED})
+
+
+class OpenQuestion(NamedTuple):
+    """The question that is open."""
+
+    number: int
+    to: str
+    lost: Lost
+    at_ms: int
+
+
+class Mender:
+    """The thread that writes, and the room for answers, of one broker."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="mender")
+        self._slots = threading.BoundedSemaphore(AT_ONCE)
+
+    def take_slot(self) -> bool:
+        """Whether one more may ask (H1)."""
+        return self._slots.acquire(blocking=False)
+
+    def give_slot(self) -> None:
+        """It does no more."""
+        self._slots.release()
+
+    def submit(self, act: Callable[[], None]) -> bool:
+        """Do it in the thread. False: the broker stops."""
+        try:
+            self._pool.submit(act)
+        except RuntimeError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """For good. Returns when nothing of it is at a log any more."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+class Mending:
+    """The mending of one log. Thread-safe.
+
+    Args:
+        name: The partition's, for people.
+        woken: Called when something has come of a question.
+
+    Attributes:
+        of: Its partition.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        mender: Mender,
+        at: Place,
+        name: str,
+        partition: ReplicatedPartition,
+        woken: Callable[[], None],
+    ) -> None:
+        self._host = host
+        self._mender = mender
+        self._at = at
+        self._name = name
+        self._partition = self.of = partition
+        partition.asks_others = self.asked
+        self._woken = woken
+        self._lock = threading.Lock()
+        self._asked: OpenQuestion | None = None
+        self._number = 0
+        self._has_slot = self._is_closed = False
+        self._round: dict[tuple[Lost, str], NotHad] = {}
+        self._last: dict[tuple[Lost, str], NotHad] = {}  # of the round before
+        self._heard_in = -1  # the epoch in which the leader has noted the mark (H4)
+        self._rounds = 0  # in a row that have brought nothing
+        self._rests_until_ms = 0
+        self._vain_log = RateLimitedLog()
+
+    def tick(self, now_ms: int, state: PartitionState, incarnation: Incarnation) -> None:
+        """Time passes. Does not wait."""
+        lost = self._partition.log.lost_ranges
+        with self._lock:
+            if self._is_closed or not lost:
+                return
+            asked = self._asked
+            if asked is not None:
+                if asked.at_ms < 0 or now_ms - asked.at_ms < ANSWER_MS:
+                    return  # it is being written, or asked
+                self._judge(asked, NotHad.SILENT)
+                with suppress(Exception):
+                    self._host.wiring.forget_range(asked.to, self._at)
+            others = self._others(state)
+            if now_ms < self._rests_until_ms and {broker for _, broker in self._last}.issuperset(others):
+                return
+            picked = next(((each, to) for each in lost for to in others if (each, to) not in self._round), None)
+            if picked is None:
+                self._end_round(now_ms, lost)
+                return
+            if not (self._has_slot or self._mender.take_slot()):
+                return
+            self._has_slot = True
+            self._number += 1
+            asked = self._asked = OpenQuestion(self._number, picked[1], picked[0], -1)
+        if not self._mender.submit(lambda: self._ask(asked, now_ms, state, incarnation)):
+            self.close()
+
+    def is_in_vain(self) -> bool:
+        """H5."""
+        opened = self._partition.log
+        committed = opened.high_watermark
+        with self._lock:
+            if self._rounds < VAIN_ROUNDS:
+                return False
+            said = self._last.items()
+            return all(
+                any(
+                    one == lost and (verdict not in NOTHING_TO_WIN or lost[1] > committed) for (one, _), verdict in said
+                )
+                for lost in opened.lost_ranges
+            )
+
+    def asked(self) -> dict[str, bool]:
+        """The brokers that were asked for all that is lost, and whether they are damaged in all of that, too."""
+        lost = self._partition.log.lost_ranges
+        with self._lock:
+            said = {**self._last, **self._round}
+            brokers = {broker for _, broker in said if all((each, broker) in said for each in lost)}
+            return {broker: all(said[each, broker] is NotHad.DAMAGED for each in lost) for broker in brokers}
+
+    def close(self) -> None:
+        """The log is about to be closed, or the broker stops."""
+        with self._lock:
+            self._is_closed = True
+            asked, self._asked = self._asked, None
+            self._give_slot()
+        if asked is not None:
+            self._host.wiring.forget_range(asked.to, self._at)
+
+    # -- rounds (with the lock held) ---------------------------------------------------------------------------
+
+    def _others(self, state: PartitionState) -> list[str]:
+        """Who is to be asked, in order: the leader first."""
+        me, brokers = self._host.me, self._host.service.catalog.brokers
+        live = [b for b in state.replicas if b != me and (info := brokers.get(b)) is not None and info.is_live]
+        live.sort(key=lambda broker: broker != state.leader)
+        is_told = state.leader in (me, None) or self._heard_in == state.leader_epoch
+        if not is_told and not self._takes_aside():  # H4
+            return [broker for broker in live if broker == state.leader]
+        return live
+
+    def _takes_aside(self) -> bool:
+        """Whether this log was never compacted."""
+        try:
+            return not was_compacted(self._partition.log)
+        except LiftlogError:
+            return False
+
+    def _judge(self, asked: OpenQuestion, verdict: NotHad) -> None:
+        self._round[asked.lost, asked.to] = verdict
+        self._asked = None
+
+    def _end_round(self, now_ms: int, lost: Iterable[Lost]) -> None:
+        self._rounds += 1
+        self._last, self._round = self._round, {}
+        self._rests_until_ms = now_ms + min(PAUSE_LAST_MS, PAUSE_FIRST_MS << min(self._rounds, 10))
+        self._give_slot()
+        count = self._vain_log.due() if self._last else 0
+        if count:
+            said = sorted({f"{broker}: {verdict.value}" for (_, broker), verdict in self._last.items()})
+            log.warning("replica.not_mended partition=%s ranges=%s count=%d said=%s", self._name, lost, count, said)
+
+    def _give_slot(self) -> None:
+        has_slot, self._has_slot = self._has_slot, False
+        if has_slot:
+            self._mender.give_slot()
+
+    # -- the thread --------------------------------------------------------------------------------------------
+
+    def _ask(self, asked: OpenQuestion, now_ms: int, state: PartitionState, incarnation: Incarnation) -> None:
+        opened = self._partition.log
+        start, end = asked.lost
+        verdict = NotHad.REFUSED
+        try:
+            takes_aside = self._takes_aside()
+            if takes_aside:
+                data = read_aside(opened.disk, opened.folder + ASIDE, start, end, bytes_max=ASIDE_BYTES)
+                if data and self._mend(asked.lost, data, "aside", (0, -1)) is None:
+                    return
+            else:
+                lower_mark(opened, start)  # H4
+            question = AskRange(
+                follower=self._host.me,
+                incarnation=incarnation,
+                epoch=state.leader_epoch,
+                request=asked.number,
+                start=start,
+                end=end,
+                compacted_to=opened.compacted_to,
+                takes_aside=takes_aside,
+            )
+            with self._lock:
+                if self._is_closed or self._asked is not asked:
+                    return
+                self._asked = asked._replace(at_ms=now_ms)
+
+            def take(answer: HeldRange, data: bytes) -> None:
+                self._arrived(asked.to, answer, data)
+
+            if self._host.wiring.ask_range(asked.to, self._at, question, take):
+                return
+            verdict = NotHad.UNABLE
+        except (LiftlogError, OSError) as error:
+            log.warning("replica.not_asked partition=%s range=[%d,%d) error=%s", self._name, start, end, error)
+        with self._lock:
+            if self._asked is not None and self._asked.number == asked.number:
+                self._judge(asked, verdict)
+
+    def _arrived(self, to: str, answer: HeldRange, data: bytes) -> None:
+        """On the connection's reader (H2)."""
+        with self._lock:
+            asked = self._asked
+            if asked is None or (asked.number, asked.to) != (answer.request, to) or asked.at_ms < 0:
+                return
+            self._asked = asked = asked._replace(at_ms=-1)
+            self._heard_in = max(self._heard_in, answer.epoch)
+        self._host.wiring.forget_range(to, self._at)
+        self._mender.submit(lambda: self._take(asked, answer, data))
+
+    def _take(self, asked: OpenQuestion, answer: HeldRange, data: bytes) -> None:
+        verdict: NotHad | None = NotHad.DAMAGED if answer.is_damaged else NotHad.LACKS
+        if data:
+            verdict = self._mend(asked.lost, data, asked.to, (answer.superseded_to, answer.superseded_epoch))
+        with self._lock:
+            if verdict is not None and self._asked is asked:
+                self._judge(asked, verdict)
+        self._woken()
+
+    def _mend(self, lost: Lost, data: bytes, origin: str, superseded: tuple[int, int]) -> NotHad | None:
+        """Write it. Returns why not; None: it is written."""
+        partition = self._partition
+        with self._lock:
+            if self._is_closed:
+                return NotHad.REFUSED
+        try:
+            start, end = partition.mend(lost, data, superseded)
+        except (BadBatch, CorruptLog) as error:
+            log.warning("replica.not_fit partition=%s range=[%d,%d) from=%s error=%s", self._name, *lost, origin, error)
+            return NotHad.UNFIT
+        except LiftlogError as error:
+            log.warning("replica.not_written partition=%s range=[%d,%d) error=%s", self._name, *lost, error)
+            return NotHad.REFUSED
+        left = partition.log.lost_ranges
+        log.warning(
+            "replica.mended partition=%s range=[%d,%d) from=%s bytes=%d left=%s",
+            self._name,
+            start,
+            end,
+            origin,
+            len(data),
+            left,
+        )
+        with self._lock:
+            self._asked, self._rounds, self._rests_until_ms = None, 0, 0
+            if not left:
+                self._round, self._last = {}, {}
+                self._give_slot()
+        self._woken()
+        return None

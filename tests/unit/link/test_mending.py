@@ -1,0 +1,349 @@
+"""Goal: a record that is whole on any replica, or in files that were moved aside, is not lost on the others.
+
+Method: three brokers in one process, real logs and real gRPC. Bits are flipped in the files of each at another place,
+and the scrub of each finds them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.api.errors import CorruptLog
+from broker.metadata.partition import Place
+from broker.runtime.cluster.codec import Welcome
+from broker.runtime.cluster.link import handshake
+from broker.runtime.cluster.replicas import mending
+from broker.runtime.cluster.replicas.folders import ASIDE
+from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
+from tests.support.linked import Linked, LinkedNode, linked
+from tests.support.processes import eventually
+from tests.unit.runtime.test_partition import rows
+
+COUNT = 30
+
+
+@pytest.fixture
+def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Linked]:
+    monkeypatch.setattr(mending, "PAUSE_FIRST_MS", 50)
+    monkeypatch.setattr(mending, "PAUSE_LAST_MS", 200)
+    with linked(tmp_path) as cluster:
+        cluster.start()
+        yield cluster
+
+
+def filled(three: Linked, **settings: object) -> Place:
+    """A partition whose records are batches of their own, in several segments, on all three."""
+    [at] = three.create(**settings)
+    for number in range(COUNT):
+        three.stored(at, b"%d" % number * 100)
+        if number % 10 == 9:
+            for node in three.nodes.values():
+                eventually(lambda node=node, n=number: node.log(at).log_end_offset == n + 1, what="a copy")  # type: ignore[misc]
+                node.log(at).roll_if_due(1 << 60)
+    three.in_sync(at)
+    three.same(at)
+    return at
+
+
+def flip(node: LinkedNode, at: Place, *offsets: int) -> None:
+    view = node.log(at).log.state.view()
+    for offset in offsets:
+        segment = view.segments[view.segment_of(offset)]
+        index = view.index(segment)
+        place = int(index.positions[index.find(offset)]) + 900
+        with Path(segment.path).open("r+b") as file:
+            file.seek(place)
+            [byte] = file.read(1)
+            file.seek(place)
+            file.write(bytes([byte ^ 4]))
+
+
+def found(node: LinkedNode, at: Place) -> None:
+    """The scrub meets it."""
+    offset, replica = 0, node.partition(at).replica
+    while (piece := replica.scrub(offset)) is not None:
+        offset = piece.next_offset
+
+
+def damage(node: LinkedNode, at: Place, *offsets: int) -> None:
+    flip(node, at, *offsets)
+    found(node, at)
+
+
+def mended(three: Linked, at: Place) -> None:
+    """All that there is can be read on all three, and each takes part again."""
+
+    def is_whole(node: LinkedNode) -> bool:
+        found(node, at)
+        return not (node.log(at).lost_ranges or node.placed(at).is_damaged)
+
+    eventually(lambda: all(map(is_whole, three.nodes.values())), what="all to be mended")
+
+
+def in_vain(node: LinkedNode, at: Place) -> None:
+    """It has asked everybody more than once."""
+    eventually(lambda: (found := node.placed(at).mending) is not None and found._rounds > 3, what="rounds in vain")
+
+
+def check_all_stayed(three: Linked, at: Place, *, count: int = COUNT) -> None:
+    """Nobody has begun anew, all is as it was, and the partition goes on."""
+    assert [three.service.state(at).step_outs_of(name) for name in three.names] == [0, 0, 0]
+    three.in_sync(at)
+    three.same(at)
+    assert three.stored(at, b"after") == count + 1
+    three.same(at)
+    for node in three.nodes.values():
+        assert not Path(node.log(at).folder + ASIDE).exists()
+
+
+def leader_and_others(three: Linked, at: Place) -> tuple[LinkedNode, LinkedNode, LinkedNode]:
+    one, two = three.followers(at)
+    return three.leader(at), one, two
+
+
+def test_all_three_are_damaged_at_different_places(three: Linked) -> None:
+    """The defect: each gave up its whole log. Whoever led could not, and the others stopped before its damage."""
+    at = filled(three)
+    for number, node in enumerate(three.nodes.values()):
+        flip(node, at, 3 + 7 * number)
+    for node in three.nodes.values():
+        found(node, at)
+    mended(three, at)
+    check_all_stayed(three, at)
+    assert [node.partition(at).mended_count for node in three.nodes.values()] == [1, 1, 1]
+
+
+def test_it_is_the_leader_who_is_damaged_and_it_leads_on(three: Linked) -> None:
+    at = filled(three)
+    leader, _, _ = leader_and_others(three, at)
+    epoch = three.service.state(at).leader_epoch
+    damage(leader, at, 3, 4, 5, 12, 25)
+    assert three.stored(at, b"meanwhile") == COUNT + 1
+    mended(three, at)
+    check_all_stayed(three, at, count=COUNT + 1)
+    assert three.service.state(at).leader_epoch == epoch
+
+
+def test_neighbours_have_each_a_part_of_what_the_third_lacks(three: Linked) -> None:
+    at = filled(three)
+    leader, one, two = leader_and_others(three, at)
+    flip(one, at, 4, 5)
+    flip(two, at, 6, 7)
+    damage(leader, at, *range(4, 8))
+    mended(three, at)
+    check_all_stayed(three, at)
+
+
+def test_it_is_found_by_whoever_is_asked(three: Linked) -> None:
+    """Nobody has read the damaged batch of another replica: the question does, and that one asks, too."""
+    at = filled(three)
+    leader, one, two = leader_and_others(three, at)
+    flip(one, at, 4)
+    damage(leader, at, 4)
+    mended(three, at)
+    check_all_stayed(three, at)
+    assert one.partition(at).mended_count == 1
+    assert two.partition(at).mended_count == 0
+
+
+def test_a_file_is_gone(three: Linked) -> None:
+    at = filled(three)
+    _, one, _ = leader_and_others(three, at)
+    Path(one.log(at).folder, f"{10:020d}.arrows").unlink()
+    with pytest.raises(CorruptLog), one.log(at).read(12):
+        pass
+    mended(three, at)
+    check_all_stayed(three, at)
+
+
+def test_damage_is_found_at_a_start(three: Linked) -> None:
+    at = filled(three)
+    _, one, _ = leader_and_others(three, at)
+    flip(one, at, 12)
+    three.stop(one.me)
+    three.stored(at, b"while it is away")
+    three.start(one.me)
+    found(three.nodes[one.me], at)
+    mended(three, at)
+    check_all_stayed(three, at, count=COUNT + 1)
+
+
+def test_who_follows_again_in_its_epoch_gets_all_that_came_meanwhile(three: Linked) -> None:
+    at = filled(three)
+    leader, one, two = leader_and_others(three, at)
+    with deaf(three, leader, two):
+        damage(one, at, 12)
+        eventually(lambda: one.placed(at).is_damaged, what="to be noticed")
+        waiters = [three.publish(at, b"%d" % number) for number in range(5)]
+    mended(three, at)
+    eventually(lambda: all(waiter.outcome is not None for waiter in waiters), what="acks")
+    check_all_stayed(three, at, count=COUNT + 5)
+
+
+@contextlib.contextmanager
+def deaf(three: Linked, *nodes: LinkedNode) -> Iterator[None]:
+    for node in nodes:
+        three.relays[node.me].paused = True
+    yield
+    for node in nodes:
+        three.relays[node.me].paused = False
+
+
+def test_all_are_damaged_in_the_same_place_and_each_stays(three: Linked) -> None:
+    """Nothing is won by a new beginning. What is whole stays, and one who had it before comes back."""
+    at = filled(three)
+    leader, one, two = leader_and_others(three, at)
+    kept = Path(two.log(at).folder)
+    shutil.copytree(kept, kept.parent / "copy")
+    for node in (leader, one, two):
+        damage(node, at, 12)
+    for node in (leader, one, two):
+        in_vain(node, at)
+        assert node.log(at).lost_ranges == ((12, 13),)
+        assert not node.placed(at).mending.is_in_vain()  # type: ignore[union-attr]
+    with leader.log(at).read(13) as plan:
+        assert plan.next_offset == COUNT
+    with pytest.raises(CorruptLog), leader.log(at).read(12):
+        pass
+    assert [three.service.state(at).step_outs_of(name) for name in three.names] == [0, 0, 0]
+    (kept.parent / "copy").rename(str(kept) + ASIDE)  # as if it had begun anew once
+    mended(three, at)
+    assert [node.partition(at).mended_count for node in three.nodes.values()] == [1, 1, 1]
+    three.in_sync(at)
+    three.same(at)
+
+
+def test_only_files_that_were_moved_aside_have_it(three: Linked) -> None:
+    at = filled(three)
+    leader, one, two = leader_and_others(three, at)
+    folder = Path(two.log(at).folder)
+    shutil.copytree(folder, str(folder) + ASIDE)
+    flip(one, at, 12)
+    flip(two, at, 12)
+    damage(leader, at, 12)
+    mended(three, at)
+    three.in_sync(at)
+    three.same(at)
+    assert [three.service.state(at).step_outs_of(name) for name in three.names] == [0, 0, 0]
+
+
+def have_compacted(three: Linked, at: Place) -> None:
+    """All three up to 20, and the leader knows."""
+    for node in three.nodes.values():
+        opened = node.log(at)
+        save_clean_state(opened.disk, opened.folder, CleanState(cleaned_to=20))
+        opened.log.state.note_compacted(20)
+    three.stored(at, b"x")
+    core = three.leader(at).partition(at)._core
+    eventually(lambda: core.tombstones_below(20) == 20, what="the marks to be told")
+
+
+def test_a_log_that_is_compacted_takes_nothing_from_aside_and_lowers_its_mark_first(three: Linked) -> None:
+    """A deleted key would come back: what was moved aside has held back no tombstone."""
+    at = filled(three, cleanup="compact")
+    leader, one, two = leader_and_others(three, at)
+    folder = Path(two.log(at).folder)
+    shutil.copytree(folder, str(folder) + ASIDE)
+    have_compacted(three, at)
+    for node in (leader, one, two):
+        damage(node, at, 12)
+    for node in (leader, one, two):
+        in_vain(node, at)
+        assert load_clean_state(node.log(at).disk, node.log(at).folder).cleaned_to == 12
+    core = leader.partition(at)._core
+    assert core.tombstones_below(20) <= 12
+    assert {name: one.compacted_to for name, one in core.in_sync.followers.items()} == {  # type: ignore[union-attr]
+        one.me: 12,
+        two.me: 12,
+    }
+
+
+def test_the_leader_hears_of_the_lowered_mark_before_anybody_else_is_asked(three: Linked) -> None:
+    at = filled(three, cleanup="compact")
+    leader, one, _ = leader_and_others(three, at)
+    have_compacted(three, at)
+    flip(leader, at, 12)
+    damage(one, at, 12)
+    mended(three, at)
+    assert one.log(at).compacted_to == 12
+    three.in_sync(at)
+    three.same(at)
+
+
+def test_a_broker_of_an_earlier_release_is_not_asked_and_the_replica_begins_anew(
+    three: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its welcome does not say that it knows the question, which would end the stream."""
+    monkeypatch.setattr(handshake.Caller, "welcome", lambda caller, data: Welcome(b""))
+    at = filled(three)
+    _, one, _ = leader_and_others(three, at)
+    streams = {name: node.link.counts["lost"] for name, node in three.nodes.items()}
+    damage(one, at, 12)
+
+    def has_stepped_out() -> bool:
+        for callback in three.service.callbacks:
+            callback()
+        return three.service.state(at).step_outs_of(one.me) == 1
+
+    renew(three)
+    eventually(has_stepped_out, what="a step-out")
+    three.in_sync(at)
+    three.same(at)
+    assert {name: node.link.counts["lost"] for name, node in three.nodes.items()} == streams
+
+
+def renew(three: Linked) -> None:
+    """All live, and say so (`replicas.G14`)."""
+    renewals = {name: info.registration for name, info in three.service.catalog.brokers.items()}
+    three.service.apply(kind="renew_sessions", renewals=renewals)
+
+
+def test_a_broker_dies_while_it_is_asked(three: Linked) -> None:
+    at = filled(three)
+    leader, one, two = leader_and_others(three, at)
+    flip(leader, at, 12)
+    with deaf(three, two):
+        damage(one, at, 12)
+        eventually(lambda: one.placed(at).mending is not None, what="to be noticed")
+        eventually(lambda: leader.placed(at).is_damaged, what="the leader to be asked")
+        three.stop(two.me, kill=True)
+    three.start(two.me)
+    mended(three, at)
+    three.in_sync(at)
+    three.same(at)
+
+
+def test_another_leads_while_the_damaged_one_asks(three: Linked) -> None:
+    at = filled(three)
+    leader, one, two = leader_and_others(three, at)
+    with deaf(three, one, two):
+        damage(leader, at, 12)
+        eventually(lambda: leader.placed(at).mending is not None, what="to be noticed")
+        info = three.service.catalog.brokers[leader.me]
+        lapse = {"registration": info.registration, "renewal": info.renewal}
+        three.service.apply(kind="fail_broker", broker_id=leader.me, **lapse)
+        eventually(lambda: three.service.state(at).leader not in (None, leader.me), what="another leader")
+    renew(three)
+    mended(three, at)
+    three.in_sync(at)
+    three.same(at)
+
+
+def test_an_appended_record_that_is_not_committed_is_mended_likewise(three: Linked) -> None:
+    """The leader is damaged above the high watermark, and a follower that fetched it has it."""
+    at = filled(three)
+    leader, one, _ = leader_and_others(three, at)
+    before = leader.log(at).high_watermark
+    leader.partition(at).append_now([rows(b"x" * 500)], lambda *_: None)
+    eventually(lambda: one.log(at).log_end_offset == before + 1, what="a copy")
+    flip(leader, at, before)
+    segment = leader.log(at).log.state.view().segments[-1]
+    leader.log(at).repair_segment(segment)
+    assert leader.log(at).lost_ranges == ((before, before + 1),)
+    mended(three, at)
+    check_all_stayed(three, at, count=COUNT + 1)
