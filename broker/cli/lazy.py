@@ -7,12 +7,17 @@ help of each command, and makes only the one that runs.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import click
 
 from broker.cli.arguments import command
+
+NAMED_AT_ONCE: Final = 4
+"""So many commands are named to somebody who mistyped one."""
 
 
 class Leaf(NamedTuple):
@@ -123,12 +128,31 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in self.places and not args[0].startswith("-"):
-            raise click.NoSuchCommand(args[0], possibilities=self.places, ctx=ctx)  # of all, made or not
+            raise self._unknown(args[0], ctx)
         return super().resolve_command(ctx, args)
+
+    def _unknown(self, given: str, ctx: click.Context) -> click.NoSuchCommand:
+        """The error, with commands of that name in other groups; else with those of a name like it, these first."""
+        near = partial(get_close_matches, given, cutoff=0.75)
+        paths = sorted(_paths(COMMANDS), key=lambda path: (path.count(" "), path))
+        names = {path.split()[-1] for path in paths}
+        wanted = {given} & names or (set() if near(self.places) else set(near(names)))
+        found = [f"'liftlog {path}'" for path in paths if path.split()[-1] in wanted][:NAMED_AT_ONCE]
+        if not found:
+            return click.NoSuchCommand(given, possibilities=self.places, ctx=ctx)
+        return click.NoSuchCommand(given, f"No such command {given!r}. Did you mean {' or '.join(found)}?", ctx=ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, place.help) for name, place in self.places.items()])
+
+
+def _paths(places: Mapping[str, Leaf | Branch]) -> Iterator[str]:
+    """`stream`, `stream list` and so on."""
+    for name, place in places.items():
+        yield name
+        if isinstance(place, Branch):
+            yield from (f"{name} {path}" for path in _paths(place.leaves))
 
 
 def _made(name: str, place: Leaf | Branch) -> click.Command:

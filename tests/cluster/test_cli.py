@@ -617,5 +617,11 @@ def test_a_consumer_is_shown_moved_and_forgotten(house: Folder) -> None:
         moved = house.json("consumer", "reset", "job", "--stream", "c", "--to", to)
         assert [p["offset"] for p in moved["partitions"]] == [offset]
     assert "job" in house.liftlog("consumer", "list").stdout
+    to_start = ("--stream", "c", "--to", "earliest")
+    asked = house.liftlog("consumer", "reset", "jobs", *to_start, code=1, stdin=subprocess.DEVNULL).stderr
+    assert "there is no consumer jobs (did you mean job?): begin it, in stream c at earliest?" in asked
+    assert [each["consumer"] for each in house.json("consumer", "list")] == ["job"]
+    assert house.json("consumer", "reset", "new", *to_start, "--yes")["lag"] == 10
+    house.liftlog("consumer", "delete", "new", "--yes")
     house.liftlog("consumer", "delete", "job", "--yes")
     assert house.liftlog("consumer", "describe", "job", code=1).stderr.startswith("error[unknown_consumer]")

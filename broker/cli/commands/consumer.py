@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from broker.cli.arguments import Argument, Option
 from broker.cli.options import Brokers, Json, Partitions, Yes, answer, client_of, confirm, is_json, position
 from broker.cli.output import json_out, note, table, time_text
+
+if TYPE_CHECKING:
+    from broker.client.client import Client
 
 Name = Annotated[str, Argument(metavar="CONSUMER", help="Name of the consumer.")]
 
@@ -69,12 +73,15 @@ def reset(
     stream: Annotated[str, Option("--stream", metavar="STREAM", help="The stream to move in.")],
     to: Annotated[str, Option("--to", metavar="WHERE", help="earliest, latest, an offset, or an ISO 8601 time (UTC).")],
     partition: Partitions = None,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask if there is no such consumer yet.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
     """Move the committed offsets of a consumer in one stream. Stop the consumer first."""
     where = position(to, "--to")
     with client_of(ctx, brokers) as client:
+        if not yes and (unknown := _unknown(client, name)) is not None:
+            confirm(yes, f"{unknown}: begin it, in stream {stream} at {to}?")
         consumer = client.reset(name, stream, where, partitions=partition or None)
     if is_json(ctx, json):
         json_out(asdict(consumer))
@@ -84,6 +91,15 @@ def reset(
         ["partition", "offset", "lag"],
         [(p.partition, p.offset, p.lag) for p in consumer.partitions if p.stream == stream],
     )
+
+
+def _unknown(client: Client, name: str) -> str | None:
+    """What to say of a consumer that has committed nothing: it may be another one's name, mistyped."""
+    known = [consumer.consumer for consumer in client.consumers()]
+    if name in known:
+        return None
+    near = get_close_matches(name, known, n=1)
+    return f"there is no consumer {name}" + (f" (did you mean {near[0]}?)" if near else "")
 
 
 def delete(

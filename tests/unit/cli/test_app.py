@@ -302,6 +302,28 @@ def test_a_brokers_folder_and_that_of_up_are_not_taken_for_each_other(tmp_path: 
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["broker-0"]
 
 
+@pytest.mark.parametrize(
+    "given, named",
+    [
+        (["strem"], "'stream'"),
+        (["stream", "lst"], "'list'"),
+        (["status"], "'liftlog cluster status' or 'liftlog cluster rescue status'"),
+        (["verify"], "'liftlog log verify'"),
+        (["stream", "verify"], "'liftlog log verify'"),
+        (["craete"], "'liftlog stream create'"),
+        (["rescue"], "'liftlog cluster rescue'"),
+    ],
+)
+def test_a_mistyped_command_is_told_the_nearest_in_any_group(given: list[str], named: str) -> None:
+    code, _, err = _run(*given)
+    assert code == 2
+    assert err.endswith(f"No such command '{given[-1]}'. Did you mean {named}?\n")
+
+
+def test_a_command_like_no_other_is_told_none() -> None:
+    assert _run("frobnicate")[2].endswith("No such command 'frobnicate'.\n")
+
+
 def test_down_where_nothing_runs_is_fine_and_makes_nothing(tmp_path: Path) -> None:
     code, out, err = _run("down", "--data", str(tmp_path / "none"), "--json")
     assert code == 0

@@ -129,7 +129,7 @@ def answer(request: Request, reply: Reply) -> None:
         "consumer list",
         "sink list",
         "consumer describe c",
-        "consumer reset c --stream s --to latest",
+        "consumer reset c --stream s --to latest --yes",
         "consumer delete c --yes",
         "sink describe k",
         "sink reset k --next-batch 1 --yes",
