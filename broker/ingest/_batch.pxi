@@ -261,7 +261,7 @@ cdef class PendingBatch:
         text = header_of(self.columns, last.id_header, &size)
         return text[:size]
 
-    def make_room(self, ids, *, int64_t window_us, int64_t ids_max):
+    def make_room(self, ids, *, int64_t now_us, int64_t wall_us, int64_t window_us, int64_t ids_max):
         """Make room for the ids of this batch: see `Conditional`."""
         cdef Table table
         cdef int64_t[:, ::1] entries = ids.entries
@@ -270,10 +270,11 @@ cdef class PendingBatch:
         if self.columns == NULL:
             return
         point_at(&table, &entries[0, 0], entries.shape[0], &index[0], index.shape[0], &places[0], ids.key)
-        expire_ids(&table, least_time(self.columns) - window_us)
+        expire_ids(&table, now_us - waited_us(wall_us, least_time(self.columns)) - window_us)
         ids.reserve(min(self.columns.id_count, max(0, ids_max - (places[1] - places[0]))), fill_index)
 
-    def settle(self, ids, subjects, *, int64_t next_offset, int64_t window_us, int64_t ids_max, int64_t subjects_max):
+    def settle(self, ids, subjects, *, int64_t next_offset, int64_t now_us, int64_t wall_us, int64_t window_us,
+               int64_t ids_max, int64_t subjects_max):
         """Drop the records that are not to be stored: see `Conditional`."""
         cdef Settling settling
         cdef Table table
@@ -303,6 +304,7 @@ cdef class PendingBatch:
             settling.table = &table
             last = ids.last_id
         settling.next_offset, settling.window_us, settling.ids_max = next_offset, window_us, ids_max
+        settling.now_us, settling.wall_us = now_us, wall_us
         settling.dropped, settling.text = &self.dropped, &self.dropped_text
         settling.subjects_max, settling.puts = subjects_max, &self.puts
         self.ids_max, self.subjects_max = ids_max, subjects_max

@@ -13,6 +13,9 @@ cdef enum Kind:
     NOT_KNOWN                   # the table of subjects has no room, or had none
 
 
+cdef int64_t WAITED_US = 60000000      # as in settling.py
+
+
 cdef struct Condition:
     int32_t row
     int32_t id_header           # row of the header columns; -1: there is no id
@@ -37,6 +40,8 @@ cdef struct Settling:
     Table* table                # NULL: ids are off
     Subjects* subjects          # NULL: the table is off or not read yet
     int64_t next_offset
+    int64_t now_us              # by the clock of the table
+    int64_t wall_us             # by that of the timestamps
     int64_t window_us
     int64_t ids_max
     int64_t subjects_max
@@ -62,6 +67,10 @@ cdef int64_t least_time(const Columns* columns) noexcept nogil:
     for i in range(1, columns.rows):
         least = min(least, times[i])
     return least
+
+
+cdef inline int64_t waited_us(int64_t wall_us, int64_t timestamp_us) noexcept nogil:
+    return min(max(<int64_t>0, wall_us - timestamp_us), WAITED_US)
 
 
 cdef void hash_ahead(const Table* table, const Columns* columns, Py_ssize_t first, Hash* hashes) noexcept nogil:
@@ -152,7 +161,10 @@ cdef int settle_rows(Settling* self, const Columns* columns, const char* last, P
         verdict.offset = -1
         if has_id:
             id = ahead[i % LOOKS_AHEAD]
-            found = find_id(self.table, id, times[condition.row] - self.window_us, &at)
+            found = find_id(
+                self.table, id,
+                self.now_us - waited_us(self.wall_us, times[condition.row]) - self.window_us, &at,
+            )
             if found >= 0:
                 verdict.kind = REPEAT
                 verdict.offset = found
@@ -177,7 +189,7 @@ cdef int settle_rows(Settling* self, const Columns* columns, const char* last, P
             verdict.kind = NO_ROOM
         if verdict.kind == 0:
             if has_id:
-                add_id(self.table, id, at, offset, times[condition.row])
+                add_id(self.table, id, at, offset, self.now_us)
             if self.subjects != NULL and (
                 put_subject(self.subjects, put.subject, offset + 1, &put.before) < 0
                 or append(self.puts, <const char*>&put, sizeof(Put)) < 0

@@ -40,6 +40,7 @@ from broker.ingest.settling import (
     is_told,
     settle,
     verdict_body,
+    waited_us,
 )
 
 
@@ -259,9 +260,10 @@ class PendingBatch:
     def minds_subjects(self) -> bool:
         return any(row.expected_subject_sequence >= 0 for row in self._rows)
 
-    def make_room(self, ids: Ids, *, window_us: int, ids_max: int) -> None:
+    def make_room(self, ids: Ids, *, now_us: int, wall_us: int, window_us: int, ids_max: int) -> None:
         """Make room for the ids of this batch: see `Conditional`."""
-        ids.expire(min(row.timestamp_us for row in self._rows) - window_us)
+        waited = waited_us(wall_us, min(row.timestamp_us for row in self._rows))
+        ids.expire(now_us - waited - window_us)
         ids.reserve(min(self.id_count, max(0, ids_max - len(ids))))
 
     def settle(
@@ -270,13 +272,15 @@ class PendingBatch:
         subjects: Subjects | None,
         *,
         next_offset: int,
+        now_us: int,
+        wall_us: int,
         window_us: int,
         ids_max: int,
         subjects_max: int,
     ) -> None:
         """Drop the records that are not to be stored: see `Conditional`."""
         self._missed_end = subjects.missed_end if subjects is not None else 0
-        log = LogFacts(ids, subjects, next_offset, window_us, ids_max, subjects_max)
+        log = LogFacts(ids, subjects, next_offset, now_us, wall_us, window_us, ids_max, subjects_max)
         kept, self._dropped = settle(self._rows, log, self._puts)
         if not self._dropped:
             return

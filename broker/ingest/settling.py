@@ -14,6 +14,8 @@ G1  First the id, then the sequence, then that of the subject, then the id befor
 G2  A record that is dropped changes nothing: no offset, no id, no last record of its subject.
 G3  The answer on a dropped record is true once all below the batch's offset is durable, and is given then.
 G4  A repeat is acked if the record would be; `Liftlog-Ack: none` silences that, and no refusal.
+G5  A window ends when a repeat was read, and it may have waited since: its timestamp says how long, but not what time
+    it is. A timestamp of the future, or of more than `WAITED_US` ago, is of a clock that was set meanwhile.
 
 Source: nats-server, server/stream.go and server/jetstream_batching.go.
 """
@@ -43,6 +45,8 @@ DUPLICATE: Final = 1
 WRONG: Final = 2
 FULL: Final = 3
 UNSURE: Final = 4
+WAITED_US: Final = 60_000_000
+"""As `broker.storage.memory.memory.WAITED_US`."""
 
 
 class Ids(Protocol):
@@ -82,12 +86,14 @@ class LogFacts(NamedTuple):
     """Facts of the log that settling is told.
 
     Attributes:
-        ids, subjects, next_offset, window_us, ids_max, subjects_max: See `Conditional.settle`.
+        ids, subjects, next_offset, now_us, wall_us, window_us, ids_max, subjects_max: See `Conditional.settle`.
     """
 
     ids: Ids | None
     subjects: Subjects | None
     next_offset: int
+    now_us: int
+    wall_us: int
     window_us: int
     ids_max: int
     subjects_max: int
@@ -127,7 +133,7 @@ def settle(
             dropped.append((row, verdict))
             continue
         if row.msg_id and ids is not None:
-            ids.add(row.msg_id, offset, row.timestamp_us)
+            ids.add(row.msg_id, offset, log.now_us)
         if log.subjects is not None:
             puts.append((row.subject, log.subjects.put(row.subject, offset + 1)))
         kept.append(row)
@@ -139,7 +145,8 @@ def _judge(row: Row, log: LogFacts, offset: int, last_id: bytes) -> Dropped | No
     """None: it is stored at `offset`."""
     ids = log.ids
     if row.msg_id and ids is not None:
-        found = ids.find(row.msg_id, row.timestamp_us - log.window_us)
+        read_us = log.now_us - waited_us(log.wall_us, row.timestamp_us)
+        found = ids.find(row.msg_id, read_us - log.window_us)
         if found >= 0:
             return Dropped(DUPLICATE, found)
     if row.expected_sequence >= 0 and row.expected_sequence != offset:  # that of the record before: offset - 1 + 1
@@ -156,6 +163,11 @@ def _judge(row: Row, log: LogFacts, offset: int, last_id: bytes) -> Dropped | No
     if row.msg_id and ids is not None and len(ids) >= log.ids_max:
         return Dropped(FULL, error=_filled(IDS_FULL, log.ids_max))
     return None
+
+
+def waited_us(wall_us: int, timestamp_us: int) -> int:
+    """G5."""
+    return min(max(0, wall_us - timestamp_us), WAITED_US)
 
 
 def _judge_subject(row: Row, log: LogFacts) -> Dropped | None:

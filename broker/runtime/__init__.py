@@ -4,6 +4,7 @@ assembled.py   what every broker has: folder, threads, HTTP, intake; their start
 alone.py       what an operator of a cluster may ask, where there is one broker
 broker.py      one broker that is alone, assembled; runs a broker until a signal
 dataplane.py   the HTTP server's thread
+elapsed.py     the clock that nobody sets, and the time of day
 logs.py        how it logs
 metrics.py     what Prometheus sees; samples.py  what is read when it asks
 

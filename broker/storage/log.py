@@ -68,7 +68,7 @@ class PartitionLog:
         cls, disk: Disk, folder: str, identity: LogIdentity, settings: LogSettings, *, now_us: int, boot_id: str = ""
     ) -> Self:
         """As `Log.create`."""
-        return cls(Log.create(disk, folder, identity, settings, now_us=now_us, boot_id=boot_id), now_us)
+        return cls(Log.create(disk, folder, identity, settings, now_us=now_us, boot_id=boot_id))
 
     @classmethod
     def open(
@@ -82,12 +82,12 @@ class PartitionLog:
         expected: LogIdentity | None = None,
     ) -> Self:
         """As `Log.open`."""
-        return cls(Log.open(disk, folder, settings, boot_id=boot_id, now_us=now_us, expected=expected), now_us)
+        return cls(Log.open(disk, folder, settings, boot_id=boot_id, now_us=now_us, expected=expected))
 
-    def __init__(self, log: Log, now_us: int) -> None:
+    def __init__(self, log: Log) -> None:
         self.log = log
         self._state, self._lock = log.state, log.lock
-        self.remembered = Remembered(log, now_us)
+        self.remembered = Remembered(log)
         self.handover = Handover(self.remembered)
         self._tracking = Tracking(self.remembered)
         if not log.recovery.clean:
@@ -119,13 +119,16 @@ class PartitionLog:
 
     # --- append ---------------------------------------------------------------------------------------------
 
-    def append(self, batches: Sequence[Encodable], *, leader_epoch: int, now_us: int) -> AppendResult:
+    def append(
+        self, batches: Sequence[Encodable], *, leader_epoch: int, now_us: int, wall_us: int | None = None
+    ) -> AppendResult:
         """Append batches as one commit group, with one write. Not durable before a later `sync`.
 
         Args:
             batches: n >= 1, of one kind; they get consecutive offsets in this order. With a producer id they all carry
                 the same stamp, and a group that was appended before is not appended again.
             leader_epoch, now_us: As `Log.append` takes them.
+            wall_us: The clock that timestamps are of, now (`memory.M4`); None: the same.
         Raises:
             NotLeader, DiskFull, StorageFailed: as `Log.append`.
             ProducerFenced, OutOfSequence, UnknownProducer, Overloaded: as `ProducerTable.check`.
@@ -137,8 +140,8 @@ class PartitionLog:
         with self._lock:
             if self._state.failure is not None:
                 log.check_writable()
-            self.remembered.latest_us = now_us
-            verdict = self._judge(batches, now_us)
+            self._state.ages.tell(now_us, self._state.log_end_offset)
+            verdict = self._judge(batches, now_us if wall_us is None else wall_us)
             if verdict.repeat is not None:
                 return verdict.repeat
             self.remembered.is_ahead = verdict.is_ahead
@@ -171,7 +174,7 @@ class PartitionLog:
             log.checkpoint(withdraw=True)
         with self._lock:
             log.check_writable()
-            self.remembered.latest_us = now_us
+            self._state.ages.tell(now_us, self._state.log_end_offset)
             verdict = self._judge_rows(None)
             result = log.append_group(
                 group, leader_epoch=leader_epoch, now_us=now_us, look=verdict.look, rolled=self.remembered.keep
@@ -202,7 +205,7 @@ class PartitionLog:
         log.note_superseded(*superseded)
         with self._lock:
             log.check_writable()
-            self.remembered.latest_us = now_us
+            self._state.ages.tell(now_us, log.log_end_offset)
             if is_rewritten:
                 with log.guarded("write state"):
                     self.remembered.drop()
@@ -215,7 +218,7 @@ class PartitionLog:
                 if log.segment_count != before:
                     self.remembered.is_due = True  # as at any roll, so that whoever leads has a segment to read at most
 
-    def _judge(self, batches: Sequence[Encodable], now_us: int) -> Verdict:
+    def _judge(self, batches: Sequence[Encodable], wall_us: int) -> Verdict:
         """Say which records may be appended and what is to be noted of them. Raises why nothing may be appended."""
         memory = self.remembered.memory
         if memory is not None and memory.end != self._state.log_end_offset:
@@ -225,7 +228,7 @@ class PartitionLog:
         if hasattr(first, "settle"):  # from NATS
             if first.condition_count:
                 assert len(batches) == 1, "the conditions of a group are not settled"
-                return self._settle(first)
+                return self._settle(first, wall_us)
             if memory is None:
                 return NOTHING
             conditional: Any = batches
@@ -235,7 +238,7 @@ class PartitionLog:
             found = self.remembered.known().producers.check(
                 stamp,
                 record_count=sum(batch.record_count for batch in batches),
-                now_us=now_us,
+                now_us=self._state.ages.now_us,
                 expiry_us=self._state.settings.producer_id_expiry_ms * 1_000,
                 ids_max=self._state.settings.producer_ids_max,
             )
@@ -255,24 +258,24 @@ class PartitionLog:
             stamp,
             self._state.settings,
             log_start_offset=self._state.log_start_offset,
-            now_us=self.remembered.latest_us,
+            now_us=self._state.ages.now_us,
             begin=None if self.remembered.has_states() else self.remembered.begin_ids,
         )
 
-    def _settle(self, batch: Conditional) -> Verdict:
+    def _settle(self, batch: Conditional, wall_us: int) -> Verdict:
         """Let a batch drop the records that are not to be stored.
 
         Raises:
             StorageFailed, DiskFull: the ids are not known, or there is no place to keep them.
         """
-        settings, ids = self._state.settings, None
+        settings, ids, now_us = self._state.settings, None, self._state.ages.now_us
         window_us = settings.dedup_window_ms * 1_000
         subjects = self._tracking.table_for(batch)
         if window_us and batch.minds_ids:
             ids = self.remembered.known().ids
             if batch.id_count and not self.remembered.states.offsets:
                 self.remembered.begin()
-            batch.make_room(ids, window_us=window_us, ids_max=settings.dedup_ids_max)
+            batch.make_room(ids, now_us=now_us, wall_us=wall_us, window_us=window_us, ids_max=settings.dedup_ids_max)
         memory = self.remembered.memory
         noted = Noted(memory, [batch], settings, self._state.log_start_offset) if memory is not None else None
         verdict = Settled(batch, noted, ids, subjects)
@@ -281,6 +284,8 @@ class PartitionLog:
                 ids,
                 subjects,
                 next_offset=self._state.log_end_offset,
+                now_us=now_us,
+                wall_us=wall_us,
                 window_us=window_us,
                 ids_max=settings.dedup_ids_max,
                 subjects_max=settings.subjects_max,
@@ -355,7 +360,7 @@ class PartitionLog:
         with log.checkpoint_lock, log.sync_lock, self._lock:
             if log.failure is None or log.state.is_closed:
                 return log.recovery
-            self.remembered.latest_us = max(self.remembered.latest_us, now_us)
+            self._state.ages.tell(now_us, log.log_end_offset)
             report = log.recover(now_us)
             try:
                 self.remembered.after_recovery()
@@ -365,27 +370,37 @@ class PartitionLog:
 
     # --- rolls, let go, rest --------------------------------------------------------------------------------
 
+    def tell_time(self, now_us: int) -> None:
+        """It is that late, by the clock of `append`: a log to which nobody appends grows older, too."""
+        with self._lock:
+            self._state.ages.tell(now_us, self._state.log_end_offset)
+
     def roll_if_due(self, now_us: int) -> bool:
         """Seal the active segment if it is older than `segment_age_ms`. Returns whether it did."""
         if not self.log.appender.is_roll_due(now_us):
             return False
         self._read_ahead()
         with self._lock:
-            self.remembered.latest_us = now_us
             is_sealed = self.log.roll_if_due(now_us)
             if is_sealed:
                 self.remembered.keep()
             return is_sealed
 
-    def apply_retention(self, *, now_us: int) -> int:
-        """Remove the segments that the settings do not keep. Returns the log start offset."""
-        self.remembered.latest_us = now_us
-        if self.log.appender.is_expired(now_us):
+    def apply_retention(self, *, now_us: int, wall_us: int | None = None) -> int:
+        """Remove the segments that the settings do not keep. Returns the log start offset.
+
+        Args:
+            now_us: As `Log.append` takes it.
+            wall_us: The time that timestamps are compared with; None: the same.
+        """
+        wall_us = now_us if wall_us is None else wall_us
+        self.tell_time(now_us)
+        if self.log.appender.is_expired(wall_us):
             self._read_ahead()
             with self._lock:
-                if self.log.seal_expired(now_us):
+                if self.log.seal_expired(wall_us):
                     self.remembered.keep()
-        return self._let_go(self.log.retained_start(now_us))
+        return self._let_go(self.log.retained_start(wall_us))
 
     def _read_ahead(self) -> None:
         """Before a segment is sealed and its state kept (`state.L10`)."""

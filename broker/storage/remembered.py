@@ -55,18 +55,16 @@ class Remembered:
 
     Attributes:
         memory: The tables; None: not read yet.
-        latest_us: The clock, as last told: who is found in the log by its batches counts as used then.
         is_due: A state file is to be written by the next checkpoint (`keep_due`).
         is_ahead: The table of subjects tells of what is being appended.
         is_wanted: Somebody asks for subjects for the first time, and all must be durable before.
         has_news: A leader has sent records that tell more than the tables do.
     """
 
-    def __init__(self, log: Log, now_us: int) -> None:
+    def __init__(self, log: Log) -> None:
         self.log = log
         self.states = StateFiles(log.disk, log.folder)
         self.memory: Memory | None = None
-        self.latest_us = now_us
         self.is_due = False
         self.is_ahead = False
         self.is_wanted = False
@@ -207,7 +205,9 @@ class Remembered:
             if offset >= 0:
                 log.recovery.notes.append(f"{self.log.folder}/{state_name(offset)} is damaged: passed over")
             start = 0
-        memory = Memory.restore(sections, self.log.settings, end)
+        with log.lock:
+            ages = log.state.ages.copy()
+        memory = Memory.restore(sections, self.log.settings, end, ages=ages)
         with log.lock:
             segments = log.chain.segments
             start = max(start, segments[0].base_offset) if segments and start >= 0 else end
@@ -218,13 +218,13 @@ class Remembered:
 
     def _learn(self, memory: Memory, messages: Iterable[memoryview], start: int, end: int) -> None:
         """Note what these tell of the records from `start` on; the log ends, or was read to, at `end`."""
-        window_us = self.log.settings.dedup_window_ms * 1_000
-        memory.learn(messages, start, end, now_us=self.latest_us, window_us=window_us)
+        with self.log.lock:
+            ages = self.log.state.ages.copy()
+        memory.learn(messages, start, end, ages=ages, window_us=self.log.settings.dedup_window_ms * 1_000)
 
     def sections_of(self, memory: Memory, offset: int) -> dict[str, bytes]:
-        return memory.snapshot(
-            offset, self.log.settings, log_start_offset=self.log.log_start_offset, now_us=self.latest_us
-        )
+        now_us = self.log.state.ages.now_us
+        return memory.snapshot(offset, self.log.settings, log_start_offset=self.log.log_start_offset, now_us=now_us)
 
     def needs_stamp(self, header: BatchHeader) -> bool:
         """Whether the producer stamp of a stored batch may still decide an append, also if the state files are lost."""

@@ -66,7 +66,7 @@ class Conditional(Encodable, Protocol):
     @property
     def last_id(self) -> bytes: ...
 
-    def make_room(self, ids: IdTable, *, window_us: int, ids_max: int) -> None:
+    def make_room(self, ids: IdTable, *, now_us: int, wall_us: int, window_us: int, ids_max: int) -> None:
         """Before `settle`: let the ids go that are out of their window, and make room for those of this batch.
 
         So the table does not move its entries while some are noted that may have to be taken back.
@@ -78,6 +78,8 @@ class Conditional(Encodable, Protocol):
         subjects: SubjectTable | None,
         *,
         next_offset: int,
+        now_us: int,
+        wall_us: int,
         window_us: int,
         ids_max: int,
         subjects_max: int,
@@ -90,6 +92,8 @@ class Conditional(Encodable, Protocol):
             ids: This log's table, with room for this batch; its ids are in it afterwards. None: ids mean nothing here.
             subjects: This log's table; the records that stay are in it afterwards. None: not known yet, or never.
             next_offset: The offset of the first record.
+            now_us: The time, by the clock of the table: an id that is noted now is of now.
+            wall_us: The time, by the clock of the timestamps: so long ago a record was read (`settling.G5`).
             window_us: How long an id is known.
             ids_max: A new id over that is refused.
             subjects_max: 0: a record that expects the last one on its subject is refused for good.

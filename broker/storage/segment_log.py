@@ -44,7 +44,7 @@ from broker.storage.segments.checkpoint import (
     write_identity,
 )
 from broker.storage.segments.index import INDEX_CACHE, Entries, IndexView
-from broker.storage.segments.retention import log_start_for
+from broker.storage.segments.retention import log_start_for, old_end
 from broker.storage.segments.segment import Segment
 from broker.storage.writing.append import WRITEBACK_BYTES, Appender, AppendResult, Message
 from broker.storage.writing.checkpoints import Checkpoints
@@ -118,6 +118,7 @@ class Log:
 
         Args:
             boot_id: Identifies this run of the machine; empty: not known, a clean mark is not trusted.
+            now_us: Microseconds of a clock that nobody sets (`ages.A1`).
             expected: Refuse a folder of another partition.
         Raises:
             WrongFolder: no log is there, or that of another partition.
@@ -131,10 +132,11 @@ class Log:
             if expected is not None:
                 check_identity(identity, expected, folder=folder)
                 identity = expected  # its texts are shared with the other partitions of the stream
-            log = cls(LogState(disk, folder, identity, settings), boot_id)
             report = RecoveryReport()
             joins: list[str] = []
             checkpoint = load_checkpoint(disk, folder, report)
+            kept = () if checkpoint is None else checkpoint.ages
+            log = cls(LogState(disk, folder, identity, settings, now_us=now_us, kept=kept), boot_id)
             if report.notes and not settings.is_sole_replica:  # as often as it is asked, until the folder is made anew
                 raise CorruptLog(
                     f"{folder}: the checkpoint is damaged, so this replica begins anew from the others", path=folder
@@ -211,6 +213,7 @@ class Log:
         state.high_watermark = checkpoint.high_watermark
         state.lost_ranges = checkpoint.lost_ranges
         state.group_as_one()
+        state.begin_ages()
         self._epochs.latest = checkpoint.leader_epoch
 
     def _recover(self, checkpoint: Checkpoint | None, report: RecoveryReport, now_us: int) -> None:
@@ -434,7 +437,9 @@ class Log:
 
     def retained_start(self, now_us: int) -> int:
         """Where the log should start by its settings."""
-        return self.ask(lambda view: log_start_for(view, settings=self.settings, now_us=now_us))
+        with self.lock:
+            old = old_end(self.state.ages, self.settings.retention_ms)
+        return self.ask(lambda view: log_start_for(view, settings=self.settings, now_us=now_us, old_end=old))
 
     def sealed_segments(self) -> list[tuple[Segment, int]]:
         """As `replace.sealed_segments`."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 TICK_MS = 100
+HOUR_MS = 3_600_000
+WALL_MS = 1_700_000_000_000
 
 
 class Clock:
@@ -98,9 +100,18 @@ class Broker(Sessions, Growing):
         return int(self.clock.now_ms)
 
     @property
-    def now_us(self) -> int:
-        """Its wall clock."""
-        return max(0, self.now_ms + self.wall_jump_ms + 1_000_000) * 1_000
+    def elapsed_us(self) -> int:
+        """As logs measure time: that of another broker counts from elsewhere."""
+        return (self.now_ms + self._number * 1_000_000_000) * 1_000
+
+    @property
+    def wall_us(self) -> int:
+        """Its wall clock: those of any two of three brokers are an hour or two apart, before anybody sets them."""
+        return (WALL_MS + self.now_ms + self._number % 3 * HOUR_MS + self.wall_jump_ms) * 1_000
+
+    @property
+    def _number(self) -> int:
+        return int(self.name[1:])
 
     @property
     def raft(self) -> str:

@@ -113,7 +113,7 @@ class Sessions:
     def report(self: Broker, name: str, registration: int, stream: str, epoch: int) -> None:  # type: ignore[misc]
         """A follower cannot fetch."""
         if self.office is not None:
-            wall_ms = self.now_us // 1_000
+            wall_ms = self.wall_us // 1_000
             at = place_of(stream)
             self.office.step(
                 c.ReportArrived(broker=name, registration=registration, at=at, leader_epoch=epoch, wall_ms=wall_ms)

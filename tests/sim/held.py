@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from tests.sim.broker import Broker
     from tests.sim.metadata import Answered
 
-SETTINGS = LogSettings(segment_bytes=7_000, is_sole_replica=False, dedup_window_ms=4 * 3_600_000)
-"""Ids are known for longer than wall clocks jump."""
+SETTINGS = LogSettings(segment_bytes=7_000, is_sole_replica=False, dedup_window_ms=1_800_000)
+"""Ids are known for longer than a run takes, and for less than wall clocks are apart, and jump."""
 
 
 class Stored(NamedTuple):
@@ -118,7 +118,7 @@ class Held:
                 self.folder,
                 self._log_settings(),
                 boot_id="",
-                now_us=self.broker.now_us,
+                now_us=self.broker.elapsed_us,
                 expected=self.identity,
             )
         except LiftlogError as error:
@@ -183,7 +183,7 @@ class Held:
         self.shadow, self.is_damaged = [], False
         try:
             self.log = PartitionLog.create(
-                disk, self.folder, self.identity, self._log_settings(), now_us=self.broker.now_us
+                disk, self.folder, self.identity, self._log_settings(), now_us=self.broker.elapsed_us
             )
             self.is_sound = True
             self.checker.created(self)
@@ -239,7 +239,7 @@ class Held:
             log.append_stored(
                 data,
                 leader_epoch=effect.epoch,
-                now_us=self.broker.now_us,
+                now_us=self.broker.elapsed_us,
                 is_rewritten=effect.is_rewritten,
                 superseded=(effect.superseded_to, effect.superseded_epoch),
             )

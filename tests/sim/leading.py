@@ -186,7 +186,7 @@ class Leading(Held):
         log.update_settings(replace(log.settings, retention_records=of.retention_records))
         before = log.log_start_offset
         try:
-            log.apply_retention(now_us=self.broker.now_us)
+            log.apply_retention(now_us=self.broker.elapsed_us, wall_us=self.broker.wall_us)
         except LiftlogError as error:
             if not self._is_harmless(error):
                 self._disk_failed(error)
@@ -252,7 +252,7 @@ class Leading(Held):
             return
         is_in_force = self.checker.sorts(self)
         try:
-            result = log.append(batches, leader_epoch=core.epoch, now_us=self.broker.now_us)
+            result = log.append(batches, leader_epoch=core.epoch, now_us=self.broker.elapsed_us)
         except DiskFull:
             self.world.saw("disk full at an append")
             if log.failure is not None:
@@ -299,12 +299,12 @@ class Leading(Held):
             answer("not counted, or about to be counted otherwise")
             return
         is_in_force = self.checker.sorts(self)
-        now_us = self.broker.now_us
         keys = (("Liftlog-Key", key),) if key else ()
-        batch = batch_from_nats([(value, with_id(value.decode()) + keys) for value in values], now_us)
+        batch = batch_from_nats([(value, with_id(value.decode()) + keys) for value in values], self.broker.wall_us)
         before = log.log_end_offset
         try:
-            result = log.append([batch], leader_epoch=core.epoch, now_us=now_us)
+            now_us, wall_us = self.broker.elapsed_us, self.broker.wall_us
+            result = log.append([batch], leader_epoch=core.epoch, now_us=now_us, wall_us=wall_us)
         except LiftlogError as error:
             if log.failure is not None:
                 self._disk_failed(error)

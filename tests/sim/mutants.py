@@ -47,7 +47,7 @@ FOLDERS: Final = {
         "rescue",
         "growth",
     ),
-    "storage": ("remembered", "segment_log", "recovery"),
+    "storage": ("log", "remembered", "segment_log", "recovery"),
     "storage.writing": ("truncate", "state", "checkpoints", "leader_epochs"),
     "storage.segments": ("retention",),
     "storage.rewrite": ("compaction", "rewriting", "giving_up", "gaps"),
@@ -242,6 +242,7 @@ STAGED: Final = (
     of("ends a rescue that somebody is missing in", "rescue", "    if missing[\"brokers\"] or missing[\"replicas\"]:", "    if False:", script="the_catalog_loses_commands"),
     of("gives up under its own epoch", "giving_up", "copy.add_empty(begin, end, max(epoch, copy.epoch))", "copy.add_empty(begin, end, self.leader_epoch)", script="an_operator_gives_up_the_damaged_range_alone"),
     of("gives up what stands behind the damage", "gaps", "                copy.add(header.first_offset, header.max_timestamp_us, message)\n", "                if closed:\n                    copy.add_empty(header.first_offset, header.next_offset, header.leader_epoch)\n                else:\n                    copy.add(header.first_offset, header.max_timestamp_us, message)\n", script="an_operator_gives_up_the_damaged_range_alone"),
+    of("lets ids go by the time of day", "log", "None, self._state.ages.now_us\n", "None, wall_us\n", script="clocks_are_apart_and_are_set"),
     of("does not say who was excused", "rescue", "        state = replace(state, unclean_epoch=epoch)\n", "        pass\n", script="the_catalog_loses_commands_and_a_broker_is_gone"),
 )  # fmt: skip
 

@@ -276,7 +276,7 @@ class Replica(Rewriting):
             return
         try:
             if log is not None:
-                log.recover(self.broker.now_us)
+                log.recover(self.broker.elapsed_us)
                 self._cut_shadow()
         except LiftlogError:
             self.broker.exits()
@@ -319,7 +319,7 @@ class Replica(Rewriting):
                     log.keep_up()
                 log.checkpoint()
                 if world.chance(0.1):
-                    log.roll_if_due(self.broker.now_us)
+                    log.roll_if_due(self.broker.elapsed_us)
             except LiftlogError as error:
                 if not self._is_harmless(error):
                     self._disk_failed(error)

@@ -80,7 +80,7 @@ class Rewriting(Leading, Following):
                 log,
                 settings,
                 map_bytes=map_bytes,
-                now_us=self.broker.now_us,
+                now_us=self.broker.wall_us,
                 throttle=throttle,
                 shape=shape,
                 tombstones_below=(

@@ -34,6 +34,7 @@ from tests.sim.staged import (
     rescue,
     stopped,
 )
+from tests.sim.staged_clocks import clocks_are_apart_and_are_set
 from tests.sim.staged_rewrites import (
     a_copy_stops_between_a_value_and_its_tombstone,
     a_follower_ends_within_a_joined_batch,
@@ -308,6 +309,7 @@ SCENARIOS: dict[str, Scenario] = {
     "a_stream_is_compacted_no_more": a_stream_is_compacted_no_more,
     "a_follower_ends_within_a_joined_batch": a_follower_ends_within_a_joined_batch,
     "an_operator_elects_who_lacks_a_newer_value": an_operator_elects_who_lacks_a_newer_value,
+    "clocks_are_apart_and_are_set": clocks_are_apart_and_are_set,
 }
 
 

@@ -235,7 +235,7 @@ def a_stream_is_compacted_no_more(cluster: Cluster) -> None:
     alone(cluster)
     ask(cluster, "alter_stream", name=NAME, settings={"cleanup": "compact"})
     until(cluster, 1_000)
-    at = _send(cluster, 0)
+    at = send(cluster, 0)
     store(cluster, b"newer")
     fill(cluster, at + 2)
     leader = leader_of(cluster, NAME)
@@ -252,11 +252,11 @@ def a_stream_is_compacted_no_more(cluster: Cluster) -> None:
     leader.start()
     assert leader_of(cluster, NAME) is not leader, "nobody else leads"
     until(cluster, 1_000)
-    assert _send(cluster, 0) == at, "a repeat is stored again"
+    assert send(cluster, 0) == at, "a repeat is stored again"
     assert cluster.world.seen["repeat known by its id"], "nobody says that it is a repeat"
 
 
-def _send(cluster: Cluster, number: int) -> int:
+def send(cluster: Cluster, number: int) -> int:
     """A message with an id and a key, until it is acknowledged. Returns where it is, or was."""
     known, value = cluster.checker.known[NAME], b"%s-with-an-id-%d" % (NAME.encode(), number)
     before = len(known.acked)
@@ -281,7 +281,7 @@ def a_follower_ends_within_a_joined_batch(cluster: Cluster) -> None:
     until(cluster, 500)
     log = replica_of(away).log
     assert log is not None
-    assert log.roll_if_due(away.now_us + log.settings.segment_age_ms * 1_000)
+    assert log.roll_if_due(away.elapsed_us + log.settings.segment_age_ms * 1_000)
     end = log.log_end_offset
     compact(away, end - 1)
     away.crash("kill")

@@ -45,15 +45,15 @@ def stamped(values: Sequence[bytes], producer_id: int, epoch: int, sequence: int
 
 
 def create_log(
-    disk: Disk, *, settings: LogSettings = SETTINGS, folder: str = FOLDER, boot_id: str = BOOT_ID
+    disk: Disk, *, settings: LogSettings = SETTINGS, folder: str = FOLDER, boot_id: str = BOOT_ID, now_us: int = 0
 ) -> PartitionLog:
-    return PartitionLog.create(disk, folder, IDENTITY, settings, now_us=0, boot_id=boot_id)
+    return PartitionLog.create(disk, folder, IDENTITY, settings, now_us=now_us, boot_id=boot_id)
 
 
 def open_log(
-    disk: Disk, *, settings: LogSettings = SETTINGS, folder: str = FOLDER, boot_id: str = BOOT_ID
+    disk: Disk, *, settings: LogSettings = SETTINGS, folder: str = FOLDER, boot_id: str = BOOT_ID, now_us: int = 0
 ) -> PartitionLog:
-    return PartitionLog.open(disk, folder, settings, boot_id=boot_id, now_us=0, expected=IDENTITY)
+    return PartitionLog.open(disk, folder, settings, boot_id=boot_id, now_us=now_us, expected=IDENTITY)
 
 
 def commit(log: PartitionLog) -> int:

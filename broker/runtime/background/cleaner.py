@@ -23,6 +23,7 @@ from broker.api.errors import DiskFull, LiftlogError
 from broker.runtime.background.doubted_clock import DoubtedClock
 from broker.runtime.background.interval_syncs import IntervalSyncs
 from broker.runtime.config.configuration import Config
+from broker.runtime.elapsed import elapsed_us
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 
@@ -95,10 +96,10 @@ class Cleaner:
                 self._checkpoint(to_checkpoint, self._replicas(), now)
             if now - clean_at >= self._clean_s:
                 clean_at = now
-                now_us = self._clock.now_us()
+                wall_us = self._clock.now_us()
                 self._apart()
                 due = to_clean.take(self._replicas())
-                failed = self._each(due, lambda p, now_us=now_us: self._clean(p, now_us), "clean")  # type: ignore[misc]
+                failed = self._each(due, lambda p, wall_us=wall_us: self._clean(p, wall_us), "clean")  # type: ignore[misc]
                 to_clean.note(failed)
                 # Open logs are asked once more, or a partition that fell quiet would keep its file for a whole turn.
                 to_clean.note(p for p in due if p.log.is_awake)
@@ -117,16 +118,17 @@ class Cleaner:
         turns.note(later)
         turns.note(self._each(due, lambda p: p.checkpoint(now_s), "checkpoint"))
 
-    def _clean(self, partition: Replica, now_us: int) -> None:
+    def _clean(self, partition: Replica, wall_us: int) -> None:
         if not partition.log.segment_count:
             return  # it is empty: nothing to seal, to let go of, or to close
+        partition.log.tell_time(elapsed_us())
         full: DiskFull | None = None
         try:
-            partition.log.roll_if_due(now_us)
+            partition.log.roll_if_due(elapsed_us())
         except DiskFull as error:  # what retention lets go may be what is missing
             full = error
         before = partition.log.log_start_offset
-        after = partition.apply_retention(now_us)
+        after = partition.apply_retention(elapsed_us(), wall_us)
         partition.rest_if_quiet()
         if after != before:
             log.info("retention.removed partition=%s log_start_offset=%d records=%d", partition, after, after - before)

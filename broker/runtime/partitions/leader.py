@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -56,6 +55,7 @@ from broker.replication.events import (
     Tick,
 )
 from broker.replication.leader import LEADING, Leader
+from broker.runtime.elapsed import elapsed_us, wall_us
 from broker.runtime.metrics import FSYNC_SECONDS
 from broker.runtime.partitions.effects import Effects, OnDurable, Ticket, gone
 from broker.runtime.partitions.queued_appends import QueuedAppends
@@ -251,7 +251,7 @@ class Partition:
             replica.room.check()
         if core.role is not LEADING:
             self._refuse(leader_epoch)  # at once: who begins to lead holds the lock, and reads
-        now_us = time.time_ns() // 1000
+        now_us = elapsed_us()
         before: tuple[Effect, ...] = ()
         failure: LiftlogError | None = None
         durable_end = -1
@@ -268,7 +268,7 @@ class Partition:
                 if isinstance(batches, StoredGroup):
                     result = self.log.append_group(batches, leader_epoch=epoch, now_us=now_us)
                 else:
-                    result = self.log.append(batches, leader_epoch=epoch, now_us=now_us)
+                    result = self.log.append(batches, leader_epoch=epoch, now_us=now_us, wall_us=wall_us())
                 first, end, _, is_repeat = result
                 if (
                     here
@@ -350,7 +350,7 @@ class Partition:
         self.check_open(decided=True)
         if self.log.failure is not None:
             with self._lock:
-                effects = self._recover(time.time_ns() // 1000)
+                effects = self._recover(elapsed_us())
             self._effects.do(effects)
         event = self._synced()
         self._tell(event)
@@ -378,7 +378,7 @@ class Partition:
         with self._lock:
             if self.log.failure is not None and not self.removed:
                 try:
-                    effects = self._recover(time.time_ns() // 1000)
+                    effects = self._recover(elapsed_us())
                 except LiftlogError as error:
                     self._log_failure(error)
                     return self.fsync_interval_ms

@@ -136,11 +136,11 @@ class Replica:
 
     # --- let go, check, rest --------------------------------------------------------------------------------
 
-    def apply_retention(self, now_us: int) -> int:
-        """Let go of what the settings do not keep (R1). Returns the log start offset."""
+    def apply_retention(self, now_us: int, wall_us: int | None = None) -> int:
+        """Let go of what the settings do not keep (R1), as `PartitionLog.apply_retention` does."""
         with self.letting_go:
             before, may = self.log.log_start_offset, self.floor() is None and self.may_let_go()
-            return self._started(before, self.log.apply_retention(now_us=now_us)) if may else before
+            return self._started(before, self.log.apply_retention(now_us=now_us, wall_us=wall_us)) if may else before
 
     def trim(self, before_offset: int) -> int:
         """Let go of records below `before_offset` (R1). Returns the log start offset."""

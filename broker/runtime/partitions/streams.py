@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -36,6 +35,7 @@ from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime.background.compactor import Chores
 from broker.runtime.background.disk_reserve import Room
 from broker.runtime.config.configuration import Config
+from broker.runtime.elapsed import elapsed_us, wall_us
 from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.open_logs import OpenLogs
@@ -281,7 +281,7 @@ class Streams:
             self._folder_of(info.name, info.incarnation, number),
             settings,
             boot_id=self._folder.boot_id(),
-            now_us=time.time_ns() // 1000,
+            now_us=elapsed_us(),
             expected=self._identity(info.name, info.incarnation, number),
         )
         report = opened.recovery
@@ -340,7 +340,7 @@ class Streams:
                 self._identity(name, incarnation, number),
                 settings,
                 boot_id=self._folder.boot_id(),
-                now_us=time.time_ns() // 1000,
+                now_us=elapsed_us(),
             )
             created.close(clean=True)
         own = self._folder_of(name, incarnation)
@@ -384,7 +384,7 @@ class Streams:
             "kind": "create_stream",
             "name": name,
             "incarnation": uuid.uuid4().hex,
-            "created_us": time.time_ns() // 1000,
+            "created_us": wall_us(),
             "settings": {**defaults, **values},
             "internal": internal,
         }

@@ -22,6 +22,7 @@ from typing import Final, NoReturn
 from broker.api.batch import decode_batch, read_header
 from broker.api.encodable import Encodable
 from broker.api.errors import CorruptLog, LiftlogError, NotLeader, StorageFailed
+from broker.runtime.elapsed import elapsed_us
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.committed import COMMITTED_S
 from broker.sinks.notes import Note, note_rows, notes_in
@@ -250,7 +251,7 @@ class StageLog(HiddenLog):
             hidden = self.open()
             if hidden.failure is not None:
                 self._distrust()
-                hidden.recover(self._clock())
+                hidden.recover(elapsed_us())
             if self.leader_epoch != self._main.leader_epoch:
                 self._distrust()
                 self.leader_epoch = self._main.leader_epoch
@@ -271,7 +272,7 @@ class StageLog(HiddenLog):
             raise StorageFailed(f"{self._main}: the log of stages had to recover; the request may have been done")
 
     def _append_group(self, group: StoredGroup) -> AppendResult:
-        return self.open().append_group(group, leader_epoch=self.leader_epoch, now_us=self._clock())
+        return self.open().append_group(group, leader_epoch=self.leader_epoch, now_us=elapsed_us())
 
     def _let_go(self, before: int) -> None:
         self.open().trim(before)
@@ -286,7 +287,7 @@ class StageLog(HiddenLog):
                 incarnation=main.incarnation,
                 partition=main.partition,
             )
-            settings, now_us = LogSettings(segment_bytes=SEGMENT_BYTES), self._clock()
+            settings, now_us = LogSettings(segment_bytes=SEGMENT_BYTES), elapsed_us()
             if not self.exists:
                 self._make(identity)
             self._log = PartitionLog.open(

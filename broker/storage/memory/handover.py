@@ -143,7 +143,7 @@ class Handover:
             sections = decode_state(data, offset, where=f"{self._log.folder}/{state_name(offset)}")
             if sections is None or PRODUCERS not in sections:
                 return False
-            Memory.restore(sections, self._log.settings, self._log.log_end_offset)
+            Memory.restore(sections, self._log.settings, self._log.log_end_offset, ages=self._log.state.ages)
         except LiftlogError as error:
             self._log.recovery.notes.append(f"{self._log.folder}: a state file that was sent is no use: {error}")
             return False

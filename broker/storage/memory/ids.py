@@ -4,8 +4,8 @@
                               head                              tail
     index     hash -> place in the ring                                                   open addressing, linear
 
-An id is known while its record is younger than the window; the records' own timestamps decide, so that the same log
-gives the same table. An id takes 48 bytes at most, twice that while it grows.
+An id is known until its record has been in the log for the window. The time of an entry is when this replica had the
+record (`memory.M5`): it ascends along the ring. An id takes 48 bytes at most, twice that while it grows.
 
 I1  The last of the records with one id is known. Those from NATS are a window apart, so within a window it is the only
     one, but for what came over HTTP. (The last, not the first: so the log tells the same from wherever it is read.)
@@ -251,9 +251,11 @@ class IdTable:
         )
 
     @classmethod
-    def restore(cls, data: bytes) -> IdTable:
+    def restore(cls, data: bytes, since: Callable[[Numbers], Numbers] | None = None) -> IdTable:
         """The table that `snapshot` described.
 
+        Args:
+            since: Tells the time from that of an offset (`memory.M5`); None: as the snapshot has it.
         Raises:
             UnknownFormatVersion: a later release wrote it.
             CorruptLog: it is none.
@@ -273,6 +275,8 @@ class IdTable:
         held = np.frombuffer(data, "<i8", 4 * count, at).astype(np.int64).reshape(count, 4)
         if (held[:, _OFFSET] < 0).any() or len(np.unique(held[:, :2], axis=0)) != count:
             raise CorruptLog(f"a table of {count} ids in which one stands twice, or has no offset")
+        if since is not None:
+            held[:, _TIME] = since(held[:, _OFFSET])
         table._refill(held, 1 << max(0, count - 1).bit_length())
         return table
 
@@ -285,13 +289,12 @@ class FoundIds(NamedTuple):
     """The ids of a batch, or of some.
 
     Attributes:
-        texts, offsets, times_us: One each for every record that has an id, in order; microseconds.
+        texts, offsets: One each for every record that has an id, in order.
         last_id: The id of the last record; empty: none.
     """
 
     texts: list[bytes]
     offsets: Numbers
-    times_us: Numbers
     last_id: bytes
 
 
@@ -308,7 +311,7 @@ def ids_in(*messages: bytes | bytearray | memoryview) -> FoundIds:
     Some together take a fraction of the time where each has a record or two. Arrow computes nothing here: it would load
     pandas for that, half a second of a new leader.
     """
-    none = FoundIds([], np.zeros(0, np.int64), np.zeros(0, np.int64), b"")
+    none = FoundIds([], np.zeros(0, np.int64), b"")
     batches = [pa.ipc.read_record_batch(pa.py_buffer(each), SCHEMA) for each in messages if has_headers(each)]
     if not batches:  # most of the time
         return none
@@ -331,14 +334,13 @@ def ids_in(*messages: bytes | bytearray | memoryview) -> FoundIds:
         return none
     texts = [values[start:end].tobytes() for start, end in zip(starts[found], starts[found + 1], strict=True)]
     offsets = _numbers(rows.column("offset"), np.int64)[owners]
-    times_us = _numbers(rows.column("timestamp"), np.int64)[owners]
     is_last = owners[-1] == rows.num_rows - 1 and has_headers(messages[-1])
-    return FoundIds(texts, offsets, times_us, texts[-1] if is_last else b"")
+    return FoundIds(texts, offsets, texts[-1] if is_last else b"")
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """One batch of what ids are found by."""
-    columns = [batch.select(["offset", "timestamp", "headers"]) for batch in batches]
+    columns = [batch.select(["offset", "headers"]) for batch in batches]
     found: list[pa.RecordBatch] = pa.Table.from_batches(columns).combine_chunks().to_batches()
     return found
 

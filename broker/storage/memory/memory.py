@@ -10,8 +10,12 @@ tell of the records below `end`, and of no others: whoever finds another log end
 M1  The answer to an id was decided under the append lock, from what is in the log: nothing is pending.
 M2  An append that fails leaves no id, no subject and no stamp behind.
 M3  Room is made before anything is noted: a table that grows moves its entries.
-M4  A window counts back from when a message was read, and it may have waited since. So of what is read from the log or
-    kept in a state file, ids stay for `WAITED_US` longer; who asks looks at the times.
+M4  A window counts back from when a message was read, and it may have waited since: its timestamp, and the clock of
+    timestamps, say how long, and at most `WAITED_US` are believed. So of what is read from the log or kept in a state
+    file, ids stay for so much longer; who asks looks at the times.
+M5  Times are those at which this replica had a record, by a clock that nobody sets: timestamps decide nothing. So times
+    in a state file are not read: they are of another life, or of another broker. `ages.Ages` says how long the
+    records have been here, and where it says nothing they are new (`ages.A2`). Producers keep the times between them.
 
 No I/O, no clock, no lock: `PartitionLog` brings what is stored, and holds the append lock.
 """
@@ -31,6 +35,7 @@ from broker.storage.memory.state_files import IDS, PRODUCERS, SUBJECTS
 from broker.storage.memory.subjects import Latest, SubjectTable, read_head
 from broker.storage.rows import Conditional, RowBatch
 from broker.storage.segment_log import AppendResult, Message
+from broker.storage.segments.ages import Ages
 from broker.storage.segments.checkpoint import LogSettings
 
 WAITED_US: Final = 60_000_000
@@ -74,47 +79,50 @@ class Memory:
         return self.subjects is None and self.growing is None
 
     @classmethod
-    def restore(cls, sections: Mapping[str, bytes], settings: LogSettings, log_end_offset: int) -> Memory:
+    def restore(
+        cls, sections: Mapping[str, bytes], settings: LogSettings, log_end_offset: int, *, ages: Ages
+    ) -> Memory:
         """Read the tables from a state file, those that the settings mind. None of its records is above the log end."""
         memory = cls()
         if PRODUCERS in sections:
-            memory.producers = ProducerTable.restore(sections[PRODUCERS])
+            memory.producers = ProducerTable.restore(sections[PRODUCERS], now_us=ages.now_us)
         if settings.dedup_window_ms and IDS in sections:
-            memory.ids = IdTable.restore(sections[IDS])
+            memory.ids = IdTable.restore(sections[IDS], ages.since)
+            memory.ids.expire(ages.now_us - settings.dedup_window_ms * 1_000 - WAITED_US)
         carried = sections.get(SUBJECTS) if settings.subjects_max else None
         if carried is not None and (head := read_head(carried)).next_offset > log_end_offset:
             carried = SubjectTable(head.key).snapshot(0)  # `remembered.U3`
         memory.carried = carried
         return memory
 
-    def learn(self, messages: Iterable[memoryview], start: int, end: int, *, now_us: int, window_us: int) -> None:
+    def learn(self, messages: Iterable[memoryview], start: int, end: int, *, ages: Ages, window_us: int) -> None:
         """Note stored batches, in order; of their records those from `start` on. `end`: of the log."""
-        since_us = now_us - window_us - WAITED_US
+        old_end = ages.here_for(window_us + WAITED_US)
         young: list[memoryview] = []
         size, is_young = 0, True
         for message in messages:
             header = read_header(message)
             if header.producer_id and header.first_offset >= start:
                 stamp = GroupStamp(header.producer_id, header.producer_epoch, header.sequence)
-                used_us, continues = now_us or header.max_timestamp_us, header.group_index > 0
+                used_us, continues = ages.now_us, header.group_index > 0
                 self.producers.note(stamp, header.first_offset, header.next_offset, now_us=used_us, continues=continues)
-            is_young = window_us > 0 and (header.next_offset == end or header.max_timestamp_us > since_us)
+            is_young = window_us > 0 and (header.next_offset == end or header.next_offset > old_end)
             if is_young:
                 young.append(message)
                 size += len(message)
             if size >= IDS_READ_BYTES:
-                self._learn_ids(young, start, since_us)
+                self._learn_ids(young, start, ages, window_us)
                 young, size = [], 0
         if young:
-            self._learn_ids(young, start, since_us)
+            self._learn_ids(young, start, ages, window_us)
         if not is_young:
             self.ids.last_id = b""
 
-    def _learn_ids(self, messages: Sequence[memoryview], start: int, since_us: int) -> None:
+    def _learn_ids(self, messages: Sequence[memoryview], start: int, ages: Ages, window_us: int) -> None:
         ids, found = self.ids, ids_in(*messages)
         skip = int(np.searchsorted(found.offsets, start))  # a batch that was joined may begin before it
-        ids.expire(since_us)
-        ids.note(found.texts[skip:], found.offsets[skip:], found.times_us[skip:])
+        ids.expire(ages.now_us - window_us - WAITED_US)
+        ids.note(found.texts[skip:], found.offsets[skip:], ages.since(found.offsets[skip:]))
         ids.last_id = found.last_id
 
     def snapshot(self, offset: int, settings: LogSettings, *, log_start_offset: int, now_us: int) -> dict[str, bytes]:
@@ -281,7 +289,7 @@ class Rows(Verdict):
         if self._stamp is not None:
             memory.producers.note(self._stamp, result.first_offset, result.next_offset, now_us=self._now_us)
         for found in self._ids:
-            memory.ids.note(found.texts, found.offsets, found.times_us)
+            memory.ids.note(found.texts, found.offsets, np.full(len(found.texts), self._now_us, np.int64))
             memory.ids.last_id = found.last_id
         if memory.subjects is not None:
             memory.subjects.begin(self._log_start, self._settings.subjects_max)

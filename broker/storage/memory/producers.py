@@ -173,9 +173,12 @@ class ProducerTable:
         return b"".join(parts)
 
     @classmethod
-    def restore(cls, data: bytes) -> ProducerTable:
+    def restore(cls, data: bytes, *, now_us: int | None = None) -> ProducerTable:
         """The table that `snapshot` described.
 
+        Args:
+            now_us: The newest use becomes one of now, and the others are as much older as they were (`memory.M5`);
+                None: as the snapshot has it.
         Raises:
             UnknownFormatVersion: a later release wrote it.
             CorruptLog: it is none.
@@ -200,6 +203,10 @@ class ProducerTable:
             raise CorruptLog(f"a producer table of {len(data)} bytes that ends early") from error
         if at != len(data) or len(table) != count:
             raise CorruptLog(f"a producer table of {len(data)} bytes that is {at} long, with {len(table)} producers")
+        if now_us is not None and table._producers:
+            later_us = now_us - max(known.last_used_us for known in table._producers.values())
+            for known in table._producers.values():
+                known.last_used_us += later_us
         return table
 
     def _expire(self, unused_since_us: int) -> None:

@@ -45,6 +45,7 @@ from broker.storage.read import NeedsRepair
 from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
 from broker.storage.rewrite.keymap import Hashes, KeyMap, Offsets, hash_keys
 from broker.storage.rewrite.rewriting import BatchShape, Mask, StoredBatch, stage, windows
+from broker.storage.segments.retention import old_end
 from broker.storage.segments.segment import Segment
 
 
@@ -92,11 +93,12 @@ class CompactionReport:
 
 
 def cleanable(
-    disk: Disk, sealed: Sequence[tuple[Segment, int]], *, high_watermark: int, before_us: int
+    disk: Disk, sealed: Sequence[tuple[Segment, int]], *, below: int, before_us: int
 ) -> list[tuple[Segment, int]]:
     """The segments that a pass may touch, each with the offset after it (Q1).
 
     Args:
+        below: All their records are below this offset.
         before_us: None of their records is newer.
     Raises:
         NeedsRepair: the index of one is gone.
@@ -106,7 +108,7 @@ def cleanable(
         newest_us = segment.max_timestamp_us(disk)
         if newest_us is None:
             raise NeedsRepair(segment)
-        if end > high_watermark or newest_us > before_us:
+        if end > below or newest_us > before_us:
             break
         found.append((segment, end))
     return found
@@ -208,7 +210,7 @@ class _Pass:
         segments = cleanable(
             self.disk,
             self.log.sealed_segments(),
-            high_watermark=min(self.log.high_watermark, self.log.rewritable_end()),
+            below=min(self.log.high_watermark, self.log.rewritable_end(), self._old_end()),
             before_us=self.now_us - self.settings.min_compaction_lag_ms * 1_000,
         )
         sizes = [(end, segment.size(self.disk)) for segment, end in segments]
@@ -281,6 +283,13 @@ class _Pass:
                 with suppress(OSError):
                     self.disk.unlink(staged)
         return is_noted
+
+    def _old_end(self) -> int:
+        """Below it, records are old enough by the age that they have here, too (`retention.old_end`)."""
+        if not self.settings.min_compaction_lag_ms:
+            return self.log.log_end_offset
+        with self.log.log.lock:
+            return old_end(self.log.log.state.ages, self.settings.min_compaction_lag_ms)
 
     def _let_wait(self, state: CleanState, wanted: int) -> None:
         """Note for the other replicas whether tombstones below `wanted` would go if it were not for their marks."""

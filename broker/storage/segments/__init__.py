@@ -1,5 +1,6 @@
 """The files of one log: segments, their indexes, and the small files beside them.
 
+ages.py        how long its records have been here
 chain.py       the segments of one log; the last may be the tail
 checkpoint.py  the files `partition.json` and `checkpoint`
 epochs.py      the file `epochs`: leader epoch -> first offset

@@ -11,7 +11,8 @@ K3  The log start offset is checkpointed before a segment below it is removed.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
 from typing import Any, Final
 
 from crc32c import crc32c
@@ -113,6 +114,7 @@ class Checkpoint:
         tail: None when the last segment is sealed, or there is none.
         lost_ranges: Half-open ranges of offsets that were fsynced and are damaged on disk.
         clean_boot_id: The machine's boot id when the log was closed cleanly; None: it is open, or was killed.
+        ages: (microseconds, end): all below `end` had been here for so long (`ages.A3`). Other ages are nothing new.
     """
 
     high_watermark: int = 0
@@ -122,9 +124,10 @@ class Checkpoint:
     tail: TailPoint | None = None
     lost_ranges: tuple[tuple[int, int], ...] = ()
     clean_boot_id: str | None = None
+    ages: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
     def encode(self) -> bytes:
-        values = {name: getattr(self, name) for name in _NAMES}
+        values = {name: getattr(self, name) for name in _NAMES if name != "ages" or self.ages}
         return seal_json({**values, "tail": None if self.tail is None else asdict(self.tail)})
 
     @classmethod
@@ -141,7 +144,8 @@ class Checkpoint:
             if (tail := values.pop("tail", None)) is not None:
                 tail = build(TailPoint, tail)
             lost = pairs_of_offsets(values.pop("lost_ranges", []))
-            found = build(cls, {**values, "lost_ranges": lost, "tail": tail})
+            ages = pairs_of_offsets(values.pop("ages", []))
+            found = build(cls, {**values, "lost_ranges": lost, "tail": tail, "ages": ages})
         except ValueError:
             return None
         return found if found._can_be() else None
@@ -156,6 +160,7 @@ class Checkpoint:
             and (self.clean_boot_id is None or self.high_watermark <= self.recovery_point)
             and -1 <= self.leader_epoch < 1 << 32
             and all(start < end for start, end in self.lost_ranges)
+            and all(a >= b and c <= d for (a, c), (b, d) in pairwise(self.ages))
         )
 
 

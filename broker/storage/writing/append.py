@@ -23,7 +23,7 @@ from broker.storage.read import NeedsRepair, greatest_timestamp
 from broker.storage.rows import Encodable, StoredGroup
 from broker.storage.segments.chain import Untrusted
 from broker.storage.segments.index import GrowingIndex
-from broker.storage.segments.retention import is_expired
+from broker.storage.segments.retention import is_expired, old_end
 from broker.storage.segments.scan import MESSAGE_BYTES_MAX
 from broker.storage.writing.leader_epochs import LeaderEpochs
 from broker.storage.writing.state import LogState
@@ -76,7 +76,7 @@ class Appender:
         Args:
             batches: n >= 1; they get consecutive offsets in this order.
             leader_epoch: That of `lead`. While nobody has called that, any that is not less than the last one's.
-            now_us: Decides the age of a new segment.
+            now_us: By a clock that nobody sets (`ages.A1`): the age of the records, and of a new segment.
             look: Is shown the messages before anything is written; what it raises passes through.
             rolled: Is called when a segment was sealed for this append, before anything is written.
         Raises:
@@ -117,6 +117,7 @@ class Appender:
                 position += len(message)
             self._state.group_ends.append(offset)  # before the end: who sees that finds its group
             self._state.log_end_offset = offset
+            self._state.ages.tell(now_us, offset)
             return AppendResult(first, offset, len(data))
 
     def append_group(
@@ -170,6 +171,7 @@ class Appender:
                 index.append(*entry)
             self._state.group_ends.append(offset)
             self._state.log_end_offset = offset
+            self._state.ages.tell(now_us, offset)
             return AppendResult(first, offset, position - begin)
 
     def _compose(self, batch: Encodable, offset: int, leader_epoch: int, group_index: int, group_count: int) -> Message:
@@ -202,7 +204,7 @@ class Appender:
         Args:
             data: n >= 0 whole messages, the first of them at the log end.
             leader_epoch: That of `follow`.
-            now_us: Decides the age of a new segment.
+            now_us: By a clock that nobody sets (`ages.A1`): the age of the records, and of a new segment.
             look: Is shown each message before any is written.
         Returns:
             The log end.
@@ -276,6 +278,7 @@ class Appender:
             if header.group_index == header.group_count - 1:
                 self._state.group_ends.append(header.next_offset)
         self._state.log_end_offset = run[-1][0].next_offset
+        self._state.ages.tell(now_us, self._state.log_end_offset)
         return end
 
     # --- the tail -------------------------------------------------------------------------------------------
@@ -314,6 +317,9 @@ class Appender:
         state, tail = self._state, self._state.chain.tail
         if tail is None or state.failure is not None or state.settings.retention_ms is None:
             return False
+        with state.lock:
+            if old_end(state.ages, state.settings.retention_ms) < state.log_end_offset:
+                return False
         newest = state.ask(lambda view: greatest_timestamp(view, tail))
         return newest is not None and is_expired(newest, state.settings, now_us)
 

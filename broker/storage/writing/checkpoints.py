@@ -95,6 +95,7 @@ class Checkpoints:
             tail=state.chain.point(flush=flush),
             lost_ranges=state.lost_ranges,
             clean_boot_id=self._boot_id if clean and not state.committed_to else None,
+            ages=state.ages.kept(state.durable_end),  # what is above may go, and others come there
         )
 
     def write(self, point: Checkpoint, *, frees: bool = False) -> None:

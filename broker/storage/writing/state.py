@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
@@ -44,6 +44,7 @@ from broker.storage.disk import Disk, storage_error
 from broker.storage.read import LogView, NeedsRepair
 from broker.storage.recovery import Ranges, RecoveredLog, RecoveryReport, Rescan, merge_ranges, rescan
 from broker.storage.rewrite.clean_state import CLEAN_STATE_FILE, load_clean_state, save_clean_state
+from broker.storage.segments.ages import Ages
 from broker.storage.segments.chain import Chain, Untrusted
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from broker.storage.segments.index import GrowingIndex
@@ -84,12 +85,22 @@ class LogState:
         cuts: So often records were taken back. A long read compares it before anything is done by it.
         waits_to: Tombstones below it have had their time, and wait for the marks of other replicas; 0: none, or no
             pass of compaction has looked yet.
+        ages: How long the records have been here.
         before_cut: Called with the new end, and with `cuts`, before records are taken back, under all locks. It may
             refuse.
         checkpoint_lock, sync_lock, lock: L4. A caller that does something in several calls holds them meanwhile.
     """
 
-    def __init__(self, disk: Disk, folder: str, identity: LogIdentity, settings: LogSettings) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        identity: LogIdentity,
+        settings: LogSettings,
+        *,
+        now_us: int,
+        kept: Iterable[tuple[int, int]] = (),
+    ) -> None:
         self.identity = identity
         self.settings = settings
         self.folder = folder
@@ -105,6 +116,7 @@ class LogState:
         self.cuts = 0
         self.before_cut: Callable[[int, int], object] = _nothing
         self.waits_to = 0
+        self.ages = Ages(now_us, kept)
         self.is_closed = False
         self.disk = disk
         self.chain = Chain(disk, folder, [], None)
@@ -128,6 +140,12 @@ class LogState:
         self.lost_ranges, self.committed_to = found.lost_ranges, found.committed_to
         self._compacted_to, self.waits_to = -1, 0
         self.group_as_one()
+        self.begin_ages()
+
+    def begin_ages(self) -> None:
+        """Records without a mark are new (`ages.A2`), and marks above the log end are of records that are gone."""
+        self.ages.cut(self.log_end_offset)
+        self.ages.tell(self.ages.now_us, self.log_end_offset)
 
     def group_as_one(self) -> None:
         """Count all above the high watermark as one commit group."""
@@ -161,6 +179,7 @@ class LogState:
         self.group_ends = [end for end in self.group_ends if end <= to]
         self.lost_ranges = below(self.lost_ranges, to)
         self.log_end_offset = self.durable_end = to
+        self.ages.cut(to)
         self._compacted_to, self.waits_to = min(self._compacted_to, to), 0  # -1 stays
 
     @property

@@ -63,6 +63,7 @@ def truncate(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to
                 recovery_point=min(point.recovery_point, to),
                 lost_ranges=below(point.lost_ranges, to),
                 tail=point.tail if point.tail is not None and point.tail.base_offset < to else None,
+                ages=state.ages.kept(min(point.recovery_point, to)),  # `ages.A4`
             )
         )
         cut = epochs.write(epochs.known().items, end=to)

@@ -169,6 +169,8 @@ def play(twin: ModuleType, wire: bytes, steps: list[tuple[str, int]]) -> list[An
                             table_or_none,
                             subjects_or_none,
                             next_offset=end,
+                            now_us=2 * now,
+                            wall_us=now + 30 * (argument % 3 - 1),
                             window_us=20,
                             ids_max=3,
                             subjects_max=0 if argument == 3 else limit,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from broker.api.batch import decode_batch
+from broker.ingest.settling import WAITED_US
 from broker.storage.memory.ids import IdTable
 from broker.storage.memory.subjects import SubjectTable
 from tests.unit.ingest.twins import builder
@@ -38,13 +39,16 @@ class Publisher:
         self,
         *wires: bytes,
         now_us: int = 1_000,
+        read_us: int | None = None,
+        wall_us: int | None = None,
         ids_max: int = 1_000,
         window_us: int = WINDOW_US,
         subjects_max: int = 1_000,
         log_start: int = 0,
     ) -> Any:
+        wall_us = now_us if wall_us is None else wall_us
         for wire in wires:
-            self.intake.feed(wire, now_us)
+            self.intake.feed(wire, wall_us if read_us is None else read_us)
         batch = self.builder.take()
         self.minded = batch.minds_subjects
         table = self.ids if window_us and batch.minds_ids else None
@@ -52,9 +56,16 @@ class Publisher:
         if self.subjects is not None:
             self.subjects.begin(log_start, subjects_max)
         if table is not None:
-            batch.make_room(table, window_us=window_us, ids_max=ids_max)
+            batch.make_room(table, now_us=now_us, wall_us=wall_us, window_us=window_us, ids_max=ids_max)
         batch.settle(
-            table, subjects, next_offset=self.end, window_us=window_us, ids_max=ids_max, subjects_max=subjects_max
+            table,
+            subjects,
+            next_offset=self.end,
+            now_us=now_us,
+            wall_us=wall_us,
+            window_us=window_us,
+            ids_max=ids_max,
+            subjects_max=subjects_max,
         )
         return batch
 
@@ -133,6 +144,33 @@ def test_an_id_is_known_for_its_window_and_no_longer(publisher: Publisher) -> No
         [],
         {"r": ack(1, duplicate=True)},
     )
+
+
+@pytest.mark.parametrize("wall_us", [0, 1 << 40, 1 << 50])
+def test_a_window_goes_by_the_clock_of_the_table_and_not_by_timestamps(publisher: Publisher, wall_us: int) -> None:
+    wire = hmsg("a", b"1", (ID, "x"))
+    assert publisher.publish(wire, now_us=1_000, wall_us=1 << 45)[0] == [b"1"]
+    assert publisher.publish(wire, now_us=1_000 + WINDOW_US - 1, wall_us=wall_us)[0] == []
+    assert publisher.publish(wire, now_us=1_000 + WINDOW_US, wall_us=wall_us)[0] == [b"1"]
+
+
+def test_a_repeat_counts_from_when_it_was_read_and_no_clock_is_believed_for_more_than_a_minute(
+    publisher: Publisher,
+) -> None:
+    wire = hmsg("a", b"1", (ID, "x"))
+    assert publisher.publish(wire, now_us=0)[0] == [b"1"]
+    late_us, wall_us = WAITED_US + WINDOW_US, 1 << 45
+    for read_us, now_us, is_known in (
+        (wall_us - 9, WINDOW_US + 8, True),
+        (wall_us - 9, WINDOW_US + 9, False),
+        (wall_us - (1 << 40), late_us - 1, True),
+        (wall_us - (1 << 40), late_us, False),
+        (wall_us + (1 << 40), WINDOW_US, False),
+    ):
+        publisher.ids = IdTable()
+        assert publisher.publish(wire, now_us=0)[0] == [b"1"]
+        stored, _ = publisher.publish(wire, now_us=now_us, wall_us=wall_us, read_us=read_us)
+        assert (stored == []) is is_known, (read_us, now_us)
 
 
 def test_without_a_window_and_without_a_text_ids_mean_nothing(publisher: Publisher) -> None:

@@ -346,10 +346,13 @@ def test_a_log_with_little_new_in_it_is_left_alone() -> None:
 def test_records_younger_than_the_lag_stay() -> None:
     log = create_log(SimDisk())
     for hour in range(4):
-        log.append([keyed_batch([(b"a", b"%d" % hour)], timestamp_us=hour * HOUR_US)], leader_epoch=1, now_us=0)
+        at = hour * HOUR_US
+        log.append([keyed_batch([(b"a", b"%d" % hour)], timestamp_us=at)], leader_epoch=1, now_us=at)
         commit(log)
         roll(log)
     settings = CompactionSettings(min_cleanable_dirty_percent=0, min_compaction_lag_ms=2 * 3_600_000)
+    run(log, now_us=100 * HOUR_US, settings=settings)
+    assert sorted(keyed_records(log)) == [1, 2, 3], "by a clock that is wrong, too"
     run(log, now_us=3 * HOUR_US, settings=settings)
     assert sorted(keyed_records(log)) == [1, 2, 3]
 

@@ -54,7 +54,7 @@ def trim_all(log: PartitionLog) -> int:
 
 def retain(log: PartitionLog) -> int:
     log.update_settings(replace(SETTINGS, retention_ms=1))
-    return log.apply_retention(now_us=1 << 50)
+    return log.apply_retention(now_us=6 * 3_600_000_000, wall_us=1 << 50)
 
 
 FREEING = [trim_some, trim_all, retain]

@@ -42,6 +42,7 @@ from broker.replication import following as f
 from broker.replication.follower import Follower, Phase
 from broker.replication.messages import End, Incarnation, Records, Reply
 from broker.runtime.cluster.link.connection import Connection
+from broker.runtime.elapsed import elapsed_us
 from broker.runtime.metrics import FSYNC_SECONDS
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.sync import SyncPool
@@ -297,11 +298,10 @@ class Following:
             self._replica.room.check_followed(again=self._lacks_room)
         before = opened.log_end_offset
         try:
-            now_us = time.time_ns() // 1_000
             opened.append_stored(
                 data,
                 leader_epoch=effect.epoch,
-                now_us=now_us,
+                now_us=elapsed_us(),
                 is_rewritten=effect.is_rewritten,
                 superseded=(effect.superseded_to, effect.superseded_epoch),
             )

@@ -12,7 +12,6 @@ D4  How far a log went is forgotten before another one is made in its place (`lo
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from broker.api.errors import LiftlogError, UnknownFormatVersion
 from broker.api.stream import StreamSettings
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.cluster.replicas.log_ends import LogEnds
+from broker.runtime.elapsed import elapsed_us
 from broker.storage.disk import Disk, disk_errors
 from broker.storage.folder import partition_folder
 from broker.storage.log import PartitionLog
@@ -84,7 +84,7 @@ class Folders:
         with disk_errors(f"open {identity.stream}/{identity.partition}"):
             folder = self.path(identity.stream, identity.incarnation, identity.partition)
         disk, boot_id = self.disk, self.boot_id
-        log = PartitionLog.open(disk, folder, settings, boot_id=boot_id, now_us=_now_us(), expected=identity)
+        log = PartitionLog.open(disk, folder, settings, boot_id=boot_id, now_us=elapsed_us(), expected=identity)
         self.ends.watch((identity.incarnation, identity.partition), log)
         return log
 
@@ -103,7 +103,7 @@ class Folders:
             cluster_id=self.cluster_id, stream=info.name, incarnation=info.incarnation, partition=number
         )
         settings = self.log_settings(info.settings)
-        log = PartitionLog.create(self.disk, folder, identity, settings, boot_id=self.boot_id, now_us=_now_us())
+        log = PartitionLog.create(self.disk, folder, identity, settings, boot_id=self.boot_id, now_us=elapsed_us())
         try:
             with disk_errors(f"make {folder}"):
                 for path in (PurePath(folder).parent, PurePath(folder).parent.parent, PurePath(self.root)):
@@ -153,7 +153,3 @@ def _entries(disk: Disk, path: str) -> list[str]:
         return sorted(disk.listdir(path))
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000

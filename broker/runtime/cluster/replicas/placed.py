@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -51,6 +50,7 @@ from broker.runtime.cluster.replicas.mending import Mender, Mending
 from broker.runtime.cluster.replicas.serial_work import SerialWork
 from broker.runtime.cluster.replicas.wants import Wants
 from broker.runtime.cluster.wiring import FollowerDriver, Host
+from broker.runtime.elapsed import elapsed_us
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
 
@@ -479,7 +479,7 @@ class PlacedReplica:
         try:
             if partition is not None:
                 partition.depose()
-                partition.log.recover(time.time_ns() // 1000)
+                partition.log.recover(elapsed_us())
         except LiftlogError as error:
             self._host.give_up(f"{self}: the log cannot be recovered: {error}")
 

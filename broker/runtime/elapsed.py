@@ -1,0 +1,29 @@
+"""The clock by which logs measure how long they have had their records (`broker/storage/segments/ages.py`).
+
+It begins at the time of day, once in a process, and then counts what passes: also while the machine sleeps, and
+whatever is done to the clock that shows the time of day. So it tells no time. It is no use to compare it with that of
+another process, or with a timestamp.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+
+def _passed_us() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+
+
+_BEGAN_US: Final = time.time_ns() // 1000 - _passed_us()
+
+
+def elapsed_us() -> int:
+    """Microseconds since any time; it goes forward only, as fast as time passes."""
+    return _BEGAN_US + _passed_us()
+
+
+def wall_us() -> int:
+    """The time of day: microseconds since 1970 UTC, as the machine says. Timestamps are taken from it; nothing goes by
+    it that may lose a record, or store it twice."""
+    return time.time_ns() // 1000
