@@ -45,7 +45,8 @@ class Cleaner:
         partitions: All of them.
         moved: All that changed since the last call; keys of other things than partitions are passed over.
         also: Done before each look at retention.
-        clock: Tells what is old.
+        clock: Tells which timestamps are old.
+        elapsed: The clock by which logs measure time.
 
     Attributes:
         syncs: Owns the syncs of `fsync = interval`.
@@ -59,7 +60,9 @@ class Cleaner:
         moved: Callable[[], Iterable[object]],
         also: Callable[[], object] = lambda: None,
         clock: DoubtedClock | None = None,
+        elapsed: Callable[[], int] = elapsed_us,
     ) -> None:
+        self._elapsed = elapsed
         self._clock = clock or DoubtedClock()
         self._clean_s = config.cleaner.interval_ms / 1000
         self._checkpoint_s = config.cleaner.checkpoint_interval_ms / 1000
@@ -121,14 +124,14 @@ class Cleaner:
     def _clean(self, partition: Replica, wall_us: int) -> None:
         if not partition.log.segment_count:
             return  # it is empty: nothing to seal, to let go of, or to close
-        partition.log.tell_time(elapsed_us())
+        partition.log.tell_time(self._elapsed())
         full: DiskFull | None = None
         try:
-            partition.log.roll_if_due(elapsed_us())
+            partition.log.roll_if_due(self._elapsed())
         except DiskFull as error:  # what retention lets go may be what is missing
             full = error
         before = partition.log.log_start_offset
-        after = partition.apply_retention(elapsed_us(), wall_us)
+        after = partition.apply_retention(self._elapsed(), wall_us)
         partition.rest_if_quiet()
         if after != before:
             log.info("retention.removed partition=%s log_start_offset=%d records=%d", partition, after, after - before)

@@ -11,6 +11,7 @@ from broker.groups.offsets import offset_rows
 from broker.runtime.background.cleaner import Cleaner
 from broker.runtime.background.doubted_clock import AHEAD_S, DOUBT_S, DoubtedClock
 from broker.runtime.config.configuration import load
+from broker.runtime.elapsed import elapsed_us
 from broker.runtime.partitions.leader import Partition
 from broker.storage.rows import RowBatch
 from tests.support.processes import eventually
@@ -133,6 +134,7 @@ def test_retention_deletes_nothing_for_a_clock_that_jumped(
         moved=set,
         also=count,
         clock=machine.clock,
+        elapsed=lambda: elapsed_us() + int(machine.passed_s * 1e6),
     )
     machine.wall_s += 365 * DAY_S
     cleaner.start()
