@@ -51,7 +51,7 @@ from broker.api.errors import DiskFull, LiftlogError, StorageFailed
 from broker.api.plain import parse_json
 from broker.raft.journal import Entry, Journal
 from broker.raft.messages import MEMBERSHIP, NO_OP, REGULAR, membership, misfit
-from broker.raft.snapshots import Snapshots
+from broker.raft.snapshots import BadSnapshot, Snapshots
 
 COMMAND_BYTES_MAX: Final = 8 << 20
 """A command that is longer is refused: it would be sent in pieces that pysyncobj puts together carelessly."""
@@ -69,7 +69,8 @@ class Core(SyncObj):  # type: ignore[misc]
 
     Args:
         journal: Opened; its base says who this is, its entries who the voters are.
-        apply: Takes a command, returns its result. take, put: The state as JSON values, and back.
+        apply: Takes a command, returns its result. take, put: The state as JSON values, and back. check: Raises
+            ValueError for JSON values that are no state.
         transport: A class of transports, guarded (`wire.guarded`).
         node: Makes nodes of ids.
         conf: Without files; those are ours.
@@ -86,6 +87,7 @@ class Core(SyncObj):  # type: ignore[misc]
         apply: Callable[[Mapping[str, Any]], Any],
         take: Callable[[], Any],
         put: Callable[[Any], None],
+        check: Callable[[Any], None] = lambda state: None,
         transport: type,
         node: Callable[[str], Node],
         conf: SyncObjConf,
@@ -105,7 +107,10 @@ class Core(SyncObj):  # type: ignore[misc]
         self._next_told: int | None = None
         self._parts_at: int | None = None
         self._votes: set[tuple[int, str]] = set()
-        self._snapshots = Snapshots(journal, take=take, put=put, voters_at=self.voters_at, others=self._others)
+        self._check = check
+        self._snapshots = Snapshots(
+            journal, take=take, put=put, check=self._check_snapshot, voters_at=self.voters_at, others=self._others
+        )
         me = journal.base.node_id
         last = journal.entries[-1][1] if journal.entries else 0
         voters = self.voters_at(last)
@@ -266,13 +271,23 @@ class Core(SyncObj):  # type: ignore[misc]
         if isinstance(message, dict) and message.get("cluster") != self.journal.base.cluster_id:
             return
         if (why := misfit(message, is_node_id=self.is_node_id)) is not None:  # A11
-            self.refused(str(node.id), why)
-            self._SyncObj__transport.cut(node)
+            self._cut(node, why)
             return
         try:
             self._receive(node, message)
+        except BadSnapshot as error:
+            self._cut(node, f"a snapshot that cannot be read: {error}")
         except Exception as error:
             self.fail(error)
+
+    def _cut(self, node: Node, why: str) -> None:
+        self.refused(str(node.id), why)
+        self._SyncObj__transport.cut(node)
+
+    def _check_snapshot(self, state: Any, voters: tuple[Any, ...]) -> None:
+        if not all(isinstance(voter, str) and self.is_node_id(voter) for voter in voters):
+            raise ValueError(f"voters {voters!r:.200}")
+        self._check(state)
 
     def _receive(self, node: Node, message: dict[str, Any]) -> None:
         is_voter = node in self.otherNodes

@@ -37,7 +37,7 @@ from typing import Any, Final, NoReturn, overload
 from crc32c import crc32c
 
 from broker.api.errors import CorruptLog, StorageFailed
-from broker.api.plain import parse_json
+from broker.api.plain import is_offset, parse_json
 from broker.raft.journal_files import KEPT_BYTES, JournalFiles
 from broker.storage.disk import NO_SPACE, FixedDisk, FixedFile, storage_error
 
@@ -438,6 +438,8 @@ def decode_transfer(data: bytes) -> tuple[Any, tuple[str, ...], Entry, Entry]:
     try:
         value = parse_json(data)
         prev, last = ((base64.b64decode(c), int(index), int(term)) for c, index, term in value["entries"])
+        if not all(map(is_offset, (*prev[1:], *last[1:]))):
+            raise ValueError("a place that is none")
         return value["snapshot"], tuple(value["voters"]), prev, last
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"malformed snapshot: {error!r}") from error

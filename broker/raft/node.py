@@ -159,6 +159,7 @@ class RaftNode:
         self._wakeup = wakeup
         self._is_building = True
         self.catalog = Catalog()
+        self._restored: tuple[Any, Catalog] | None = None
         self._options: dict[str, Any] = {"transport": transport, "node": node, "conf": conf, "seeds": seeds, **told}
         self._clock = clock
         self._life = life
@@ -178,6 +179,7 @@ class RaftNode:
             apply=self._apply,
             take=lambda: self.catalog.snapshot(),
             put=self._put,
+            check=self._check,
             on_message=self._on_message,
             **self._options,
         )
@@ -196,8 +198,16 @@ class RaftNode:
         self._applied(command)
         return result
 
+    def _check(self, snapshot: Any) -> None:
+        """Raise ValueError for what is no catalog; `_put` takes what was made of one."""
+        try:
+            self._restored = snapshot, Catalog.restore(snapshot)
+        except (LiftlogError, AttributeError, KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"no catalog: {error!r:.200}") from error
+
     def _put(self, snapshot: Any) -> None:
-        self.catalog = Catalog.restore(snapshot)
+        restored, self._restored = self._restored, None
+        self.catalog = restored[1] if restored and restored[0] is snapshot else Catalog.restore(snapshot)
         self._applied(None)
 
     def _applied(self, command: Mapping[str, Any] | None) -> None:

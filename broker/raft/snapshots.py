@@ -10,6 +10,7 @@ Pieces that are not the next one of the transfer that was begun are dropped. Onl
 S1  A snapshot that ends at or below what this log has committed is not installed: it would take acknowledged
     entries away.
 S2  One whose last entry is in this log is not installed either: what follows that entry stays.
+S3  One that cannot be read is refused before anything is written: with it on the disk this voter would never start.
 """
 
 from __future__ import annotations
@@ -31,11 +32,16 @@ TRIES_LEFT_OUT: Final = 500
 Chunk = tuple[bytes, bool, bool]
 
 
+class BadSnapshot(Exception):
+    """S3. Whoever sent it is not listened to any more."""
+
+
 class Snapshots:
     """Methods that pysyncobj calls, under its own names.
 
     Args:
         take: The state as JSON values. put: Replaces it.
+        check: Raises ValueError for a state and voters that cannot be put back (S3).
         voters_at: The voters as of an index of the log. others: The nodes of all that are now, without this one.
 
     Attributes:
@@ -48,12 +54,14 @@ class Snapshots:
         *,
         take: Callable[[], Any],
         put: Callable[[Any], None],
+        check: Callable[[Any, tuple[Any, ...]], None] = lambda state, voters: None,
         voters_at: Callable[[int], tuple[str, ...]],
         others: Callable[[], list[Any]],
     ) -> None:
         self._journal = journal
         self._take = take
         self._put = put
+        self._check = check
         self._voters_at = voters_at
         self._others = others
         self.failure: Exception | None = None
@@ -139,12 +147,16 @@ class Snapshots:
     def _install(self, data: bytes) -> bool:
         try:
             snapshot, voters, prev, last = decode_transfer(data)
-        except ValueError:
-            return False
+        except ValueError as error:
+            raise BadSnapshot(str(error)) from error
         own = self._journal.entry_at(last[1])
         is_known = own is not None and own[2] == last[2]
         if last[1] <= self._journal.commit_index or is_known or prev[1] + 1 != last[1]:  # S1, S2
             return False
+        try:
+            self._check(snapshot, voters)
+        except ValueError as error:
+            raise BadSnapshot(str(error)) from error
         if not self._journal.renew(snapshot, voters, [prev, last]):
             return False  # no room
         self._journal.entries = [prev, last]

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from pysyncobj.node import Node
 
-from broker.raft.journal import Journal
+from broker.metadata.catalog import Catalog
+from broker.raft.journal import Journal, decode_transfer, encode_entry
 from broker.raft.messages import is_hello, misfit
 from broker.raft.wire import Codec, Voter
 from tests.fuzz.decoder import Decoder
@@ -72,6 +73,18 @@ def _is_a_lie(failure: BaseException) -> bool:
     return isinstance(failure, AssertionError) and "committed" in str(failure)
 
 
+def check_transfer(data: bytes) -> None:
+    """A whole snapshot of another voter, before it is written."""
+    snapshot, voters, prev, last = decode_transfer(data)
+    for command, index, term in (prev, last):
+        encode_entry((command, index, term))
+    group = Group("a")
+    core, node = group.nodes["a"].core, group.nodes["a"]
+    core._check_snapshot(snapshot, voters)
+    node._put(snapshot)
+    assert Catalog.restore(json.loads(json.dumps(node.catalog.snapshot()))).snapshot() == node.catalog.snapshot()
+
+
 def _is_node_id(text: str) -> bool:
     try:
         Voter(text)
@@ -85,6 +98,15 @@ RAFT: Final = (
         name="raft-message",
         modules=("broker/raft/messages.py", "broker/raft/wire.py", "broker/raft/core.py", "broker/raft/snapshots.py"),
         check=check_message,
+        errors=(ValueError,),
+        form="json",
+        words=WORDS,
+        weight=6,
+    ),
+    Decoder(
+        name="raft-transfer",
+        modules=("broker/raft/snapshots.py", "broker/raft/journal.py"),
+        check=check_transfer,
         errors=(ValueError,),
         form="json",
         words=WORDS,

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 from pysyncobj.node import Node
 
+from broker.metadata.catalog import Catalog
 from broker.raft.messages import FIELDS, HELLO, HELLO_ANSWER, is_hello, membership, misfit
 from broker.raft.wire import Codec, Voter
 from tests.fuzz.raft import messages
-from tests.unit.raft.group import Group
+from tests.unit.raft.group import PATH, Group
 from tests.unit.raft.test_wire import group, until
 
 NOTHING = object()
@@ -109,6 +111,48 @@ def test_a_node_outlives_what_is_no_message(name: str) -> None:
         core._SyncObj__onMessageReceived(Node("a@a"), nonsense)
         assert cut
         assert core.failure is None
+
+
+def transfers() -> dict[str, bytes]:
+    """Snapshots that are whole, by their CRC, and that nobody could start with."""
+    sound = {"snapshot": Catalog().snapshot(), "voters": ["a@a", "b@b"], "entries": [["AAAA", 90, 1], ["AQ==", 91, 1]]}
+    bad: dict[str, Any] = {
+        "no object": [],
+        "no snapshot": {**sound, "snapshot": None},
+        "another version": {**sound, "snapshot": {**Catalog().snapshot(), "v": 99}},
+        "streams of none": {**sound, "snapshot": {**Catalog().snapshot(), "streams": [{"name": "s"}]}},
+        "cluster of none": {**sound, "snapshot": {**Catalog().snapshot(), "cluster": []}},
+        "voters": {**sound, "voters": [7]},
+        "no voters": {**sound, "voters": None},
+        "no entries": {**sound, "entries": []},
+        "an index": {**sound, "entries": [["AAAA", -2, 1], ["AQ==", -1, 1]]},
+        "endless": {**sound, "entries": [["AAAA", float("inf"), 1], ["AQ==", 91, 1]]},
+        "no base64": {**sound, "entries": [[7, 90, 1], ["AQ==", 91, 1]]},
+    }
+    return {name: json.dumps(value).encode() for name, value in bad.items()} | {"no JSON": b"\xff" * 9}
+
+
+@pytest.mark.parametrize("name", transfers())
+def test_a_snapshot_that_cannot_be_read_is_not_written(name: str) -> None:
+    """S3. It would be what the node begins with, at every start from then on."""
+    nodes = Group("abc")
+    nodes.elect("a")
+    b, cut = nodes.nodes["b"], []
+    b.core._SyncObj__transport.cut = cut.append
+    before = nodes.disks["b"].read_file(PATH)
+    data = transfers()[name]
+    piece = struct.pack("<QQIQ", 91, len(data), crc32c(data), 0) + data
+    term = b.core.raftCurrentTerm
+    message = {"type": "append_entries", "cluster": "x", "term": term, "commit_index": 1}
+    b.core._SyncObj__onMessageReceived(Node("a@a"), {**message, "serialized": [piece, True, True]})
+    assert cut == [Node("a@a")]
+    assert b.core.failure is None
+    assert nodes.disks["b"].read_file(PATH) == before
+    results = nodes.submit("a", 1)
+    for _ in range(4):
+        nodes.turn()
+    assert "ok" in results[0]
+    assert nodes.has("b") == {"p1"}
 
 
 def frame(message: Any) -> bytes:
