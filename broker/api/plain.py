@@ -20,6 +20,15 @@ def parse_json(data: bytes | bytearray | str, **options: Any) -> Any:
         raise ValueError("it is nested too deep") from None
 
 
+def printable(text: str, chars_max: int | None = None) -> str:
+    """The text with control characters, line breaks included, as escapes; cut if it is longer."""
+    if chars_max is not None and len(text) > chars_max:
+        text = f"{text[:chars_max]}... ({len(text)} characters)"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def is_int64(value: Any) -> bool:
     """Whether it is a whole number, not a truth value, that fits a signed 64-bit integer."""
     return type(value) is int and -INT64_MAX - 1 <= value <= INT64_MAX

@@ -16,11 +16,12 @@ import click
 
 from broker import __version__
 from broker.api.errors import DiskFull, LiftlogError
+from broker.api.plain import printable
 from broker.cli.arguments import Option, command
 from broker.cli.exits import FAILED, INTERRUPTED, code_of
 from broker.cli.lazy import COMMANDS, LazyGroup
 from broker.cli.options import Brokers, Globals, Json, Nats, RetrySeconds
-from broker.cli.output import make_writable, printable
+from broker.cli.output import make_writable
 
 
 def _version(asked: bool) -> None:

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, Final
 
+from broker.api.plain import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -29,9 +31,15 @@ def make_writable() -> None:
 
 
 def json_text(value: Any) -> str:
-    """A JSON value on one line, in ASCII unless stdout is UTF-8: there the escape of a character is not JSON's."""
+    """A JSON value on one line, in ASCII unless stdout is UTF-8: there the escape of a character is not JSON's.
+
+    On a terminal all that it would not print is escaped: JSON itself escapes only some of what moves a cursor.
+    """
     is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    return json.dumps(value, ensure_ascii=not is_utf8, default=str)
+    text = json.dumps(value, ensure_ascii=not is_utf8, default=str)
+    if text.isprintable() or not sys.stdout.isatty():
+        return text
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def json_out(value: Any) -> None:
@@ -102,13 +110,6 @@ def cell(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(cell(item) for item in value) or "-"
     return printable(str(value))
-
-
-def printable(text: str) -> str:
-    """The text with control characters as escapes, line breaks included."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:

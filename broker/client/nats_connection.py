@@ -6,15 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from broker.api.errors import InvalidRequest, LiftlogError, NatsRefused, Unavailable
+from broker.api.nats_url import shown_urls, split_url, without_credentials
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
 CONNECT_TIMEOUT_S: Final = 5.0
-SCHEMES: Final = ("nats", "tls", "ws", "wss")
 TEXT_CHARS_MAX: Final = 300
 
 
@@ -26,7 +25,7 @@ class NatsConnection:
         self.last_error = ""
 
     def __str__(self) -> str:
-        return ",".join(_without_secrets(url) for url in self._urls)
+        return ",".join(shown_urls(self._urls))
 
     async def open(self, options: Mapping[str, Any]) -> Client:
         """Connect; every server is tried once, not for two minutes as nats-py would.
@@ -41,7 +40,9 @@ class NatsConnection:
                 if is_last:
                     raise self._refused(str(error)) from error
             except ValueError as error:
-                raise InvalidRequest(f"NATS address {self}: {error}", address=str(self)) from error
+                raise InvalidRequest(
+                    f"NATS address {self}: {without_credentials(str(error))}", address=str(self)
+                ) from error
             except Exception as error:  # also those of its transports, which nats-py lets through
                 raise self._refused(_text_of(error)) from error
         raise AssertionError("unreachable")
@@ -50,14 +51,9 @@ class NatsConnection:
         """Raise InvalidRequest unless each URL names a server. nats-py would leave a client that cannot be closed."""
         for url in self._urls:
             try:
-                parts = urlsplit(url if "://" in url else f"nats://{url}")
-                is_valid = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
-            except ValueError:
-                is_valid = False
-            if not is_valid:
-                raise InvalidRequest(
-                    f"NATS address {_without_secrets(url)!r}: expected a URL like nats://host:4222", address=str(self)
-                )
+                split_url(url if "://" in url else f"nats://{url}")
+            except ValueError as error:
+                raise InvalidRequest(f"NATS address {str(self)!r} {error}", address=str(self)) from None
 
     async def _connect(self, options: Mapping[str, Any]) -> Client:
         from nats.aio.client import Client
@@ -98,12 +94,7 @@ class NatsConnection:
 def _text_of(error: Exception) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "connected, and no NATS server answered in time"
-    return str(error)[:TEXT_CHARS_MAX] or type(error).__name__
-
-
-def _without_secrets(url: str) -> str:
-    scheme, _, rest = url.rpartition("://")
-    return f"{scheme or 'nats'}://{rest.rpartition('@')[2]}"
+    return without_credentials(str(error))[:TEXT_CHARS_MAX] or type(error).__name__
 
 
 async def flush(client: Client, timeout_s: float) -> None:

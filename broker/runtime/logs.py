@@ -7,10 +7,11 @@ Code writes a fixed name and then `key=value`, units in the key:
 On a console that is what people read. As JSON the same line carries `event` and `fields`, so that
 nobody has to parse text. A value runs to the next ` key=`, so it may hold spaces.
 
-L1  One event is one line: line breaks inside a message are escaped (a traceback follows a console
-    line, and is the field `exception` in JSON).
+L1  One event is one line: what others said is escaped where it is a control character, and cut, so that it forges no
+    line. A traceback follows a console line, indented, and is the field `exception` in JSON.
 L2  Credentials in URLs are cut out of every line, whoever wrote it.
 L3  Lines of libraries show from WARNING on, ours from the configured level.
+L5  The fields of a JSON line are those of its format string: a value that holds ` key=` forges none.
 L4  A fault that comes with every batch fills no disk: of one kind of WARNING or ERROR come `BURST` lines, then one in
     `REFILL_S`, and how many were left out. (INFO is a change of state; those are told one by one.)
 
@@ -29,6 +30,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
+from broker.api.nats_url import without_credentials
+from broker.api.plain import printable
+
 OURS: Final = ("broker", "spark_liftlog", "pyspark_liftlog")
 BURST: Final = 50
 REFILL_S: Final = 10.0
@@ -38,8 +42,10 @@ KINDS_MAX: Final = 1_000
 _EVENT: Final = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)+(?=\s|$)")
 _FIELD: Final = re.compile(r"(?:^|\s)([a-z][a-z0-9_]*)=(.*?)(?=\s[a-z][a-z0-9_]*=|$)", re.DOTALL)
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d{0,17})(\.\d+)?")
-_CREDENTIALS: Final = re.compile(r"(?<=://)[^/@\s]+@")
-_BREAKS: Final = {ord("\n"): "\\n", ord("\r"): "\\r", ord("\x1b"): "\\x1b"}
+_SPEC: Final = re.compile(r"%[-#0 +]*[0-9.]*[a-zA-Z]")
+FIELD_CHARS_MAX: Final = 2_000
+LINE_CHARS_MAX: Final = 16_000
+TRACEBACK_CHARS_MAX: Final = 64_000
 
 
 def setup(level: str = "info", format: str = "auto", *, stream: TextIO | None = None) -> None:
@@ -143,7 +149,7 @@ class ConsoleFormatter(logging.Formatter):
     """`2026-01-02T03:04:05.678Z INFO  partition.opened stream=orders partition=0`, then a traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{_time(record)} {record.levelname:<7} {_text(record).translate(_BREAKS)}"
+        line = f"{_time(record)} {record.levelname:<7} {_line(record)[0]}"
         exception = _exception(self, record)
         return f"{line}\n{exception}" if exception else line
 
@@ -152,8 +158,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object: time (UTC, ISO 8601), level, logger, event, fields, text and, if any, exception."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = _text(record)
-        event, fields = parse(text)
+        text, event, fields = _line(record)
         line: dict[str, object] = {"time": _time(record), "level": record.levelname.lower(), "logger": record.name}
         if event is not None:
             line |= {"event": event, "fields": fields}
@@ -180,18 +185,48 @@ def _value(text: str) -> object:
     return float(text) if number.group(1) else int(text)
 
 
-def _text(record: logging.LogRecord) -> str:
+def _line(record: logging.LogRecord) -> tuple[str, str | None, dict[str, object]]:
+    """The text of a line, its event and its fields (L1, L5)."""
+    form, given = str(record.msg), record.args
+    found = _EVENT.match(form)
+    if found is not None and given and isinstance(given, tuple):
+        try:
+            values = _values(form[found.end() :], given)
+        except (TypeError, ValueError):
+            pass
+        else:
+            text = " ".join((found.group(), *(f"{key}={value}" for key, value in values)))
+            return text[:LINE_CHARS_MAX], found.group(), {key: _value(value) for key, value in values}
     try:
         text = record.getMessage()
     except (TypeError, ValueError):  # a line whose arguments do not fit must not be lost
-        text = f"{record.msg} {record.args!r}"
-    return _CREDENTIALS.sub("", text)
+        text = f"{form} {given!r}"
+    text = printable(without_credentials(text), LINE_CHARS_MAX)
+    return text, *parse(text)
+
+
+def _values(form: str, given: tuple[object, ...]) -> list[tuple[str, str]]:
+    """The fields of a format string, each filled in for itself. Raises ValueError where that is not all there is."""
+    pairs, at = _FIELD.findall(form), 0
+    if re.sub(r"\s+", "", form) != "".join(f"{key}={value}" for key, value in pairs).replace(" ", ""):
+        raise ValueError("text beside the fields")
+    values = []
+    for key, part in pairs:
+        count = len(_SPEC.findall(part.replace("%%", "")))
+        text = part % given[at : at + count]
+        values.append((key, printable(without_credentials(text), FIELD_CHARS_MAX)))
+        at += count
+    if at != len(given):
+        raise ValueError("arguments beside the fields")
+    return values
 
 
 def _exception(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:
+    """The traceback: each line for itself, indented, so that none of them is taken for an event."""
     if not record.exc_info or record.exc_info[0] is None:
         return None
-    return _CREDENTIALS.sub("", formatter.formatException(record.exc_info))
+    text = without_credentials(formatter.formatException(record.exc_info))[-TRACEBACK_CHARS_MAX:]
+    return "\n".join(f"    {printable(line)}" for line in text.split("\n"))
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from broker.api.batch import BatchHeader, read_header
 from broker.api.legible import iso_time, plain_rows, readable_rows
+from broker.api.plain import printable
 from broker.api.schema import SCHEMA, SCHEMA_BYTES
 from broker.cli.commands.records import Lines
-from broker.cli.output import counted, json_text, printable
+from broker.cli.output import counted, json_text
 from broker.storage.disk import File, OsDisk
 from broker.storage.inspect.contradictions import what_stands_at
 from broker.storage.inspect.places import PartitionFolder, used_by

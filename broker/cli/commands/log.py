@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
+from broker.api.plain import printable
 from broker.cli.arguments import Argument, Option
 from broker.cli.exits import FAILED
 from broker.cli.options import Brokers, Json, is_json, not_empty
-from broker.cli.output import bytes_text, counted, json_out, note, printable
+from broker.cli.output import bytes_text, counted, json_out, note
 
 if TYPE_CHECKING:
     from broker.storage.inspect.findings import Finding, Inspection

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from broker.api.legible import iso_time
-from broker.cli.output import printable
+from broker.api.plain import printable
 
 COLUMNS: Final = ("partition", "offset", "timestamp", "subject", "key", "value")
 

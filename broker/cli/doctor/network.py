@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from broker import __version__
+from broker.api.nats_url import split_url
 from broker.api.plain import parse_json
 from broker.cli.doctor.checks import OK, SKIPPED, WARNING, WRONG, Check
 from broker.cli.local.nats_server import greeting
@@ -80,11 +80,10 @@ def check_nats(
     key = source or "nats.urls"
     for url in urls:
         try:
-            parts = urlsplit(url if "//" in url else f"nats://{url}")
+            parts = split_url(url if "//" in url else f"nats://{url}")
             host, port = parts.hostname or "", parts.port or 4222
         except ValueError as error:
-            found = f"{key} is no address of a NATS server: {error}"
-            yield Check("nats", WRONG, found, f"set {key} to a URL like nats://host:4222")
+            yield Check("nats", WRONG, f"{key} is no address of a NATS server", f"{key} {error}")
             continue
         shown = f"{host}:{port}" + (f" ({source})" if source else "")
         if parts.scheme in ("ws", "wss"):

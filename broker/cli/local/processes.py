@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -22,9 +23,21 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from broker.api.errors import InvalidRequest
+from broker.api.nats_url import shown_urls
+
+_SECRET: Final = re.compile(r"((?:password|token|nkey_seed|secret)=).+", re.DOTALL)
+
+
+def _shown(word: str) -> str:
+    """A word of a command line without the secrets that it may hold: it is kept in a file."""
+    before, mark, rest = word.partition("://")
+    if mark and "@" in rest:
+        urls = ",".join(shown_urls(f"nats://{rest}".split(",")))
+        word = f"{before}://{urls.removeprefix('nats://')}"
+    return _SECRET.sub(r"\1***", word)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +48,7 @@ class ProcessIdentity:
         pid: Its number.
         started_ticks: When it began, in clock ticks since boot.
         boot_id: The boot that this counts from.
-        command: Its command line.
+        command: Its command line, without secrets.
     """
 
     pid: int
@@ -54,7 +67,7 @@ class ProcessIdentity:
         after_name = stat[stat.rindex(b")") + 2 :].split()  # the name may hold spaces and brackets
         if after_name[0] in (b"Z", b"X"):
             return None
-        words = tuple(word.decode(errors="replace") for word in command.rstrip(b"\0").split(b"\0"))
+        words = tuple(_shown(word.decode(errors="replace")) for word in command.rstrip(b"\0").split(b"\0"))
         return cls(pid=pid, started_ticks=int(after_name[19]), boot_id=_boot_id(), command=words)
 
     @classmethod
@@ -63,7 +76,7 @@ class ProcessIdentity:
             pid=int(values["pid"]),
             started_ticks=int(values["started_ticks"]),
             boot_id=str(values["boot_id"]),
-            command=tuple(map(str, values["command"])),
+            command=tuple(_shown(str(word)) for word in values["command"]),
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
-from urllib.parse import urlsplit
 
 from broker.api.errors import BY_REASON, DeadlineExceeded, LiftlogError, Unavailable
+from broker.api.nats_url import split_url
 from broker.api.plain import parse_json
 from broker.cli.local.processes import Process
 from broker.cli.output import note
@@ -92,7 +92,7 @@ def check_reachable(urls: str) -> None:
     """Raise Unavailable unless something listens at one of these NATS URLs (separated by commas)."""
     failures = []
     for url in urls.split(","):
-        parts = urlsplit(url.strip())
+        parts = split_url(url.strip())
         try:
             socket.create_connection((parts.hostname or "", parts.port or 4222), timeout=PROBE_TIMEOUT_S).close()
             return

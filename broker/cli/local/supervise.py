@@ -22,10 +22,11 @@ from types import FrameType
 from typing import Final
 
 from broker.api.errors import DeadlineExceeded, LiftlogError
+from broker.api.plain import printable
 from broker.cli.local.datafolder import Record, UpFolder
 from broker.cli.local.processes import Process
 from broker.cli.local.reviving import Health, Restart, Revival
-from broker.cli.output import note, printable
+from broker.cli.output import note
 
 POLL_INTERVAL_S: Final = 0.1
 STOP_TIMEOUT_S: Final = 30.0

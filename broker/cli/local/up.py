@@ -28,6 +28,7 @@ from typing import Annotated, Any, Final
 import click
 
 from broker.api.errors import FolderInUse, InvalidRequest, LiftlogError, PortInUse
+from broker.api.nats_url import shown_urls
 from broker.cli.arguments import Option
 from broker.cli.local.datafolder import BROKER, Record, UpFolder, copy_notice
 from broker.cli.local.processes import Process, ProcessIdentity, start
@@ -149,7 +150,7 @@ def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool, cou
     Raises:
         UnknownSetting, InvalidSetting: in the environment. Here, not in the log of a broker that does not start.
     """
-    from broker.runtime.config.configuration import load, without_credentials
+    from broker.runtime.config.configuration import load
 
     each = {f"broker-{number}": ports.of_broker(number) for number in range(count)}
     voters = [f"{name}@{HOST}:{of.raft}" for name, of in each.items()]
@@ -184,7 +185,7 @@ def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool, cou
     record = Record(
         http=f"{HOST}:{ports.http}",
         grpc=f"{HOST}:{ports.grpc}",
-        nats_url=without_credentials(url),
+        nats_url=",".join(shown_urls(url.split(","))),
         nats_embedded=nats is None,
         mode="detached" if detach else "foreground",
         others=tuple((name, f"{HOST}:{of.http}", f"{HOST}:{of.grpc}") for name, of in list(each.items())[1:]),

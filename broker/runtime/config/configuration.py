@@ -15,14 +15,14 @@ The keys: settings.py. For people: conf/liftlog.toml.
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, unquote
 
+from broker.api import nats_url
 from broker.api.errors import InvalidName, InvalidRequest, InvalidSetting, UnknownSetting
 from broker.api.misfit import Misfit, unknown
 from broker.api.stream import settings_from
@@ -38,7 +38,6 @@ __all__ = [
     "describe",
     "from_text",
     "load",
-    "without_credentials",
 ]
 
 CLIENT_VARIABLES: Final = frozenset(
@@ -101,11 +100,6 @@ def describe(config: Config, *, changed_only: bool = False) -> dict[str, Any]:
         if not (changed_only and value == setting.default):
             shown[setting.key] = str(value) if isinstance(value, Secret) else value
     return shown
-
-
-def without_credentials(url: str) -> str:
-    """The URL as it may be shown: what stands before an `@` is gone."""
-    return re.sub(r"(?<=//)[^/@\s]*@", "", url) if "//" in url else url.rsplit("@", 1)[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +174,7 @@ def _checked(setting: Setting, given: _Given) -> Any:
 def _invalid(setting: Setting, given: _Given, why: str) -> InvalidSetting:
     value = "***" if setting.kind == "secret" else given.value
     if setting.key == "nats.urls":
-        value = [without_credentials(url) if isinstance(url, str) else repr(url) for url in _listed(value)]
+        value = nats_url.shown_urls(url if isinstance(url, str) else repr(url) for url in _listed(value))
     refused = Misfit(why, value)
     return InvalidSetting(
         f"{given.source}: {setting.key} = {refused.shown}: {why}",
@@ -201,13 +195,13 @@ def _split_credentials(values: dict[str, _Given]) -> None:
     if given is None:
         return
     found: set[tuple[str, str | None]] = set()
-    for url in given.value:
-        parts = _split_url(given, url)
+    split = [_split_url(given, url) for url in given.value]
+    for parts in split:
         if parts.username is not None:
             found.add((unquote(parts.username), unquote(parts.password) if parts.password is not None else None))
     if len(found) > 1:
         raise _invalid(BY_KEY["nats.urls"], given, "the URLs hold different credentials; one set serves all servers")
-    values["nats.urls"] = _Given(tuple(without_credentials(url) for url in given.value), given.source)
+    values["nats.urls"] = _Given(tuple(map(nats_url.bare, split)), given.source)
     for name, password in found:
         moved: dict[str, Any] = {"nats.token": Secret(name)}
         if password is not None:
@@ -220,14 +214,9 @@ def _split_credentials(values: dict[str, _Given]) -> None:
 
 def _split_url(given: _Given, url: str) -> SplitResult:
     try:
-        parts = urlsplit(url)
-        ok = parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname) and parts.port != 0
-        ok = ok and not re.search(r"[\s,]", parts.netloc)
-    except ValueError:
-        ok = False
-    if not ok:
-        raise _invalid(BY_KEY["nats.urls"], given, "each must be like nats://host:4222 (or tls://, ws://, wss://)")
-    return parts
+        return nats_url.split_url(url)
+    except ValueError as error:
+        raise _invalid(BY_KEY["nats.urls"], given, f"each {error}") from None
 
 
 def _build(values: Mapping[str, _Given]) -> Config:

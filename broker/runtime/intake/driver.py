@@ -26,6 +26,7 @@ import nats.errors
 
 from broker import ingest
 from broker.api.errors import InvalidSetting
+from broker.api.nats_url import shown_urls
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import Config
 from broker.runtime.config.nats_options import connect_options
@@ -217,7 +218,7 @@ class IntakeDriver:
                 self._intake.reset()
 
     def _urls(self) -> list[str]:
-        return [url.rsplit("@", 1)[-1] for url in self._config.nats.urls]
+        return shown_urls(self._config.nats.urls)
 
     async def _on_error(self, error: Exception) -> None:
         self.counts["nats_errors"] += 1

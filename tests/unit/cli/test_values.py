@@ -5,6 +5,9 @@ Method: tables of examples.
 
 from __future__ import annotations
 
+import io
+import json
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -14,12 +17,13 @@ import pytest
 
 from broker.api.errors import BY_REASON, DeadlineExceeded, NotReady, Unavailable
 from broker.api.legible import plain_rows, readable_rows
+from broker.api.plain import printable
 from broker.api.schema import SCHEMA
 from broker.api.stream import LIMITS
 from broker.cli.commands.records import Lines, value_text
 from broker.cli.exits import FAILED, UNREACHABLE, code_of
 from broker.cli.options import NONE, byte_count, duration_ms, number, or_none, position
-from broker.cli.output import bytes_text, cell, printable, time_text
+from broker.cli.output import bytes_text, cell, json_text, time_text
 
 ANY = (0, 1 << 60)
 
@@ -155,3 +159,24 @@ def test_lines_for_people_are_aligned_and_cut_at_the_terminal() -> None:
     first, second = (lines.line(row) for row in plain_rows(_batch()))
     assert head.index("value") == first.index("{}") == second.index("0xff")
     assert all(len(Lines(width=30, with_partition=True).line(row)) == 30 for row in plain_rows(_batch()))
+
+
+def test_json_on_a_terminal_moves_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON escapes C0 alone. In a pipe all other characters are as they came."""
+    value = {"value": "\x9b2J\x7f\x85\u2028\u202e\x1b\n \u00e9\U0001f600"}
+
+    class Out(io.TextIOWrapper):
+        is_terminal = True
+
+        def isatty(self) -> bool:
+            return self.is_terminal
+
+    out = Out(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", out)
+    shown = json_text(value)
+    assert shown.isprintable()
+    assert "\u00e9\U0001f600" in shown
+    assert json.loads(shown) == value
+    out.is_terminal = False
+    assert "\x9b" in json_text(value)
+    assert json.loads(json_text(value)) == value

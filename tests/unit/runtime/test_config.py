@@ -20,7 +20,6 @@ from broker.runtime.config.configuration import (
     Secret,
     describe,
     load,
-    without_credentials,
 )
 from broker.runtime.config.table import BY_VARIABLE, PREFIX, annotated
 
@@ -269,8 +268,3 @@ def test_credentials_in_a_refused_url_do_not_show(env: dict[str, str]) -> None:
     with pytest.raises(InvalidSetting) as caught:
         load(None, env)
     assert "hunter2" not in str(caught.value) + repr(caught.value.fields)
-
-
-@pytest.mark.parametrize("url", ["nats://u:p@h:1", "u:p@h:1", "nats://p@h:1"])
-def test_without_credentials_leaves_the_address(url: str) -> None:
-    assert without_credentials(url).removeprefix("nats://") == "h:1"

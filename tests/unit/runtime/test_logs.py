@@ -81,6 +81,57 @@ def test_an_event_is_one_line_whatever_is_in_it() -> None:
     assert "\x1b" not in out.getvalue()
 
 
+NASTY = (
+    "a\nERROR forged",
+    "a\r2026-11-26T21:00:29.612Z ERROR forged.line",
+    "\x1b[2J\x9b2J\x08\x7f\x00\x85",
+    "a\u2028forged\u2029\u202etxt",
+    "x status=200 event=forged.line",
+    "y" * 100_000,
+)
+
+
+@pytest.mark.parametrize("format", ["json", "console"])
+@pytest.mark.parametrize("text", NASTY)
+def test_nobody_forges_a_line_a_field_or_a_cursor(text: str, format: str) -> None:
+    out = io.StringIO()
+    setup("info", format, stream=out)
+    log.info("client.refused subject=%s status=%d error=%s", text, 400, ValueError(text))
+    line = out.getvalue()
+    assert line.count("\n") == 1
+    assert line[:-1].isprintable()
+    assert len(line) < 20_000
+    if format == "json":
+        fields = json.loads(line)["fields"]
+        assert list(fields) == ["subject", "status", "error"]
+        assert fields["status"] == 400
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_nobody_forges_a_line_by_a_traceback(text: str) -> None:
+    out = io.StringIO()
+    setup("info", "console", stream=out)
+    try:
+        raise ValueError(text)
+    except ValueError:
+        log.exception("task.failed name=%s", text)
+    first, *rest, last = out.getvalue().split("\n")
+    assert "task.failed" in first
+    assert last == ""
+    assert all(line.startswith("    ") and line.isprintable() for line in rest)
+
+
+def test_lines_of_another_form_are_written_as_they_are() -> None:
+    out = io.StringIO()
+    setup("info", "json", stream=out)
+    log.info("a.b of %s, rate=%d%% at=%s/%s", "x\n", 5, "s", 1)
+    log.info("a.b rate=%d%% at=%s/%s", 5, "s t=1", 1)
+    log.info("a.b %s", {"x": 1})
+    texts = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [each["text"] for each in texts] == ["a.b of x\\n, rate=5% at=s/1", "a.b rate=5% at=s t=1/1", "a.b {'x': 1}"]
+    assert texts[1]["fields"] == {"rate": "5%", "at": "s t=1/1"}
+
+
 @pytest.mark.parametrize("format", ["json", "console"])
 def test_credentials_in_urls_are_cut_out(format: str) -> None:
     out = io.StringIO()
