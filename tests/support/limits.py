@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from broker.api.stream import LIMITS, StreamSettings
 from broker.runtime.config.table import SETTINGS, Setting
+from tests.support.writers import rows as of_writers
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "reference" / "limits.md"
@@ -424,6 +425,7 @@ def page() -> str:
     return HEAD.format(
         configured=table(("key", "default", "may be", "what it bounds"), configured()),
         streams=table(("setting", "default", "may be"), of_streams()),
+        writers=table(("what is written", "as the disk fills"), of_writers()),
         fixed=table(("what", "at most", "beyond it", "where"), fixed()),
     )
 
@@ -474,6 +476,12 @@ and `broker/api/stream.py` explain each setting.
 ## Fixed
 
 {fixed}
+## Who writes to a data folder
+
+As a disk fills, writers stop one after the other, and who makes room goes on to the last. The
+reserve is `limits.disk_reserve_bytes`. What is about to be written counts.
+
+{writers}
 ## What has no limit of its own
 
 - Consumers and their offsets: each is one record in `__offsets`.

@@ -34,6 +34,7 @@ from tests.support.processes import eventually
 from tests.unit.runtime.test_partition import Waiter, rows
 
 SECRET = b"sixteen bytes or more"
+RESERVE_BYTES = 8 << 20
 
 
 class Relay:
@@ -171,7 +172,7 @@ class LinkedNode(Node):
             settings=cluster.settings,
         )
         free, clock = (lambda _: (cluster.free.get(name, 1 << 40), 1 << 50)), itertools.count().__next__
-        self.room = Room(name, 800, look=free, clock=clock)  # it is looked each time
+        self.room = Room(name, RESERVE_BYTES, look=free, clock=clock)  # it is looked each time
         self.host = replace(self.host, me=name, wiring=self.link, make_replica=self._make_replica(self.host))
         self.replicas = Replicas(self.host, process)
 
@@ -227,7 +228,7 @@ class Linked:
 
     Attributes:
         nodes: Those that run.
-        free: Bytes that are free on the disk of a broker, of which 800 are the reserve; else there are plenty.
+        free: Bytes that are free on the disk of a broker, of which `RESERVE_BYTES` are the reserve; else plenty.
     """
 
     def __init__(self, path: Path, names: Sequence[str] = ("a", "b", "c")) -> None:

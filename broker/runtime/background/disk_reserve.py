@@ -13,6 +13,7 @@ E2  Nothing has to be restarted: when space comes back, the next look says so.
 E3  A follower stops after a leader on a disk like its own would: so where the disks are alike nobody leaves the in-sync
     replicas. It begins again where a leader may: so it does not leave and join with each segment that goes.
 E4  The broker's own streams stop too, later: who commits offsets in a loop would use up what a trim needs.
+E5  What is about to be written counts: one body of 64 MiB, or 16 MiB in bulk, would use up what is kept.
 """
 
 from __future__ import annotations
@@ -89,16 +90,17 @@ class Room:
         self.users = Account(self, Budget.RECORDS, Budget.FOLLOWED)
         self.own = Account(self, Budget.OWN, Budget.OWN_FOLLOWED)
 
-    def check(self, budget: Budget = Budget.RECORDS) -> None:
-        """Raise DiskFull while there is no room but what this budget leaves."""
+    def check(self, budget: Budget = Budget.RECORDS, size: int = 0) -> None:
+        """Raise DiskFull while there is no room for `size` bytes but what this budget leaves (E5)."""
         if not self._wanted:
             return
-        if self._left <= self._kept(budget) or self._clock() - self._looked_s >= LOOK_S:
-            self._look_again(budget)
-        if self._free <= (kept := self._kept(budget)):
+        if self._left - size <= self._kept(budget) or self._clock() - self._looked_s >= LOOK_S:
+            self._look_again(budget, size)
+        if self._free - size <= (kept := self._kept(budget)):
+            more = f", and {size} are to be written" if self._free > kept else ""
             raise DiskFull(
                 f"{self._free} bytes are free on the disk of {self._path}, {kept} of them are kept for the broker"
-                " itself (limits.disk_reserve_bytes)",
+                f" itself (limits.disk_reserve_bytes){more}",
                 free_bytes=self._free,
                 limit=kept,
             )
@@ -119,9 +121,9 @@ class Room:
     def _kept(self, budget: Budget) -> int:
         return self.reserve_bytes * budget.value // Budget.RECORDS.value
 
-    def _look_again(self, budget: Budget) -> None:
+    def _look_again(self, budget: Budget, size: int) -> None:
         with self._lock:
-            kept = self._kept(budget)
+            kept = self._kept(budget) + size
             if self._clock() - self._looked_s < LOOK_S and (self._free <= kept or self._left > kept):
                 return  # somebody else has just looked
             try:
@@ -149,13 +151,13 @@ class Account:
         self._room = room
         self._leads, self._follows = leads, follows
 
-    def check(self) -> None:
-        """Raise DiskFull while a leader has no room to append, stage, or write anew."""
-        self._room.check(self._leads)
+    def check(self, size: int = 0) -> None:
+        """Raise DiskFull while a leader has no room to append, stage, or write anew so many bytes."""
+        self._room.check(self._leads, size)
 
-    def check_followed(self, *, again: bool = False) -> None:
-        """Raise DiskFull while a follower has no room to append; `again`: to begin again after it had none (E3)."""
-        self._room.check(self._leads if again else self._follows)
+    def check_followed(self, size: int = 0, *, again: bool = False) -> None:
+        """Raise DiskFull while a follower has no room for so many; `again`: to begin again after it had none (E3)."""
+        self._room.check(self._leads if again else self._follows, size)
 
     def took(self, count: int) -> None:
         """As `Room.took`."""

@@ -34,6 +34,7 @@ from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.raft.wire import check_secret
 from broker.runtime.assembled import Assembled
+from broker.runtime.background.disk_reserve import Account
 from broker.runtime.background.expiry import expire_offsets
 from broker.runtime.cluster.control import PlacedControl
 from broker.runtime.cluster.link.link import ReplicaLink
@@ -120,6 +121,7 @@ class ClusterBroker(Assembled):
                 self._folder.boot_id(),
                 LogSettings(producer_id_expiry_ms=ours.id_expiry_ms, producer_ids_max=ours.ids_max),
                 LogEnds(self._disk, f"{self._folder.path}/{ENDS_FILE}"),
+                may_make=lambda info: self._account(info).check_followed(again=True),
             ),
             service=plane.service,
             has_session=plane.has_session,
@@ -143,6 +145,7 @@ class ClusterBroker(Assembled):
             loop=self._dataplane.loop,
             on_change=lambda: self._hub.note(self._hub.ALL),
             may_change=plane.has_session,
+            check_disk=self._room.users.check,
         )
         self._own = {
             name: OwnStream(plane.service, name, settings, voters=len(identity.named), executor=self._commands)
@@ -174,12 +177,15 @@ class ClusterBroker(Assembled):
             opened,
             appender=self._appender,
             hub=self._hub,
-            room=self._room.own if info.internal else self._room.users,
+            room=self._account(info),
             open_logs=self._open_logs,
         )
         if not info.internal:
             replica.floor = partial(self.sinks.floor, info.incarnation, number)
         return replica
+
+    def _account(self, info: StreamInfo) -> Account:
+        return self._room.own if info.internal else self._room.users
 
     @property
     def _catalog(self) -> Catalog:

@@ -108,7 +108,9 @@ class PlacedControl:
         loop: asyncio.AbstractEventLoop,
         on_change: Callable[[], None],
         may_change: Callable[[], bool],
+        check_disk: Callable[[], None] = lambda: None,
     ) -> None:
+        self._check_disk = check_disk
         self._config = config
         self._service = service
         self._streams = streams
@@ -314,13 +316,15 @@ class PlacedControl:
     # --- helpers --------------------------------------------------------------------------------------------
 
     def _check_room(self, name: str, partitions: int) -> None:
-        """Whether a stream may have so many partitions. Raises InvalidRequest."""
+        """Whether a stream may have so many partitions. Raises InvalidRequest, DiskFull."""
         others = dict(self._service.catalog.streams)
         own = others.pop(name, None)
         exist = sum(not info.internal for info in others.values())
         total = sum(max(info.settings.partitions, info.partitions_next) for info in others.values()) + partitions
         is_more = own is None or partitions > own.settings.partitions
         self._config.limits.check(streams=exist + 1 if own is None else 0, partitions=total if is_more else 0)
+        if is_more:
+            self._check_disk()
 
     def _check(self, settings: StreamSettings) -> None:
         """X3."""

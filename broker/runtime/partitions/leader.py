@@ -64,6 +64,7 @@ from broker.runtime.partitions.row_sync import NO_ROW, RowState, RowSync
 from broker.runtime.partitions.sync import Outcome, SyncPool, SyncRow
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece
 from broker.storage.log import AppendResult, Encodable, StoredGroup
+from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogSettings
 from broker.storage.writing.part_method import of_part
 
@@ -248,7 +249,7 @@ class Partition:
         if self._is_closed or replica.removed:
             self.check_open(decided=decided)
         if replica.room is not None:
-            replica.room.check()
+            replica.room.check(_size(batches))
         if core.role is not LEADING:
             self._refuse(leader_epoch)  # at once: who begins to lead holds the lock, and reads
         now_us = elapsed_us()
@@ -451,3 +452,10 @@ class Partition:
     async def wait_for(self, offset: int, timeout_s: float) -> None:
         """On the data plane's loop: return when the high watermark is past `offset`, time is up or the stream gone."""
         await self.replica.wait(lambda: self.removed or self._state.high_watermark > offset, timeout_s)
+
+
+def _size(batches: Sequence[Encodable] | StoredGroup) -> int:
+    """Bytes of what is large: of a sink's group, and of a body. What comes over NATS is bounded by its batches."""
+    if isinstance(batches, StoredGroup):
+        return batches.byte_count
+    return sum(batch.byte_count_max for batch in batches if isinstance(batch, RowBatch))

@@ -179,10 +179,11 @@ class Streams:
                 yield from (Chores(partition, compaction, coalescing) for partition in self.by_name.get(info.name, ()))
 
     def check_room(self, *, streams: int = 0, partitions: int = 0) -> None:
-        """Whether so many may be added. Raises InvalidRequest."""
+        """Whether so many may be added: folders take space too. Raises InvalidRequest, DiskFull."""
         exist = sum(not info.internal for info in list(self.store.catalog.streams.values()))
         total = sum(map(len, list(self.by_name.values()))) + partitions
         self._config.limits.check(streams=exist + streams if streams else 0, partitions=total)
+        self._room.check()
 
     # --- open, make, remove: on the disk ----------------------------------------------------------------------
 

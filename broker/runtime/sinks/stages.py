@@ -128,7 +128,7 @@ class StageStore:
                 table.check_share(note.stage, size, self.limits.group_bytes_max)
                 table.check_room(self.limits.stage_bytes_max)
                 if self.main.replica.room is not None:
-                    self.main.replica.room.check()
+                    self.main.replica.room.check(size)
                 self._hidden.append([note], batches, decision=int(note.stage, 16))
             generation = self._hidden.generation
             is_large = sum(batch.byte_count_max for batch in batches) >= WRITEBACK_BYTES

@@ -1,7 +1,7 @@
 """Goal: a follower whose disk is at its reserve takes nothing more by any door, says so, and is waited for by nobody;
 what makes room reaches it, and it comes back by itself.
 
-Method: as test_link.py; the disk says how much is free as the test wants, 800 bytes are the reserve.
+Method: as test_link.py; the disk says how much is free as the test wants.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import pytest
 
 from broker.api.errors import DiskFull, NotEnoughReplicas
 from broker.metadata.partition import Place
-from tests.support.linked import Linked
+from tests.support.linked import RESERVE_BYTES, Linked
 from tests.support.processes import eventually
 from tests.unit.link.test_link import three
 
 __all__ = ["three"]
 pytestmark = pytest.mark.slow
 BIG = random.Random(2).randbytes(200_000)
-FULL, AT_RESERVE, PLENTY = 600, 700, 1 << 40
+FULL, AT_RESERVE, PLENTY = RESERVE_BYTES * 6 // 8, RESERVE_BYTES * 7 // 8, 1 << 40
 """Free bytes: a follower takes nothing; a leader takes nothing, and a follower goes on; both take all."""
 
 
@@ -121,6 +121,26 @@ def test_a_follower_that_begins_with_nothing_takes_nothing_without_room(three: L
     three.stored(at, BIG)
     assert three.nodes[away].log(at).log_end_offset == 0
     assert away not in three.service.state(at).isr
+    three.free[away] = PLENTY
+    three.in_sync(at)
+    three.same(at)
+
+
+def test_a_follower_takes_what_fits_of_an_answer(three: Linked) -> None:
+    """An answer has many batches, in bulk 16 MiB: those that there is room for are taken, and no more."""
+    [at] = three.create(min_insync=2)
+    three.in_sync(at)
+    away = three.followers(at)[0].me
+    three.stop(away)
+    three.fail(away)
+    for _ in range(60):
+        three.stored(at, BIG)
+    room = 5 * len(BIG)
+    three.free[away] = FULL + room
+    three.start(away)
+    eventually(lambda: lacking(three, at) == (away,), what="it to say that it has no room")
+    log = three.nodes[away].log(at)
+    assert 0 < log.log_end_offset <= 5
     three.free[away] = PLENTY
     three.in_sync(at)
     three.same(at)

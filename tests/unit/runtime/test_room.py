@@ -69,6 +69,20 @@ def test_who_grows_stops_in_order_and_a_follower_begins_again_where_a_leader_may
     room.users.check_followed(again=True)
 
 
+def test_what_is_about_to_be_written_counts() -> None:
+    """E5: else one large body would take all that is kept."""
+    place = Place(free=1_000, total=1_000_000)
+    room = place.room(800)
+    room.users.check(199)
+    with pytest.raises(DiskFull, match="200 are to be written"):
+        room.users.check(200)
+    room.users.check(199)
+    room.users.check_followed(399)
+    with pytest.raises(DiskFull):
+        room.users.check_followed(400)
+    assert not room.is_short
+
+
 def test_what_was_written_counts_without_asking_the_system() -> None:
     """A fast writer cannot run through the reserve between two looks; a slow one causes one look in a while."""
     place = Place(free=1_000, total=100_000)
@@ -123,7 +137,7 @@ async def test_what_is_staged_counts_too(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await broker.create_stream("s", {})
         room = broker._room
-        place = Place(free=room._wanted + 100, total=1 << 60)
+        place = Place(free=room._wanted + 3_000, total=1 << 60)
         epoch = (await broker.sinks.open("sink", "owner", is_one_shot=False)).epoch
         room._look, room._clock, room._looked_s = place.look, lambda: place.now_s, float("-inf")
 

@@ -32,9 +32,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
+from broker.api.batch import message_bytes
 from broker.api.errors import BadBatch, DiskFull, LiftlogError, OffsetOutOfRange
 from broker.metadata.partition import Place
 from broker.replication import events as e
@@ -294,27 +295,46 @@ class Following:
         data, opened = self._data, self._log
         if not data:
             return
-        if self._replica.room is not None:
-            self._replica.room.check_followed(again=self._lacks_room)
-        before = opened.log_end_offset
+        before, taken = opened.log_end_offset, 0
         try:
-            opened.append_stored(
-                data,
-                leader_epoch=effect.epoch,
-                now_us=elapsed_us(),
-                is_rewritten=effect.is_rewritten,
-                superseded=(effect.superseded_to, effect.superseded_epoch),
-            )
+            for piece in self._pieces(data):
+                opened.append_stored(
+                    piece,
+                    leader_epoch=effect.epoch,
+                    now_us=elapsed_us(),
+                    is_rewritten=effect.is_rewritten and not taken,
+                    superseded=(effect.superseded_to, effect.superseded_epoch),
+                )
+                taken += len(piece)
         finally:
             end = opened.log_end_offset
             if end > before:
-                self._replica.appended(AppendResult(before, end, len(data)))
+                self._replica.appended(AppendResult(before, end, taken or len(data)))
         if self._may_sync_here(len(data)):
             synced = self._replica.sync()
             if not isinstance(synced, int):
                 log.error("partition.sync_failed partition=%s error=%s", self, synced)
                 raise synced
             FSYNC_SECONDS.observe(self._replica.sync_took_s)
+
+    def _pieces(self, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
+        """As much of it as there is room for (U8); then DiskFull. Where there is plenty it is one piece."""
+        room, again = self._replica.room, self._lacks_room
+        if room is None:
+            yield data
+            return
+        try:
+            room.check_followed(len(data), again=again)
+        except DiskFull:
+            pass
+        else:
+            yield data
+            return
+        view, end = memoryview(data), 0
+        while end < len(view):
+            begin, end = end, end + message_bytes(view[end:])
+            room.check_followed(end, again=again)
+            yield view[begin:end]
 
     def _may_sync_here(self, byte_count: int) -> bool:
         """U7."""

@@ -12,7 +12,7 @@ D4  How far a log went is forgotten before another one is made in its place (`lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -39,6 +39,7 @@ class Folders:
         root: The folder `streams`.
         settings: The broker's own settings that concern logs.
         ends: So far the logs went when somebody looked last.
+        may_make: Raises DiskFull while there is no room for another log of that stream.
     """
 
     disk: Disk
@@ -47,6 +48,7 @@ class Folders:
     boot_id: str
     settings: LogSettings
     ends: LogEnds
+    may_make: Callable[[StreamInfo], None] = lambda info: None
 
     def path(self, name: str, incarnation: str, number: int) -> str:
         """Where a replica is. Raises OSError: nowhere."""
@@ -94,6 +96,7 @@ class Folders:
         Raises:
             DiskFull, StorageFailed: there is none.
         """
+        self.may_make(info)
         with disk_errors(f"make the folder of {info.name}/{number}"):
             folder = self.path(info.name, info.incarnation, number)
             if self.disk.exists(folder):

@@ -1,0 +1,142 @@
+"""Every writer to a data folder, what it may use of the disk, and what shows that: a table of docs/reference/limits.md.
+
+`tests/unit/test_writers.py` holds it together with the code: a module of the broker that makes, replaces or lengthens a
+file stands in a row, so a new writer has to say what it draws on.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from broker.runtime.background.disk_reserve import Budget
+
+
+class Writer(NamedTuple):
+    """One row.
+
+    Attributes:
+        what: The files, and when.
+        budget: What it stops at; or in words what it has.
+        modules: Below `broker`, those that write them.
+        test: Fills the disk through it, or writes it on a full one.
+    """
+
+    what: str
+    budget: Budget | str
+    modules: tuple[str, ...]
+    test: str
+
+
+LAST: Final = "goes on to the last byte"
+SPARE: Final = "goes on without a byte: spare files"
+OWN_ROOM: Final = "goes on without a byte: room of its own"
+BY_HAND: Final = "by an operator, while there is room"
+
+WRITERS: Final = (
+    Writer(
+        "segments and indexes of users' streams, appended by a leader; of what sinks stage",
+        Budget.RECORDS,
+        ("storage/segments/chain.py", "storage/segments/segment.py"),
+        "tests/unit/runtime/test_room.py::test_what_is_staged_counts_too",
+    ),
+    Writer(
+        "segments that are written anew by compaction and coalescing, here or at a follower",
+        Budget.RECORDS,
+        (
+            "storage/rewrite/rewriting.py",
+            "storage/rewrite/joining.py",
+            "storage/rewrite/clean_state.py",
+        ),
+        "tests/unit/test_writers.py::test_rewriting_stops_at_the_reserve_and_later_for_the_brokers_own_streams",
+    ),
+    Writer(
+        "folders of new partitions",
+        Budget.RECORDS,
+        ("storage/segments/checkpoint.py",),
+        "tests/unit/test_writers.py::test_no_folder_is_made_at_the_reserve",
+    ),
+    Writer(
+        "segments and indexes of users' streams, copied from a leader, one by one, in bulk, or from the beginning",
+        Budget.FOLLOWED,
+        ("storage/segments/chain.py", "storage/segments/segment.py"),
+        "tests/unit/link/test_room.py::test_a_follower_that_begins_with_nothing_takes_nothing_without_room",
+    ),
+    Writer(
+        "`__offsets` and `__commits`, appended by a leader or written anew",
+        Budget.OWN,
+        ("storage/segments/chain.py", "storage/rewrite/rewriting.py"),
+        "tests/unit/test_writers.py::test_consumers_commit_until_half_of_the_reserve",
+    ),
+    Writer(
+        "`__offsets` and `__commits`, copied from a leader",
+        Budget.OWN_FOLLOWED,
+        ("storage/segments/chain.py",),
+        "tests/unit/runtime/test_room.py::test_who_grows_stops_in_order_and_a_follower_begins_again_where_a_leader_may",
+    ),
+    Writer(
+        "a bad or uncertain part of a log, kept beside it (`.aside`); the segment around it",
+        LAST,
+        ("storage/rewrite/gaps.py", "storage/rewrite/giving_up.py", "storage/recovery.py"),
+        "tests/unit/storage/test_full_disk.py",
+    ),
+    Writer(
+        "`epochs` with the first record of a leadership; state files as segments are sealed; `ends`, `scrub`",
+        LAST,
+        (
+            "storage/segments/epochs.py",
+            "storage/memory/state_files.py",
+            "runtime/cluster/replicas/log_ends.py",
+            "runtime/background/scrubber.py",
+        ),
+        "tests/unit/storage/test_full_disk.py",
+    ),
+    Writer(
+        "`checkpoint` and state file of a trim, of retention, of a log that begins anew, of a start",
+        SPARE,
+        ("storage/writing/checkpoints.py", "storage/memory/state_files.py"),
+        "tests/cluster/test_full_disk.py::test_a_trim_makes_room_on_a_disk_without_a_byte_and_appends_go_on",
+    ),
+    Writer(
+        "`catalog.log` of a lone broker: deletions, shorter retention, a start",
+        SPARE,
+        ("runtime/partitions/catalog_store.py",),
+        "tests/unit/runtime/test_catalog_faults.py::test_what_leads_to_room_is_written_without_a_byte_and_nothing_else",
+    ),
+    Writer(
+        "`processes`, at the start of a broker of a cluster",
+        SPARE,
+        ("runtime/cluster/plane/registering.py",),
+        "tests/cluster/test_three_full.py::test_three_full_disks_are_told_to_make_room_also_after_a_start",
+    ),
+    Writer(
+        "`raft.log` (entries, term, vote, snapshots) and `raft.log.marks`",
+        OWN_ROOM,
+        ("raft/journal.py", "raft/journal_files.py"),
+        "tests/unit/raft/test_room.py::test_entries_marks_snapshots_and_starts_need_no_free_byte",
+    ),
+    Writer(
+        "`lock`, `broker.json`, `raft.json`: at the first start, or as a broker joins or is rescued",
+        BY_HAND,
+        ("storage/folder.py", "runtime/cluster/plane/membership.py", "runtime/cluster/plane/rescue.py"),
+        "tests/unit/cluster/test_forming.py",
+    ),
+    Writer(
+        "`run/` and `logs/` of `liftlog up`, beside the data folder; a secret",
+        BY_HAND,
+        ("cli/local/datafolder.py", "cli/local/processes.py", "cli/commands/secret.py"),
+        "tests/unit/cli/test_datafolder.py",
+    ),
+)
+
+
+def rows() -> list[tuple[str, ...]]:
+    """As the page has them."""
+    words = {
+        Budget.RECORDS: "stops at the reserve",
+        Budget.FOLLOWED: "stops at 6/8 of the reserve",
+        Budget.OWN: "stops at 4/8 of the reserve",
+        Budget.OWN_FOLLOWED: "stops at 3/8 of the reserve",
+    }
+    return [
+        (writer.what, writer.budget if isinstance(writer.budget, str) else words[writer.budget]) for writer in WRITERS
+    ]
