@@ -39,6 +39,12 @@ def broker(
         from broker.runtime.config.nats_options import checked_options
 
         checked_options(loaded.nats)
+    if check and loaded.cluster.voters:
+        from broker.raft.wire import check_secret
+        from broker.runtime.cluster.plane.identity import identity_from
+
+        identity = identity_from(loaded)
+        check_secret(None if identity is None else identity.secret)
     if check and is_json(ctx, json):
         json_out(describe(loaded))
         return

@@ -226,8 +226,8 @@ def _keep_secret(plan: Plan) -> None:
     alive = [name for name in (found.alive() if found else ()) if name in plan.commands]
     if alive:
         raise InvalidRequest(
-            f"{folder.path}: {', '.join(alive)} runs without a secret, as earlier builds did, and would not hear those"
-            f" that have one; stop it first: {_down_command(folder)}"
+            f"{folder.path}: {', '.join(alive)} have no secret, as in earlier builds, and would not hear those that"
+            f" have one; stop them first: {_down_command(folder)}"
         )
     write_new(str(folder.secret))
 

@@ -88,7 +88,7 @@ def test_up_gives_no_secret_to_some_while_others_run_without(tmp_path: Path) -> 
     record = Record(http="h:1", grpc="h:2", nats_url="n", nats_embedded=True, mode="detached", others=())
     record.processes["broker-1"] = identity
     folder.save(record)
-    with pytest.raises(InvalidRequest, match=r"broker-1 runs without a secret.*liftlog down"):
+    with pytest.raises(InvalidRequest, match=r"broker-1 have no secret.*liftlog down"):
         _keep_secret(_plan(folder, Ports(), None, detach=True, count=3))
     assert not folder.secret.exists()
     record.processes.clear()
@@ -112,3 +112,19 @@ def test_the_command_refuses_minus_o(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "runs with -O" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "d").exists()
+
+
+def test_check_says_that_a_cluster_has_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("LIFTLOG_")]:
+        monkeypatch.delenv(name)
+    file = tmp_path / "secret"
+    words = ["broker", "--check", "--set", "cluster.id=c", "--set", "cluster.voters=broker-0@127.0.0.1:1"]
+    with pytest.raises(InvalidRequest, match="liftlog secret new"):
+        CliRunner().invoke(COMMAND, words, catch_exceptions=False)
+    write_new(str(file))
+    named = [*words, "--set", f"raft.secret_file={file}"]
+    done = CliRunner().invoke(COMMAND, named, catch_exceptions=False)
+    assert (done.exit_code, f"raft.secret_file = {file}" in done.output) == (0, True)
+    file.chmod(0o644)
+    with pytest.raises(InvalidRequest, match="has mode 0644"):
+        CliRunner().invoke(COMMAND, named, catch_exceptions=False)
