@@ -48,7 +48,7 @@ from broker.runtime.cluster.plane.membership import Membership
 from broker.runtime.intake.nats_seam import make_client
 from broker.serving.endpoints.append import encode
 from broker.serving.http.app import ENDPOINTS
-from broker.serving.http.body import JSON_MEDIA
+from broker.serving.http.body import JSON_MEDIA, BodyBudget, Reservation
 from spark_liftlog.options import source_options
 from spark_liftlog.progress.query_lag import lag
 from spark_liftlog.reading import offsets as spark_offsets
@@ -218,7 +218,7 @@ _INFO: Final = StreamInfo(name="orders", incarnation="i", created_us=0, settings
 
 def check_arrow(data: bytes) -> None:
     """Records that a stranger posts; what is taken is what its readers will decode."""
-    for batch in encode(bytearray(data), _INFO, 5, 1 << 22):
+    for batch in encode(bytearray(data), _INFO, 5, 1 << 22, Reservation(BodyBudget(1 << 40))):
         message = batch.compose(first_offset=3, leader_epoch=1, high_watermark=0)
         rows = decode_batch(message)
         rows.validate(full=True)
@@ -246,7 +246,7 @@ def check_ndjson(data: bytes) -> None:
     )
     from tests.unit.serving.arrow import stream_of
 
-    (batch,) = encode(bytearray(stream_of(rows)), _INFO, 5, 1 << 22)
+    (batch,) = encode(bytearray(stream_of(rows)), _INFO, 5, 1 << 22, Reservation(BodyBudget(1 << 40)))
     made = decode_batch(batch.compose(first_offset=3, leader_epoch=1, high_watermark=0))
     first, second = (json.loads(json.dumps(row, ensure_ascii=False).encode()) for row in readable_rows(made))
     assert (first["offset"], second["value"]) == (3, None)
