@@ -3,7 +3,7 @@
 A node's id is `<random>@<host>:<port>`. The random part is made with the journal and lost with it, so a voter that
 has lost its journal cannot act under the id of the one that had it.
 
-W1  There is a secret, on loopback too: anybody who reaches the port could take part in the cluster, and any process of
+W1  There is a secret (`plane/identity.py`), on loopback too: anybody who reaches the port could take part in the cluster, and any process of
     any user of the machine reaches loopback. pysyncobj checks by `assert` that a message is of this connection and not
     one that was heard before: under `python -O` no broker starts (`runtime/broker.py`).
 W2  Bytes are JSON, not pickle: they cannot make this process run anything.
@@ -38,12 +38,10 @@ from pysyncobj.tcp_connection import CONNECTION_STATE
 from pysyncobj.tcp_server import SERVER_STATE
 from pysyncobj.transport import TCPTransport
 
-from broker.api.errors import InvalidRequest
 from broker.api.plain import parse_json
 from broker.raft.messages import is_hello
 from broker.raft.names import names
 
-SECRET_BYTES_LEAST: Final = 16
 GREETING_BYTES_MAX: Final = 4_096
 STRANGERS_MAX: Final = 64
 """So many connections may be open of which nobody has said yet who is there; of more the oldest is closed."""
@@ -70,23 +68,6 @@ class Voter(TCPNode):  # type: ignore[misc]
     def ip(self) -> str | None:
         """Its address; None: it is being looked up. The thread of the node waits for no name server."""
         return names.address(str(self.host).rpartition("@")[2].strip("[]"))
-
-
-def check_secret(secret: str | None) -> None:
-    """W1. Raises InvalidRequest: there is no secret, or it is too short."""
-    if secret is None:
-        raise InvalidRequest(
-            "a cluster needs a secret, on loopback too: whoever reaches a Raft port could take part in the cluster and"
-            " change its catalog. Run `liftlog secret new FILE` once, copy FILE to every broker, and set"
-            " raft.secret_file = FILE (or LIFTLOG_RAFT_SECRET_FILE) on each. Brokers that ran without one are all"
-            " stopped first: one with a secret and one without do not hear each other",
-            key="raft.secret_file",
-        )
-    if len(secret.encode()) < SECRET_BYTES_LEAST:
-        raise InvalidRequest(
-            f"raft.secret has less than {SECRET_BYTES_LEAST} bytes; `liftlog secret new FILE` makes one",
-            key="raft.secret",
-        )
 
 
 def guarded(base: type) -> type:

@@ -40,8 +40,7 @@ def broker(
 
         checked_options(loaded.nats)
     if check and loaded.cluster.voters:
-        from broker.raft.wire import check_secret
-        from broker.runtime.cluster.plane.identity import identity_from
+        from broker.runtime.cluster.plane.identity import check_secret, identity_from
 
         identity = identity_from(loaded)
         check_secret(None if identity is None else identity.secret)

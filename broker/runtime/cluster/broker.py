@@ -32,7 +32,6 @@ from broker.api.placements import Vote
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import Catalog, StreamInfo
-from broker.raft.wire import check_secret
 from broker.runtime.assembled import Assembled
 from broker.runtime.background.disk_reserve import Account
 from broker.runtime.background.expiry import expire_offsets
@@ -42,7 +41,7 @@ from broker.runtime.cluster.offsets import PlacedConsumers
 from broker.runtime.cluster.operating.admin import ClusterAdmin
 from broker.runtime.cluster.operating.samples import cluster_samples
 from broker.runtime.cluster.own_streams import OwnStream
-from broker.runtime.cluster.plane.identity import Identity
+from broker.runtime.cluster.plane.identity import Identity, check_secret
 from broker.runtime.cluster.plane.plane import Addresses, Plane
 from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.cluster.replicas.log_ends import FILE as ENDS_FILE

@@ -18,9 +18,8 @@ from broker.cli.local.datafolder import Record, UpFolder
 from broker.cli.local.processes import ProcessIdentity
 from broker.cli.local.up import Ports, _keep_secret, _plan
 from broker.cli.main import app
-from broker.raft.wire import check_secret
 from broker.runtime.broker import check_asserts
-from broker.runtime.cluster.plane.identity import identity_from
+from broker.runtime.cluster.plane.identity import check_secret, identity_from
 from broker.runtime.config.configuration import load
 
 COMMAND: click.Command = app

@@ -7,10 +7,13 @@ import secrets
 import shlex
 import stat
 from dataclasses import dataclass
+from typing import Final
 
 from broker.api.errors import InvalidRequest, InvalidSetting
 from broker.api.http import host_port
 from broker.runtime.config.configuration import Config
+
+SECRET_BYTES_LEAST: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +108,20 @@ def _secret_of(config: Config) -> str | None:
         raise InvalidRequest(
             f"raft.secret_file: {raft.secret_file} cannot be read: {why}", key="raft.secret_file"
         ) from error
+
+
+def check_secret(secret: str | None) -> None:
+    """`wire.W1`. Raises InvalidRequest: there is no secret, or it is too short."""
+    if secret is None:
+        raise InvalidRequest(
+            "a cluster needs a secret, on loopback too: whoever reaches a Raft port could take part in the cluster and"
+            " change its catalog. Run `liftlog secret new FILE` once, copy FILE to every broker, and set"
+            " raft.secret_file = FILE (or LIFTLOG_RAFT_SECRET_FILE) on each. Brokers that ran without one are all"
+            " stopped first: one with a secret and one without do not hear each other",
+            key="raft.secret_file",
+        )
+    if len(secret.encode()) < SECRET_BYTES_LEAST:
+        raise InvalidRequest(
+            f"raft.secret has less than {SECRET_BYTES_LEAST} bytes; `liftlog secret new FILE` makes one",
+            key="raft.secret",
+        )

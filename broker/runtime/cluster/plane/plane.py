@@ -28,13 +28,13 @@ from broker.metadata.catalog import COMMAND_VERSION
 from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.partition import Place
 from broker.raft.node import Answer, RaftNode, configuration
-from broker.raft.wire import GuardedTcp, Voter, check_secret
+from broker.raft.wire import GuardedTcp, Voter
 from broker.runtime.cluster.plane import status
 from broker.runtime.cluster.plane.clock import boot_s
 from broker.runtime.cluster.plane.duties import Duties
 from broker.runtime.cluster.plane.forming import Entered, Entrance, answer_to
 from broker.runtime.cluster.plane.heart import Heart
-from broker.runtime.cluster.plane.identity import Identity
+from broker.runtime.cluster.plane.identity import Identity, check_secret
 from broker.runtime.cluster.plane.leaderless import Leaderless
 from broker.runtime.cluster.plane.registering import Registration
 from broker.runtime.cluster.plane.service import Catalogs
