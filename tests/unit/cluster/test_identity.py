@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.api.errors import InvalidRequest, InvalidSetting
-from broker.runtime.cluster.plane.identity import Identity, identity_from
+from broker.runtime.cluster.plane.identity import Identity, check_secret, identity_from
 from broker.runtime.config.configuration import describe, load
 
 VOTERS = ["a@10.0.0.1:9294", "b@[fd00::2]:9294", "c@c.example:19294"]
@@ -88,3 +88,14 @@ def test_a_secret_that_everybody_can_read_is_none(tmp_path: Path, mode: int, is_
         return
     with pytest.raises(InvalidRequest, match=f"has mode {mode:04o}.*: chmod 600 '.*the secret'"):
         identity(raft__secret_file=str(file))
+
+
+@pytest.mark.parametrize(
+    "secret,says", [(None, "liftlog secret new"), ("", "less than 16"), ("x" * 15, "less than 16")]
+)
+def test_there_is_a_secret_on_loopback_too(secret: str | None, says: str) -> None:
+    """W1. Any process of any user of the machine reaches loopback; the refusal says what to do."""
+    with pytest.raises(InvalidRequest, match=says) as refusal:
+        check_secret(secret)
+    assert str(refusal.value.key).startswith("raft.secret")
+    check_secret(SECRET)

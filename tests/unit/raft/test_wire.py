@@ -17,7 +17,6 @@ import pytest
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
 
-from broker.api.errors import InvalidRequest
 from broker.raft import wire
 from broker.raft.greeting import Lobby
 from broker.raft.node import RaftNode, configuration, form
@@ -29,7 +28,6 @@ from broker.raft.wire import (
     Codec,
     GuardedTcp,
     Voter,
-    check_secret,
 )
 from broker.storage.disk import OsDisk
 
@@ -146,17 +144,6 @@ def test_pysyncobj_itself_listens_everywhere() -> None:
     found = listening(port)
     bare._doDestroy()
     assert found == {"00000000"}
-
-
-@pytest.mark.parametrize(
-    "secret,says", [(None, "liftlog secret new"), ("", "less than 16"), ("x" * 15, "less than 16")]
-)
-def test_there_is_a_secret_on_loopback_too(secret: str | None, says: str) -> None:
-    """W1. Any process of any user of the machine reaches loopback; the refusal says what to do."""
-    with pytest.raises(InvalidRequest, match=says) as refusal:
-        check_secret(secret)
-    assert str(refusal.value.key).startswith("raft.secret")
-    check_secret(SECRET)
 
 
 def test_messages_are_json_and_keep_bytes() -> None:
