@@ -166,6 +166,7 @@ class HeldRange:
     Attributes:
         start, end: Equal: none can.
         is_damaged: Something of what was asked for cannot be read here either.
+        log_start: As the checkpoint has it there.
         superseded_to, superseded_epoch: As in `Records`.
     """
 
@@ -175,6 +176,7 @@ class HeldRange:
     start: int
     end: int
     is_damaged: bool
+    log_start: int
     superseded_to: int
     superseded_epoch: int
 

@@ -272,13 +272,14 @@ class State(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., offset: _Optional[int] = ..., at: _Optional[int] = ..., length: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class HeldRange(_message.Message):
-    __slots__ = ("epoch", "incarnation", "request", "start", "end", "is_damaged", "superseded_to", "superseded_epoch")
+    __slots__ = ("epoch", "incarnation", "request", "start", "end", "is_damaged", "log_start", "superseded_to", "superseded_epoch")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     IS_DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_FIELD_NUMBER: _ClassVar[int]
     SUPERSEDED_TO_FIELD_NUMBER: _ClassVar[int]
     SUPERSEDED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     epoch: int
@@ -287,9 +288,10 @@ class HeldRange(_message.Message):
     start: int
     end: int
     is_damaged: bool
+    log_start: int
     superseded_to: int
     superseded_epoch: int
-    def __init__(self, epoch: _Optional[int] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., request: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., is_damaged: _Optional[bool] = ..., superseded_to: _Optional[int] = ..., superseded_epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., request: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., is_damaged: _Optional[bool] = ..., log_start: _Optional[int] = ..., superseded_to: _Optional[int] = ..., superseded_epoch: _Optional[int] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("epoch", "incarnation", "request", "found_epoch", "end", "log_start", "start_epoch")

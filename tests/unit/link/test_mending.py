@@ -16,7 +16,7 @@ import pytest
 from broker.api.errors import CorruptLog
 from broker.metadata.partition import Place
 from broker.runtime.cluster.codec import Welcome
-from broker.runtime.cluster.link import handshake
+from broker.runtime.cluster.link import handshake, ranges
 from broker.runtime.cluster.replicas import mending
 from broker.runtime.cluster.replicas.folders import ASIDE
 from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
@@ -332,6 +332,57 @@ def test_another_leads_while_the_damaged_one_asks(three: Linked) -> None:
     mended(three, at)
     three.in_sync(at)
     three.same(at)
+
+
+@pytest.mark.parametrize("start", [4, 5, 12])
+def test_what_the_leader_has_let_go_is_let_go_here(three: Linked, start: int) -> None:
+    """Who is damaged does not follow, and would not hear of it: nobody has that record any more."""
+    at = filled(three)
+    leader, one, two = leader_and_others(three, at)
+    flip(one, at, 3, 4)
+    three.stop(one.me)
+    for node in (leader, two):
+        node.partition(at).replica.trim(start)
+    with deaf(three, leader, two):
+        three.start(one.me)
+        found(three.nodes[one.me], at)
+        eventually(lambda: three.nodes[one.me].placed(at).mending is not None, what="to be noticed")
+    mended(three, at)
+    assert three.nodes[one.me].log(at).log_start_offset == start
+    check_all_stayed(three, at)
+
+
+def test_more_is_lost_than_one_answer_holds(three: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges.held, "__kwdefaults__", {"bytes_max": 3_000})
+    at = filled(three)
+    _, one, _ = leader_and_others(three, at)
+    damage(one, at, *range(2, 28))
+    mended(three, at)
+    check_all_stayed(three, at)
+    assert one.partition(at).mended_count == 26
+
+
+def test_whoever_is_done_lets_others_ask(three: Linked) -> None:
+    """Two at a time of a broker: what is given up, or let go, counts as done."""
+    places = three.create(partitions=5)
+    for at in places:
+        for number in range(4):
+            three.stored(at, b"%d" % number * 100)
+        three.same(at)
+    node = three.nodes["a"]
+    for at in places[:4]:
+        for each in three.nodes.values():
+            damage(each, at, 1)
+    for at in places[:4]:
+        in_vain(node, at)
+    for at in places[:4]:
+        for each in three.nodes.values():
+            each.partition(at).replica.trim(2)
+    for at in places[:4]:
+        mended(three, at)
+    damage(node, places[4], 1)
+    mended(three, places[4])
+    assert node.partition(places[4]).mended_count == 1
 
 
 def test_an_appended_record_that_is_not_committed_is_mended_likewise(three: Linked) -> None:

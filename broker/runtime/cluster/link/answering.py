@@ -442,6 +442,7 @@ class Answering:
             start=found.start,
             end=found.end,
             is_damaged=found.is_damaged,
+            log_start=self._log.kept_start_offset,
             superseded_to=superseded_to,
             superseded_epoch=superseded_epoch,
         )

@@ -13,6 +13,8 @@ H5  It is *in vain* once `VAIN_ROUNDS` have brought nothing, and of each range t
     old to be asked, does not answer, or has what does not fit: the replica may begin anew with its log. So it may if
     the range is not committed. Where all others are damaged in the same place, or do not reach so far, nothing is won
     by that, and what is whole here would be lost: it stays, and asks on.
+H6  What the leader has let go is let go here, too, as far as it is committed here: who is damaged does not follow, and
+    would not hear of it (`follower.F6`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -55,6 +56,7 @@ class NotHad(Enum):
     LACKS = "not there"
     SILENT = "no answer"
     UNABLE = "an earlier release"
+    GONE = "let go there"
     UNFIT = "not what stood here"
     REFUSED = "this disk refuses"
 
@@ -63,12 +65,15 @@ NOTHING_TO_WIN: Final = frozenset({NotHad.DAMAGED, NotHad.LACKS, NotHad.REFUSED}
 
 
 class OpenQuestion(NamedTuple):
-    """The question that is open."""
+    """The question that is open: of the leader epoch and with the mark of compaction that it names. `at_ms`: when it
+    was asked; -1: it is about to be, or its answer is being written."""
 
     number: int
     to: str
     lost: Lost
-    at_ms: int
+    epoch: int
+    at_ms: int = -1
+    mark: int = 0
 
 
 class Mender:
@@ -132,7 +137,7 @@ class Mending:
         self._has_slot = self._is_closed = False
         self._round: dict[tuple[Lost, str], NotHad] = {}
         self._last: dict[tuple[Lost, str], NotHad] = {}  # of the round before
-        self._heard_in = -1  # the epoch in which the leader has noted the mark (H4)
+        self._heard = (-1, 0)  # the epoch in which the leader has noted a mark, and which (H4)
         self._rounds = 0  # in a row that have brought nothing
         self._rests_until_ms = 0
         self._vain_log = RateLimitedLog()
@@ -141,19 +146,22 @@ class Mending:
         """Time passes. Does not wait."""
         lost = self._partition.log.lost_ranges
         with self._lock:
-            if self._is_closed or not lost:
-                return
             asked = self._asked
-            if asked is not None:
-                if asked.at_ms < 0 or now_ms - asked.at_ms < ANSWER_MS:
-                    return  # it is being written, or asked
-                self._judge(asked, NotHad.SILENT)
-                with suppress(Exception):
-                    self._host.wiring.forget_range(asked.to, self._at)
-            others = self._others(state)
-            if now_ms < self._rests_until_ms and {broker for _, broker in self._last}.issuperset(others):
+            if self._is_closed or (asked is not None and asked.at_ms < 0):
                 return
-            picked = next(((each, to) for each in lost for to in others if (each, to) not in self._round), None)
+            if not lost:  # an operator has given it up, or it was let go
+                self._forget(asked)
+                return
+            if asked is not None:
+                if now_ms - asked.at_ms < ANSWER_MS:
+                    return
+                self._judge(asked, NotHad.SILENT)
+                self._host.wiring.forget_range(asked.to, self._at)
+            live = self._live(state)
+            if now_ms < self._rests_until_ms and {broker for _, broker in self._last}.issuperset(live):
+                return
+            pairs = ((each, to) for each in lost for to in self._others(live, state, each))
+            picked = next((pair for pair in pairs if pair not in self._round), None)
             if picked is None:
                 self._end_round(now_ms, lost)
                 return
@@ -161,23 +169,23 @@ class Mending:
                 return
             self._has_slot = True
             self._number += 1
-            asked = self._asked = OpenQuestion(self._number, picked[1], picked[0], -1)
-        if not self._mender.submit(lambda: self._ask(asked, now_ms, state, incarnation)):
+            asked = self._asked = OpenQuestion(self._number, picked[1], picked[0], state.leader_epoch)
+        if not self._mender.submit(lambda: self._ask(asked, now_ms, incarnation)):
             self.close()
 
     def is_in_vain(self) -> bool:
         """H5."""
         opened = self._partition.log
-        committed = opened.high_watermark
+        committed, lost_now = opened.high_watermark, opened.lost_ranges
         with self._lock:
-            if self._rounds < VAIN_ROUNDS:
+            if self._rounds < VAIN_ROUNDS or not lost_now:
                 return False
             said = self._last.items()
             return all(
                 any(
                     one == lost and (verdict not in NOTHING_TO_WIN or lost[1] > committed) for (one, _), verdict in said
                 )
-                for lost in opened.lost_ranges
+                for lost in lost_now
             )
 
     def asked(self) -> dict[str, bool]:
@@ -197,17 +205,34 @@ class Mending:
         if asked is not None:
             self._host.wiring.forget_range(asked.to, self._at)
 
+    def rest(self) -> None:
+        """It is about to step out: nothing is asked meanwhile."""
+        with self._lock:
+            asked = self._asked
+            if asked is None or asked.at_ms >= 0:
+                self._forget(asked)
+
     # -- rounds (with the lock held) ---------------------------------------------------------------------------
 
-    def _others(self, state: PartitionState) -> list[str]:
-        """Who is to be asked, in order: the leader first."""
+    def _live(self, state: PartitionState) -> list[str]:
+        """Who may be asked, in order: the leader first."""
         me, brokers = self._host.me, self._host.service.catalog.brokers
         live = [b for b in state.replicas if b != me and (info := brokers.get(b)) is not None and info.is_live]
-        live.sort(key=lambda broker: broker != state.leader)
-        is_told = state.leader in (me, None) or self._heard_in == state.leader_epoch
-        if not is_told and not self._takes_aside():  # H4
-            return [broker for broker in live if broker == state.leader]
-        return live
+        return sorted(live, key=lambda broker: broker != state.leader)
+
+    def _others(self, live: list[str], state: PartitionState, lost: Lost) -> list[str]:
+        """Who of them is to be asked for a range (H4)."""
+        epoch, mark = self._heard
+        is_told = state.leader in (self._host.me, None) or (epoch == state.leader_epoch and mark <= lost[0])
+        return live if is_told or self._takes_aside() else [broker for broker in live if broker == state.leader]
+
+    def _forget(self, asked: OpenQuestion | None) -> None:
+        """Nothing is to be asked for now."""
+        if asked is not None:
+            self._host.wiring.forget_range(asked.to, self._at)
+        self._asked, self._rounds, self._rests_until_ms = None, 0, 0
+        self._round, self._last = {}, {}
+        self._give_slot()
 
     def _takes_aside(self) -> bool:
         """Whether this log was never compacted."""
@@ -237,7 +262,7 @@ class Mending:
 
     # -- the thread --------------------------------------------------------------------------------------------
 
-    def _ask(self, asked: OpenQuestion, now_ms: int, state: PartitionState, incarnation: Incarnation) -> None:
+    def _ask(self, asked: OpenQuestion, now_ms: int, incarnation: Incarnation) -> None:
         opened = self._partition.log
         start, end = asked.lost
         verdict = NotHad.REFUSED
@@ -252,7 +277,7 @@ class Mending:
             question = AskRange(
                 follower=self._host.me,
                 incarnation=incarnation,
-                epoch=state.leader_epoch,
+                epoch=asked.epoch,
                 request=asked.number,
                 start=start,
                 end=end,
@@ -262,7 +287,7 @@ class Mending:
             with self._lock:
                 if self._is_closed or self._asked is not asked:
                     return
-                self._asked = asked._replace(at_ms=now_ms)
+                self._asked = asked._replace(at_ms=now_ms, mark=question.compacted_to)
 
             def take(answer: HeldRange, data: bytes) -> None:
                 self._arrived(asked.to, answer, data)
@@ -283,18 +308,41 @@ class Mending:
             if asked is None or (asked.number, asked.to) != (answer.request, to) or asked.at_ms < 0:
                 return
             self._asked = asked = asked._replace(at_ms=-1)
-            self._heard_in = max(self._heard_in, answer.epoch)
+            if answer.epoch == asked.epoch:
+                self._heard = asked.epoch, asked.mark
         self._host.wiring.forget_range(to, self._at)
         self._mender.submit(lambda: self._take(asked, answer, data))
 
     def _take(self, asked: OpenQuestion, answer: HeldRange, data: bytes) -> None:
         verdict: NotHad | None = NotHad.DAMAGED if answer.is_damaged else NotHad.LACKS
-        if data:
+        if asked.lost[0] < answer.log_start:
+            verdict = self._let_go(asked, answer) if answer.epoch == asked.epoch else NotHad.GONE
+        if data and verdict is not None:
             verdict = self._mend(asked.lost, data, asked.to, (answer.superseded_to, answer.superseded_epoch))
         with self._lock:
             if verdict is not None and self._asked is asked:
                 self._judge(asked, verdict)
         self._woken()
+
+    def _let_go(self, asked: OpenQuestion, answer: HeldRange) -> NotHad | None:
+        """H6. Returns why not."""
+        partition = self._partition
+        opened = partition.log
+        start = min(answer.log_start, opened.high_watermark)
+        try:
+            if start <= asked.lost[0] or opened.handover.lacks:
+                return NotHad.GONE
+            with partition.replica.letting_go:
+                opened.trim(start)
+        except LiftlogError as error:
+            log.warning("replica.not_written partition=%s range=[%d,%d) error=%s", self._name, *asked.lost, error)
+            return NotHad.REFUSED
+        left = opened.lost_ranges
+        log.warning("replica.let_go partition=%s start=%d left=%s", self._name, start, left)
+        with self._lock:
+            if self._asked is asked:
+                self._asked, self._rounds, self._rests_until_ms = None, 0, 0
+        return None
 
     def _mend(self, lost: Lost, data: bytes, origin: str, superseded: tuple[int, int]) -> NotHad | None:
         """Write it. Returns why not; None: it is written."""

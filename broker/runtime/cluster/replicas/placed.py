@@ -195,11 +195,13 @@ class PlacedReplica:
         """Time passes. `may_go`: another replica could lead without a loss."""
         partition, follower, told = self.partition, self._follower, self._told
         if partition is not None and follower is not None and told is not None:
-            if partition.was_mended and self.stepping is None:  # or an operator has given up what was lost
-                partition.was_mended, self.is_damaged = False, self.is_old
+            lost = partition.log.lost_ranges
+            if not lost and self.is_damaged and self.stepping is None and (partition.was_mended or self.mending):
+                partition.was_mended, self.is_damaged = False, self.is_old  # or it was given up, or let go
                 self._turns.ask()
-            if partition.log.lost_ranges:  # whoever has found it: a read, the scrub, compaction
-                self.damaged(f"lost {partition.log.lost_ranges}")
+            if lost:  # whoever has found it: a read, the scrub, compaction
+                self.damaged(f"lost {lost}")
+            if lost or self.mending is not None:
                 self._mend(partition, told, now_ms)
             partition.tick(now_ms)
             follower.tick(now_ms)
@@ -223,11 +225,15 @@ class PlacedReplica:
             mending = self.mending = Mending(self._host, self._mender, self.at, str(self), partition, self._woken)
         if self.stepping is None and partition.log.failure is None:
             mending.tick(now_ms, told.state, self._incarnation)
+        else:
+            mending.rest()
 
     def _is_beyond_mending(self, partition: ReplicatedPartition) -> bool:
         """V5. What is damaged without a range, as a log that was put back from a copy, cannot be mended."""
         mending = self.mending
-        return self.is_old or not partition.log.lost_ranges or (mending is not None and mending.is_in_vain())
+        if self.is_old or mending is None:
+            return self.is_old or not partition.log.lost_ranges
+        return mending.is_in_vain()
 
     def marks(self) -> tuple[int, int]:
         """For a pass of compaction: tombstones may go below the former, all is to be compacted up to the latter."""
