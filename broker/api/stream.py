@@ -230,6 +230,26 @@ def check_subject(subject: str, *, wildcards: bool = True) -> str:
     return subject
 
 
+def new_values(values: Mapping[str, Any], defaults: StreamSettings, existing: StreamSettings | None) -> dict[str, Any]:
+    """The settings of a stream that is to be created, with the defaults of the broker's configuration.
+
+    No suffix can follow a subject that ends with `>`. Such a stream is partitioned by the subject of its messages, if
+    nobody says how: so it can have more partitions later.
+
+    Args:
+        values: As they are given.
+        existing: The stream of that name, if there is one. How it is partitioned is no difference, if nobody says how.
+    """
+    of_all = {key: value for key, value in defaults.as_dict().items() if key not in ("subject", "group")}
+    merged = {**of_all, **values}
+    subject = values.get("subject")
+    is_open = isinstance(subject, str) and subject.endswith(">")
+    if "partition_by" not in values and is_open and defaults.partition_by == "subject_suffix":
+        is_there = existing is not None and existing.subject == subject
+        merged["partition_by"] = existing.partition_by if existing is not None and is_there else "subject"
+    return merged
+
+
 def check_new_subject(settings: StreamSettings) -> StreamSettings:
     """Return the settings of a stream that is to be created, if its subject is not the server's own.
 

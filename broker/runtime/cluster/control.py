@@ -36,7 +36,7 @@ from broker.api.errors import (
     NotReady,
     StaleIncarnation,
 )
-from broker.api.stream import StreamSettings, check_new_subject, replication_of, settings_from
+from broker.api.stream import StreamSettings, check_new_subject, new_values, replication_of, settings_from
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.metadata.info import info_from
 from broker.runtime.cluster.own_streams import replicas_default
@@ -172,8 +172,8 @@ class PlacedControl:
             NotReady: there are fewer brokers than replicas.
         """
         settings, factor, least = replication_of(values)
-        defaults = {k: v for k, v in self._config.defaults.as_dict().items() if k not in ("subject", "group")}
-        merged = {**defaults, **settings}
+        existing = self._service.catalog.streams.get(name)
+        merged = new_values(settings, self._config.defaults, existing.settings if existing else None)
         self._check(check_new_subject(settings_from(merged)))
         self._check_room(name, int(merged.get("partitions", 1)))
         known = len(self._service.catalog.brokers)

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from broker.api.answers import LeaderAddress
 from broker.api.errors import CorruptLog, LiftlogError, Retryable, UnknownPartition, UnknownStream
-from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM, StreamSettings
+from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM, StreamSettings, new_values
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime.background.compactor import Chores
 from broker.runtime.background.disk_reserve import Room
@@ -379,14 +379,14 @@ class Streams:
 
     def create_command(self, name: str, values: Mapping[str, Any], *, internal: bool) -> dict[str, Any]:
         """The catalog's command that makes a stream, with the defaults of the configuration filled in."""
-        defaults = {k: v for k, v in self._config.defaults.as_dict().items() if k not in ("subject", "group")}
+        existing = self.store.catalog.streams.get(name)
         return {
             "v": COMMAND_VERSION,
             "kind": "create_stream",
             "name": name,
             "incarnation": uuid.uuid4().hex,
             "created_us": wall_us(),
-            "settings": {**defaults, **values},
+            "settings": new_values(values, self._config.defaults, existing.settings if existing else None),
             "internal": internal,
         }
 

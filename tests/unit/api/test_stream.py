@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from broker.api.errors import InvalidName, InvalidSetting, InvalidSubject, UnknownSetting
-from broker.api.stream import LIMITS, StreamSettings, check_name, check_new_subject, check_subject, settings_from
+from broker.api.stream import (
+    LIMITS,
+    StreamSettings,
+    check_name,
+    check_new_subject,
+    check_subject,
+    new_values,
+    settings_from,
+)
 
 
 def test_defaults_are_within_their_own_limits() -> None:
@@ -64,6 +72,23 @@ def test_subject_that_would_capture_replies_needs_acks_off(subject: str) -> None
         settings_from({"subject": subject})
     if not subject.startswith("_INBOX"):
         assert settings_from({"subject": subject, "reply_acks": False}).subject == subject
+
+
+def test_a_subject_that_no_suffix_can_follow_is_partitioned_by_itself_where_nobody_says_how() -> None:
+    usual = StreamSettings()
+    by_key = settings_from({"partition_by": "key"})
+    for values, defaults, existing, found in (
+        ({"subject": "a.>"}, usual, None, "subject"),
+        ({"subject": "a.>", "partitions": 3}, usual, None, "subject"),
+        ({"subject": "a.*"}, usual, None, "subject_suffix"),
+        ({}, usual, None, "subject_suffix"),
+        ({"subject": "a.>", "partition_by": "subject_suffix"}, usual, None, "subject_suffix"),
+        ({"subject": "a.>"}, by_key, None, "key"),
+        ({"subject": "a.>"}, usual, settings_from({"subject": "a.>"}), "subject_suffix"),
+        ({"subject": "a.>"}, usual, settings_from({"subject": "b.>"}), "subject"),
+        ({"subject": "a.>"}, usual, settings_from({"subject": "a.>", "partition_by": "key"}), "key"),
+    ):
+        assert settings_from(new_values(values, defaults, existing)).partition_by == found, values
 
 
 @pytest.mark.parametrize("subject", ["$JS.API", "$SYS.>", "$KV.b.>", "$"])

@@ -294,6 +294,18 @@ def _let_fail(patch: pytest.MonkeyPatch, where: str, ending: str, error: Excepti
     patch.setattr(PartitionLog, "create", create)
 
 
+async def test_a_stream_with_a_wildcard_at_its_end_can_have_more_partitions_later(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        info, is_new = await broker.create_stream("orders", {"subject": "orders.>"})
+        assert (info.settings.partition_by, is_new) == ("subject", True)
+        assert not info.warnings
+        assert not (await broker.create_stream("orders", {"subject": "orders.>"}))[1]
+        grown = await broker.add_partitions("orders", 3)
+        assert grown.settings.partitions == 3
+        await broker.create_stream("old", {"subject": "old.>", "partition_by": "subject_suffix"})
+        assert not (await broker.create_stream("old", {"subject": "old.>"}))[1], "made by an earlier release"
+
+
 async def test_a_broker_that_refuses_every_record_for_room_is_not_ready(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         assert broker.ready() == (True, {})
