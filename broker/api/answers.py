@@ -187,6 +187,23 @@ class ProducerIdentity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerInfo:
+    """An idempotent producer that has a name."""
+
+    name: str
+    producer_id: Annotated[int, Rule(limit=(1, INT64_MAX))]
+    epoch: Annotated[int, Rule(limit=(0, LEADER_EPOCH_MAX))]
+    used_ms: Annotated[int, Rule(doc="When it was last registered or known to append; 0: not known")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Producers:
+    """The producers that have names."""
+
+    producers: tuple[ProducerInfo, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedPartition:
     """The offsets of a partition that change."""
 

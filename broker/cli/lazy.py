@@ -57,6 +57,10 @@ CONSUMER: Final = {
     "reset": Leaf(_CONSUMER, "reset", "Move the committed offsets of a consumer in one stream."),
     "delete": Leaf(_CONSUMER, "delete", "Forget the committed offsets of a consumer."),
 }
+PRODUCER: Final = {
+    "list": Leaf(f"{_COMMANDS}.producer", "list_", "List the producers that have names."),
+    "delete": Leaf(f"{_COMMANDS}.producer", "delete", "Forget the name of a producer."),
+}
 SINK: Final = {
     "list": Leaf(_SINK, "list_", "List all sinks and the last batch of each."),
     "describe": Leaf(_SINK, "describe", "Show the last batch of one sink and where its rows went."),
@@ -99,6 +103,7 @@ COMMANDS: Final[Mapping[str, Leaf | Branch]] = {
     "publish": Leaf(f"{_COMMANDS}.publish", "publish", "Publish messages to a NATS subject."),
     "tail": Leaf(f"{_COMMANDS}.tail", "tail", "Show records of a stream."),
     "consumer": Branch(CONSUMER, "Consumers: list, describe, reset, delete."),
+    "producer": Branch(PRODUCER, "Names of idempotent producers: list, delete."),
     "sink": Branch(SINK, "Exactly-once sinks: list, describe, reset, adopt, delete."),
     "cluster": Branch(CLUSTER, "The cluster: its brokers, who keeps what, and moving it."),
     "secret": Branch(SECRET, "The secret by which the brokers of a cluster know each other."),

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from broker.api import environment
 from broker.api.answers import (
     Appended,
+    ProducerInfo,
+    Producers,
     Readiness,
     Resolved,
     ResolvedPositions,
     Watch,
 )
-from broker.api.errors import InvalidRequest, Retryable
+from broker.api.errors import InvalidRequest, Retryable, UnknownProducer
 from broker.api.sink_answers import SinkDescription, Sinks
 from broker.client.consumers import ConsumerCalls
 from broker.client.http.address import Addresses
@@ -224,6 +226,15 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls):
         from broker.client.writing.sequences import register
 
         return register(self._calls, name)
+
+    def producers(self) -> list[ProducerInfo]:
+        """The producers that have names, by name."""
+        value = self._calls.json("GET", path("producers"))
+        return list(understand(Producers, value, where="listing producers").producers)
+
+    def delete_producer(self, name: str) -> None:
+        """Forget the name of a producer: what it still sends is refused. Raises UnknownProducer."""
+        self._calls.json("DELETE", path("producers", name), done_if=UnknownProducer)
 
     def producer(self, stream: str, **options: Any) -> Producer:
         """A batching producer; `options` as for `Producer`. Raises UnknownStream."""

@@ -14,6 +14,7 @@ placement.py   where new replicas go
 shapes.py      what each field of each command has to be
 fields.py      fields of commands, read: whether they are there, and their defaults
 info.py        what it knows of one stream, of one broker, of a rescue
+producers.py   ids of idempotent producers, and their names
 overlap.py     which subjects can carry the same message
 journal.py     commands as lines of a file: encoding and checked decoding (the runtime does the I/O)
 """

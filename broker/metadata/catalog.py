@@ -18,7 +18,9 @@ Commands (`"v": 1`, `"kind"`, `"request_id"`, and; those of `broker_commands.py`
     raise_replication   name, replication_factor, min_insync_replicas (optional)
     delete_stream    name, incarnation (optional)             with the stream of its stages (M9)
     forget_deleted   incarnations                             of deleted streams whose folders are gone
-    register_producer  name (optional)                        an idempotent producer begins: an id and its epoch
+    register_producer  name, at_ms, forget_before_ms (all optional)   an idempotent producer begins: an id and its epoch
+    note_producers   names, at_ms                             they are used
+    forget_producer  name
 
 Results: {"ok": ...} or {"error": problem}.
 
@@ -32,8 +34,7 @@ M3  At most one of the streams whose subjects overlap sends acks, or a publisher
     of whichever is first; members of one queue group share messages and may all send them.
 M4  A command with a request id that was applied already returns the first result, also after a restore. (One that
     was refused was not applied: it is judged again.)
-M5  Producer ids count from 1 and are never given out twice. Under a name the id stays and its epoch grows with each
-    registration, which fences the earlier ones; without a name the epoch is 0.
+M5  Producer ids are never given out twice, and a name fences its former epochs (`producers.py`).
 M6  A deleted incarnation is remembered, also in snapshots, until its folders are known to be gone, on every broker.
 M7  A command takes effect as a whole or is refused, and then changes nothing. `judge` says beforehand which.
 M8  A command has effect only where the cluster has its feature level, at its place in the journal: every broker knows
@@ -55,9 +56,7 @@ from broker.api.errors import (
     InvalidRequest,
     InvalidSetting,
     LiftlogError,
-    ProducerFenced,
     StreamExists,
-    UnknownProducer,
     UnknownStream,
 )
 from broker.api.stream import STAGES_PREFIX, UNALTERABLE, StreamSettings, check_name, settings_from, stages_of
@@ -65,13 +64,13 @@ from broker.metadata import broker_commands, fields, growth, partition_commands,
 from broker.metadata.cluster import Cluster
 from broker.metadata.info import BrokerInfo, StreamInfo, advice_on, differing, info_from
 from broker.metadata.overlap import SubjectTree, subjects_of
+from broker.metadata.producers import NamedProducer, Producers
 
-__all__ = ["COMMAND_VERSION", "PRODUCER_NAMES_MAX", "BrokerInfo", "Catalog", "StreamInfo", "differing", "info_from"]
+__all__ = ["COMMAND_VERSION", "BrokerInfo", "Catalog", "StreamInfo", "differing", "info_from"]
 
 COMMAND_VERSION: Final = 1
 SNAPSHOT_VERSION: Final = 2
 REQUESTS_REMEMBERED: Final = 1024
-PRODUCER_NAMES_MAX: Final = 10_000
 SINCE: Final[dict[str, int]] = {}
 """Commands by the feature level that they came with; those that are not here have the first (M8)."""
 _CLUSTER_KINDS: Final = {**broker_commands.KINDS, **partition_commands.KINDS, **rescue.KINDS}
@@ -88,10 +87,8 @@ class Catalog:
 
     streams: dict[str, StreamInfo] = field(default_factory=dict)
     cluster: Cluster = field(default_factory=Cluster)
-    producer_id_last: int = 0
-    producers: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> (id, epoch)
+    producer_names: Producers = field(default_factory=Producers)
     deleted: dict[str, str] = field(default_factory=dict)  # incarnation -> name of the stream (M6)
-    _producer_epochs: dict[int, int] = field(default_factory=dict)  # of the ids that have a name
     _requests: OrderedDict[str, dict[str, Any]] = field(default_factory=OrderedDict)
     _subjects: SubjectTree = field(default_factory=SubjectTree)  # of the streams that send acks (M3)
     _is_trial: bool = False  # `_subjects` is another catalog's
@@ -139,8 +136,7 @@ class Catalog:
         trial = Catalog(
             streams=dict(self.streams),
             cluster=self.cluster.copy(),
-            producer_id_last=self.producer_id_last,
-            producers=dict(self.producers),
+            producer_names=self.producer_names.copy() if _is_of_producers(command) else self.producer_names,
             deleted=dict(self.deleted),
             _subjects=self._subjects,
             _is_trial=True,
@@ -188,6 +184,10 @@ class Catalog:
                 return self._forget_deleted(command)
             case "register_producer":
                 return self._register_producer(command)
+            case "note_producers":
+                return self._note_producers(command)
+            case "forget_producer":
+                return self._forget_producer(command)
             case kind:
                 raise AssertionError(f"{kind} has shapes and is no command")
 
@@ -358,42 +358,24 @@ class Catalog:
 
     def _register_producer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         name = command.get("name")
-        if name is None:
-            self.producer_id_last += 1
-            return {"producer_id": self.producer_id_last, "epoch": 0}
-        check_name(name, what="producer")
-        if name not in self.producers and len(self.producers) >= PRODUCER_NAMES_MAX:
-            raise InvalidRequest(
-                f"{PRODUCER_NAMES_MAX} producers have names, which is the limit", limit=PRODUCER_NAMES_MAX
-            )
-        producer_id, epoch = self.producers.get(name, (self.producer_id_last + 1, -1))
-        self.producer_id_last = max(self.producer_id_last, producer_id)
-        self.producers[name] = (producer_id, epoch + 1)
-        self._producer_epochs[producer_id] = epoch + 1
-        return {"producer_id": producer_id, "epoch": epoch + 1}
+        if name is not None:
+            check_name(name, what="producer")
+        at_ms, before_ms = fields.whole(command, "at_ms", 0), fields.whole(command, "forget_before_ms", 0)
+        producer_id, epoch = self.producer_names.register(name, at_ms=at_ms, forget_before_ms=before_ms)
+        return {"producer_id": producer_id, "epoch": epoch}
 
-    def knows_producer(self, producer_id: int, epoch: int) -> bool:
-        """Whether it was registered in this epoch, by all that this catalog has applied."""
-        return 1 <= producer_id <= self.producer_id_last and epoch <= self._producer_epochs.get(producer_id, 0)
+    def _note_producers(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        self.producer_names.note(command["names"], at_ms=fields.whole(command, "at_ms"))
+        return {}
 
-    def check_producer(self, producer_id: int, epoch: int) -> None:
-        """Whether this is who registered last.
+    def _forget_producer(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        self.producer_names.forget(fields.text(command, "name"))
+        return {}
 
-        Raises:
-            UnknownProducer: nobody did, under this id or in this epoch.
-            ProducerFenced: somebody has since.
-        """
-        current = self._producer_epochs.get(producer_id, 0)
-        if not self.knows_producer(producer_id, epoch):
-            raise UnknownProducer(
-                f"producer {producer_id}, epoch {epoch} was never registered here", producer_id=producer_id
-            )
-        if epoch < current:
-            raise ProducerFenced(
-                f"producer {producer_id} now has epoch {current}; epoch {epoch} is fenced",
-                producer_id=producer_id,
-                producer_epoch=current,
-            )
+    @property
+    def producers(self) -> Mapping[str, NamedProducer]:
+        """Those that have names."""
+        return self.producer_names.named
 
     def _live(self, name: str) -> StreamInfo:
         if name not in self.streams:
@@ -422,8 +404,7 @@ class Catalog:
             "epoch_last": self.epoch_last,
             "streams": [info.as_dict() for _, info in sorted(self.streams.items())],
             "cluster": self.cluster.snapshot(),
-            "producer_id_last": self.producer_id_last,
-            "producers": [[name, *self.producers[name]] for name in sorted(self.producers)],
+            **self.producer_names.snapshot(),
             "deleted": dict(self.deleted),
             "requests": [[request_id, result] for request_id, result in self._requests.items()],
         }
@@ -434,14 +415,11 @@ class Catalog:
         if snapshot["v"] != SNAPSHOT_VERSION:
             raise InvalidRequest(f"catalog version {snapshot['v']!r}, this release knows {SNAPSHOT_VERSION}")
         streams = {value["name"]: info_from(value) for value in snapshot["streams"]}
-        named = snapshot["producers"]
         return cls(
             streams=streams,
             cluster=Cluster.restore(snapshot["cluster"], epoch_last=snapshot["epoch_last"]),
-            producer_id_last=snapshot["producer_id_last"],
-            producers={name: (producer_id, epoch) for name, producer_id, epoch in named},
+            producer_names=Producers.restore(snapshot),
             deleted=dict(snapshot["deleted"]),
-            _producer_epochs={producer_id: epoch for _, producer_id, epoch in named},
             _requests=OrderedDict(snapshot["requests"]),
         )
 
@@ -449,6 +427,10 @@ class Catalog:
 def _check_fsync(settings: StreamSettings, factor: int) -> None:
     if factor > 1 and settings.fsync != "batch":
         raise InvalidSetting(f"fsync={settings.fsync} with {factor} replicas is not supported yet", key="fsync")
+
+
+def _is_of_producers(command: Mapping[str, Any]) -> bool:
+    return str(command.get("kind")).endswith(("_producer", "_producers"))
 
 
 def _request_id(command: Mapping[str, Any]) -> str:

@@ -79,7 +79,13 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "raise_replication": {"name": StreamName, "replication_factor": Factor, "min_insync_replicas": Factor},
     "delete_stream": {"name": StreamName, "incarnation": Word},
     "forget_deleted": {"incarnations": tuple[Word, ...]},
-    "register_producer": {"name": Annotated[str, Rule(read=lambda name: check_name(name, what="producer"))] | None},
+    "register_producer": {
+        "name": Annotated[str, Rule(read=lambda name: check_name(name, what="producer"))] | None,
+        "at_ms": Number,
+        "forget_before_ms": Number,
+    },
+    "note_producers": {"names": Names, "at_ms": Number},
+    "forget_producer": {"name": Name},
     "form_cluster": {"cluster_id": Name, "feature_level": Level},
     "register_broker": {
         "broker_id": Name,

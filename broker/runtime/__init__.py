@@ -6,6 +6,7 @@ broker.py      one broker that is alone, assembled; runs a broker until a signal
 dataplane.py   the HTTP server's thread
 elapsed.py     the clock that nobody sets, and the time of day
 logs.py        how it logs
+used_producers.py  which producers are used: their names are kept
 metrics.py     what Prometheus sees; samples.py  what is read when it asks
 
 config/        every setting of the broker, and how they are read

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -25,6 +25,7 @@ from broker.api.errors import DiskFull
 from broker.api.http import host_port
 from broker.api.placements import Vote
 from broker.metadata.catalog import Catalog, StreamInfo
+from broker.metadata.producers import NamedProducer
 from broker.runtime import metrics
 from broker.runtime.background.cleaner import Cleaner
 from broker.runtime.background.compactor import Chores, Compactor
@@ -41,6 +42,7 @@ from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.open_logs import OpenLogs, connections_within, files_within, raise_limit
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub, StreamWatcher
+from broker.runtime.used_producers import UsedProducers
 from broker.serving.contract.backend import (
     AdminView,
     OffsetsView,
@@ -101,6 +103,8 @@ class Changes(StreamChanges, Protocol):
 
     async def close(self) -> None: ...
 
+    async def note_producers(self, names: Sequence[str], at_ms: int) -> None: ...
+
 
 class Assembled:
     """The backend that the HTTP API serves (`broker.serving.contract.backend.Backend`). See the module.
@@ -146,7 +150,8 @@ class Assembled:
         self.reader, self.nearest = streams.reader, streams.nearest
         self.delete_stream, self.trim_stream = control.delete_stream, control.trim_stream
         self.set_stream_state, self.add_partitions = control.set_stream_state, control.add_partitions
-        self.register_producer = control.register_producer
+        self.register_producer, self.forget_producer = control.register_producer, control.forget_producer
+        self._used_producers = UsedProducers(config.producers, control.note_producers)
         self._changes = control
         self._clock = DoubtedClock()
         self._cleaner = Cleaner(
@@ -275,7 +280,13 @@ class Assembled:
 
     def check_producer(self, producer_id: int, epoch: int) -> None:
         """Raises UnknownProducer, ProducerFenced."""
-        self._catalog.check_producer(producer_id, epoch)
+        catalog = self._catalog
+        catalog.producer_names.check(producer_id, epoch)
+        self._used_producers.used(catalog, producer_id)
+
+    def producers(self) -> dict[str, NamedProducer]:
+        """Those that have names."""
+        return dict(self._catalog.producers)
 
     def brokers(self) -> list[dict[str, Any]]:
         """The registered brokers."""

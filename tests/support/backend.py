@@ -21,6 +21,7 @@ from broker.api.errors import LiftlogError, UnknownPartition, from_problem
 from broker.api.placements import Vote
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
+from broker.metadata.producers import NamedProducer
 from broker.runtime.alone import AloneAdmin
 from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.leader import Partition
@@ -187,8 +188,14 @@ class LogBackend:
         registered = self._execute({"kind": "register_producer", "name": name})
         return registered["producer_id"], registered["epoch"]
 
+    async def forget_producer(self, name: str) -> None:
+        self._execute({"kind": "forget_producer", "name": name})
+
+    def producers(self) -> dict[str, NamedProducer]:
+        return dict(self._catalog.producers)
+
     def check_producer(self, producer_id: int, epoch: int) -> None:
-        self._catalog.check_producer(producer_id, epoch)
+        self._catalog.producer_names.check(producer_id, epoch)
 
     def watching(self) -> AbstractContextManager[StreamWatcher]:
         return self._hub.watching()

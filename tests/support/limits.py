@@ -130,7 +130,13 @@ FIXED: Final = (
     Row("broker.serving.contract.schemas:BROKERS_NAMED_MAX", "brokers", "named in a rescue's end", "`invalid_request`"),
     Row("broker.metadata.voting:VOTERS_MAX", "brokers", "with a vote in a cluster", "`invalid_request`"),
     Row(
-        "broker.metadata.catalog:PRODUCER_NAMES_MAX",
+        "broker.metadata.producers:FORGOTTEN_MAX",
+        "ids",
+        "of forgotten producers that are refused by name",
+        "the oldest is not refused",
+    ),
+    Row(
+        "broker.metadata.producers:PRODUCER_NAMES_MAX",
         "names",
         "of idempotent producers, per cluster",
         "`invalid_request`",

@@ -6,6 +6,7 @@ consumer.py  `liftlog consumer …`: who reads what, how far behind, and how to 
 dump.py      `liftlog log dump`: what is stored, as lines
 export.py    `liftlog log export`: records as Parquet files
 log.py       `liftlog log …`: verify, repair, dump and export the files of a log
+producer.py  `liftlog producer …`: the names of idempotent producers
 publish.py   `liftlog publish`: messages to a NATS subject, and their acks counted
 records.py   records as text, for people or as JSON
 rescue.py    `liftlog cluster rescue …`: the way on when a majority of the voters is lost for good

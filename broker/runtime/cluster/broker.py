@@ -293,9 +293,10 @@ class ClusterBroker(Assembled):
         """As `Assembled.check_producer`; one that another broker has just given out is not known here yet. Nor is the
         epoch of one that has just registered again under its name."""
         catalog = self._catalog
-        if producer_id > 0 and not catalog.knows_producer(producer_id, epoch):
+        if producer_id > 0 and not catalog.producer_names.knows(producer_id, epoch):
             raise NotReady(f"producer {producer_id}, epoch {epoch} is not known here yet")
-        catalog.check_producer(producer_id, epoch)
+        catalog.producer_names.check(producer_id, epoch)
+        self._used_producers.used(catalog, producer_id)
 
     def _missing(self) -> dict[str, str]:
         """This broker needs one thing of the others to serve: a session, and for that a majority."""

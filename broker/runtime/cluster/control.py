@@ -22,7 +22,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -45,6 +45,7 @@ from broker.runtime.cluster.wiring import CatalogService
 from broker.runtime.config.configuration import Config
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.runtime.used_producers import registration_times
 from broker.serving.contract.deadline import answer_due
 from broker.serving.http.gone import asker
 
@@ -306,12 +307,22 @@ class PlacedControl:
 
     async def register_producer(self, name: str | None) -> tuple[int, int]:
         """An id and an epoch for an idempotent producer; under a name the same id again, and the next epoch."""
-        said = await self.execute("register_producer", name=name)
+        said = await self.execute("register_producer", name=name, **registration_times(self._config.producers))
         producer_id, epoch = said["producer_id"], said["epoch"]
-        await self._until(lambda: self._service.catalog.knows_producer(producer_id, epoch), APPLIED_S)
+        await self._until(lambda: self._service.catalog.producer_names.knows(producer_id, epoch), APPLIED_S)
         if name is not None:
             log.info("producer.registered name=%s epoch=%d", name, epoch)
         return producer_id, epoch
+
+    async def note_producers(self, names: Sequence[str], at_ms: int) -> None:
+        """These are used: their names are kept."""
+        await self.execute("note_producers", names=list(names), at_ms=at_ms)
+
+    async def forget_producer(self, name: str) -> None:
+        """Forget the name of a producer. Raises UnknownProducer."""
+        await self.execute("forget_producer", name=name)
+        await self._until(lambda: name not in self._service.catalog.producers, APPLIED_S)
+        log.info("producer.forgotten name=%s", name)
 
     # --- helpers --------------------------------------------------------------------------------------------
 

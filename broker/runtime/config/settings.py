@@ -265,8 +265,14 @@ class ScrubConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducersConfig:
-    """Idempotent producers: what each partition remembers of them."""
+    """Idempotent producers: what the catalog and each partition remember of them."""
 
+    name_expiry_ms: int = _key(
+        7 * 24 * 3_600_000,
+        "The name of a producer that nobody registers or uses for this time may be forgotten.",
+        limit=(60_000, 1 << 50),
+        unit="ms",
+    )
     id_expiry_ms: int = _key(
         7 * 24 * 3_600_000,
         "A partition forgets a producer that appends nothing for this time. It then cannot recognise repeats.",

@@ -32,6 +32,7 @@ from broker.runtime.intake.jetstream import jetstream_on
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.streams import Streams
 from broker.runtime.partitions.watch import ChangeHub
+from broker.runtime.used_producers import registration_times
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -137,6 +138,15 @@ class Control:
     async def register_producer(self, name: str | None) -> tuple[int, int]:
         """An id and an epoch for an idempotent producer; under a name the same id again, and the next epoch."""
         return await self._on_control(self._register_producer(name))
+
+    async def note_producers(self, names: Sequence[str], at_ms: int) -> None:
+        """These are used: their names are kept."""
+        await self._on_control(self._of_producers({"kind": "note_producers", "names": list(names), "at_ms": at_ms}))
+
+    async def forget_producer(self, name: str) -> None:
+        """Forget the name of a producer. Raises UnknownProducer."""
+        await self._on_control(self._of_producers({"kind": "forget_producer", "name": name}))
+        log.info("producer.forgotten name=%s", name)
 
     async def delete_stream(self, name: str) -> None:
         """Delete a stream and its records."""
@@ -311,9 +321,14 @@ class Control:
             log.info("stream.trimmed partition=%s log_start_offset=%d records=%d", partition, start, start - was)
         return start
 
-    async def _register_producer(self, name: str | None) -> tuple[int, int]:
+    async def _of_producers(self, command: Mapping[str, Any]) -> None:
         async with self._turn():
-            registered = await self._execute({"v": COMMAND_VERSION, "kind": "register_producer", "name": name})
+            await self._execute({"v": COMMAND_VERSION, **command})
+
+    async def _register_producer(self, name: str | None) -> tuple[int, int]:
+        command = {"kind": "register_producer", "name": name, **registration_times(self._config.producers)}
+        async with self._turn():
+            registered = await self._execute({"v": COMMAND_VERSION, **command})
         if name is not None:
             log.info("producer.registered name=%s epoch=%d", name, registered["epoch"])
         return registered["producer_id"], registered["epoch"]

@@ -21,6 +21,7 @@ from broker.api.errors import LiftlogError
 from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaEnd, RescueEnded, RescueState, Vote
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import StreamInfo
+from broker.metadata.producers import NamedProducer
 from broker.sinks.ledger import CommitRequest, CommitResult, NamedStage, OpenResult
 from broker.sinks.notes import StagePart
 from broker.sinks.state import SinkState
@@ -232,6 +233,9 @@ class StreamChanges(Protocol):
     async def register_producer(self, name: str | None) -> tuple[int, int]:
         """An id and an epoch for an idempotent producer. Raises InvalidName."""
 
+    async def forget_producer(self, name: str) -> None:
+        """Forget the name of a producer. Raises UnknownProducer."""
+
 
 class Backend(StreamChanges, Protocol):
     """The broker."""
@@ -285,6 +289,9 @@ class Backend(StreamChanges, Protocol):
 
     def whereabouts(self, stream: str) -> Sequence[Whereabouts]:
         """The places of all partitions of a stream, in order. Raises UnknownStream."""
+
+    def producers(self) -> Mapping[str, NamedProducer]:
+        """The producers that have names."""
 
     def check_producer(self, producer_id: int, epoch: int) -> None:
         """Raises UnknownProducer, ProducerFenced."""

@@ -336,6 +336,7 @@ _ANSWERS: Final = {
     answers.Trimmed: "Trimmed",
     answers.AppendAnswer: "Appended",
     answers.ProducerIdentity: "Producer",
+    answers.Producers: "Producers",
     answers.Watch: "Watch",
     answers.ResolvedPositions: "Resolved",
     answers.ConsumerLag: "Consumer",

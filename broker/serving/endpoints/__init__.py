@@ -1,6 +1,7 @@
 """The endpoints, a module for each part of the API.
 
-append.py     POST records, and register idempotent producers
+append.py     POST records
+producers.py  ids and names of idempotent producers
 changes.py    pause, resume, read-only, trim, add partitions
 cluster.py    the cluster, health, metrics, and a page of links
 consumers.py  consumers: describe, commit, reset, forget

@@ -1,4 +1,4 @@
-"""POST records: an Arrow stream in, the offsets of its records out. And the ids of producers that append idempotently.
+"""POST records: an Arrow stream in, the offsets of its records out.
 
     body (bounded) ──► frame, decode, validate, convert ──► batches ──► one commit group ──► committed ──► answer
 
@@ -18,7 +18,6 @@ from aiohttp import web
 from broker.api import http
 from broker.api.errors import (
     DiskFull,
-    InvalidName,
     InvalidRecords,
     InvalidRequest,
     OutOfSequence,
@@ -37,8 +36,7 @@ from broker.api.errors import (
 from broker.api.plain import INT64_MAX
 from broker.api.stream import CHOICES
 from broker.metadata.catalog import StreamInfo
-from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body, choice, integer
-from broker.serving.contract.schemas import ProducerName
+from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, choice, integer
 from broker.serving.endpoints.records import INCARNATION, find
 from broker.serving.http.body import Reservation, check_media, read_body, reservation_now
 from broker.serving.http.gone import check_asker
@@ -215,20 +213,3 @@ def default_subject(info: StreamInfo) -> str:
     if subject is None or any(token in ("*", ">") for token in subject.split(".")):
         return info.name
     return subject
-
-
-@ENDPOINTS.add(
-    "POST",
-    "/v1/producers",
-    "register_producer",
-    answer("Stamp appends with these.", "Producer"),
-    request=body("A name, or nothing.", "ProducerName"),
-    errors=(InvalidName,),
-)
-async def register(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Give an idempotent producer its id and epoch. The same name gets the same id again and the next epoch, which
-    fences the epoch before.
-    """
-    asked = await serving.asked(request, ProducerName)
-    producer_id, epoch = await unbroken(serving.backend.register_producer(asked.name))
-    return web.json_response({"producer_id": producer_id, "epoch": epoch})

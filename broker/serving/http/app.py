@@ -28,6 +28,7 @@ from broker.serving.endpoints import (
     cluster,
     consumers,
     operator,
+    producers,
     records,
     resolve,
     sinks,
@@ -52,6 +53,7 @@ JSON_BUDGET_BYTES_MAX: Final = 256 << 20
 _TABLE: Final = (
     *records.ENDPOINTS,
     *append.ENDPOINTS,
+    *producers.ENDPOINTS,
     *streams.ENDPOINTS,
     *changes.ENDPOINTS,
     *watch.ENDPOINTS,

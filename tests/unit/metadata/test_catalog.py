@@ -11,9 +11,10 @@ import pytest
 
 from broker.api.errors import CorruptLog, LiftlogError, ProducerFenced, UnknownProducer
 from broker.metadata import broker_commands
-from broker.metadata.catalog import PRODUCER_NAMES_MAX, SINCE, Catalog
+from broker.metadata.catalog import SINCE, Catalog
 from broker.metadata.journal import decode_lines, encode_line
 from broker.metadata.partition import PartitionState
+from broker.metadata.producers import PRODUCER_NAMES_MAX
 
 
 def create(name: str, subject: str | None = None, **settings: Any) -> dict[str, Any]:
@@ -258,14 +259,14 @@ def test_producer_ids_are_never_given_out_twice_and_a_name_keeps_its_id() -> Non
     ]
     catalog = Catalog.restore(json.loads(json.dumps(catalog.snapshot())))
     assert [register(), register("a")] == [(5, 0), (2, 2)]
-    catalog.check_producer(2, 2)
-    catalog.check_producer(1, 0)
+    catalog.producer_names.check(2, 2)
+    catalog.producer_names.check(1, 0)
     with pytest.raises(ProducerFenced) as fenced:
-        catalog.check_producer(2, 1)
+        catalog.producer_names.check(2, 1)
     assert fenced.value.producer_epoch == 2
     for producer_id, epoch in ((2, 3), (1, 1), (6, 0), (0, 0)):
         with pytest.raises(UnknownProducer):
-            catalog.check_producer(producer_id, epoch)
+            catalog.producer_names.check(producer_id, epoch)
 
 
 def test_names_of_producers_are_bounded() -> None:

@@ -231,7 +231,7 @@ def test_who_waits_and_fails_does_not_have_a_command_applied_twice() -> None:
         group.turn()
     with pytest.raises(RuntimeError):
         group.turn()
-    assert group.nodes["a"].catalog.producer_id_last == 1
+    assert group.nodes["a"].catalog.producer_names.id_last == 1
 
 
 def double_vote() -> bool:

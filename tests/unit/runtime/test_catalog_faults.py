@@ -285,7 +285,7 @@ def test_the_file_is_rewritten_when_it_has_grown(monkeypatch: pytest.MonkeyPatch
             life.check_every_end(disk)
             disk.heal()
         if fault != "sync_dir":  # then the name may be that of another file after a power cut
-            assert life.promised.producer_id_last == 40, f"no reason to refuse: {fault}"
+            assert life.promised.producer_names.id_last == 40, f"no reason to refuse: {fault}"
         life.execute({"v": 1, "kind": "register_producer"})
         assert disk.size(PATH) < 2_000
     for crash_at in range(7, 60):  # beyond the start

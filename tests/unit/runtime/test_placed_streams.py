@@ -623,7 +623,9 @@ def test_what_a_consumer_reads_is_looked_into_where_there_is_a_replica(
 def test_a_producer_that_has_just_registered_again_is_not_known_here_yet() -> None:
     """By its name, with another broker. It was told that its producer had never been registered, and gave up."""
     catalog = Catalog()
-    behind = cast(Any, SimpleNamespace(_catalog=catalog))
+    told: list[int] = []
+    used = SimpleNamespace(used=lambda of, producer_id: told.append(producer_id))
+    behind = cast(Any, SimpleNamespace(_catalog=catalog, _used_producers=used))
 
     def register() -> None:
         catalog.apply({"v": 1, "kind": "register_producer", "name": "p"})
@@ -639,3 +641,7 @@ def test_a_producer_that_has_just_registered_again_is_not_known_here_yet() -> No
         ClusterBroker.check_producer(behind, 1, 0)
     with pytest.raises(UnknownProducer):
         ClusterBroker.check_producer(behind, 0, 0)
+    assert told == [1, 1], "each append that is let in"
+    catalog.apply({"v": 1, "kind": "forget_producer", "name": "p"})
+    with pytest.raises(UnknownProducer, match="deleted"):
+        ClusterBroker.check_producer(behind, 1, 1)

@@ -31,7 +31,15 @@ from tests.support.processes import eventually
 from tests.unit.serving.arrow import stream_of, values
 from tests.unit.serving.server import Api, Server, running
 
-PATH = {"{stream}": "orders", "{partition}": "0", "{sink}": "s", "{broker}": "b", "{group}": "g", "{consumer}": "c"}
+PATH = {
+    "{stream}": "orders",
+    "{partition}": "0",
+    "{sink}": "s",
+    "{producer}": "p",
+    "{broker}": "b",
+    "{group}": "g",
+    "{consumer}": "c",
+}
 QUERY = {"stage_records": f"?sink=s&epoch=0&stage={'0' * 32}&part=0"}
 
 

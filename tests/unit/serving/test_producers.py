@@ -90,3 +90,17 @@ def test_a_stamp_is_whole_or_not_there(api: Api, missing: str) -> None:
 @pytest.mark.parametrize("body", [{"name": "no spaces"}, {"name": ""}, {"name": 1}, {"nam": "x"}, {"name": "x" * 129}])
 def test_names_that_cannot_be(api: Api, body: dict[str, Any]) -> None:
     assert api.post("/v1/producers", body).status == 400
+
+
+def test_names_are_listed_and_deleted(api: Api) -> None:
+    api.create("orders")
+    register(api)
+    producer_id, _ = register(api, "job")
+    register(api, "job")
+    found = api.get("/v1/producers").json()["producers"]
+    assert [(each["name"], each["producer_id"], each["epoch"]) for each in found] == [("job", producer_id, 1)]
+    assert api.request("DELETE", "/v1/producers/job").status == 204
+    assert api.get("/v1/producers").json() == {"producers": []}
+    assert api.append("orders", values(1), **stamp(producer_id, 1, 0)).reason == "unknown_producer"
+    assert api.request("DELETE", "/v1/producers/job").reason == "unknown_producer"
+    assert register(api, "job") == (producer_id + 1, 0)

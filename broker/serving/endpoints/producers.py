@@ -1,0 +1,55 @@
+"""Ids of producers that append idempotently, and the names that some of them have."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from broker.api.errors import InvalidName, UnknownProducer
+from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body
+from broker.serving.contract.schemas import ProducerName
+from broker.serving.http.waiting import unbroken
+
+ENDPOINTS: Final = Endpoints()
+
+
+@ENDPOINTS.add("GET", "/v1/producers", "list_producers", answer("Those that have names.", "Producers"))
+async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """The producers that have names, by name."""
+    found = serving.backend.producers()
+    rows = [
+        {"name": name, "producer_id": each.producer_id, "epoch": each.epoch, "used_ms": each.used_ms}
+        for name, each in sorted(found.items())
+    ]
+    return await serving.json_answer(lambda: {"producers": rows})
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/producers",
+    "register_producer",
+    answer("Stamp appends with these.", "Producer"),
+    request=body("A name, or nothing.", "ProducerName"),
+    errors=(InvalidName,),
+)
+async def register(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Give an idempotent producer its id and epoch. The same name gets the same id again and the next epoch, which
+    fences the epoch before.
+    """
+    asked = await serving.asked(request, ProducerName)
+    producer_id, epoch = await unbroken(serving.backend.register_producer(asked.name))
+    return web.json_response({"producer_id": producer_id, "epoch": epoch})
+
+
+@ENDPOINTS.add(
+    "DELETE",
+    "/v1/producers/{producer}",
+    "forget_producer",
+    {204: Content(description="Forgotten.")},
+    errors=(UnknownProducer,),
+)
+async def forget(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Forget the name of a producer. What comes under its id is refused; under the name another id is given out."""
+    await unbroken(serving.backend.forget_producer(request.match_info["producer"]))
+    return web.Response(status=204)
