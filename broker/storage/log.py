@@ -135,7 +135,7 @@ class PartitionLog:
         """
         assert batches, "an append holds at least one batch"
         log = self.log
-        if log.is_marked_clean:
+        if log.lacks_checkpoint:
             log.checkpoint(withdraw=True)  # `checkpoint.K2`
         with self._lock:
             if self._state.failure is not None:
@@ -170,7 +170,7 @@ class PartitionLog:
             NotLeader, DiskFull, StorageFailed: as `append`.
         """
         log = self.log
-        if log.is_marked_clean:
+        if log.lacks_checkpoint:
             log.checkpoint(withdraw=True)
         with self._lock:
             log.check_writable()
@@ -200,7 +200,7 @@ class PartitionLog:
             superseded: The leader's, if these are from below it; it is on disk before they are (`Log.note_superseded`).
         """
         log = self.log
-        if log.is_marked_clean:
+        if log.lacks_checkpoint:
             log.checkpoint(withdraw=True)
         log.note_superseded(*superseded)
         with self._lock:

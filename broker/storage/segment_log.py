@@ -43,6 +43,7 @@ from broker.storage.segments.checkpoint import (
     read_identity,
     write_identity,
 )
+from broker.storage.segments.epochs import EPOCHS_FILE
 from broker.storage.segments.index import INDEX_CACHE, Entries, IndexView
 from broker.storage.segments.retention import log_start_for, old_end
 from broker.storage.segments.segment import Segment
@@ -137,13 +138,17 @@ class Log:
             checkpoint = load_checkpoint(disk, folder, report)
             kept = () if checkpoint is None else checkpoint.ages
             log = cls(LogState(disk, folder, identity, settings, now_us=now_us, kept=kept), boot_id)
-            if report.notes and not settings.is_sole_replica:  # as often as it is asked, until the folder is made anew
+            is_missing = checkpoint is None and not report.notes and _holds_records(disk, folder)
+            if (report.notes or is_missing) and not settings.is_sole_replica:  # at each open, until it is made anew
+                what = "missing" if is_missing else "damaged"
                 raise CorruptLog(
-                    f"{folder}: the checkpoint is damaged, so this replica begins anew from the others", path=folder
+                    f"{folder}: the checkpoint is {what}, so this replica begins anew from the others", path=folder
                 )
+            if is_missing:
+                report.notes.append(f"{folder}: there is no checkpoint; recovered from the segments alone")
             finish_joins(disk, folder, joins)
             segments = list_segments(disk, folder)
-            if not segments and report.notes:
+            if not segments and report.notes and not is_missing:
                 raise CorruptLog(
                     f"{folder}: the checkpoint is damaged and no segment is left, so the next offset is not known",
                     path=folder,
@@ -505,8 +510,9 @@ class Log:
         return self._epochs.led
 
     @property
-    def is_marked_clean(self) -> bool:
-        return self._checkpoints.is_marked_clean
+    def lacks_checkpoint(self) -> bool:
+        """Whether one is to be written before the next append (`checkpoint.K2`, `checkpoint.K4`)."""
+        return self._checkpoints.is_marked_clean or self._checkpoints.written is None
 
     @property
     def is_checkpointed(self) -> bool:
@@ -526,3 +532,8 @@ class Log:
     def byte_count(self) -> int:
         """Bytes of all segment files."""
         return self.ask(lambda view: sum(segment.size(view.disk) for segment in view.segments))
+
+
+def _holds_records(disk: Disk, folder: str) -> bool:
+    """Whether something was appended there: a checkpoint was written before (`checkpoint.K4`)."""
+    return bool(list_segments(disk, folder)) or disk.exists(f"{folder}/{EPOCHS_FILE}")

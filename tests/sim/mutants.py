@@ -218,6 +218,7 @@ STAGED: Final = (
     of("believes a tail that a header disproves", "recovery", "self.committed_to if self.committed_to > end and not self.is_sole else 0", "0", script="acknowledged_records_go_that_no_checkpoint_tells_of"),
     of("forgets that it is behind before anybody was told", "checkpoints", "return max(self._state.high_watermark, self._state.committed_to)", "return self._state.high_watermark", script="acknowledged_records_go_that_no_checkpoint_tells_of"),
     of("takes what is lost at its end for an end", "state", "(ends_lost or self.committed_to > 0)", "self.committed_to > 0", script="acknowledged_records_go_that_no_checkpoint_tells_of"),
+    of("takes a log without a checkpoint for a young one", "segment_log", "if (report.notes or is_missing) and not", "if report.notes and not", script="a_checkpoint_is_gone"),
     of("believes an old file of epochs", "leader_epochs", " or _is_older(stored, checkpoint, found.new_epochs):", ":", script="an_old_file_of_epochs_is_put_back"),
     of("sends no epoch with a read", "clients", "self.offset, self.epoch, of=of)", "self.offset, -1, of=of)", script="a_stale_leader_is_asked_by_who_has_seen_a_newer_one"),
     of("steps out one by one", "replica", "if r.stepping is not None and r.stepping[0] == why]", "if r is self]", script="fsyncs_fail_on_all_logs_of_a_broker"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from broker.storage.segments.checkpoint import CHECKPOINT_FILE
 from broker.storage.segments.epochs import EPOCHS_FILE
 from tests.sim.broker import Broker
 from tests.sim.clients import Repeater
@@ -135,6 +136,22 @@ def acknowledged_records_go_that_no_checkpoint_tells_of(cluster: Cluster) -> Non
         until(cluster, 4_000)
         assert broker.name in cluster.metadata.states["p0"].isr, "it has not caught up"
     assert cluster.world.seen["replica behind"] == 6, "it has not noticed, or forgotten meanwhile"
+
+
+def a_checkpoint_is_gone(cluster: Cluster) -> None:
+    """The file is missing beside the records. The replica is none, and begins anew."""
+    until(cluster, 4_000)
+    broker = others_of(cluster, leader_of(cluster))[0]
+    replica = broker.replicas["p0"]
+    assert replica.log is not None
+    assert replica.log.log_end_offset
+    broker.crash("kill")
+    broker.disk.unlink(f"{replica.folder}/{CHECKPOINT_FILE}")
+    cluster.checker.lose(broker.name, "p0")
+    broker.start()
+    until(cluster, 4_000)
+    assert cluster.world.seen["damaged checkpoint"], "it is taken for a log that is seconds old"
+    assert broker.name in cluster.metadata.states["p0"].isr, "it does not come back"
 
 
 def an_old_file_of_epochs_is_put_back(cluster: Cluster) -> None:
@@ -278,6 +295,7 @@ SCENARIOS: dict[str, Scenario] = {
     "flipped_bit_in_a_state_file": _damage("flip_state"),
     "truncated_files": _damage("cut_file"),
     "acknowledged_records_go_that_no_checkpoint_tells_of": acknowledged_records_go_that_no_checkpoint_tells_of,
+    "a_checkpoint_is_gone": a_checkpoint_is_gone,
     "an_old_file_of_epochs_is_put_back": an_old_file_of_epochs_is_put_back,
     "two_failovers_each_losing_a_tail": two_failovers_each_losing_a_tail,
     "a_wiped_follower_of_a_log_that_begins_within_a_batch": a_wiped_follower_of_a_log_that_begins_within_a_batch,

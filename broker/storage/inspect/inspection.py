@@ -199,10 +199,8 @@ class _Inspector:
         if found is None:
             if notes:
                 self.add("wrong_checkpoint", path, "its CRC does not fit")
-            elif segments and segments[0].base_offset > 0:  # it is written before a segment is removed
-                self.add("wrong_checkpoint", path, "there is none, and the log does not begin with offset 0")
-            elif segments:
-                self.found.notes.append(f"{path}: there is none: the log is seconds old, or the file was lost")
+            elif segments and not self.disk.exists(path):  # it is written before the first of them is made
+                self.add("wrong_checkpoint", path, "there is none")
         elif not 0 <= found.log_start_offset <= found.high_watermark or found.recovery_point < found.log_start_offset:
             text = f"log start {found.log_start_offset}, high watermark {found.high_watermark}, recovery point"
             self.add("wrong_checkpoint", path, f"contradicts itself: {text} {found.recovery_point}")

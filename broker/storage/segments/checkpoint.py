@@ -6,6 +6,8 @@ says; a damaged one is treated as missing and reported.
 K1  A checkpoint never promises what is not on disk: its recovery point was fsynced before.
 K2  The clean mark is withdrawn, durably, before the first append after it.
 K3  The log start offset is checkpointed before a segment below it is removed.
+K4  A checkpoint is on disk before the first record is. So one that is missing beside records is damage: it knew the log
+    start and the high watermark.
 """
 
 from __future__ import annotations

@@ -144,15 +144,15 @@ def test_whoever_leads_with_it_is_behind_no_more() -> None:
 
 @pytest.mark.parametrize("offset", [0, 14])
 def test_the_power_goes_at_any_step_of_the_open_that_cuts(offset: int) -> None:
-    """Also where a whole segment is cut off, as its schema is damaged; and without a checkpoint."""
+    """Also where a whole segment is cut off, as its schema is damaged; and with a checkpoint that knows
+    nothing."""
 
     def damaged() -> SimDisk:
         disk, log = prepared()
         if offset:
             return flipped(disk, log, offset)
         path, _ = at(log, KEPT)
-        disk.unlink(f"{FOLDER}/{CHECKPOINT_FILE}")
-        disk.sync_dir(FOLDER)
+        disk.replace_file(f"{FOLDER}/{CHECKPOINT_FILE}", Checkpoint().encode())
         disk.flip(path, 8 * 20)
         return disk.after_crash("lost", seed=1)
 

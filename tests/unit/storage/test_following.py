@@ -16,6 +16,7 @@ from broker.api.batch import FIELDS, VALUE_AT, read_header
 from broker.api.errors import BadBatch, CorruptLog, DiskFull, NotLeader, OffsetOutOfRange, StorageFailed
 from broker.storage.log import PartitionLog
 from broker.storage.memory.state_files import list_states
+from broker.storage.recovery import list_segments
 from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
@@ -847,20 +848,30 @@ def test_a_high_watermark_on_disk_proves_nothing_where_there_are_other_replicas(
     assert log.lost_ranges == ()
 
 
-def test_a_replica_with_a_damaged_checkpoint_says_so_at_each_open(leader: PartitionLog) -> None:
+@pytest.mark.parametrize("damage", ["damaged", "missing"])
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_replica_without_its_checkpoint_says_so_at_each_open(
+    leader: PartitionLog, damage: str, is_empty: bool
+) -> None:
     """Seed 347 of the simulator: the process was killed after the first open, which had written a new checkpoint; the
     next one took the folder for sound, and served records that an answered trim had let go."""
     disk = leader.log.disk
     leader.advance_high_watermark(leader.sync())
     leader.checkpoint()
     path = f"{FOLDER}/{CHECKPOINT_FILE}"
-    disk.replace_file(path, bytes([disk.read_file(path)[0] ^ 1]) + disk.read_file(path)[1:])
+    if damage == "damaged":
+        disk.replace_file(path, bytes([disk.read_file(path)[0] ^ 1]) + disk.read_file(path)[1:])
+    else:
+        disk.unlink(path)
+    for segment in list_segments(disk, FOLDER) if is_empty else ():
+        segment.unlink(disk)
     files = {name: disk.read_file(f"{FOLDER}/{name}") for name in disk.listdir(FOLDER)}
     for _ in range(2):
-        with pytest.raises(CorruptLog, match="begins anew from the others"):
+        with pytest.raises(CorruptLog, match=f"the checkpoint is {damage}, so this replica begins anew"):
             open_log(disk, settings=SETTINGS)
         assert files == {name: disk.read_file(f"{FOLDER}/{name}") for name in disk.listdir(FOLDER)}
-    assert values(open_log(disk, settings=replace(SETTINGS, is_sole_replica=True)))
+    if not is_empty:
+        assert values(open_log(disk, settings=replace(SETTINGS, is_sole_replica=True)))
 
 
 @pytest.mark.parametrize("at", range(1, 40, 2))

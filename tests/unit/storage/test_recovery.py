@@ -26,7 +26,7 @@ from tests.support.logs import (
     verified_records,
 )
 from tests.support.rows import random_rows
-from tests.support.simdisk import SimDisk
+from tests.support.simdisk import MODES, Crashed, SimDisk
 
 SEGMENT = f"{FOLDER}/{0:020d}.arrows"
 INDEX = f"{FOLDER}/{0:020d}.index"
@@ -564,7 +564,30 @@ def test_log_without_its_checkpoint_is_recovered_from_the_segments(damage: str) 
     log = made.reopen()
     assert (log.log_start_offset, log.log_end_offset) == (start, 9)
     assert made.offsets() == list(range(start, 9))
-    assert bool(log.recovery.notes) == (damage == "flipped")
+    [note] = log.recovery.notes
+    assert "recovered from the segments alone" in note
+
+
+@pytest.mark.parametrize("is_sole", [True, False])
+def test_the_power_goes_at_any_step_of_the_first_append(is_sole: bool) -> None:
+    """Whoever opens it takes it for what it is, an empty log or one with a record; never for a damaged one."""
+    settings = LogSettings(is_sole_replica=is_sole)
+    for step in range(1, 60):
+        disk = SimDisk()
+        log = create_log(disk, settings=settings)
+        log.lead(1)
+        disk.crash_at = disk.steps + step
+        try:
+            log.append([row_batch([b"v"])], leader_epoch=1, now_us=0)
+            log.sync()
+            break
+        except Crashed:
+            pass
+        for left in (disk.after_kill(), *(disk.after_crash(mode, seed=step) for mode in MODES)):
+            again = open_log(left, settings=settings, boot_id="")
+            assert not any("checkpoint" in note for note in again.recovery.notes)
+            assert again.log_end_offset in (0, 1)
+    assert step > 4
 
 
 def test_empty_log_with_a_damaged_checkpoint_is_refused() -> None:
