@@ -165,7 +165,10 @@ def drain(
     ctx: click.Context,
     broker: BrokerId,
     fewer_replicas: Annotated[
-        bool, Option("--fewer-replicas", help="Where no other broker can take its place, have one replica less.")
+        bool,
+        Option(
+            "--fewer-replicas", help="If the broker is gone and no other can take its place, have one replica less."
+        ),
     ] = False,
     wait_s: Wait = WAIT_S,
     brokers: Brokers = None,

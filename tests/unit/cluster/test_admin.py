@@ -259,7 +259,9 @@ def test_a_command_that_was_carried_out_is_in_doubt_where_nobody_tells_what_came
 def test_with_nobody_to_take_its_place_a_drain_needs_to_be_told() -> None:
     service, admin = made("ab", 2, later="")
     with pytest.raises(InvalidRequest, match=r"start another one$"):
-        run(admin.drain("b", fewer_replicas=True))  # D5: it lives
+        run(admin.drain("b", fewer_replicas=False))  # D5: it lives
+    with pytest.raises(InvalidRequest, match=r"for a broker that is gone, and b is live: stop it first$"):
+        run(admin.drain("b", fewer_replicas=True))
     service.fail("b")
     with pytest.raises(InvalidRequest, match="--fewer-replicas"):
         run(admin.drain("b", fewer_replicas=False))

@@ -59,6 +59,8 @@ def _without(
     is_live = cluster.brokers[broker].is_live
     if len(target) < len(before) and (not fewer_replicas or not target or is_live):
         or_else = "" if is_live else ", or ask for fewer replicas (--fewer-replicas)"
+        if is_live and fewer_replicas:
+            or_else = f"; --fewer-replicas is for a broker that is gone, and {broker} is live: stop it first"
         raise InvalidRequest(
             f"{len(before)} replicas of what broker {broker} keeps need as many other brokers, {len(fit)} are there:"
             f" start another one{or_else}",
