@@ -217,6 +217,13 @@ class Text(ValueShape):
         else:
             length = f"{self.least} to {self.greatest} characters"
             self.what = f"must be {'printable ' if rule.is_printable else ''}text of {length}"
+        self._matches = None if rule.pattern is None else re.compile(rule.pattern).fullmatch
+        self._is_pattern_alone = bool(rule.pattern) and not (rule.limit or rule.is_printable or rule.read)
+
+    def take(self, value: Any) -> Any:
+        if self._is_pattern_alone and type(value) is str and value.isascii() and self._matches(value):  # type: ignore[misc]
+            return value  # commands have thousands of them
+        return super().take(value)
 
     def check(self, value: Any) -> None:
         if not isinstance(value, str):
@@ -229,7 +236,7 @@ class Text(ValueShape):
             fits = value in self.words
         else:
             fits = self.least <= len(value) and (self.greatest is None or len(value) <= self.greatest)
-            fits = fits and (self.rule.pattern is None or re.fullmatch(self.rule.pattern, value) is not None)
+            fits = fits and (self._matches is None or self._matches(value) is not None)
             fits = fits and (value.isprintable() or not self.rule.is_printable)
         if not fits:
             raise Misfit(self.what, value, limit=self.rule.limit)
@@ -371,6 +378,7 @@ class Table(ValueShape):
         self.keys, self.key_pattern = ("whole numbers", "[0-9]{1,18}") if key is int else ("Unicode text", "(?s:.*)")
         if rule.pattern is not None:
             self.keys, self.key_pattern = rule.says.removeprefix("must be "), rule.pattern
+        self._key_matches = re.compile(self.key_pattern).fullmatch
         self.greatest = cast("int", rule.limit[1]) if rule.limit else None
         self.what = "must be an object" + (f" of up to {self.greatest} entries" if rule.limit else "")
 
@@ -379,7 +387,7 @@ class Table(ValueShape):
             raise Misfit(self.what, value, limit=self.rule.limit)
         found: dict[Any, Any] = {}
         for key, one in value.items():
-            if not isinstance(key, str) or not re.fullmatch(self.key_pattern, key) or not is_utf8(key):
+            if not isinstance(key, str) or not self._key_matches(key) or not is_utf8(key):
                 raise Misfit(f"must be an object whose keys are {self.keys}", key)
             try:
                 found[self.key(key)] = self.item.take(one)

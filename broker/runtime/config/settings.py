@@ -14,6 +14,7 @@ from broker.api.errors import InvalidRequest
 from broker.api.http import DEFAULT_PORT
 from broker.api.stream import StreamSettings, check_name
 from broker.api.validation import Rule, declared
+from broker.metadata.shapes import LINE_PATTERN
 
 T = TypeVar("T")
 
@@ -165,7 +166,12 @@ class ClusterConfig:
         " on each broker. Others join through them.",
         limit=(0, 5),
     )
-    rack: str | None = _key(None, "Where this broker stands: replicas are spread over racks.", limit=(1, 128))
+    rack: str | None = _key(
+        None,
+        "Where this broker stands: replicas are spread over racks.",
+        pattern=LINE_PATTERN,
+        says="must be a line of 1 to 128 characters",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,3 +99,11 @@ def test_there_is_a_secret_on_loopback_too(secret: str | None, says: str) -> Non
         check_secret(secret)
     assert str(refusal.value.key).startswith("raft.secret")
     check_secret(SECRET)
+
+
+@pytest.mark.parametrize("rack", ["a\nb", "a\r", "x" * 129, "\u2028"])
+def test_a_rack_is_a_line(rack: str) -> None:
+    """As the catalog takes it: a broker is refused at its start, not at its registration."""
+    with pytest.raises(InvalidSetting, match=r"cluster\.rack"):
+        load(None, {}, {"cluster.rack": rack})
+    assert load(None, {}, {"cluster.rack": "Halle 7, Ä"}).cluster.rack == "Halle 7, Ä"
