@@ -9,13 +9,17 @@ loads nats-py.
 
     what became of a message     counted in
     stored                       acked, and offsets
-    refused, or no ack in time   errors, by a reason that is the same for all of its kind, with one text as an example
+    refused, or no ack in time   errors, by a reason that is the same for all of its kind, with one text as an example;
+                                 of `no_ack` it is not known whether they are stored
     neither yet                  unanswered: only in the report of a publish that was interrupted
 
 P1  A message is noted before it is handed to nats-py. A Ctrl-C in between leaves it unanswered, never uncounted.
 P2  A message that nobody took (`no_responders`: while a partition has no leader) is sent again, before any new one.
     It is not stored, so this stores nothing twice. Later messages of the window may have been taken before it. After
     `ack_timeout_s` of such answers alone they are final, until something is acknowledged again.
+P3  A broker that does not lead, or not yet, has no say on whether a message is stored: it may have stored it before it
+    was replaced, or its successor has taken it as well. Its answer is none, and another one is awaited. The message is
+    not sent again: it might be stored twice.
 """
 
 from __future__ import annotations
@@ -50,6 +54,8 @@ AWAITED_BYTES_MAX: Final = 64 << 20
 """Payloads that await their ack are kept, to be sent again (P2)."""
 REPEAT_S: Final = 0.1
 NOBODY: Final = "no_responders"
+NO_ANSWERS: Final = frozenset({"not_leader", "not_ready"})
+"""See P3."""
 
 Progress = Callable[[int, int], None]
 Nobody = Callable[[float], None]
@@ -66,7 +72,7 @@ class PublishReport:
         duplicates: Number of acked messages that had been stored before.
         errors: Number of failures by reason. A reason is a code of `broker.api.errors` that the broker named,
             `jetstream_<err_code>` of another server, or `no_responders`, `no_ack`, `max_payload`, `bad_ack`. Reasons
-            beyond 100 are `other`.
+            beyond 100 are `other`. It is not known whether a message of `no_ack` is stored.
         examples: The text of the first failure for each reason.
         offsets: First and last offset that acks named, by (stream, partition).
         seconds: From the first message to the last ack.
@@ -175,6 +181,7 @@ class _Publish:
     awaited: dict[int, tuple[float, bytes]] = field(default_factory=dict)  # number -> when to give up; oldest first
     awaited_bytes: int = 0
     untaken: dict[int, bytes] = field(default_factory=dict)  # sent again soon (P2)
+    no_answer: str = ""  # the last one (P3)
     nobody_until_s: float | None = None  # since when nobody takes messages, plus `ack_timeout_s`
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -328,7 +335,8 @@ class _Publish:
                     await self.answered.wait()
             except TimeoutError:
                 if self._answered(number) is not None:
-                    self._count("no_ack", f"no ack within {self.ack_timeout_s:g} s")
+                    said = f"; a broker said: {self.no_answer}" if self.no_answer else ""
+                    self._count("no_ack", f"no ack within {self.ack_timeout_s:g} s{said}")
 
     async def _flush(self) -> None:
         from nats import errors
@@ -340,6 +348,9 @@ class _Publish:
 
     async def _on_answer(self, message: Msg) -> None:
         number = int(message.subject.rpartition(".")[2])
+        if said := _no_answer(message.data):
+            self.no_answer, self.nobody_until_s = said, None
+            return
         payload = self._answered(number)
         if payload is None:
             return  # another stream's ack was first, or it was given up
@@ -389,6 +400,17 @@ def _reason_of(error: Mapping[str, Any]) -> tuple[str, str]:
         return ours[2], ours[1]
     code = error.get("err_code", error.get("code"))
     return f"jetstream_{code}" if isinstance(code, int) and 0 <= code < 100_000 else "refused", text
+
+
+def _no_answer(data: bytes) -> str:
+    """The text of an answer that is none (P3), else nothing."""
+    if not data.startswith(b'{"error"'):
+        return ""
+    try:
+        reason, text = _reason_of(parse_json(data)["error"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return f"{text} [{reason}]" if reason in NO_ANSWERS else ""
 
 
 def _in_thread(run: Callable[[], PublishReport], cancel: Callable[[], None]) -> PublishReport:

@@ -39,7 +39,7 @@ from crc32c import crc32c
 from broker.api.errors import CorruptLog, StorageFailed
 from broker.api.plain import is_offset, parse_json
 from broker.raft.journal_files import KEPT_BYTES, JournalFiles
-from broker.storage.disk import NO_SPACE, FixedDisk, FixedFile, storage_error
+from broker.storage.disk import NO_DESCRIPTORS, NO_SPACE, FixedDisk, FixedFile, storage_error
 
 Entry = tuple[bytes, int, int]
 """Command, index, term."""
@@ -266,7 +266,7 @@ class Journal:
         """Begin the file with a snapshot, applied up to the second of `entries`; those before them go.
 
         Returns:
-            False: there was no room, and the file is the one that it was.
+            False: there was no room, or no descriptor, and the file is the one that it was.
         Raises:
             StorageFailed: it is not known which file is there (J2).
         """
@@ -277,7 +277,7 @@ class Journal:
         try:
             self._replace(Base(node_id=node, cluster_id=cluster, voters=voters, snapshot=snapshot), entries)
         except OSError as error:
-            if error.errno in NO_SPACE and not self._files.is_unsure:
+            if error.errno in NO_SPACE | NO_DESCRIPTORS and not self._files.is_unsure:
                 return False
             self._fail(error)
         return True

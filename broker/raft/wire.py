@@ -19,6 +19,7 @@ W7  A node that has not taken a call within `CALL_S` is called anew. The kernel 
 W8  A voter has one connection here: only the last one that it has made is kept.
 W9  Bytes are added to buffers and taken from them in place. pysyncobj copies all of a buffer for each piece that comes
     or goes: 60 MiB in pieces of 64 KiB were 29 GB of copying, on the one thread of the group.
+W10  Where no socket can be made nobody is called for now. pysyncobj lets the error end the thread of the group.
 """
 
 from __future__ import annotations
@@ -274,6 +275,18 @@ def _read_some(conn: Any) -> None:
     conn._TcpConnection__lastReadTime = monotonicTime()
 
 
+_connect_now = tcp_connection.TcpConnection.connect
+
+
+def _connect(conn: Any, host: str | None, port: int) -> bool:
+    """W10. Returns whether it is called."""
+    try:
+        return bool(_connect_now(conn, host, port))
+    except OSError:
+        return False
+
+
+tcp_connection.TcpConnection.connect = _connect
 tcp_connection.pickle = Codec
 tcp_connection.zlib = BoundedZlib
 tcp_connection.TcpConnection._TcpConnection__tryReadBuffer = _read_some

@@ -17,14 +17,20 @@ I6  All that are assigned count for tombstones, in sync or not, from the start: 
 I7  A follower whose disk has no room for records is asked out at once, so that acks go on without it; it joins when it
     has what there is. It stays, and may join, where fewer than must be in sync were left otherwise: nothing is
     committed without it then, and a trim that would make room waits for as many as must be (`trims.T1`).
+I8  A follower that the catalog has refused, as of the state that is known, is asked in again after a while, which
+    doubles. It may be held for dead, and fetch all the same. Another incarnation is asked in at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from broker.replication.events import AskIsr, IsrAnswered, Led
 from broker.replication.messages import NO_INCARNATION, Fetch, Incarnation
+
+ASK_AGAIN_MS: Final = (200, 3_200)
+"""The first pause of I8, and the last."""
 
 
 @dataclass(slots=True)
@@ -38,6 +44,7 @@ class KnownFollower:
         lacks_state, compacted_to, waits_to, lacks_room: As that one had it.
         caught_up_ms: When it last held all that the leader had; None: before the first tick.
         mark_ms, mark_end: Once it holds this much, it had all of what there was at that time.
+        pause_ms, ask_again_ms: The last pause after a refusal, and when it is over (I8).
     """
 
     incarnation: Incarnation = NO_INCARNATION
@@ -51,6 +58,8 @@ class KnownFollower:
     caught_up_ms: int | None = None
     mark_ms: int = 0
     mark_end: int = 0
+    pause_ms: int = 0
+    ask_again_ms: int = 0
 
 
 class InSync:
@@ -69,6 +78,7 @@ class InSync:
         self.request = request
         self._me = me
         self._epoch = led.epoch
+        self._now_ms = 0
 
     def counting(self) -> list[str]:
         """The followers that count, in order (I1)."""
@@ -92,7 +102,7 @@ class InSync:
         follower = self.followers[fetch.follower]
         if fetch.incarnation > follower.incarnation:
             follower.incarnation, follower.durable_end, follower.log_start = fetch.incarnation, -1, 0
-            follower.number = -1
+            follower.number, follower.pause_ms, follower.ask_again_ms = -1, 0, 0
         if fetch.number > follower.number:  # I6
             follower.number, follower.lacks_state = fetch.number, fetch.lacks_state
             follower.compacted_to, follower.waits_to = fetch.compacted_to, fetch.waits_to
@@ -126,10 +136,20 @@ class InSync:
             return False
         is_answer = self.pending is not None and event.request == self.pending.request
         is_later = event.partition_epoch > self.partition_epoch  # then what is asked for came to pass, or never can
+        if is_answer and not is_later and self.pending is not None:
+            self._refused(self.pending)
         if is_answer or is_later:
             self.pending = None
         self.members, self.partition_epoch = tuple(sorted(event.isr)), event.partition_epoch
         return is_answer or is_later
+
+    def _refused(self, ask: AskIsr) -> None:
+        """I8."""
+        follower = self.followers.get(ask.add or "")
+        if follower is not None and follower.incarnation == ask.incarnation:
+            first_ms, last_ms = ASK_AGAIN_MS
+            follower.pause_ms = min(max(first_ms, 2 * follower.pause_ms), last_ms)
+            follower.ask_again_ms = self._now_ms + follower.pause_ms
 
     def reduction(self, *, least_in_sync: int) -> AskIsr | None:
         """Ask out a member whose disk has no room, if enough remain (I2, I7)."""
@@ -139,16 +159,17 @@ class InSync:
         return self._ask(remove=full[0]) if full else None
 
     def expansion(self, broker: str, *, least_end: int, least_start: int, least_in_sync: int) -> AskIsr | None:
-        """Ask this follower in, if it has what it needs (I2, I3, I7)."""
+        """Ask this follower in, if it has what it needs (I2, I3, I7, I8)."""
         follower = self.followers[broker]
         is_ready = follower.durable_end >= least_end and follower.log_start >= least_start and not follower.lacks_state
         is_ready &= not follower.lacks_room or len(self.members) < least_in_sync
-        if self.pending is not None or broker in self.members or not is_ready:
+        if self.pending is not None or broker in self.members or not is_ready or self._now_ms < follower.ask_again_ms:
             return None
         return self._ask(add=broker, incarnation=follower.incarnation)
 
     def tick(self, now_ms: int, *, log_end: int, lag_ms_max: int, least_in_sync: int) -> AskIsr | None:
         """Time passes: the longest behind is asked out, if it is for too long; what was asked is asked again."""
+        self._now_ms = now_ms
         is_few = len(self.members) <= least_in_sync
         worst, worst_ms = None, now_ms - lag_ms_max
         for broker, follower in self.followers.items():

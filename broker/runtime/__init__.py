@@ -7,6 +7,7 @@ dataplane.py   the HTTP server's thread
 elapsed.py     the clock that nobody sets, and the time of day
 logs.py        how it logs
 used_producers.py  which producers are used: their names are kept
+no_descriptors.py  what a loop says when no connection can be accepted
 metrics.py     what Prometheus sees; samples.py  what is read when it asks
 
 config/        every setting of the broker, and how they are read

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from broker.api.errors import InvalidSetting, PortInUse
 from broker.runtime.intake.pacing import unpace_loopback
+from broker.runtime.no_descriptors import log_few
 from broker.serving.http.app import CONNECTIONS, RUNNER_OPTIONS
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ class DataPlane:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        log_few(self.loop)
         self._thread = threading.Thread(target=self._run, name="dataplane", daemon=True)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None

@@ -210,4 +210,5 @@ def _show(report: PublishReport, subject: str, *, acks: bool, as_json: bool, is_
     if report.unanswered:
         note(f"not answered yet {report.unanswered}: it is not known whether they are stored")
     for reason, many in sorted(report.errors.items()):
-        note(f"failed {many} ({reason}): {report.examples[reason]}")
+        unknown = "; it is not known whether they are stored" if reason == "no_ack" else ""
+        note(f"failed {many} ({reason}{unknown}): {report.examples[reason]}")

@@ -398,6 +398,7 @@ class Partition:
         """One group commit: sync, do what comes of it; return whether more is to be synced already. Never raises."""
         event = self._synced()
         with self._lock:
+            self._sync_queued = False  # whatever becomes of the step: else it is never synced again
             effects = self._core.step(event)
             self._sync_queued = is_more = bool(effects) and type(effects[-1]) is Sync
         if isinstance(event, SyncFailed):

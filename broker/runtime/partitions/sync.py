@@ -16,6 +16,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from broker.api.errors import LiftlogError
@@ -89,6 +90,15 @@ def _synced(partition: SyncTarget) -> bool:
         return False
 
 
+def _tried(act: Callable[[], T]) -> tuple[T] | None:
+    """What it returns; None: it has failed, which is a fault of ours. The others of a row must hear."""
+    try:
+        return (act(),)
+    except Exception:
+        log.exception("fsync.bug act=%s", act)
+        return None
+
+
 class SyncRow:
     """Appends to several partitions that nobody awaits: synced one after the other, then told. Each fails by itself."""
 
@@ -117,12 +127,10 @@ class SyncRow:
         """For the pool: sync the next few; return whether there are more."""
         with self._lock:
             members = [self._members.popleft() for _ in range(min(ROW_LOGS, len(self._members)))]
-        outcomes = [sync() for sync, _ in members]
-        for (_, tell), outcome in zip(members, outcomes, strict=True):
-            try:
-                tell(outcome)
-            except Exception:  # the others must hear
-                log.exception("fsync.bug outcome=%s", outcome)
+        synced = [(tell, _tried(sync)) for sync, tell in members]
+        for tell, outcome in synced:
+            if outcome is not None:
+                _tried(partial(tell, outcome[0]))
         with self._lock:
             is_more = bool(self._members)
             self._turns -= not is_more

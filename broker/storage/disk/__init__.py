@@ -282,6 +282,8 @@ def _write_whole(path: str, data: ReadableBuffer, flags: int) -> None:
         file.close()
 
 
+NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""No further file can be opened for now. What is open goes on."""
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 

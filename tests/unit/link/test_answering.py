@@ -568,3 +568,20 @@ def test_a_stream_that_has_ended_leaves_nothing_with_a_partition(led: Leader) ->
     early = Fetch(follower="b", incarnation=(1, 0), epoch=2, offset=0, last_epoch=-1, durable_end=0, log_start=0)
     led.answering.ask_early(stream, early)
     assert (led.answering._slots, stream.is_ready) == ({}, [])
+
+
+def test_a_fault_in_one_partition_is_told_and_ends_no_stream(led: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    stream = Stream()
+    with monkeypatch.context() as faulty:
+        faulty.setattr(led.partition, "step_by", fails)
+        led.fetch(stream, 0)
+    led.fetch(stream, 0)
+    with monkeypatch.context() as faulty:
+        faulty.setattr(led.partition, "leadership", fails)
+        assert stream.said() == []
+    assert stream.due, "it is tried again"
+    led.fetch(stream, 0)
+    assert [type(answer) for answer, _ in stream.said()] == [Records]

@@ -178,3 +178,37 @@ def test_many_partitions_share_one_stream(three: Linked) -> None:
     assert all(len(node.link.server.streams()) <= 2 for node in three.nodes.values())
     for at in places:
         three.same(at)
+
+
+@pytest.mark.parametrize("where", ["arrived", "begun", "unreachable"])
+def test_a_fault_in_one_follower_ends_no_stream(three: Linked, where: str) -> None:
+    faulty, well = three.create("faulty"), three.create("well")
+    for at in (*faulty, *well):
+        three.in_sync(at)
+    follower = next(node for node in three.followers(faulty[0]) if node in three.followers(well[0]))
+    replica = follower.replicas.replica(faulty[0])
+    assert replica is not None
+    following: Any = replica._follower
+    act, met = getattr(following, where), []
+
+    def fails_once(*args: Any) -> Any:
+        if not met:
+            met.append(where)
+            raise RuntimeError("a fault of ours")
+        return act(*args)
+
+    setattr(following, where, fails_once)
+    leader = str(three.service.state(faulty[0]).leader)
+    relay = three.relays[leader]
+    accepted = relay.accepted
+    if where == "begun":
+        relay.cut()
+    elif where == "unreachable":
+        follower.link._connection(leader)._tell_unreachable()
+    else:
+        three.publish(faulty[0], b"x")
+    eventually(lambda: met, what="the fault")
+    for at in (*faulty, *well):
+        three.stored(at, b"y")
+        three.same(at)
+    assert where == "begun" or relay.accepted == accepted, "the stream goes on"

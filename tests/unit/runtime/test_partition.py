@@ -22,6 +22,7 @@ from broker.api.errors import NotLeader, ReadOnly, StorageFailed, StreamPaused, 
 from broker.api.stream import settings_from
 from broker.groups.offsets import offset_rows
 from broker.metadata.catalog import StreamInfo
+from broker.replication.events import Synced
 from broker.runtime.partitions.leader import Outcome, Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
@@ -436,3 +437,24 @@ def test_a_group_that_a_recovery_lost_is_not_called_durable_by_what_came_behind_
     with pytest.raises(StorageFailed, match="may be lost"):
         append_durable(partition, [rows(b"group")], leader_epoch=1)
     assert partition.log.lost_ranges == ((0, 1),)
+
+
+def test_a_fault_after_a_sync_leaves_the_partition_to_be_synced_again(
+    partition: Partition, pool: HeldPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, met = partition._core.step, []
+
+    def fails_once(event: Any) -> Any:
+        effects = step(event)
+        if isinstance(event, Synced) and not met:
+            met.append(event)
+            raise RuntimeError("a fault of ours")
+        return effects
+
+    monkeypatch.setattr(partition._core, "step", fails_once)
+    pool.go.release(2)
+    partition.append_now([rows(b"a")], Waiter())
+    eventually(lambda: met and not partition._sync_queued, what="the fault")
+    after = Waiter()
+    partition.append_now([rows(b"b")], after)
+    assert after.wait() == 2

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from broker.runtime.partitions.sync import SyncPool
+from broker.runtime.partitions.sync import SyncPool, SyncRow
+from tests.support.processes import eventually
 
 WAIT_S = 60
 
@@ -93,3 +94,21 @@ def test_a_bug_is_logged_and_the_thread_goes_on(caplog: pytest.LogCaptureFixture
     pool.close()
     assert one.left == 0
     assert "fsync.bug" in caplog.text
+
+
+def test_a_bug_of_one_in_a_row_keeps_no_other_from_being_synced() -> None:
+    told: list[int] = []
+
+    def fails(*_: int) -> int:
+        raise RuntimeError("a fault of ours")
+
+    pool = SyncPool(2)
+    row = SyncRow(pool)
+    for sync, tell in ((fails, told.append), (lambda: 1, fails), (lambda: 2, told.append)):
+        row.add(sync, tell)
+    row.submit()
+    eventually(lambda: told == [2], what="the last one")
+    row.add(lambda: 3, told.append)
+    row.submit()
+    eventually(lambda: told == [2, 3], what="one of a later row")
+    pool.close()

@@ -41,9 +41,12 @@ class Noting:
 
 
 class Catalog:
-    """Each question waits for an answer of its own."""
+    """Each question waits for an answer of its own. `b` is live, `c` held for dead, both under registration 3."""
 
     def __init__(self) -> None:
+        brokers = {name: SimpleNamespace(registration=3, is_live=name == "b") for name in "bc"}
+        state = PartitionState(replicas=("a", "b", "c"), isr=("a",), leader="a", leader_epoch=5, partition_epoch=7)
+        self.catalog = SimpleNamespace(brokers=brokers, cluster=SimpleNamespace(partitions={AT: state}))
         self.asked: list[tuple[dict[str, Any], Queue[PartitionState]]] = []
 
     def execute(self, command: Mapping[str, Any]) -> Any:
@@ -84,6 +87,23 @@ def test_a_late_answer_is_not_for_the_log_that_was_made_since(commands: ThreadPo
     assert first.told == []
     assert sorted(second.told, key=str) == [(9, 1), (9, None)]  # the first is news of the catalog, and no answer
     assert len(catalog.asked) == 2
+
+
+@pytest.mark.parametrize(("add", "registration", "is_asked"), [("b", 3, True), ("c", 3, False), ("c", 4, True)])
+def test_who_is_held_for_dead_is_refused_without_a_question(
+    commands: ThreadPoolExecutor, add: str, registration: int, is_asked: bool
+) -> None:
+    """Under another registration it may have come back, and this broker has not heard of it."""
+    catalog, partition = Catalog(), Noting()
+    host = cast(Host, SimpleNamespace(me="a", service=catalog, commands=commands))
+    wants = Wants(host, AT, ask_turn=lambda: None, step_out=lambda why: None)
+    wants.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
+    wants.do(AskIsr(request=1, epoch=5, partition_epoch=7, add=add, incarnation=(registration, 0)))
+    if is_asked:
+        eventually(lambda: catalog.asked, what="the question")
+        catalog.answer(0, epoch=5)
+    eventually(lambda: partition.told == [(5, 1)], what="the answer")
+    assert len(catalog.asked) == is_asked
 
 
 class Trimmed:

@@ -26,6 +26,7 @@ Q6  One that is far behind what is committed is told where it can fetch the next
 Q7  One whose disk has no room gets no bytes, and hears of the log start alone before `wait_s` is over.
 Q8  A stream lives as long as two brokers do. Nothing stays with it of a partition that is closed here, and nothing of a
     stream that has ended with the partition.
+Q9  A fault of ours in one partition ends no stream: others are answered on it. Its follower asks again.
 
 Q7  Who is damaged asks for a range (`ranges.py`), of whoever keeps the partition, in whichever role. He is answered
     with the leader epoch in which his lowered mark of compaction was noted (`leader.L9`); -1: this broker does not lead
@@ -239,6 +240,8 @@ class Answering:
             self._ask(slot, question)
         except LiftlogError as error:
             self._complain(stream.broker, error)
+        except Exception:  # Q9
+            log.exception("replica.answer_bug partition=%s to=%s", self._partition, stream.broker)
         finally:
             self._has_read()
 
@@ -408,6 +411,10 @@ class Answering:
             return frames
         except LiftlogError as error:
             self._complain(slot.stream.broker, error)
+            slot.stream.later(slot, time.monotonic() + self._wait_s)
+            return []
+        except Exception:  # Q9
+            log.exception("replica.answer_bug partition=%s to=%s", self._partition, slot.stream.broker)
             slot.stream.later(slot, time.monotonic() + self._wait_s)
             return []
         finally:

@@ -14,6 +14,7 @@ N4  Silence counts only while this side listens: the time in which the reader is
 N5  Bytes that an answer says to come in bulk are fetched beside this (`bulk_reader.py`).
 N6  A damaged replica asks for a range once. A broker of an earlier release, whose welcome does not say that it answers
     such a question, is not asked: it would end the stream.
+N7  A fault of ours in one follower ends no stream: others are answered on it. That one asks again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import grpc
 
@@ -63,6 +64,7 @@ OPTIONS: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
+T = TypeVar("T")
 Key = tuple[Place, type | None]
 """A question: of which partition, and of which kind; None: the one that is open there of a follower."""
 TakeRange = Callable[[HeldRange, bytes], None]
@@ -334,7 +336,7 @@ class Connection:
         with self._lock:
             keys, askers = list(self._open), list(self._askers.values())
         for asker in askers:
-            asker.begun()
+            self._guarded(asker.begun)
         for key in keys:  # N3
             stream.outbox.ready(key)
 
@@ -349,7 +351,8 @@ class Connection:
             with self._lock:
                 take = self._takers.get(said.place)
             if take is not None:
-                take(said.answer, said.data)
+                answer = said.answer
+                self._guarded(lambda: take(answer, said.data))
         elif said.bulk is None:
             self._hand_on(said, said.data)
         elif said.place in self._askers:  # N5
@@ -357,7 +360,15 @@ class Connection:
 
     def _hand_on(self, said: Answered, data: bytes | memoryview) -> bool:
         asker = self._askers.get(said.place)
-        return asker is None or asker.arrived(said.answer, data)
+        return asker is None or self._guarded(lambda: asker.arrived(said.answer, data)) is not False
+
+    def _guarded(self, tell: Callable[[], T]) -> T | None:
+        """N7."""
+        try:
+            return tell()
+        except Exception:
+            log.exception("replica.asker_bug to=%s", self.to)
+            return None
 
     def _ask_again(self, at: Place) -> None:
         stream = self._stream
@@ -368,7 +379,7 @@ class Connection:
 
     def _tell_unreachable(self) -> None:
         for asker in list(self._askers.values()):
-            asker.unreachable()
+            self._guarded(asker.unreachable)
 
     def _lost(self, why: str) -> None:
         self._counts["lost"] += 1

@@ -429,7 +429,12 @@ class Following:
                 log.error("partition.sync_failed partition=%s error=%s", self, synced)
                 event = e.SyncFailed(generation, synced)
             self._sync_of = -1
-            self._step(event)
+            try:
+                self._step(event)
+            except BaseException:  # a fault of ours, and nobody knows what the core awaits: it begins anew
+                self._is_queued = False
+                self._step_out("fsync")
+                raise
             self._is_queued = self._sync_of >= 0
             return self._is_queued
 

@@ -52,6 +52,7 @@ from broker.runtime.cluster.replicas.wants import Wants
 from broker.runtime.cluster.wiring import FollowerDriver, Host
 from broker.runtime.elapsed import elapsed_us
 from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.storage.disk import NO_DESCRIPTORS
 from broker.storage.log import PartitionLog
 
 log = logging.getLogger(__name__)
@@ -487,7 +488,10 @@ class PlacedReplica:
                 partition.depose()
                 partition.log.recover(elapsed_us())
         except LiftlogError as error:
-            self._host.give_up(f"{self}: the log cannot be recovered: {error}")
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_DESCRIPTORS:
+                log.error("replica.not_recovered partition=%s error=%s", self, error)  # another step-out follows
+            else:
+                self._host.give_up(f"{self}: the log cannot be recovered: {error}")
 
     # -- more partitions (V12) -------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ W3  A trim is done in the replica's turn. One that the disk refuses is tried aga
 W4  A request is named by its number and its leader epoch. A log that was made since counts from the beginning: its
     leader would take a refusal of the former one's request for one of its own, and would no longer count whom the
     catalog is about to add.
+W5  Nobody is asked in whom the applied catalog holds for dead under this very registration: the controller would
+    refuse it, at each try. What was not asked for is refused here. One that is not known yet is asked in.
 """
 
 from __future__ import annotations
@@ -97,8 +99,17 @@ class Wants:
         with self._lock:
             if self._isr_asked == (ask.epoch, ask.request):  # W1, W4
                 return
-            self._isr_asked = ask.epoch, ask.request
-        self._submit(self._ask_isr_now, ask)
+            if not self._is_held_for_dead(ask):
+                self._isr_asked = ask.epoch, ask.request
+                self._submit(self._ask_isr_now, ask)
+                return
+        state, opened = self._host.service.catalog.cluster.partitions.get(self._at), self._open
+        if state is not None and opened is not None and state.leader_epoch == ask.epoch:  # W5
+            opened[0].isr_answered(state, ask.request)
+
+    def _is_held_for_dead(self, ask: AskIsr) -> bool:
+        info = None if ask.add is None else self._host.service.catalog.brokers.get(ask.add)
+        return info is not None and not info.is_live and info.registration == ask.incarnation[0]
 
     def _ask_isr_now(self, ask: AskIsr) -> None:
         change = {"add": [ask.add, *ask.incarnation]} if ask.add is not None else {"remove": ask.remove}
@@ -148,4 +159,10 @@ class Wants:
 
     def _submit(self, act: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the broker stops
-            self._host.commands.submit(act, *args)
+            self._host.commands.submit(self._guarded, act, *args)
+
+    def _guarded(self, act: Callable[..., None], *args: Any) -> None:
+        try:
+            act(*args)
+        except Exception:
+            log.exception("replica.want_bug partition=%s", self._at)
