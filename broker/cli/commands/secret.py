@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from typing import Annotated
 
 from broker.api.errors import InvalidRequest
 from broker.cli.arguments import Argument
 from broker.cli.output import note
+from broker.storage.disk import OsDisk
 
 SECRET_BYTES = 32
 
@@ -23,16 +25,19 @@ def new(file: Annotated[str, Argument(metavar="FILE", help="Where to write it; i
 
 
 def write_new(path: str) -> None:
-    """A file with a new secret, durable.
+    """A file with a new secret, durable; whole or not at all, whenever this is killed.
 
     Raises:
         InvalidRequest: it exists, or cannot be written.
     """
+    folder = os.path.dirname(path) or "."
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as handle:
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".secret-") as handle:  # mode 0600
             handle.write(secrets.token_hex(SECRET_BYTES) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
+            os.link(handle.name, path)
+        OsDisk().sync_dir(folder)
     except FileExistsError:
         raise InvalidRequest(f"{path} exists, and may be the secret of a cluster: name another file") from None
     except OSError as error:

@@ -51,6 +51,23 @@ def test_a_secret_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "another").read_bytes() != before
 
 
+def test_a_secret_is_there_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece of one would stand in the way of the next try, and of every start."""
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    file = tmp_path / "secret"
+    for step in ("fsync", "link"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, step, fails)
+            with pytest.raises(InvalidRequest, match="No space left"):
+                write_new(str(file))
+        assert list(tmp_path.iterdir()) == []
+    write_new(str(file))
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_up_makes_a_secret_for_several_brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LIFTLOG_RAFT_SECRET", "LIFTLOG_RAFT_SECRET_FILE"):
         monkeypatch.delenv(name, raising=False)
