@@ -258,6 +258,12 @@ def cut_power(run: Run, *brokers: str) -> None:
     kill(run, *brokers)
 
 
+def set_clocks(run: Run) -> None:
+    """The time of day jumps by an hour or two on some brokers, and then they are as far apart."""
+    for broker in everybody(run):
+        run.disks[broker].order("clock", ahead_ms=run.rng.choice((-3_600_000, 0, 3_600_000)))
+
+
 def everybody(run: Run) -> list[str]:
     """All brokers, in any order."""
     return run.rng.sample(sorted(run.cluster.brokers), len(run.cluster.brokers))
@@ -281,6 +287,7 @@ FAULTS: Final[dict[str, Callable[[Run], None]]] = {
     "fsyncs fail": lambda run: fail(run, run.any(), "fsync"),
     "fsyncs of a leader fail": lambda run: fail(run, run.leader(), "fsync"),
     "writes fail": lambda run: fail(run, run.any(), "write"),
+    "set clocks": set_clocks,
     "reads fail": lambda run: fail(run, run.any(), "read"),
 }
 CUTS: Final[dict[str, Callable[[Run], None]]] = {

@@ -193,9 +193,9 @@ def _check_once(ledger: Ledger, history: History, one: Partition) -> None:
             continue
         message = ledger.messages[stored.identity]
         until_s = _done_s(message)
-        went_back = any(message.first_s - 60 <= at <= until_s for at in ledger.clock_back)
-        window_us = history.least_window_ms(message.first_s, until_s) * 1_000
-        if message.repeats and (went_back or stored.time_us - before.time_us >= window_us):
+        says_nothing = ledger.are_apart or any(message.first_s - 60 <= at <= until_s for at in ledger.clocks_set)
+        apart_us = 1e6 * (until_s - message.first_s) if says_nothing else stored.time_us - before.time_us
+        if message.repeats and apart_us >= history.least_window_ms(message.first_s, until_s) * 1_000:
             continue
         _violate(ledger, message, f"K2: {_place(one, before.offset)} and {stored.offset} hold the same id")
 

@@ -148,7 +148,8 @@ class Ledger:
         seen: Per (stream, incarnation, partition): offset -> id, as readers saw it.
         violations: Violations that were met on the way.
         harmed_s: When pages were lost for the last time (a power cut, a failed fsync); 0: never.
-        clock_back: When the clock went back.
+        clocks_set: When a clock was set.
+        are_apart: The clocks of brokers differ: timestamps say nothing once another one leads.
         is_over: Nobody need wait for what is not acked yet.
     """
 
@@ -161,7 +162,8 @@ class Ledger:
         self.batches: dict[int, tuple[int, int]] = {}
         self.violations: deque[Violation] = deque()
         self.harmed_s = 0.0
-        self.clock_back: list[float] = []
+        self.clocks_set: list[float] = []
+        self.are_apart = False
         self.is_over = False
         self.ack_count = 0
         self.repeat_count = 0

@@ -50,6 +50,23 @@ def ids_kept() -> None:
     _replace(IdTable, reserve=noting, take_back=taking)
 
 
+def ids_by_the_time_of_day() -> None:
+    """The clock that a window is measured by is the one that somebody sets."""
+    from broker.storage.log import PartitionLog
+
+    settle = PartitionLog._settle
+
+    def by_wall(self: Any, batch: Any, wall_us: int) -> Any:
+        ages = self._state.ages
+        elapsed_us, ages.now_us = ages.now_us, wall_us
+        try:
+            return settle(self, batch, wall_us)
+        finally:
+            ages.now_us = elapsed_us
+
+    _replace(PartitionLog, _settle=by_wall)
+
+
 def durable_end() -> None:
     """A roll beside a failing sync fsyncs the same file, is told nothing, and passes for durable."""
     from broker.storage.segments.chain import Chain
@@ -76,6 +93,7 @@ def _replace(cls: type, **functions: Any) -> None:
 MUTANTS: dict[str, Callable[[], None]] = {
     "half-message": half_message,
     "ids-kept": ids_kept,
+    "ids-by-wall": ids_by_the_time_of_day,
     "durable-end": durable_end,
     "commits-alone": commits_alone,
 }

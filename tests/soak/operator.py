@@ -362,12 +362,13 @@ class Operator:
         os.kill(process.popen.pid, signal.SIGCONT)
 
     def move_clock(self) -> None:
-        by_ms = self.rng.choice([-5_000, -200, 200, 3_000, 30_000, -30_000])
+        by_ms = self.rng.choice([-3_600_000, -30_000, -5_000, -200, 200, 3_000, 30_000, 3_600_000])
         self.story.tell(f"clock {by_ms:+} ms")
         self._clock_ms += by_ms
-        if by_ms < 0:
-            self.ledger.clock_back.append(time.monotonic())
-        self.world.everywhere("clock", ahead_ms=self._clock_ms)
+        self.ledger.clocks_set.append(time.monotonic())
+        self.faults("clock", ahead_ms=self._clock_ms)
+        if self.rng.random() < 0.5:
+            self.kill_broker()  # what was stored just now comes again, by another clock
 
 
 OPERATIONS: dict[str, tuple[float, Callable[[Operator], None]]] = {
