@@ -25,6 +25,7 @@ from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.disk import TEMPORARY, Disk, File
 from broker.storage.disk.unreadable import ReadAround
 from broker.storage.log import PartitionLog
+from broker.storage.read import NeedsRepair
 from broker.storage.recovery import Ranges, merge_ranges
 from broker.storage.rewrite.rewriting import NO_ROWS, SYNC_BYTES, WINDOW_BYTES, StagedSegment
 from broker.storage.segments.index import ENTRY, Entries, IndexView
@@ -52,12 +53,16 @@ class GapRewrite:
         log = self.log
         with log.log.checkpoint_lock:  # no truncation, and no other rewrite, meanwhile
             self.check()
-            sealed = log.sealed_segments()
-            if not sealed or min(start for start, _ in self.ranges) < sealed[0][0].base_offset:
-                raise CorruptLog(f"{log.folder}: no segment is left before what is lost: trim it", path=log.folder)
+            segments = log.log.chain.segments
+            first = segments[0].base_offset if segments else log.log_end_offset
+            has_none = min(start for start, _ in self.ranges) < first
+            if has_none:
+                self.check_beginning()
             self.prepare()
             log.checkpoint()
-            for segment, end in sealed:
+            if has_none:
+                self.begin(first)
+            for segment, end in log.sealed_segments():
                 if any(start < end and stop > segment.base_offset for start, stop in self.ranges):
                     self._replace(segment, end)
             with log.log.lock:
@@ -78,6 +83,14 @@ class GapRewrite:
     def prepare(self) -> None:
         """Write what has to be on disk before the first segment is exchanged."""
 
+    def check_beginning(self) -> None:
+        """Likewise, where no segment is left at the beginning of what is lost."""
+        raise CorruptLog(f"{self.log.folder}: no segment is left before what is lost: trim it", path=self.log.folder)
+
+    def begin(self, first: int) -> None:
+        """Make a segment there. `first`: where the first one that is left begins, or the log ends."""
+        raise NotImplementedError
+
     def close(self, source: File, copy: GapCopy, place: tuple[int, int], offsets: tuple[int, int]) -> bool:
         """Close a gap between two batches, at these bytes and of these offsets. Returns whether it did; else it has to
         keep the bytes, so that the gap is seen."""
@@ -95,7 +108,7 @@ class GapRewrite:
 
     def _stage(self, segment: Segment, end: int) -> StagedSegment | None:
         """The segment without its gaps, beside it. None: it has none that are to be closed."""
-        index = self.log.index_of(segment)
+        index = self._index_of(segment)
         source = self.disk.open(segment.path, readonly=True)
         copy = GapCopy(self.disk, segment, index, self.ending)
         try:
@@ -129,6 +142,14 @@ class GapRewrite:
             raise
         finally:
             source.close()
+
+    def _index_of(self, segment: Segment) -> IndexView:
+        for _ in range(2):
+            try:
+                return self.log.index_of(segment)
+            except NeedsRepair:
+                self.log.repair_segment(segment)
+        raise CorruptLog(f"{segment.path}: damaged, and a second scan did not help", path=segment.path)
 
     def _gap(self, source: File, copy: GapCopy, place: tuple[int, int], offsets: tuple[int, int]) -> bool:
         return offsets[0] < offsets[1] and self.close(source, copy, place, offsets)

@@ -4,7 +4,8 @@
     there   [ 0..5      ][ 6..6 ][ 7..9 ]         its batches are others: it has joined some
     then    [ 0..3 ][4..5][6..6][7..8][ 9..9 ]    what sticks out is cut off
 
-The segments are written anew as `gaps.py` says. One answer may hold a part of what is lost: the rest stays lost.
+The segments are written anew as `gaps.py` says; where the first one is gone another is made. One answer may hold a part
+of what is lost: the rest stays lost.
 
 M1  A batch is taken if it is whole and if each of its offsets is of the leader epoch that this log has for it. Offset
     and epoch name a record: an epoch has one leader, and he gave the offset out once. So a batch of a log that parted
@@ -23,6 +24,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow.compute as pc
 
 from broker.api.batch import BatchHeader, decode_batch, encode_batch
@@ -32,6 +34,8 @@ from broker.storage.log import PartitionLog
 from broker.storage.rewrite.clean_state import lower_clean_state
 from broker.storage.rewrite.gaps import GapCopy, GapRewrite
 from broker.storage.rewrite.rewriting import is_joinable
+from broker.storage.segments.index import ENTRY, IndexView
+from broker.storage.segments.segment import Segment
 from broker.storage.writing.append import messages_of
 
 
@@ -56,7 +60,7 @@ def mend(
         The part of `lost` that can be read now.
     Raises:
         BadBatch: they are damaged, or not what stood here (M1, M2); nothing was changed.
-        CorruptLog: it is not lost (any more), or more is; or no segment is left before it.
+        CorruptLog: it is not lost (any more), or more is.
         StorageFailed, DiskFull: the disk refuses; it is still lost, and this may be tried again.
     """
     found = [Found(header, message) for header, message in messages_of(memoryview(data))]
@@ -115,6 +119,32 @@ class _Mending(GapRewrite):
             if not log.epoch_of(first) == header.leader_epoch == log.epoch_of(last):
                 says = f"a batch of leader epoch {header.leader_epoch} came for [{first}, {last}]"
                 raise BadBatch(f"{log.folder}: {says}, of which here are {log.epoch_of(first)}, {log.epoch_of(last)}")
+
+    def check_beginning(self) -> None:
+        pass
+
+    def begin(self, first: int) -> None:
+        log, [(start, stop)] = self.log, self.ranges
+        held, end = self.found[0].header.first_offset, min(stop, first)
+        if start > log.log_start_offset:
+            held = max(held, start)  # else the log starts within that batch, or where it begins
+        segment = Segment(log.folder, min(held, start))
+        copy = GapCopy(self.disk, segment, IndexView(np.zeros(0, ENTRY)), self.ending)
+        try:
+            for one in self.found:
+                if one.header.first_offset < end:
+                    header, message = self.cut(one, segment.base_offset, end)
+                    copy.add(header.first_offset, header.max_timestamp_us, message)
+            copy.add_filler(first - end)
+            staged = copy.finish()
+        except BaseException:
+            copy.abandon()
+            raise
+        with log.log.lock, log.log.guarded("mend"):
+            self.check()
+            log.log.chain.put_first(segment, staged.path, staged.entries, staged.bytes)
+        with log.log.guarded("mend"):
+            self.disk.sync_dir(log.folder)
 
     def prepare(self) -> None:
         self.log.log.note_superseded(*self.superseded)

@@ -239,6 +239,18 @@ class Chain:
         self.segments = segments[count:]
         return list(segments[:count])
 
+    def put_first(self, fresh: Segment, staged: str, entries: Entries, size: int) -> None:
+        """Let the durable file `staged` be a segment before all others: one whose file is gone, and whose index may be
+        left. Its name is not durable yet."""
+        assert not self.segments or fresh.base_offset < self.segments[0].base_offset, "it is not before the others"
+        with suppress(FileNotFoundError):
+            self.disk.unlink(fresh.index_path)
+        self.disk.rename(staged, fresh.path)
+        with suppress(OSError):  # derivable: rebuilt when it is missing
+            fresh.write_index(self.disk, entries)
+        fresh.rest(IndexView(entries), size=size, partial=None)
+        self.segments = (fresh, *self.segments)
+
     def replace(self, old: Sequence[Segment], staged: str, entries: Entries, size: int) -> bool:
         """Put the durable file `staged` in the place of sealed segments. False: one of them is gone meanwhile.
 

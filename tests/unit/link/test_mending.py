@@ -151,11 +151,12 @@ def test_it_is_found_by_whoever_is_asked(three: Linked) -> None:
     assert two.partition(at).mended_count == 0
 
 
-def test_a_file_is_gone(three: Linked) -> None:
+@pytest.mark.parametrize("base", [0, 10])
+def test_a_file_is_gone(three: Linked, base: int) -> None:
     at = filled(three)
     _, one, _ = leader_and_others(three, at)
-    Path(one.log(at).folder, f"{10:020d}.arrows").unlink()
-    with pytest.raises(CorruptLog), one.log(at).read(12):
+    Path(one.log(at).folder, f"{base:020d}.arrows").unlink()
+    with pytest.raises(CorruptLog), one.log(at).read(base + 2):
         pass
     mended(three, at)
     check_all_stayed(three, at)

@@ -8,7 +8,7 @@ batches, joined otherwise, compacted, of another history, or in part. The power 
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,6 +20,7 @@ from broker.storage.log import PartitionLog
 from broker.storage.recovery import Ranges
 from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
+from broker.storage.rewrite.giving_up import give_up
 from broker.storage.rewrite.mending import lower_mark, mend
 from tests.support.effort import first_quick
 from tests.support.logs import FOLDER, commit, open_log, row_batch, verified_records
@@ -269,6 +270,22 @@ def test_what_came_is_no_use(what: str) -> None:
     assert messages(log) == whole
 
 
+@pytest.mark.parametrize("what", ["mended", "given up"])
+def test_an_index_that_is_gone_or_lacks_something_is_made_anew_first(what: str) -> None:
+    """It was an internal error, of both."""
+    disk, log, _ = damaged("in the middle")
+    log.close()
+    again = open_log(without_indexes(disk), settings=REPLICATED)
+    again.advance_high_watermark(END)
+    if what == "mended":
+        mend(again, (4, 6), answer(another(), 4, 6))
+        check_mended(again, verified_records(another()))
+    else:
+        again.lead(9)
+        give_up(again, ((4, 6),), leader_epoch=9, aside=f"{FOLDER}.aside")
+        assert found_by_the_scrub(again) == ()
+
+
 def test_what_is_not_lost_is_not_touched() -> None:
     _, log, whole = damaged("in the middle")
     for lost in ((0, 2), (4, 8), (2, 6)):
@@ -361,13 +378,79 @@ def test_a_log_that_is_closed_or_was_cut_is_not_mended() -> None:
         mend(log, (4, 6), answer(another(), 4, 6))
 
 
-def test_where_no_segment_is_left_before_it_nothing_is_done() -> None:
+def loses(*bases: int) -> tuple[SimDisk, PartitionLog]:
+    """A log whose files are gone."""
     disk = SimDisk()
     log = led_log(disk)
-    disk.unlink(f"{FOLDER}/{0:020d}.arrows")
-    assert found_by_the_scrub(log) == ((0, 10),)
-    with pytest.raises(CorruptLog, match="no segment is left"):
-        mend(log, (0, 10), answer(another(), 0, 10))
+    for base in bases:
+        disk.unlink(f"{FOLDER}/{base:020d}.arrows")
+    disk.sync_dir(FOLDER)
+    found_by_the_scrub(log)
+    log.checkpoint()
+    return disk, log
+
+
+FIRST_FILES = {"first": (0,), "two": (0, 10), "first and third": (0, 20), "all but the tail": (0, 10, 20)}
+
+
+@pytest.mark.parametrize("name", FIRST_FILES)
+@pytest.mark.parametrize("other", [another, joined])
+def test_the_first_files_are_gone(name: str, other: Callable[[], PartitionLog]) -> None:
+    disk, log = loses(*FIRST_FILES[name])
+    assert log.lost_ranges[0][0] == 0
+    mend_all(log, other())
+    check_mended(log, verified_records(another()))
+    log.append([row_batch([b"after"])], leader_epoch=5, now_us=0)
+    commit(log)
+    again = open_log(without_indexes(disk).after_crash("kept"), settings=REPLICATED)
+    assert (again.lost_ranges, again.log_end_offset) == ((), END + 1)
+    assert found_by_the_scrub(again) == ()
+
+
+@pytest.mark.parametrize("part", [(0, 4), (4, 6), (6, 10), (8, 14)])
+def test_of_the_first_files_a_part_may_come(part: tuple[int, int]) -> None:
+    disk, log = loses(0, 10)
+    assert mend(log, (0, 20), answer(another(), *part)) == part
+    left = tuple(each for each in ((0, part[0]), (part[1], 20)) if each[0] < each[1])
+    assert log.lost_ranges == left
+    again = open_log(without_indexes(disk.after_crash("kept")), settings=REPLICATED)
+    again.advance_high_watermark(END)
+    assert found_by_the_scrub(again) == left
+    mend_all(again, another())
+    check_mended(again, verified_records(another()))
+
+
+def test_the_log_starts_within_the_first_batch_and_its_file_is_gone() -> None:
+    disk = SimDisk()
+    log = led_log(disk)
+    log.trim(11)
+    disk.unlink(f"{FOLDER}/{10:020d}.arrows")
+    assert found_by_the_scrub(log) == ((11, 20),)
+    mend_all(log, another())
+    assert found_by_the_scrub(log) == ()
+    assert verified_records(log) == [each for each in verified_records(another()) if each[0] >= 11]
+    assert log.batch_start(11) == 10
+
+
+def test_power_may_go_while_the_first_file_is_made() -> None:
+    other = another()
+    disk, log = loses(0)
+    begun = disk.steps
+    mend_all(log, other)
+    total = disk.steps
+    for step in range(begun + 1, total + 1):
+        for mode in (*modes_at(step), "kill"):
+            disk, log = loses(0)
+            disk.crash_at = step
+            with pytest.raises(Crashed):
+                mend_all(log, other)
+            after = disk.after_kill() if mode == "kill" else disk.after_crash(mode, seed=step)  # type: ignore[arg-type]
+            found = open_log(after, settings=REPLICATED)
+            found.advance_high_watermark(END)
+            assert found_by_the_scrub(found) in ((), ((0, 10),)), (step, mode)
+            mend_all(found, other)
+            check_mended(found, verified_records(other))
+            assert not [path for path in after.names if path.endswith(".tmp")], (step, mode)
 
 
 def test_the_tables_are_read_again_if_they_were_read_around_it() -> None:

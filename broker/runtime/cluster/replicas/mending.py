@@ -170,8 +170,7 @@ class Mending:
             self._has_slot = True
             self._number += 1
             asked = self._asked = OpenQuestion(self._number, picked[1], picked[0], state.leader_epoch)
-        if not self._mender.submit(lambda: self._ask(asked, now_ms, incarnation)):
-            self.close()
+        self._submit(lambda: self._ask(asked, now_ms, incarnation))
 
     def is_in_vain(self) -> bool:
         """H5."""
@@ -260,7 +259,22 @@ class Mending:
         if has_slot:
             self._mender.give_slot()
 
+    def _submit(self, act: Callable[[], None]) -> None:
+        if not self._mender.submit(lambda: self._guarded(act)):
+            self.close()
+
     # -- the thread --------------------------------------------------------------------------------------------
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """A fault of ours is an answer that is no use."""
+        try:
+            act()
+        except Exception:
+            log.exception("replica.mending_bug partition=%s", self._name)
+            with self._lock:
+                asked = self._asked
+                if asked is not None:
+                    self._judge(asked, NotHad.UNFIT)
 
     def _ask(self, asked: OpenQuestion, now_ms: int, incarnation: Incarnation) -> None:
         opened = self._partition.log
@@ -311,7 +325,7 @@ class Mending:
             if answer.epoch == asked.epoch:
                 self._heard = asked.epoch, asked.mark
         self._host.wiring.forget_range(to, self._at)
-        self._mender.submit(lambda: self._take(asked, answer, data))
+        self._submit(lambda: self._take(asked, answer, data))
 
     def _take(self, asked: OpenQuestion, answer: HeldRange, data: bytes) -> None:
         verdict: NotHad | None = NotHad.DAMAGED if answer.is_damaged else NotHad.LACKS
