@@ -69,9 +69,16 @@ class ConsumerCalls:
             body["partitions"] = partition_numbers(partitions)
         return self._consumer(self._calls.json("POST", path("consumers", consumer, "reset"), body, key=OFFSETS))
 
-    def delete_consumer(self, consumer: str) -> None:
-        """Forget all committed offsets of a consumer. Raises UnknownConsumer."""
-        self._calls.json("DELETE", path("consumers", consumer), done_if=UnknownConsumer, key=OFFSETS)
+    def delete_consumer(self, consumer: str, *, missing_ok: bool = False) -> bool:
+        """Forget all committed offsets of a consumer. Raises UnknownConsumer unless `missing_ok`; returns whether there
+        were any."""
+        try:
+            self._calls.json("DELETE", path("consumers", consumer), done_if=UnknownConsumer, key=OFFSETS)
+        except UnknownConsumer:
+            if not missing_ok:
+                raise
+            return False
+        return True
 
     def _consumer(self, value: Any) -> ConsumerLag:
         return understand(ConsumerLag, value, where="describing a consumer")

@@ -47,6 +47,7 @@ def test_the_notebook_runs_and_plots(
     assert "all as pandas computes them" in "".join(output.get("text", "") for output in outputs)
     if path.stem == "02-exactly-once":
         check_kill_and_progress(notebook)
+        assert [each.name for each in tmp_path.iterdir() if each.name != "__pycache__"] == [], "all is cleaned up"
     if os.environ.get("UPDATE_NOTEBOOKS"):
         for cell in notebook.cells:
             if cell.cell_type == "code":

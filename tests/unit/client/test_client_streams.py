@@ -177,9 +177,12 @@ def test_a_consumer_commits_lags_resets_and_is_forgotten(client: Client, new_str
     assert client.reset(consumer, name, "earliest", partitions=[1]).lag == 4
     assert client.reset(consumer, name, 2).lag == 8 + 2
     assert client.reset(consumer, name, "latest").lag == 0
-    client.delete_consumer(consumer)
+    assert client.delete_consumer(consumer)
     with pytest.raises(UnknownConsumer):
         client.consumer(consumer)
+    with pytest.raises(UnknownConsumer):
+        client.delete_consumer(consumer)
+    assert not client.delete_consumer(consumer, missing_ok=True)
 
 
 def test_what_a_reader_read_is_what_a_consumer_commits(client: Client, new_stream: NewStream) -> None:
