@@ -430,7 +430,8 @@ def _check_fsync(settings: StreamSettings, factor: int) -> None:
 
 
 def _is_of_producers(command: Mapping[str, Any]) -> bool:
-    return str(command.get("kind")).endswith(("_producer", "_producers"))
+    kind = command.get("kind")
+    return isinstance(kind, str) and kind.endswith(("_producer", "_producers"))
 
 
 def _request_id(command: Mapping[str, Any]) -> str:

@@ -152,7 +152,10 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
             self._core.refused(
                 getattr(conn, "peer", ""), "what it says is not understood: another secret, or no broker"
             )
+        node = self._connToNode(conn)
         super()._onDisconnected(conn)
+        if node is not None and node not in self._nodes:  # pysyncobj keeps it for ever
+            self._connections.pop(node, None)
 
 
 def hello_in(message: Any) -> dict[str, Any] | None:

@@ -196,7 +196,7 @@ def _is_over(sock: socket.socket) -> bool:
 def test_nested_values_reach_no_limit_of_recursion() -> None:
     """The text of an error shows what it refuses; what is nested deep is refused first, and not shown."""
     deep: Any = []
-    for _ in range(600):
+    for _ in range(900):
         deep = [deep]
     nodes = Group("a")
     nodes.elect("a")

@@ -86,7 +86,7 @@ def test_three_brokers_on_loopback_carry_out_what_any_of_them_is_told(tmp_path: 
         assert [r["error"]["reason"] for r in results if "error" in r] == ["unknown_stream"]
         follower.read(results.append)
         until(nodes, lambda: len(results) == 3)
-        assert follower.catalog.producers == {"p": (1, 0)}
+        assert follower.catalog.producers["p"].producer_id == 1
         port = int(follower.node_id.rpartition(":")[2])
         assert listening(port) == {"0100007F"}, "127.0.0.1 and nothing else"
 
@@ -99,7 +99,7 @@ def test_one_without_a_vote_hears_of_all_and_does_not_listen(tmp_path: Path) -> 
         results: list[Any] = []
         voters[0].submit({"v": 1, "kind": "register_producer", "name": "p", "request_id": "r"}, results.append)
         until(nodes, lambda: results and observer.catalog.producers)
-        assert observer.catalog.producers == {"p": (1, 0)}
+        assert observer.catalog.producers["p"].producer_id == 1
         assert not listening(int(observer.node_id.rpartition(":")[2]))
 
 
@@ -300,6 +300,23 @@ def test_the_former_connection_of_a_voter_is_closed(tmp_path: Path) -> None:
             assert [conn.state for conn in first.core._SyncObj__transport._connections.values()] == [
                 CONNECTION_STATE.CONNECTED
             ]
+
+
+def test_connections_without_a_vote_leave_nothing_behind(tmp_path: Path) -> None:
+    """Each has a node of its own. Seen before: it was kept for ever, with what it had not read."""
+    import struct
+    import zlib
+
+    with group(tmp_path, [None]) as (node,):
+        until([node], lambda: node.has_begun)
+        transport = node.core._SyncObj__transport
+        data = zlib.compress(Codec.dumps("readonly"))
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", int(node.node_id.rpartition(":")[2]))) as sock:
+                sock.sendall(struct.pack("i", len(data)) + data)
+                until([node], lambda: transport._readonlyNodes)
+            until([node], lambda: not transport._readonlyNodes)
+        assert not transport._connections
 
 
 def test_without_descriptors_it_listens_again_later(tmp_path: Path) -> None:
