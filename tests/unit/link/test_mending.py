@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.api.batch import decode_batch
 from broker.api.errors import CorruptLog
 from broker.metadata.partition import Place
 from broker.runtime.cluster.codec import Welcome
@@ -98,7 +99,8 @@ def check_all_stayed(three: Linked, at: Place, *, count: int = COUNT) -> None:
     assert three.stored(at, b"after") == count + 1
     three.same(at)
     for node in three.nodes.values():
-        assert not Path(node.log(at).folder + ASIDE).exists()
+        aside = Path(node.log(at).folder + ASIDE)
+        eventually(lambda aside=aside: not aside.exists(), what="no files to be kept aside")  # type: ignore[misc]
 
 
 def leader_and_others(three: Linked, at: Place) -> tuple[LinkedNode, LinkedNode, LinkedNode]:
@@ -217,6 +219,23 @@ def test_all_are_damaged_in_the_same_place_and_each_stays(three: Linked) -> None
     assert [node.partition(at).mended_count for node in three.nodes.values()] == [1, 1, 1]
     three.in_sync(at)
     three.same(at)
+
+
+def test_what_nobody_has_is_given_up_on_the_leader_and_the_others_copy_that(three: Linked) -> None:
+    at = filled(three)
+    leader, one, two = leader_and_others(three, at)
+    for node in (leader, one, two):
+        damage(node, at, 12)
+    for node in (leader, one, two):
+        in_vain(node, at)
+    partition = leader.partition(at)
+    assert partition.asked_for_lost() == {one.me: True, two.me: True}
+    aside = leader.log(at).folder + ASIDE
+    partition.give_up(((12, 13),), leader_epoch=partition.leader_epoch, aside=aside)
+    mended(three, at)
+    check_all_stayed(three, at)
+    offsets = [at for m in one.log(at).batches(0) for at in decode_batch(m).column("offset").to_pylist()]
+    assert offsets == [each for each in range(COUNT + 1) if each != 12]
 
 
 def test_only_files_that_were_moved_aside_have_it(three: Linked) -> None:
