@@ -124,7 +124,7 @@ class Rig:
 
     async def publish(self, stream: str, *values: bytes, replies: Sequence[int] = (0,)) -> Outcome:
         """From NATS, all in one piece; those whose numbers are in `replies` await an ack."""
-        named = {i: f"r.{stream}.{values[i].hex()}" for i in replies}
+        named = {i: f"_INBOX.{stream}.{values[i].hex()}" for i in replies}
         assert self.nats.publish(f"{stream}.x", *((value, named.get(i, "")) for i, value in enumerate(values)))
         await until(lambda: self.nats.answers().keys() >= set(named.values()), f"no answer about {values}")
         first = self.nats.answers()[named[replies[0]]]

@@ -207,9 +207,8 @@ class Life:
 
     def room_fits(self) -> bool:
         room, place = self.rig.broker._room, self.place
-        left = place.free_bytes - room.reserve_bytes
-        written = self.written_bytes() - place.written_bytes
-        return place.free_bytes < 0 or (room._left, room.is_short) == (left - written, left <= 0)
+        left = place.free_bytes - (self.written_bytes() - place.written_bytes)
+        return place.free_bytes < 0 or (room._left, room.is_short) == (left, place.free_bytes <= room.reserve_bytes)
 
     def spares_fit(self) -> bool:
         spares = self.rig.broker._disk._spares

@@ -30,7 +30,7 @@ class Gone:
     def __init__(self, file: Any) -> None:
         self._file = file
 
-    def write(self, *_: object) -> None:
+    def write_at(self, *_: object) -> None:
         raise OSError(5, "the disk is gone")
 
     def __getattr__(self, name: str) -> Any:
@@ -148,7 +148,7 @@ def test_a_failed_journal_ends_the_process_and_answers_who_waits(tmp_path: Path)
     """T3: it is said, and nothing is taken any more."""
     with members(tmp_path, 1) as [only]:
         only.catalogs.execute(producer("first"), timeout_s=30)
-        only.node.journal._file = Gone(only.node.journal._file)  # type: ignore[assignment]
+        only.node.journal._files._file = Gone(only.node.journal._files._file)  # type: ignore[assignment]
         with pytest.raises(LiftlogError):
             only.catalogs.execute(producer("second"), timeout_s=2)
         until(lambda: only.given_up, "it gives up")

@@ -50,7 +50,9 @@ class Broker:
     """Streams `s` (subject s.>, hashed) on sid 1 and `t` on sid 2."""
 
     def __init__(self, implementation: str, appender: ThreadPoolExecutor, pool: SyncPool) -> None:
-        self.driver = IntakeDriver(load(None, {}, {"intake.implementation": implementation}), pool)
+        prefixes = ["half", "behind", "before", "r", "goes", "waits", "0"]
+        overrides = {"intake.implementation": implementation, "nats.reply_prefixes": prefixes}
+        self.driver = IntakeDriver(load(None, {}, overrides), pool)
         self.loop = self.driver._loop
         self.hub = ChangeHub(self.loop)
         self.disk, self.appender, self.pool = SimDisk(), appender, pool
