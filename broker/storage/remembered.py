@@ -30,7 +30,7 @@ from typing import Final
 
 from broker.api.batch import BatchHeader, read_header
 from broker.api.errors import LiftlogError, NotReady
-from broker.storage.disk import storage_error
+from broker.storage.disk import NO_SPACE, storage_error
 from broker.storage.memory.ids import has_headers
 from broker.storage.memory.memory import Memory
 from broker.storage.memory.producers import GroupStamp
@@ -269,7 +269,7 @@ class Remembered:
             if not there or there[0] <= end:
                 return
             if there[-1] > end and self.log.settings.is_sole_replica:
-                self.states.put(end, self.sections_of(self.read(end, (-1,)), end))
+                self.states.put(end, self.sections_of(self.read(end, (-1,)), end), frees=True)
             self.states.drop_above(end)
             self.log.disk.sync_dir(self.log.folder)  # before the next append: a file may come back after a power cut
 
@@ -294,14 +294,20 @@ class Remembered:
 
     def begin_to_lead(self) -> None:
         """See to it that a leader with followers has a state file. If it lacks one, write what its log tells below the
-        high watermark, so that others may be given the file at once.
+        high watermark, so that others may be given the file at once. On a full disk it leads without one, as nobody
+        could make room else, and writes it when somebody asks for one (`Handover.offered`).
         """
         log = self.log
         with log.guarded("write state"):
             if not self.states.offsets:
                 committed = min(log.high_watermark, log.durable_end)
                 end = log.ask(lambda view: group_start(view, committed))
-                self.states.put(end, self.sections_of(self.read(end, (-1,)), end), high_watermark=end)
+                sections = self.sections_of(self.read(end, (-1,)), end)
+                try:
+                    self.states.put(end, sections, high_watermark=end, frees=True)
+                except OSError as error:
+                    if error.errno not in NO_SPACE:
+                        raise
 
     def begin(self) -> None:
         """`state_files.T1`: there is nothing to tell yet, so any durable offset does."""

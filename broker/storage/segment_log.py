@@ -236,7 +236,7 @@ class Log:
             # logs start without an fsync.
             is_new = checkpoint is None and found.segments
             if is_new or report.lost or report.cut_offset is not None:
-                self._checkpoints.write(self._checkpoints.point())
+                self._checkpoints.write(self._checkpoints.point(), frees=True)
         except OSError as error:  # a full disk: what was found now is found again at the next open
             report.notes.append(f"{state.folder}: no new checkpoint: {error.strerror or error}")
 
@@ -272,7 +272,7 @@ class Log:
                 state.chain.write_again(state.durable_end, salvage=state.settings.is_sole_replica)
                 self._recover(self._checkpoints.point(flush=False), RecoveryReport(), now_us)
                 if not self._checkpoints.is_sure:  # a reset that failed
-                    self._checkpoints.write(self._checkpoints.point())
+                    self._checkpoints.write(self._checkpoints.point(), frees=True)
             except OSError as error:
                 state.failure = storage_error(error, f"recover {state.folder}")
                 raise state.failure from error

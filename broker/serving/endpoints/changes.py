@@ -155,7 +155,8 @@ def _here_and_elsewhere(
 
 
 def first_kept(handle: PartitionHandle, before: Before) -> int:
-    """The first offset to keep.
+    """The first offset to keep. `latest` is what is known to be committed: where followers have no room for the last
+    records of a new leader, its end is not known before a trim makes room.
 
     Raises:
         OffsetOutOfRange: an offset above the high watermark.
@@ -166,7 +167,7 @@ def first_kept(handle: PartitionHandle, before: Before) -> int:
             return _not_above(handle, before.offset)
         case AtTimestamp():
             return _at_time(handle, before.timestamp_us)
-    return end_of(handle)
+    return handle.log.high_watermark if handle.end is None else handle.end
 
 
 def _not_above(handle: PartitionHandle, offset: int) -> int:

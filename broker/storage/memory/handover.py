@@ -59,6 +59,8 @@ class Handover:
             states.look()
             if log.failure is not None:
                 return -1
+            if not states.offsets:  # the disk was full when it began to lead
+                self._remembered.begin_to_lead()
             if states.offsets and states.offsets[0] < start:  # what is below is told by segments that are still there
                 self._remembered.keep_committed()
                 if states.offsets[0] < start <= log.durable_end:  # not committed: it goes where its records are cut

@@ -104,7 +104,7 @@ def load_clean_state(disk: Disk, folder: str) -> CleanState:
 
 def save_clean_state(disk: Disk, folder: str, state: CleanState) -> None:
     """Write the file. OSError passes through."""
-    disk.replace_file(f"{folder}/{CLEAN_STATE_FILE}", seal_json(asdict(state)))
+    disk.replace_file(f"{folder}/{CLEAN_STATE_FILE}", seal_json(asdict(state)), frees=True)
 
 
 def lower_clean_state(disk: Disk, folder: str, end: int) -> None:

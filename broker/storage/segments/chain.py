@@ -300,7 +300,7 @@ class Chain:
         else:
             self.disk.sync_dir(self.folder)
         if self.tail is None:
-            self.begin(to)  # its name keeps the next offset
+            self.begin(to, frees=True)  # its name keeps the next offset
 
     def _end_last_at(self, to: int) -> None:
         """Cut the last segment at an offset above its base; it is the tail then, if it is without gaps (C3)."""

@@ -68,8 +68,9 @@ class Epochs:
         return bisect_right(self.items, offset, key=lambda item: item[1]) - 1
 
 
-def write_epochs(disk: Disk, folder: str, epochs: Epochs) -> None:
-    disk.replace_file(f"{folder}/{EPOCHS_FILE}", seal_json({"epochs": epochs.items}))
+def write_epochs(disk: Disk, folder: str, epochs: Epochs, *, frees: bool = False) -> None:
+    """`frees`: as `Disk.replace_file` takes it."""
+    disk.replace_file(f"{folder}/{EPOCHS_FILE}", seal_json({"epochs": epochs.items}), frees=frees)
 
 
 def load_epochs(disk: Disk, folder: str) -> Epochs | None:

@@ -72,7 +72,7 @@ class LeaderEpochs:
 
     def save(self) -> None:
         """Write them down as they are. OSError passes through."""
-        write_epochs(self._state.disk, self._state.folder, self.known())
+        write_epochs(self._state.disk, self._state.folder, self.known(), frees=True)
 
     # --- who leads ------------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class LeaderEpochs:
         """Write down other epochs, as far as they begin below `end`; in memory they stand with `put`."""
         epochs = Epochs([*items])
         epochs.cut(end)
-        write_epochs(self._state.disk, self._state.folder, epochs)
+        write_epochs(self._state.disk, self._state.folder, epochs, frees=True)
         return epochs
 
     def put(self, epochs: Epochs) -> None:

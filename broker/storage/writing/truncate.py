@@ -64,7 +64,8 @@ def truncate(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to
                 lost_ranges=below(point.lost_ranges, to),
                 tail=point.tail if point.tail is not None and point.tail.base_offset < to else None,
                 ages=state.ages.kept(min(point.recovery_point, to)),  # `ages.A4`
-            )
+            ),
+            frees=True,
         )
         cut = epochs.write(epochs.known().items, end=to)
     epochs.put(cut)
@@ -87,13 +88,13 @@ def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: i
         _finish_joins(state)
         point = Checkpoint(high_watermark=to, log_start_offset=to, recovery_point=to)
         try:
-            checkpoints.write(point)
+            checkpoints.write(point, frees=True)
         except OSError as error:
             raise state.error_of(error, "reset", fails=checkpoints.may_say(point)) from error
     before = Epochs([(last_epoch, to - 1)] if last_epoch >= 0 and to else [])
     is_written = False
     with suppress(OSError):  # a full disk: the segments make room
-        write_epochs(state.disk, state.folder, before)
+        write_epochs(state.disk, state.folder, before, frees=True)
         is_written = True
     state.log_start_offset = to
     epochs.put(before)

@@ -13,6 +13,7 @@ import pytest
 
 from broker.api.errors import DiskFull, NotEnoughReplicas
 from broker.metadata.partition import Place
+from broker.serving.endpoints.changes import first_kept
 from tests.support.linked import RESERVE_BYTES, Linked
 from tests.support.processes import eventually
 from tests.unit.link.test_link import three
@@ -142,5 +143,37 @@ def test_a_follower_takes_what_fits_of_an_answer(three: Linked) -> None:
     log = three.nodes[away].log(at)
     assert 0 < log.log_end_offset <= 5
     three.free[away] = PLENTY
+    three.in_sync(at)
+    three.same(at)
+
+
+def test_after_an_outage_of_all_on_full_disks_a_lower_minimum_lets_a_trim_make_room(three: Linked) -> None:
+    """The leader has a record that nobody has room for: it does not know its end, nobody can join, a trim waits."""
+    [at] = three.create(min_insync=2, segment_bytes=1 << 20)
+    three.in_sync(at)
+    for _ in range(12):
+        three.stored(at, BIG)
+    leader, others = three.leader(at).me, [node.me for node in three.followers(at)]
+    three.leader(at).log(at).checkpoint()
+    three.free |= dict.fromkeys(others, FULL)
+    three.publish(at, b"nobody has room")
+    eventually(lambda: len(three.service.state(at).isr) == 2, what="one to stay in sync")
+    for name in (*others, leader):
+        three.stop(name, kill=True)
+        three.fail(name)
+    three.start(leader)
+    partition = three.leader(at).partition(at)
+    three.start(*others)
+    eventually(lambda: set(lacking(three, at)) == set(others), what="them to say that they have no room")
+    assert partition.end is None
+    assert first_kept(partition, "latest") == 12, "what is known to be committed may be let go"
+    trimmed = partition.trim(10)
+    assert not trimmed.done()
+    three.service.apply(kind="set_min_insync", stream=at[0], min_insync_replicas=1)
+    trimmed.result(60)
+    eventually(lambda: partition.end == 13, what="its end")
+    for name in others:
+        eventually(lambda name=name: three.nodes[name].log(at).kept_start_offset == 10, what=f"{name} to follow it")
+    three.free |= dict.fromkeys(others, PLENTY)
     three.in_sync(at)
     three.same(at)

@@ -252,3 +252,47 @@ def test_a_spare_file_is_given_to_one_only_and_the_smallest_that_fits(tmp_path: 
         assert held.enter_context(spares.taken(SMALL_BYTES + 1)) is None
     spares.refill()
     assert not spares.is_short
+
+
+def lead(log: PartitionLog) -> None:
+    log.lead(7)
+
+
+def truncate(log: PartitionLog) -> None:
+    log.truncate(COUNT - 2)
+
+
+def reset(log: PartitionLog) -> None:
+    log.reset(COUNT + 5, last_epoch=3)
+
+
+@pytest.mark.parametrize("spares", [SIZES, ()], ids=["", "no spare file left"])
+@pytest.mark.parametrize("act", [lead, truncate, reset])
+def test_a_replica_that_is_to_make_room_leads_is_cut_and_begins_anew_on_a_full_disk(
+    act: Callable[[PartitionLog], None], spares: tuple[int, ...]
+) -> None:
+    """Nobody trims a partition that nobody leads. The leader lacks a state file: nobody had one to give to it."""
+    disk = SimDisk()
+    log = made_log(disk)
+    log.update_settings(replace(SETTINGS, is_sole_replica=False))
+    log.follow(2)
+    log.remembered.drop()
+    disk.bytes_max, disk.spares = 0, list(spares)
+    if act is not lead and not spares:
+        with pytest.raises(DiskFull):
+            act(log)
+        return
+    act(log)
+    assert log.failure is None
+    if act is lead:
+        if spares:
+            assert log.trim(5) == 5
+        disk.heal()
+        assert log.handover.offered(0, COUNT) >= 0, "whoever lacks a state file is given one"
+        log.append([stamped([b"x"], 1, 0, COUNT)], leader_epoch=7, now_us=0)
+        commit(log)
+        log.checkpoint()
+    else:
+        assert log.log_end_offset == {truncate: COUNT - 2, reset: COUNT + 5}[act]
+    found = open_log(disk.after_crash("lost"), settings=replace(SETTINGS, is_sole_replica=False))
+    assert (found.log_end_offset, values(found)) == (log.log_end_offset, values(log))
