@@ -121,9 +121,9 @@ WRITERS: Final = (
         "tests/unit/cluster/test_forming.py",
     ),
     Writer(
-        "`run/` and `logs/` of `liftlog up`, beside the data folder; a secret",
+        "`run/` and `logs/` of `liftlog up`, beside the data folder",
         BY_HAND,
-        ("cli/local/datafolder.py", "cli/local/processes.py", "cli/commands/secret.py"),
+        ("cli/local/datafolder.py", "cli/local/processes.py"),
         "tests/unit/cli/test_datafolder.py",
     ),
 )

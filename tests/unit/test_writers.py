@@ -32,10 +32,11 @@ def sources() -> dict[str, str]:
 
 
 def test_who_makes_replaces_or_lengthens_a_file_stands_in_the_table() -> None:
-    writing = {name for name, text in sources().items() if WRITES.search(text)} - TO_NO_FOLDER
+    texts = sources()
+    writing = {name for name, text in texts.items() if WRITES.search(text)} - TO_NO_FOLDER
     named = {f"broker/{module}" for writer in WRITERS for module in writer.modules}
     assert not writing - named, "say in tests/support/writers.py what it may use of the disk"
-    assert not named - writing, "it writes nothing any more"
+    assert named <= texts.keys(), "it is there no more"
 
 
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda writer: str(writer.what)[:40])
