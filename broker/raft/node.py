@@ -25,6 +25,7 @@ A node is driven: `tick` from one thread, which is also the only one that calls 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -199,11 +200,13 @@ class RaftNode:
         return result
 
     def _check(self, snapshot: Any) -> None:
-        """Raise ValueError for what is no catalog; `_put` takes what was made of one."""
+        """Raise ValueError for what is no catalog, or can be no snapshot again; `_put` takes what was made of one."""
         try:
-            self._restored = snapshot, Catalog.restore(snapshot)
-        except (LiftlogError, AttributeError, KeyError, TypeError, OverflowError) as error:
+            restored = Catalog.restore(snapshot)
+            json.dumps(restored.snapshot())
+        except (LiftlogError, AttributeError, LookupError, TypeError, ArithmeticError) as error:
             raise ValueError(f"no catalog: {error!r:.200}") from error
+        self._restored = snapshot, restored
 
     def _put(self, snapshot: Any) -> None:
         restored, self._restored = self._restored, None
