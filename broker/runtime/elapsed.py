@@ -8,7 +8,10 @@ another process, or with a timestamp.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
+
+from broker.storage.segments.ages import DOUBT_MS
 
 
 def _passed_us() -> int:
@@ -27,3 +30,25 @@ def wall_us() -> int:
     """The time of day: microseconds since 1970 UTC, as the machine says. Timestamps are taken from it; nothing goes by
     it that may lose a record, or store it twice."""
     return time.time_ns() // 1000
+
+
+class Tenure:
+    """How long one leadership has lasted, as far as it was asked.
+
+    Another broker may have led before, and noted times by its own clock, which may be far back from this one's. So
+    nothing expires by a noted time before this broker has led for as long as the time limit, or for `DOUBT_MS`.
+
+    Args:
+        epoch: The leader epoch now.
+    """
+
+    def __init__(self, epoch: int, elapsed: Callable[[], int] = elapsed_us) -> None:
+        self._elapsed = elapsed
+        self._epoch, self._began_us = epoch, elapsed()
+
+    def lasts(self, epoch: int, limit_us: int) -> bool:
+        """Whether it has, up to now, in this leader epoch."""
+        now_us = self._elapsed()
+        if epoch != self._epoch:
+            self._epoch, self._began_us = epoch, now_us
+        return now_us - self._began_us >= min(limit_us, DOUBT_MS * 1_000)

@@ -59,6 +59,7 @@ class NodeSinks(PlacedSinks):
             loop=all_.loop,
             limits=StageLimits(),
             clock=lambda: all_.now_us,
+            elapsed=lambda: all_.now_us,
             sweep_s=0.0,
             why_missing=lambda: "not made yet",
         )

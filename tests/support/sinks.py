@@ -66,6 +66,7 @@ class Rig:
         is_interval: bool = False,
     ) -> None:
         self.now_us = now_us
+        self.ahead_us = 0  # so far its clock is
         self.loop = asyncio.new_event_loop()
         self._hub = ChangeHub(self.loop)
         self._disk = disk
@@ -80,14 +81,21 @@ class Rig:
                 StageLog(disk, p, boot_id=f"boot-{boot}", clock=lambda: self.now_us),
                 self._limits,
                 clock=lambda: self.now_us,
+                elapsed=lambda: self.elapsed_us,
             )
             for p in self.partitions
         ]
         for partition, store in zip(self.partitions, self._stores, strict=True):
             partition.replica.floor = store.floor
-        self.sinks = Sinks(self.commits, self, clock=lambda: self.now_us, limits=self._limits)
+        self.sinks = Sinks(
+            self.commits, self, clock=lambda: self.now_us, elapsed=lambda: self.elapsed_us, limits=self._limits
+        )
         self.rounds = SinkRounds(self.sinks)
         self.gone: set[str] = set()  # streams that the catalog has forgotten
+
+    @property
+    def elapsed_us(self) -> int:
+        return self.now_us - self.ahead_us
 
     def _partition(self, stream: str, number: int, fsync: str = "batch") -> Partition:
         identity = LogIdentity(cluster_id="c", stream=stream, incarnation="i", partition=number)

@@ -138,7 +138,7 @@ class Scrubber:
         with suppress(Stopped):
             while not self._stop.wait(min(LOOK_S, self._interval_s)):
                 since_s = time.time() - self._position.finished_us / 1e6
-                if self._position.partition >= 0 or since_s >= self._interval_s:
+                if self._position.partition >= 0 or not 0 <= since_s < self._interval_s:  # below 0: a clock was ahead
                     self._pass()
 
     def _pass(self) -> None:

@@ -66,6 +66,11 @@ class CommitsLog:
         self._writes = 0
         self._lock = threading.Lock()
 
+    @property
+    def leader_epoch(self) -> int:
+        """The leader epoch of the coordinator now."""
+        return self._partition.leader_epoch
+
     def ledger(self) -> Ledger:
         """The committed state. Does not wait for a change that is being written. Raises NotReady (C7)."""
         found = self._ledger

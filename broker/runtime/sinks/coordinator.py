@@ -26,6 +26,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPartition, UnknownStream
+from broker.runtime.elapsed import Tenure, elapsed_us
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.commits_log import CommitsLog, Removed
 from broker.runtime.sinks.keyed_locks import KeyedLocks
@@ -60,6 +61,7 @@ class Sinks:
         stores: Stores,
         *,
         clock: Callable[[], int],
+        elapsed: Callable[[], int] = elapsed_us,
         executor: Executor | None = None,
         limits: StageLimits | None = None,
         counts: Counter[str] | None = None,
@@ -70,7 +72,13 @@ class Sinks:
         self.stores = stores
         self.locks = KeyedLocks()
         self.clock = clock
+        self._tenure = Tenure(commits.leader_epoch, elapsed)
         self._executor = executor
+
+    def is_past(self, since_us: int, limit_us: int) -> bool:
+        """Whether a time limit is over, by the clock and by how long this broker coordinates."""
+        lasts = self._tenure.lasts(self.commits.leader_epoch, limit_us)
+        return lasts and since_us + limit_us <= self.clock()
 
     # --- what drivers ask -----------------------------------------------------------------------------------
 

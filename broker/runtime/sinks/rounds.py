@@ -70,8 +70,11 @@ class SinkRounds:
         staged = store.staged()
         ledger = self._sinks.commits.ledger()  # read after the pins: it knows all that was decided before them
         self.drop(store, staged.leader_epoch, [pin for pin in staged.pins if not ledger.is_open(pin)])
-        due = self._sinks.clock() - self._lease_us
-        return [p for p in staged.pins if p.pinned_us <= due and ledger.is_open(p) and not ledger.is_named(p)]
+        return [
+            pin
+            for pin in staged.pins
+            if self._sinks.is_past(pin.pinned_us, self._lease_us) and ledger.is_open(pin) and not ledger.is_named(pin)
+        ]
 
     def drop(self, store: Stages, leader_epoch: int | None, closed: Sequence[StagePinned]) -> None:
         """Have a partition drop the stages of these pins, which were judged under its leader epoch (`stages.G5`)."""
@@ -107,7 +110,7 @@ class SinkRounds:
     def _is_over(self, state: SinkState) -> bool:
         """Whether a one-shot sink is: committed and past its grace, or never committed and past its lease."""
         wait_us = self._grace_us if state.last is not None else self._lease_us
-        return state.is_one_shot and state.is_done and state.changed_us + wait_us <= self._sinks.clock()
+        return state.is_one_shot and state.is_done and self._sinks.is_past(state.changed_us, wait_us)
 
     def _vanish(self, sink: str) -> None:
         try:

@@ -31,6 +31,7 @@ from typing import Unpack
 
 from broker.api.batch import read_header
 from broker.api.errors import LiftlogError, StageLost
+from broker.runtime.elapsed import Tenure, elapsed_us
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.committed import append_durable, await_committed, check_whole
 from broker.runtime.sinks.stage_log import FOLDER, FOREVER_US, HiddenLog
@@ -86,11 +87,13 @@ class StageStore:
         limits: StageLimits,
         *,
         clock: Callable[[], int],
+        elapsed: Callable[[], int] = elapsed_us,
         finishing: threading.Lock | None = None,
     ) -> None:
         self.main = main
         self.limits = limits
         self._clock = clock
+        self._tenure = Tenure(main.leader_epoch, elapsed)
         self._hidden = hidden
         self._untried: set[str] = set()  # pinned in this leadership, in no group that it tried to append (G3)
         self._untried_in = main.leader_epoch
@@ -272,7 +275,9 @@ class StageStore:
             table = self._hidden.ready()
             now_us, lease_us = self._clock(), self.limits.stage_lease_ms * 1_000
             table.forget([decision for decision in table.finished if not is_asked_for(decision)])
-            notes: list[Note] = [StageDropped(stage=s, why="expired") for s in table.expired(now_us, lease_us)]
+            lasts = self._tenure.lasts(self.main.leader_epoch, lease_us)
+            expired = table.expired(now_us, lease_us) if lasts else []
+            notes: list[Note] = [StageDropped(stage=s, why="expired") for s in expired]
             if notes:
                 self._hidden.append(notes)
             log_ = self._hidden.open()

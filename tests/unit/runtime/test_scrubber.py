@@ -9,6 +9,7 @@ import asyncio
 import errno
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -103,6 +104,13 @@ def test_passes_follow_one_another_and_find_what_rots_between_them(
     passes = samples(made)["passes_total"]
     eventually(lambda: samples(made)["passes_total"] >= passes + 2)
     assert samples(made)["lost_ranges_total"] == 1, "counted once"
+
+
+def test_a_pass_that_ended_in_the_future_holds_up_no_other(disk: SimDisk, scrub_of: Callable[..., Scrubber]) -> None:
+    """The clock was ahead then. It would be a year until the next one."""
+    disk.replace_file(PATH, seal_json({"finished_us": time.time_ns() // 1000 + 365 * 86_400_000_000}))
+    made = scrub_of()
+    eventually(lambda: samples(made)["passes_total"] >= 1)
 
 
 def test_it_goes_on_where_it_stopped(

@@ -18,6 +18,7 @@ from broker.api.errors import (
 )
 from broker.runtime.sinks.commits_log import Removed
 from broker.runtime.sinks.stages import StageLimits, StageStore
+from broker.storage.segments.ages import DOUBT_MS
 from tests.support.simdisk import SimDisk
 from tests.support.sinks import SINK, Driver, Rig, World
 
@@ -62,6 +63,36 @@ def test_a_one_shot_sink_vanishes_after_its_grace_and_answers_repetitions_until_
     with pytest.raises(UnknownSink):
         driver.commit(attempt)
     assert sum(len(values) for p in (0, 1) for _, values in rig.visible(p)) == 6, "what it wrote stays"
+
+
+def test_a_coordinator_whose_clock_is_ahead_forgets_no_sink_before_its_grace(rig: Rig) -> None:
+    """It has just begun to lead, and the one before had another clock: a repetition would be written again."""
+    driver = job(rig)
+    attempt = driver.world.attempt(0)
+    driver.stage(attempt)
+    driver.commit(attempt)
+    rig.sinks.states()
+    rig.take_over()
+    rig.now_us, rig.ahead_us = rig.now_us + 100 * GRACE_US, 100 * GRACE_US
+    for passed_us in 0, GRACE_US - 1:
+        sweep_at(rig, rig.now_us + passed_us)
+        assert not driver.commit(attempt).is_new
+    sweep_at(rig, rig.now_us + 1)
+    assert rig.sinks.states() == []
+
+
+def test_a_leader_whose_clock_is_ahead_drops_no_stage_before_its_lease(rig: Rig) -> None:
+    """Or before it has led for six hours, if that is less: then clocks are believed."""
+    driver = job(rig)
+    attempt = driver.world.attempt(0)
+    driver.stage(attempt)
+    rig.take_over()
+    rig.now_us, rig.ahead_us = rig.now_us + 100 * LEASE_US, 100 * LEASE_US
+    for passed_us in 0, DOUBT_MS * 1_000 - 1:
+        sweep_at(rig, rig.now_us + passed_us)
+        assert any(store.staged().stages for store in rig.stores())
+    sweep_at(rig, rig.now_us + 1)
+    assert not any(store.staged().stages for store in rig.stores())
 
 
 def test_a_one_shot_sink_that_never_commits_goes_after_its_stages(rig: Rig) -> None:

@@ -38,6 +38,7 @@ from broker.runtime.cluster.sinks.beside import WAIT_S, Companions
 from broker.runtime.cluster.sinks.hidden import ReplicatedStageLog
 from broker.runtime.cluster.sinks.questions import RemoteStages, answer, question_of
 from broker.runtime.cluster.streams import PlacedStreams
+from broker.runtime.elapsed import elapsed_us
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.sinks.coordinator import Sinks
@@ -72,6 +73,7 @@ class PlacedSinks:
         companions: Finds the stages of a partition that is led here.
         loop: The data plane's, for questions to other brokers.
         clock: Microseconds since 1970 UTC.
+        elapsed: As `Tenure` takes it.
         sweep_s: So often stages and sinks are looked after.
         why_missing: Why there is no `__commits` yet.
 
@@ -89,6 +91,7 @@ class PlacedSinks:
         loop: asyncio.AbstractEventLoop,
         limits: StageLimits,
         clock: Callable[[], int],
+        elapsed: Callable[[], int] = elapsed_us,
         sweep_s: float,
         why_missing: Callable[[], str],
     ) -> None:
@@ -98,7 +101,7 @@ class PlacedSinks:
         self._companions = companions
         self._loop = loop
         self._limits = limits
-        self._clock = clock
+        self._clock, self._elapsed = clock, elapsed
         self._sweep_s = sweep_s
         self._why_missing = why_missing
         self._peers = Peers(me)
@@ -154,6 +157,7 @@ class PlacedSinks:
                     partition,
                     self,
                     clock=self._clock,
+                    elapsed=self._elapsed,
                     executor=self._spread,
                     limits=self._limits,
                     counts=self.counts,
@@ -292,7 +296,9 @@ class PlacedSinks:
             if found is None:
                 hidden = ReplicatedStageLog(main, companion, clock=self._clock)
                 finishing = next((store.finishing for (each, _), store in known.items() if each is main), None)
-                found = StageStore(main, hidden, self._limits, clock=self._clock, finishing=finishing)
+                found = StageStore(
+                    main, hidden, self._limits, clock=self._clock, elapsed=self._elapsed, finishing=finishing
+                )
                 kept = {pair: store for pair, store in known.items() if not any(of.replica.is_closed for of in pair)}
                 self._stores[at] = {**kept, (main, companion): found}
             return found
