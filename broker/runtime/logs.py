@@ -43,7 +43,7 @@ _EVENT: Final = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)+(?=\s|$)")
 _FIELD: Final = re.compile(r"(?:^|\s)([a-z][a-z0-9_]*)=(.*?)(?=\s[a-z][a-z0-9_]*=|$)", re.DOTALL)
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d{0,17})(\.\d+)?")
 _SPEC: Final = re.compile(r"%[-#0 +]*[0-9.]*[a-zA-Z]")
-FIELD_CHARS_MAX: Final = 2_000
+FIELD_CHARS_MAX: Final = 8_000
 LINE_CHARS_MAX: Final = 16_000
 TRACEBACK_CHARS_MAX: Final = 64_000
 

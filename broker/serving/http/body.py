@@ -5,7 +5,9 @@
 B1  Memory that a body takes is reserved before it is taken: by its declared length, and by its length once decoded
     where it is compressed. What does not fit is `overloaded`, and nothing of it is read.
 B2  aiohttp hands on the bytes as they came. Decoding is bounded here, in pieces of `PIECE_BYTES`.
-B3  An operation that takes no body refuses one (`refuse_content`), instead of letting its bytes lie in buffers.
+B3  When there is no room, the body that has been coming for longest ends with `overloaded`, if that is `SLOW_S` or
+    more. So a few that never end keep nobody out for long.
+B4  An operation that takes no body refuses one (`refuse_content`), instead of letting its bytes lie in buffers.
 
 Media types are required, not only for order: a browser may send `text/plain` or a form from any web
 page to a broker on this machine without asking, but neither JSON nor Arrow.
@@ -15,9 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import zlib
 from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Final, NoReturn
 
@@ -30,6 +33,7 @@ from broker.serving.http.meters import Meters
 JSON_BYTES_MAX: Final = 4 << 20
 PIECE_BYTES: Final = 256 << 10
 """So much more is reserved before the next bytes of a body of unknown length are read or decoded."""
+SLOW_S: Final = 10.0
 ROOM_MADE_BYTES: Final = 256 << 10
 """A body that says to be so long or longer gets all of its memory at once."""
 JSON_MEDIA: Final = "application/json"
@@ -47,6 +51,7 @@ class BodyBudget:
         self.bytes_max = bytes_max
         self.bytes_now = 0
         self._lock = threading.Lock()
+        self._coming: dict[Reservation, float] = {}  # whose bodies are being read, and since when: the oldest first
 
     @contextmanager
     def reserved(self) -> Iterator[Reservation]:
@@ -57,10 +62,24 @@ class BodyBudget:
         finally:
             reservation.end()
 
+    def begin(self, reservation: Reservation) -> None:
+        """Its body begins to come."""
+        with self._lock:
+            self._coming.setdefault(reservation, time.monotonic())
+
+    def end(self, reservation: Reservation) -> None:
+        """Its body is complete, or nobody reads it any more."""
+        with self._lock:
+            self._coming.pop(reservation, None)
+
     def take(self, byte_count: int) -> None:
-        """Take so much more. Raises Overloaded, and then takes nothing."""
+        """Take so much more. Raises Overloaded, and then takes nothing, but ends the slowest (B3)."""
         with self._lock:
             if self.bytes_now + byte_count > self.bytes_max:
+                oldest, since_s = next(iter(self._coming.items()), (None, 0.0))
+                if oldest is not None and time.monotonic() - since_s >= SLOW_S:
+                    del self._coming[oldest]
+                    oldest.condemn()
                 raise Overloaded(
                     f"request bodies in progress hold {self.bytes_now} of {self.bytes_max} bytes; try again",
                     limit=self.bytes_max,
@@ -74,11 +93,43 @@ class BodyBudget:
 
 
 class Reservation:
-    """One request's part of a budget."""
+    """One request's part of a budget.
+
+    Attributes:
+        is_condemned: Its body is to end, for others (B3).
+    """
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self.byte_count = 0
+        self.is_condemned = False
+        self._wait: tuple[asyncio.AbstractEventLoop, asyncio.Timeout] | None = None
+
+    @asynccontextmanager
+    async def waiting(self, timeout_s: float) -> AsyncIterator[None]:
+        """For the next bytes. Raises TimeoutError when the time is up, or it is condemned."""
+        self._budget.begin(self)
+        async with asyncio.timeout(0 if self.is_condemned else timeout_s) as timeout:
+            self._wait = asyncio.get_running_loop(), timeout
+            try:
+                yield
+            finally:
+                self._wait = None
+
+    def complete(self) -> None:
+        """All of the body is there."""
+        self._budget.end(self)
+
+    def condemn(self) -> None:
+        """End its body. From any thread."""
+        self.is_condemned = True
+        if (wait := self._wait) is not None:
+            wait[0].call_soon_threadsafe(self._cut)
+
+    def _cut(self) -> None:
+        if self._wait is not None:
+            loop, timeout = self._wait
+            timeout.reschedule(loop.time())
 
     def grow_to(self, byte_count: int) -> None:
         """Take at least `byte_count` in all.
@@ -95,6 +146,7 @@ class Reservation:
 
     def end(self) -> None:
         """Give all of it back."""
+        self._budget.end(self)
         byte_count, self.byte_count = self.byte_count, 0
         self._budget.give_back(byte_count)
 
@@ -197,13 +249,22 @@ def _leave_unread(request: web.Request) -> None:
 
 async def _more(request: web.Request, byte_count: int) -> bytes:
     """The next bytes of a body of which so many were read; empty at its end."""
-    content, timeout_s = request.content, request.app[BODY_TIMEOUT_S]
+    content, timeout_s, reservation = request.content, request.app[BODY_TIMEOUT_S], reservation_now.get()
     while True:
         came = content.total_bytes
         try:
-            async with asyncio.timeout(timeout_s):
-                return await content.readany()
+            async with reservation.waiting(timeout_s):
+                chunk = await content.readany()
+            if not chunk:
+                reservation.complete()
+            return chunk
         except TimeoutError:
+            if reservation.is_condemned:
+                _leave_unread(request)
+                raise Overloaded(
+                    f"after {byte_count} bytes in {SLOW_S:g} s or more others need the memory for the request body; try"
+                    " again"
+                ) from None
             if content.total_bytes != came or content.is_eof():  # it was this loop that was late
                 continue
             request.app[METERS].timeouts.labels("body").inc()
@@ -227,6 +288,6 @@ async def read_json_text(request: web.Request, bytes_max: int) -> bytearray | me
 
 
 async def refuse_content(request: web.Request) -> None:
-    """B3. Raises InvalidRequest; RequestTimedOut if it is announced and does not come."""
+    """B4. Raises InvalidRequest; RequestTimedOut if it is announced and does not come."""
     if request.body_exists and await _more(request, 0):
         raise InvalidRequest("this operation takes no request body")

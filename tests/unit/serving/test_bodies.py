@@ -12,6 +12,7 @@ import random
 import socket
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from aiohttp import web
 from broker.api.errors import InvalidRequest, Overloaded, RequestTooLarge, Unavailable
 from broker.serving.contract.endpoint import Endpoint
 from broker.serving.endpoints.watch import STARS_MAX
-from broker.serving.http import peers
+from broker.serving.http import body, peers
 from broker.serving.http.app import BODIES_AT_ONCE, ENDPOINTS
 from broker.serving.http.body import JSON_MEDIA, BodyBudget
 from broker.serving.http.json_text import DEPTH_MAX, Tally, parse, tally
@@ -113,6 +114,43 @@ def test_slow_bodies_keep_no_more_than_the_budget_and_give_it_back(tmp_path: Pat
         for client in slow:
             client.close()
         eventually(lambda: budget.bytes_now == 0, what="all given back")
+
+
+def test_bodies_that_never_end_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B3. They take all there is, and would have the whole time of a request."""
+    monkeypatch.setattr(body, "SLOW_S", 0.0)
+    with running(tmp_path) as server, ExitStack() as stack:
+        budget = server.serving.json_budget
+        budget.bytes_max = 3 << 20
+        head = b"POST /v1/offsets/resolve?timeout_ms=600000 HTTP/1.1\r\nHost: localhost\r\n"
+        head += b"Content-Type: application/json\r\nContent-Length: 1048576\r\n\r\n"
+        slow = []
+        for number in range(1, 4):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
+            client.sendall(head + b'{"')
+            eventually(lambda: budget.bytes_now == number << 20, what="its reservation")  # noqa: B023
+            slow.append(client)
+        refused = server.api.post("/v1/streams", {"name": "orders", "partitions": 1, "x": "y" * 10})
+        assert refused.reason == "overloaded"
+        answer = slow[0].recv(65_536)
+        assert b" 429 " in answer
+        assert b"others need the memory" in answer
+        eventually(lambda: budget.bytes_now == 2 << 20, what="its memory is given back")
+        assert server.api.create("orders")
+        for client in slow[1:]:
+            client.close()
+        eventually(lambda: budget.bytes_now == 0 and not budget._coming, what="all is given back")
+
+
+def test_a_body_that_is_complete_is_not_ended_for_others() -> None:
+    budget = BodyBudget(100)
+    with budget.reserved() as first, budget.reserved() as second:
+        first.grow_to(100)
+        budget.begin(first)
+        first.complete()
+        with pytest.raises(Overloaded):
+            second.grow_to(1)
+        assert not first.is_condemned
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
