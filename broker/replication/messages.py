@@ -9,7 +9,7 @@
    | -- AskState(offset, from byte) ---------> |     who begins anew lacks what the records do not tell
    | <-- State(offset, from byte) + bytes ---- |
 
-    who is damaged                             any other replica
+    a damaged replica                          any other replica
        | -- AskRange(start, end) --------------> |     what stood there cannot be read here
        | <-- HeldRange(start, end) + bytes ----- |     these batches hold that part of it; or none
 

@@ -33,7 +33,7 @@ from broker.storage.segments.scan import RECORD_BYTES_LEAST
 from broker.storage.segments.segment import Segment
 
 FILLER: Final = b"\xff" * RECORD_BYTES_LEAST
-"""Bytes of no batch. So many for each offset, and a scan without an index takes the batch behind for what it is."""
+"""Bytes of no batch. So many for each offset, and a scan without an index takes the batch after them for what it is."""
 FILLERS: Final = WINDOW_BYTES // RECORD_BYTES_LEAST
 
 

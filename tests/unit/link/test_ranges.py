@@ -18,7 +18,9 @@ from broker.storage.aside import was_compacted
 from broker.storage.inspect.scrub import scrub
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
+from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.mending import lower_mark, mend
+from tests.support.compacting import check_compacted, keyed_batch, keyed_records, newest_of
 from tests.support.effort import EFFORT
 from tests.support.logs import FOLDER, SETTINGS, commit, create_log, open_log, row_batch, stamped, verified_records
 from tests.support.simdisk import SimDisk
@@ -103,9 +105,6 @@ def ask(log: PartitionLog, other: PartitionLog, rng: random.Random) -> bool:
 
 
 def mend_all(logs: list[PartitionLog], rng: random.Random) -> None:
-    for log in logs:
-        found(log)
-    assert any(log.lost_ranges for log in logs), "bits flip in more than half of what is not spared"
     idle = 0
     while any(log.lost_ranges for log in logs):
         log = rng.choice([each for each in logs if each.lost_ranges])
@@ -124,6 +123,9 @@ def test_each_record_that_is_whole_somewhere_is_whole_everywhere(seed: int) -> N
     owner = {offset: rng.randrange(3) for offset in range(logs[0].log_end_offset)}
     for number, log in enumerate(logs):
         damage(log, {offset for offset, of in owner.items() if of == number}, rng)
+    for log in logs:
+        found(log)
+    assert any(log.lost_ranges for log in logs), "bits flip in more than half of what is not spared"
     mend_all(logs, rng)
     for log in logs:
         found(log)
@@ -136,3 +138,70 @@ def test_each_record_that_is_whole_somewhere_is_whole_everywhere(seed: int) -> N
         again.advance_high_watermark(again.log_end_offset)
         found(again)
         assert verified_records(again) == records
+
+
+class Compacted:
+    """Three logs of one history with keys, of which each is compacted at its own pace; marks are heard of at once."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.logs = [create_log(SimDisk(), settings=replace(REPLICATED, is_compacted=True)) for _ in range(3)]
+        self.now_us = 0
+        self.live: dict[bytes, bytes | None] = {}
+        for log in self.logs:
+            log.lead(1)
+
+    def append(self) -> None:
+        rng = self.rng
+        batch = [(b"k%d" % rng.randrange(6), rng.choice((None, b"v%d" % self.now_us))) for _ in range(3)]
+        self.live.update(batch)
+        rolls = rng.random() < 0.5
+        for log in self.logs:
+            log.append([keyed_batch(batch)], leader_epoch=1, now_us=self.now_us)
+            commit(log)
+            if rolls:
+                log.roll_if_due(1 << 60)
+
+    def compact(self) -> None:
+        settings = CompactionSettings(min_cleanable_dirty_percent=0, delete_retention_ms=0)
+        log = self.rng.choice(self.logs)
+        below = min(each.compacted_to for each in self.logs)
+        compact(log, settings, map_bytes=1 << 14, now_us=self.now_us, tombstones_below=below)
+
+    def damage(self) -> None:
+        """One batch of one replica, while the others are whole: what it lacks is on both of them."""
+        if any(log.lost_ranges for log in self.logs) or not self.live:
+            return
+        log, rng = self.rng.choice(self.logs), self.rng
+        for _ in range(rng.randrange(1, 4)):
+            view = log.log.state.view()
+            index = view.index(segment := rng.choice(view.segments))
+            if len(index):
+                entry = rng.choice(list(index.entries))
+                log.disk.flip(segment.path, int(entry["position"]) * 8 + rng.randrange(int(entry["length"]) * 8))  # type: ignore[attr-defined]
+        found(log)
+
+    def mend(self) -> None:
+        for log in self.logs:
+            if log.lost_ranges:
+                ask(log, self.rng.choice([each for each in self.logs if each is not log]), self.rng)
+
+    def play(self, steps: int) -> None:
+        acts = (self.append, self.compact, self.compact, self.damage, self.mend, self.mend)
+        for _ in range(steps):
+            self.now_us += 1_000
+            self.rng.choice(acts)()
+        mend_all(self.logs, self.rng)
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_no_key_goes_and_none_comes_back_where_others_have_compacted_more_or_less(seed: int) -> None:
+    story = Compacted(seed)
+    for _ in range(6):
+        story.play(25)
+        for log in story.logs:
+            check_compacted(log)
+            newest = {key: value for key, (_, value) in newest_of(keyed_records(log)).items() if value is not None}
+            assert newest == {key: value for key, value in story.live.items() if value is not None}
+            below = [key for at, (key, _) in keyed_records(log).items() if at < log.compacted_to]
+            assert len(below) == len(set(below)), "no key stands twice below the mark"

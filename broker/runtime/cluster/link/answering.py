@@ -28,9 +28,8 @@ Q8  A stream lives as long as two brokers do. Nothing stays with it of a partiti
     stream that has ended with the partition.
 Q9  A fault of ours in one partition ends no stream: others are answered on it. Its follower asks again.
 
-Q7  Who is damaged asks for a range (`ranges.py`), of whoever keeps the partition, in whichever role. He is answered
-    with the leader epoch in which his lowered mark of compaction was noted (`leader.L9`); -1: this broker does not lead
-    in his epoch.
+Q7  A damaged replica asks for a range (`ranges.py`) of any other, in whichever role. The answer names the leader epoch
+    in which its lowered mark of compaction was noted (`leader.L9`); -1: this broker does not lead in its epoch.
 
 The model is `tests/sim/leading.py`.
 """

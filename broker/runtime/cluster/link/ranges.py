@@ -3,7 +3,7 @@
     own log      the first part of the range that is whole, each batch verified
     beside it    else what was moved aside
 
-O1  Leading or not, committed or not: who asks compares the leader epochs, and they name the records (`mending.M1`).
+O1  Leading or not, committed or not: the asking log compares the leader epochs, which name the records (`mending.M1`).
 O2  A batch that turns out to be damaged here is noted: this replica asks for it, too.
 """
 

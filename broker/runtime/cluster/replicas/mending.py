@@ -1,4 +1,4 @@
-"""What a replica cannot read any more comes from others: it asks, one after another, who has it.
+"""A replica copies what it cannot read any more from others: it asks one after another.
 
     lost ranges ─► own files that were moved aside ─► the leader ─► each other replica that lives ─► batches ─► the log
                                                           round over, nothing came ─► a pause ─► once more
@@ -13,8 +13,8 @@ H5  It is *in vain* once `VAIN_ROUNDS` have brought nothing, and of each range t
     old to be asked, does not answer, or has what does not fit: the replica may begin anew with its log. So it may if
     the range is not committed. Where all others are damaged in the same place, or do not reach so far, nothing is won
     by that, and what is whole here would be lost: it stays, and asks on.
-H6  What the leader has let go is let go here, too, as far as it is committed here: who is damaged does not follow, and
-    would not hear of it (`follower.F6`).
+H6  What the leader has let go is let go here, too, as far as it is committed here: a damaged replica does not follow,
+    and would not hear of it (`follower.F6`).
 """
 
 from __future__ import annotations
@@ -214,16 +214,16 @@ class Mending:
     # -- rounds (with the lock held) ---------------------------------------------------------------------------
 
     def _live(self, state: PartitionState) -> list[str]:
-        """Who may be asked, in order: the leader first."""
+        """The brokers to ask, in order: the leader first."""
         me, brokers = self._host.me, self._host.service.catalog.brokers
         live = [b for b in state.replicas if b != me and (info := brokers.get(b)) is not None and info.is_live]
         return sorted(live, key=lambda broker: broker != state.leader)
 
     def _others(self, live: list[str], state: PartitionState, lost: Lost) -> list[str]:
-        """Who of them is to be asked for a range (H4)."""
+        """Those of them that may be asked for a range now (H4)."""
         epoch, mark = self._heard
-        is_told = state.leader in (self._host.me, None) or (epoch == state.leader_epoch and mark <= lost[0])
-        return live if is_told or self._takes_aside() else [broker for broker in live if broker == state.leader]
+        is_noted = state.leader in (self._host.me, None) or (epoch == state.leader_epoch and mark <= lost[0])
+        return live if is_noted or self._takes_aside() else [broker for broker in live if broker == state.leader]
 
     def _forget(self, asked: OpenQuestion | None) -> None:
         """Nothing is to be asked for now."""
