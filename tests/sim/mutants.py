@@ -105,6 +105,7 @@ MUTANTS: Final = (
     of("learns nothing from the log when it begins to lead", "remembered", "        if start < end:\n", "        if False:\n", seed=4),
     # what replicas write anew
     of("moves the mark with a pass that did not come to the end", "compaction", "            self.end, now_us=self.now_us, tombstones_to", "            limit, now_us=self.now_us, tombstones_to", seed=4),
+    of("takes a copy of a compacted log for whole", "follower", "if is_below else (0, -1)", "if False else (0, -1)", seed=4),
     of("joins batches of two epochs", "rewriting", "header.leader_epoch != self.header.leader_epoch", "False", seed=6),
     # settings that are altered meanwhile
     of("lets retention take what is not committed", "retention", "end_offset=view.high_watermark", "end_offset=view.log_end_offset", seed=3),
@@ -162,7 +163,6 @@ PLAYED: Final = (
     of("minds what was read before a cut", "follower", "is_since = answer.number > self._cut_number", "is_since = True", script="replication/following/answers_of_before_a_cut"),
     of("keeps what was compacted above a cut", "follower", "if cut < log.superseded_to:", "if False:", script="replication/following/cut_below_the_mark"),
     of("goes on with half a copy, whoever leads", "follower", "        if self._ends_below_mark:  # F10\n", "        if False:\n", script="replication/following/copy_below_the_mark"),
-    of("takes a copy of a compacted log for whole", "follower", "if is_below else (0, -1)", "if False else (0, -1)", script="replication/following/copy_below_the_mark"),
     of("lets tombstones go below what an earlier leader told", "follower", "        self.tombstones_below = self.compact_to = 0  # F11\n", "", script="replication/following/compaction_marks"),
     of("begins anew as if nothing had been before", "follower", "return (Reset(to, last_epoch),)", "return (Reset(to, -1),)", script="replication/following/reset_below_the_leaders_start"),
     of("takes a time-out for an answer", "insync", "        if self.pending is not None:\n            return self.pending\n        if worst is None", "        self.pending = None\n        if worst is None", script="replication/pending_addition_counts"),

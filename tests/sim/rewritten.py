@@ -7,9 +7,11 @@ J   it covers whole committed batches of its own leader epoch, and each record i
 K   a record is missing only from a compacted log, and only if its key has a later committed one, or if it is the newest
     one of its key, a tombstone, and nothing of that key is left: so each key ends as it was committed; the later one
     may have been given up by an operator since, who chose a replica that had copied the compacted batch, but not it;
-M   below the mark of compaction no key stands twice.
+M   below the mark of compaction no key stands twice;
+G   a value is missing only for a newer record of its key below the mark that says so (`clean_state`), whether or not
+    the replica has that record already.
 
-J and M hold of any replica at any time, K of those that have all that is committed.
+J, M and G hold of any replica at any time, K of those that have all that is committed.
 """
 
 from __future__ import annotations
@@ -147,6 +149,23 @@ def check_left(known: Known, found: dict[int, Row], start: int) -> None:
             raise Illegal(f"K: the newest record of {key!r} at {offset} is gone: {value!r}; what is there: {stays}")
 
 
+def check_superseded(known: Known, found: dict[int, Row], start: int, end: int, superseded_to: int) -> None:
+    """Raise Illegal: G. `found`: the records of a log that has committed ones in [start, end)."""
+    assert known.rewritten is not None
+    truth = committed_rows(known)
+    newer: dict[bytes, int] = {}
+    for offset, (key, value) in sorted([*truth.items(), *_given_up(known.rewritten)], reverse=True, key=lambda i: i[0]):
+        if key is None:
+            continue
+        after = newer.get(key)
+        newer[key] = offset
+        is_gone = start <= offset < end and offset in truth and offset not in found and value is not None
+        if is_gone and after is None:
+            raise Illegal(f"G: {key!r} at {offset} is gone for no newer one")
+        if is_gone and after is not None and after >= superseded_to:
+            raise Illegal(f"G: {key!r} at {offset} is gone for {after}, and the mark of that is {superseded_to}")
+
+
 class OfRewrites:
     """A part of the checker: what replicas write anew."""
 
@@ -207,6 +226,7 @@ class OfRewrites:
         start = log.log_start_offset
         try:
             check_marks(found, log.compacted_to)
+            check_superseded(known, found, start, min(log.log_end_offset, known.end), log.superseded[0])
             if has_all:
                 check_left(known, {at: row for at, row in found.items() if start <= at < known.end}, start)
         except Illegal as illegal:

@@ -15,7 +15,7 @@ import pytest
 from broker.api.errors import OffsetOutOfRange
 from broker.replication import following as f
 from broker.replication.follower import Follower, Phase
-from broker.replication.messages import AskEnd, End, Fetch, Records
+from broker.replication.messages import AskEnd, End, Fetch, Inside, Records
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.clean_state import CLEAN_STATE_FILE, CleanState, load_clean_state, save_clean_state
 from broker.storage.rewrite.compaction import CompactionReport, CompactionSettings, compact
@@ -124,6 +124,18 @@ def follow(
                 queue += core.step(f.Replied(end, own))
             case f.Ask(_, Fetch() as fetch):
                 if fetch.offset >= min(leader.log_end_offset, upto or 1 << 30) or core.phase is not Phase.FETCHING:
+                    continue
+                begins = leader.batch_start(fetch.offset) if fetch.offset < leader.high_watermark else fetch.offset
+                if begins < fetch.offset:
+                    inside = Inside(
+                        epoch=epoch,
+                        incarnation=(1, 0),
+                        offset=fetch.offset,
+                        number=fetch.number,
+                        batch_start=begins,
+                        start_epoch=leader.epoch_of(begins - 1) if begins else -1,
+                    )
+                    queue += core.step(f.Replied(inside))
                     continue
                 with leader.read(fetch.offset, stored=True, max_bytes=1 << 20 if upto is None else 1) as plan:
                     parts = zip(plan.ranges, plan.sources, strict=True)
