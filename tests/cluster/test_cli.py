@@ -389,6 +389,8 @@ def test_the_examples_of_the_page_work_in_their_order(one: Folder, tmp_path: Pat
                 client.append("orders", 0, records)
             if "consumer describe" in example:
                 client.commit("my-job", {"orders": {0: 0}})
+            if "producer list" in example:
+                client.register_producer("job-1")
             if "sink describe" in example:
                 client.sink("my-query").open()
             if "log repair" in example:
@@ -604,6 +606,22 @@ def test_a_sink_is_shown_reset_adopted_and_deleted(house: Folder) -> None:
     assert house.json("sink", "delete", "job", "--yes", "--missing-ok") == {"sink": "job", "deleted": False}
     assert house.liftlog("sink", "delete", "job", "--yes", code=1).stderr.startswith("error[unknown_sink]")
     assert house.json("sink", "list") == []
+
+
+def test_a_producer_is_listed_and_deleted(house: Folder) -> None:
+    assert "no producer has a name" in house.liftlog("producer", "list").stderr
+    with connect(house.env["LIFTLOG_BROKERS"]) as client:
+        producer_id, _ = client.register_producer("job-7")
+        assert [(each["name"], each["producer_id"]) for each in house.json("producer", "list")] == [
+            ("job-7", producer_id)
+        ]
+        assert "job-7" in house.liftlog("producer", "list").stdout
+        assert house.json("producer", "delete", "job-7", "--yes") == {"producer": "job-7", "deleted": True}
+        assert house.liftlog("producer", "delete", "job-7", "--yes", code=1).stderr.startswith(
+            "error[unknown_producer]"
+        )
+        assert client.register_producer("job-7") == (producer_id + 1, 0)
+    house.liftlog("producer", "delete", "job-7", "--yes")
 
 
 def test_a_consumer_is_shown_moved_and_forgotten(house: Folder) -> None:
