@@ -61,7 +61,7 @@ from broker.api.errors import (
 )
 from broker.api.stream import STAGES_PREFIX, UNALTERABLE, StreamSettings, check_name, settings_from, stages_of
 from broker.metadata import broker_commands, fields, growth, partition_commands, rescue, shapes
-from broker.metadata.cluster import Cluster
+from broker.metadata.cluster import Cluster, Touched
 from broker.metadata.info import BrokerInfo, StreamInfo, advice_on, differing, info_from
 from broker.metadata.overlap import SubjectTree, subjects_of
 from broker.metadata.producers import NamedProducer, Producers
@@ -122,6 +122,11 @@ class Catalog:
             while len(self._requests) > REQUESTS_REMEMBERED:
                 self._requests.popitem(last=False)
         return result
+
+    def take_touched(self) -> Touched:
+        """What was changed since the last call."""
+        touched, self.cluster.touched = self.cluster.touched, Touched()
+        return touched
 
     def answered(self, command: Mapping[str, Any]) -> dict[str, Any] | None:
         """The result of a command that was applied under the same request id (M4); None: it is new."""
@@ -260,7 +265,7 @@ class Catalog:
 
     def _set(self, info: StreamInfo) -> None:
         before = self.streams.get(info.name)
-        self.streams[info.name] = info
+        self.streams[info.name] = self.cluster.touched.streams[info.incarnation] = info
         self._note_subjects(before, info)
 
     def _note_subjects(self, before: StreamInfo | None, after: StreamInfo | None) -> None:
@@ -278,7 +283,7 @@ class Catalog:
             paused=bool(command.get("paused", existing.paused)),
             read_only=bool(command.get("read_only", existing.read_only)),
         )
-        self.streams[info.name] = info
+        self.streams[info.name] = self.cluster.touched.streams[info.incarnation] = info
         return {"stream": info.as_dict()}
 
     def _add_partitions(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -344,6 +349,7 @@ class Catalog:
         for each in (info, self.streams.get(stages_of(info.incarnation))):  # M9
             if each is not None:
                 del self.streams[each.name]
+                self.cluster.touched.streams[each.incarnation] = None
                 self.deleted[each.incarnation] = each.name
                 self.cluster.drop_stream(each.incarnation)
         self._note_subjects(info, None)

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPartition
 from broker.metadata import fields
-from broker.metadata.info import BrokerInfo, Rescue, rescue_from
+from broker.metadata.info import BrokerInfo, Rescue, StreamInfo, rescue_from
 from broker.metadata.partition import PartitionState, Place, Who, state_from
 from broker.metadata.placement import candidates, place
 
@@ -39,6 +39,25 @@ REMOVED_REMEMBERED: Final = 1_000
 
 
 @dataclass(slots=True)
+class Touched:
+    """What commands have changed since somebody took this: so a command costs what it changes, never a walk over all
+    partitions. It is no part of the state.
+
+    Attributes:
+        streams: By incarnation; None: deleted.
+        places: Partitions whose state, leftovers or confirmations are others.
+    """
+
+    streams: dict[str, StreamInfo | None] = field(default_factory=dict)
+    places: set[Place] = field(default_factory=set)
+
+    def add(self, later: Touched) -> None:
+        """And what this has."""
+        self.streams |= later.streams
+        self.places |= later.places
+
+
+@dataclass(slots=True)
 class Cluster:
     """The state. Read it freely; only the commands change it, each as a whole or not at all.
 
@@ -49,6 +68,7 @@ class Cluster:
             that, and whether it has stopped for it (`growth.G4`).
         removed: Ids in the Raft group that are over, as their broker was removed or has another folder, the newest
             REMOVED_REMEMBERED: id -> broker.
+        touched: See there.
     """
 
     brokers: dict[str, BrokerInfo] = field(default_factory=dict)
@@ -61,6 +81,7 @@ class Cluster:
     feature_level: int = FEATURE_LEVEL_FIRST
     cluster_id: str | None = None
     removed: dict[str, str] = field(default_factory=dict)
+    touched: Touched = field(default_factory=Touched, compare=False, repr=False)
 
     def copy(self) -> Cluster:
         """One that may be changed without changing this one."""
@@ -96,11 +117,13 @@ class Cluster:
         """New partitions of a stream, the first of them numbered `first`; nobody has opened them."""
         for number, replicas in enumerate(places, first):
             self.partitions[incarnation, number] = PartitionState(replicas=replicas, min_insync_replicas=min_insync)
+            self.touched.places.add((incarnation, number))
 
     def drop_stream(self, incarnation: str) -> None:
         """Forget a stream's partitions; its brokers have to delete them (C5)."""
         for at in self.places_of(incarnation):
             self.leave_behind(at, self.partitions.pop(at).replicas)
+            self.touched.places.add(at)
             self.reports.pop(at, None)
             self.confirmed.pop(at, None)
 
@@ -112,6 +135,7 @@ class Cluster:
         """These brokers have a replica to delete (C5)."""
         for broker in brokers:
             self.leftovers[broker] = self.leftovers.get(broker, frozenset()) | {at}
+            self.touched.places.add(at)
 
     # -- leaderships ------------------------------------------------------------------------------------------
 
@@ -177,6 +201,7 @@ class Cluster:
             The incarnations of streams of which nobody has anything left to delete now.
         """
         had = self.leftovers.get(broker, frozenset())
+        self.touched.places |= had & gone
         left = {**self.leftovers, broker: had - gone}
         self.leftovers = {each: places for each, places in left.items() if places}
         still = {incarnation for places in self.leftovers.values() for incarnation, _ in places}
@@ -211,6 +236,7 @@ class Cluster:
             if after == before and at not in bumped:
                 continue
             self.partitions[at] = replace(after, partition_epoch=before.partition_epoch + 1)
+            self.touched.places.add(at)
             self.leave_behind(at, (broker for broker in before.replicas if broker not in after.replicas))
             if after.leader_epoch != before.leader_epoch:
                 self.epoch_last = epoch

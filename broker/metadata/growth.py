@@ -108,6 +108,7 @@ def confirm(cluster: Cluster, info: StreamInfo, command: Mapping[str, Any]) -> d
     for at in named:
         if not _has_confirmed(cluster, at, as_of, is_stopped=is_stopped):
             cluster.confirmed[at] = as_of, is_stopped
+            cluster.touched.places.add(at)
     waiting = [at[1] for at in places if not _has_confirmed(cluster, at, as_of)]
     if not waiting:
         waiting = [at[1] for at in places if not _has_confirmed(cluster, at, as_of, is_stopped=True)]

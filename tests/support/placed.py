@@ -13,6 +13,7 @@ from typing import Any
 
 from broker.api.errors import from_problem
 from broker.metadata.catalog import Catalog, StreamInfo
+from broker.metadata.cluster import Touched
 from broker.metadata.partition import PartitionState, Place
 from broker.replication.events import Send
 from broker.replication.messages import AskRange, HeldRange, Incarnation
@@ -47,6 +48,7 @@ class ScriptedCatalog:
         self.goes = threading.Event()
         self.goes.set()
         self.callbacks: list[Callable[[], None]] = []
+        self.touched: Touched | None = None
         self._lock = threading.RLock()
 
     def execute(self, command: Mapping[str, Any], **_: object) -> Any:
@@ -58,6 +60,7 @@ class ScriptedCatalog:
         """As the controller does it for anybody."""
         with self._lock:
             result = self.catalog.apply({"v": 1, **command})
+            self.touched = self.catalog.take_touched()
             for callback in self.callbacks:
                 callback()
         if "error" in result:
@@ -67,10 +70,16 @@ class ScriptedCatalog:
     def subscribe(self, callback: Callable[[], None]) -> None:
         with self._lock:
             self.callbacks.append(callback)
+            self.touched = None
             callback()
 
     def state(self, at: Place) -> PartitionState:
         return self.catalog.cluster.partitions[at]
+
+    def put(self, at: Place, state: PartitionState) -> None:
+        """As no command does it. The next command tells of it."""
+        self.catalog.cluster.partitions[at] = state
+        self.catalog.cluster.touched.places.add(at)
 
     def kinds(self) -> list[str]:
         return [command["kind"] for command in self.sent]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from broker.metadata.catalog import Catalog, StreamInfo
+from broker.metadata.cluster import Touched
 from broker.metadata.partition import Place
 from broker.replication.events import Send
 from broker.replication.messages import AskRange, HeldRange, Incarnation
@@ -25,6 +26,11 @@ class CatalogService(Protocol):
     @property
     def catalog(self) -> Catalog:
         """To be read in a callback of `subscribe`: nobody applies anything meanwhile."""
+        ...
+
+    @property
+    def touched(self) -> Touched | None:
+        """What has changed since this callback of `subscribe` was called last; None: all may have. To be read there."""
         ...
 
     def execute(

@@ -164,10 +164,10 @@ def test_a_leadership_of_another_incarnation_of_the_replica_is_not_its_own(led: 
     state, asked = cluster.state(at), cluster.kinds().count("report_opened")
     foreign, own = state.leader_epoch + 1, state.leader_incarnation
     former = replace(state, leader_epoch=foreign, leader_incarnation=(own[0] - 1, own[1]), opened=("b", "c"))
-    cluster.catalog.cluster.partitions[at] = former
+    cluster.put(at, former)
     something_happens(cluster)
     eventually(lambda: cluster.kinds().count("report_opened") > asked, what="it has heard of the former leadership")
-    cluster.catalog.cluster.partitions[at] = replace(state, leader_epoch=foreign + 1)
+    cluster.put(at, replace(state, leader_epoch=foreign + 1))
     something_happens(cluster)
     eventually(lambda: one.partition(at).leader_epoch > foreign and one.partition(at).serves, what="its own")
     assert ("capture", "s/0", foreign) not in one.story

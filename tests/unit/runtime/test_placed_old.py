@@ -78,7 +78,7 @@ def test_where_nobody_else_may_lead_it_leads_and_says_so(tmp_path: Path, cluster
     at = an_old_log(tmp_path, cluster)
     for broker in ("c", "b"):
         cluster.fail(broker)
-    cluster.catalog.cluster.partitions[at] = replace(cluster.state(at), isr=("a",), last_isr=())
+    cluster.put(at, replace(cluster.state(at), isr=("a",), last_isr=()))
     with node(tmp_path, cluster, "p2") as two:
         assert two.start().behind == {"i-s": [0]}
         two.leading(at)
@@ -129,7 +129,7 @@ def test_it_stays_while_nobody_else_may_lead(
         for broker in ("c", "b"):
             cluster.fail(broker)
         alone = replace(cluster.state(at), isr=(), last_isr=("b",), leader=None)
-        cluster.catalog.cluster.partitions[at] = alone
+        cluster.put(at, alone)
     if how == "damaged":
         (tmp_path / "ends").unlink()
     with node(tmp_path, cluster, "p2") as two:

@@ -10,7 +10,7 @@ W2  Every broker keeps this, since it may be the next controller. Only the contr
 W3  A process does not know of what came before it: a time counts from its start at the earliest.
 W4  Not counted: the first leader of a partition, and one that goes on in another epoch.
 
-The Raft thread calls it with each command, so it looks at all partitions only when the catalog has a new epoch.
+The Raft thread calls it with each command, so it looks only at those partitions that the command has touched.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.metadata.catalog import Catalog
+from broker.metadata.cluster import Cluster
 from broker.metadata.partition import Place
 from broker.runtime.cluster.plane.clock import boot_ms
 from broker.runtime.metrics import LEADERLESS_SECONDS
@@ -65,14 +66,18 @@ class Leaderless:
         self._renewed_ms: dict[str, int] = {}
         self._led: dict[Place, Leadership] = {}
         self._epoch = -1
+        self._of: Cluster | None = None
 
     def applied(self, catalog: Catalog, command: Mapping[str, Any] | None, *, counts: bool) -> None:
         """A command was applied, or the catalog is another one (None). `counts`: this broker is the controller (W2)."""
         cluster, kind, now_ms = catalog.cluster, "" if command is None else command.get("kind", ""), self._now_ms()
         if command is None or cluster.epoch_last != self._epoch:
             self._epoch = cluster.epoch_last
-            for at, state in cluster.partitions.items():
-                before = self._led.get(at)
+            is_other, self._of = command is None or cluster is not self._of, cluster
+            for at in [*cluster.partitions] if is_other else sorted(cluster.touched.places):
+                state, before = cluster.partitions.get(at), self._led.get(at)
+                if state is None:
+                    continue
                 if not state.has_led or (before is not None and before.epoch == state.leader_epoch):
                     continue
                 ended_ms = now_ms if before is None else self._ended_ms(before, kind, now_ms)

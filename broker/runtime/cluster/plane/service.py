@@ -14,6 +14,8 @@ V4  A catalog that was replaced by a snapshot is seen as such: `catalog` is anot
 V5  A command with an end (`until_s`) is carried out before that, or never (`node.N8`); if it is answered in doubt
     before, it has been, or never will be. So it is not in the way of what its caller, or another broker, does next.
 V6  Renewals of sessions that change nothing else are told to nobody: several come each second.
+V7  A subscriber is told what has changed since the last call (`touched`), so that it need not look at all there is. One
+    that has just subscribed, or meets another catalog, is told that it is all.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any, Final
 
 from broker.api.errors import DeadlineExceeded, LiftlogError, NotReady, from_problem
 from broker.metadata.catalog import Catalog
+from broker.metadata.cluster import Touched
 from broker.raft.node import RaftNode
 from broker.runtime.cluster.plane.thread import RaftThread
 
@@ -47,6 +50,7 @@ class Catalogs:
         self._catalog = Catalog()
         self._callbacks: tuple[Callable[[], None], ...] = ()
         self._live: list[str] = []
+        self._touched: Touched | None = None
         self._closing = threading.Event()
 
     # -- what other threads call ------------------------------------------------------------------------------
@@ -56,11 +60,16 @@ class Catalogs:
         """As applied here. To be read in a callback of `subscribe`, where it stands still; or a value at a time."""
         return self._catalog
 
+    @property
+    def touched(self) -> Touched | None:
+        """V7. For a callback of `subscribe`; None: all of it."""
+        return self._touched
+
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Call back after each change that was applied here, in order, on the Raft thread; and once soon, for what is
         there. It must not wait (V3)."""
         self._callbacks = (*self._callbacks, callback)
-        self._thread.do(lambda _: self._call(callback))
+        self._thread.do(lambda _: self._call_first(callback))
 
     def execute(
         self,
@@ -172,6 +181,11 @@ class Catalogs:
 
     def applied(self, catalog: Catalog, command: Mapping[str, Any] | None) -> None:
         """A command was applied, or the catalog is another one (None)."""
+        touched = catalog.take_touched()
+        if command is None or catalog is not self._catalog:
+            self._touched = None
+        elif self._touched is not None:
+            self._touched.add(touched)
         self._catalog = catalog
         live = [broker for broker, info in catalog.brokers.items() if info.is_live]
         before, self._live = self._live, live
@@ -179,6 +193,12 @@ class Catalogs:
             return  # V6
         for callback in self._callbacks:
             self._call(callback)
+        self._touched = Touched()
+
+    def _call_first(self, callback: Callable[[], None]) -> None:
+        before, self._touched = self._touched, None
+        self._call(callback)
+        self._touched = before
 
     @staticmethod
     def _call(callback: Callable[[], None]) -> None:

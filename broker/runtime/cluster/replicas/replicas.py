@@ -26,6 +26,9 @@ G13  A log that ends below what was noted of it was put back from a copy, and la
 G14  Nobody steps out for damage while no other replica could lead: its log may be the best that there is, and an
     operator may choose it, also if it is out of sync. Brokers that died together with this one's former process are
     live in the catalog until their sessions lapse. So one counts once it has said something since.
+G15  A command costs what it changes: only partitions that it has touched are looked at. All are where something has
+    changed that any may depend on: which brokers there are and where they answer, this one's registration, a rescue, or
+    the catalog as a whole. So it is after a fault of ours.
 G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
 """
 
@@ -34,7 +37,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -42,6 +45,7 @@ from typing import Any, Final
 from broker.api.errors import DiskFull, LiftlogError, StorageFailed, UnknownFormatVersion
 from broker.api.stream import settings_from
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
+from broker.metadata.cluster import Touched
 from broker.metadata.growth import GrowthStage, stage_of
 from broker.metadata.partition import Place
 from broker.runtime.cluster.replicas.mending import Mender
@@ -59,6 +63,15 @@ GIVE_UP_MS: Final = 5_000
 STOP_MS: Final = 2_500
 """Longer than it takes until a broker that has died leads no more."""
 STOP_AGAIN_MS: Final = 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all partitions have in common: this process's registration, the brokers' addresses, whether all is well."""
+
+    registration: int
+    http: Mapping[str, str]
+    is_unrescued: bool
 
 
 @dataclass(slots=True)
@@ -86,7 +99,11 @@ class Replicas:
         self._found: dict[Place, tuple[str, PartitionLog]] = {}
         self._old: set[Place] = set()  # of those (G13)
         self._seen: dict[Place, Told | None] = {}  # what each was told last
+        self._ending: set[Place] = set()  # told that they are over, and not gone yet
         self._leftovers: frozenset[Place] = frozenset()
+        self._shared: _Shared | None = None  # as of the last look; None: all are to be looked at
+        self._infos: dict[str, StreamInfo] = {}  # of all streams, by incarnation
+        self._growing: set[str] = set()  # incarnations of those that are about to have more partitions
         self._registration = 0
         self._renewals: dict[str, int] = {}  # of each broker when this process was registered (G14)
         self._asked_ms: dict[tuple[Place, Stepping], int] = {}  # step-outs, and when they were asked for last
@@ -234,47 +251,89 @@ class Replicas:
     # -- the catalog's thread (G2) ---------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        catalog, me = self._host.service.catalog, self._host.me
-        own = catalog.brokers.get(me)
+        """G2, G15."""
+        catalog, touched = self._host.service.catalog, self._host.service.touched
+        own = catalog.brokers.get(self._host.me)
         if own is None or own.incarnation != self._process:
+            self._shared = None
             return  # G1
         cluster = catalog.cluster
-        self._registration = own.registration
+        shared = _Shared(
+            own.registration, {b: info.http for b, info in catalog.brokers.items()}, cluster.rescue is None
+        )
+        is_of_all = touched is None or shared != self._shared
+        self._shared, self._registration = None, own.registration
         self._renewals = self._renewals or {broker: info.renewal for broker, info in catalog.brokers.items()}
-        self._leftovers = cluster.leftovers.get(me, frozenset())
-        infos = {info.incarnation: info for info in catalog.streams.values()}
-        growing = {info.incarnation: stage_of(cluster, info) for info in infos.values() if info.partitions_next}
-        kept = set()
-        for at, state in cluster.partitions.items():
-            if me not in state.replicas:
-                continue
-            kept.add(at)
-            if cluster.rescue is not None and at not in self._replicas:  # G7
-                continue
-            leader = catalog.brokers.get(state.leader) if state.leader is not None else None
-            told = Told(
-                info=infos[at[0]],  # a placed partition is of a stream
-                state=state,
-                registration=own.registration,
-                leader_at=leader.http if leader is not None else None,
-                was_left=at in self._leftovers,
-                stage=growing.get(at[0]),
-            )
-            if not _is_same(self._seen.get(at), told):
-                self._tell(at, told.info.name, told)
-        for at in (self._leftovers | self._replicas.keys()) - kept:
-            known = infos[at[0]].name if at[0] in infos else catalog.deleted.get(at[0])
-            if cluster.rescue is not None and at not in self._replicas:  # G7
-                continue
-            is_told = at in self._seen and self._seen[at] is None
-            if not is_told and (at in self._replicas or known is not None):
-                self._tell(at, known or "", None)
+        self._leftovers = cluster.leftovers.get(self._host.me, frozenset())
+        if touched is None or is_of_all:
+            self._infos = {info.incarnation: info for info in catalog.streams.values()}
+            places = list(dict.fromkeys([*cluster.partitions, *self._leftovers, *self._replicas]))
+        else:
+            places = sorted(self._places_of(touched))
+        growing = {i for i, info in self._infos.items() if info.partitions_next} if is_of_all else self._growing
+        self._growing = growing
+        stages: dict[str, GrowthStage | None] = {}
+        is_well = True
+        for at in places:
+            try:
+                self._look_at(at, shared, stages)
+            except Exception:
+                log.exception("replica.told_bug partition=%s", at)
+                is_well = False
         if growing:
             self._wake.set()
-        self._drop_gone(kept)
+        self._drop_gone()
         if not self._has_named_unknown and cluster.rescue is None:
             self._has_named_unknown = True
             self._name_unknown()
+        self._shared = shared if is_well else None
+
+    def _places_of(self, touched: Touched) -> set[Place]:
+        """The partitions of which something may be new, by what has changed in the catalog."""
+        places = set(touched.places)
+        for incarnation, info in touched.streams.items():
+            before = self._infos.pop(incarnation, None)
+            if info is not None:
+                self._infos[incarnation] = info
+            for each in (before, info):
+                count = 0 if each is None else max(each.settings.partitions, each.partitions_next)
+                places |= {(incarnation, number) for number in range(count)}
+            self._growing = self._growing - {incarnation}
+            if info is not None and info.partitions_next:
+                self._growing = self._growing | {incarnation}
+        for incarnation in self._growing & {at[0] for at in touched.places}:  # the stage is of all of them
+            info = self._infos[incarnation]
+            places |= {(incarnation, n) for n in range(max(info.settings.partitions, info.partitions_next))}
+        return places
+
+    def _look_at(self, at: Place, shared: _Shared, stages: dict[str, GrowthStage | None]) -> None:
+        """Tell one replica of this broker what is new."""
+        catalog = self._host.service.catalog
+        cluster = catalog.cluster
+        state, info = cluster.partitions.get(at), self._infos.get(at[0])
+        if cluster.rescue is not None and at not in self._replicas:  # G7
+            return
+        if state is not None and self._host.me in state.replicas:
+            assert info is not None, "a placed partition is of a stream"
+            if info.partitions_next and at[0] not in stages:
+                stages[at[0]] = stage_of(cluster, info)
+            told = Told(
+                info=info,
+                state=state,
+                registration=shared.registration,
+                leader_at=shared.http.get(state.leader) if state.leader is not None else None,
+                was_left=at in self._leftovers,
+                stage=stages.get(at[0]),
+            )
+            if not _is_same(self._seen.get(at), told):
+                self._tell(at, info.name, told)
+            return
+        if at not in self._leftovers and at not in self._replicas:
+            return
+        known = info.name if info is not None else catalog.deleted.get(at[0])
+        is_told = at in self._seen and self._seen[at] is None
+        if not is_told and (at in self._replicas or known is not None):
+            self._tell(at, known or "", None)
 
     def _name_unknown(self) -> None:
         """G6."""
@@ -291,12 +350,18 @@ class Replicas:
             )
             self._replicas[at] = replica
         self._seen[at] = told
+        if told is None:
+            self._ending.add(at)
         replica.tell(told)
 
-    def _drop_gone(self, kept: set[Place]) -> None:
-        for at, replica in list(self._replicas.items()):
-            if at not in kept and replica.is_gone and at not in self._leftovers:
-                del self._replicas[at], self._seen[at]
+    def _drop_gone(self) -> None:
+        for at in [at for at in self._ending if at not in self._leftovers]:
+            if self._seen.get(at) is not None:  # it is wanted again
+                self._ending.discard(at)
+            elif (replica := self._replicas.get(at)) is None or replica.is_gone:
+                self._ending.discard(at)
+                self._replicas.pop(at, None)
+                self._seen.pop(at, None)
 
     # -- a thread of its own ---------------------------------------------------------------------------------
 

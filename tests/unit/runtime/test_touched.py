@@ -1,0 +1,264 @@
+"""Goal: a command costs what it changes. Of all partitions of a broker only those are looked at that it has touched,
+and none is forgotten: after any order of commands each replica has been told what it would be told by a look at all.
+
+Method: commands in an order of a seed, on one catalog; two brokers' worth of replicas that note what they are told, one
+of which looks at all after each command.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker.api.errors import LiftlogError
+from broker.metadata.catalog import Catalog
+from broker.metadata.cluster import Touched
+from broker.metadata.partition import Place
+from broker.runtime.cluster.replicas import replicas as module
+from broker.runtime.cluster.replicas.placed import Told
+from broker.runtime.cluster.replicas.replicas import Replicas
+from broker.runtime.cluster.wiring import Host
+from tests.support.effort import seeds
+
+BROKERS = ("a", "b", "c", "d")
+KINDS = (
+    *("register", "fail", "create", "create", "delete", "alter", "grow", "confirm", "isr", "isr", "isr"),
+    *("opened", "opened", "step_out", "reassign", "preferred", "deleted", "renew"),
+)
+
+
+class Noting:
+    """A replica that is gone at once when it is told that it is over."""
+
+    def __init__(self, host: Any, at: Place, *_: Any, **__: Any) -> None:
+        self.at, self.is_gone, self.told = at, False, host.told
+
+    def tell(self, told: Told | None) -> None:
+        self.is_gone = told is None
+        self.told[self.at] = told
+
+
+class Service:
+    """Gives what the commands have touched; or nothing, so that all is looked at."""
+
+    def __init__(self, catalog: Catalog, *, tells: bool) -> None:
+        self.catalog, self.tells = catalog, tells
+        self.touched: Touched | None = None
+        self.looked = 0
+
+
+def replicas_of(service: Service) -> tuple[Replicas, dict[Place, Told | None]]:
+    told: dict[Place, Told | None] = {}
+    host = SimpleNamespace(me="a", service=service, now_ms=lambda: 0, told=told)
+    return Replicas(cast(Host, host), "pa"), told
+
+
+class Commands:
+    """Commands that may be, in an order of a seed."""
+
+    def __init__(self, rng: random.Random, apply: Callable[..., Any], catalog: Catalog) -> None:
+        self.rng, self.apply, self.catalog = rng, apply, catalog
+        self.number = 0
+
+    def one(self) -> None:
+        cluster, rng = self.catalog.cluster, self.rng
+        streams = list(self.catalog.streams.values())
+        places = list(cluster.partitions)
+        name = rng.choice(BROKERS)
+        info = cluster.brokers.get(name)
+        number = 0 if info is None else info.registration
+        kind = rng.choice(KINDS)
+        self.number += 1
+        match kind:
+            case "register":
+                process = f"p{name}" if name == "a" else f"p{self.number}"
+                sound: dict[str, list[int]] = {}
+                for incarnation, partition in places:
+                    sound.setdefault(incarnation, []).append(partition)
+                address = rng.choice((1, 2))
+                self.apply(
+                    kind="register_broker",
+                    broker_id=name,
+                    incarnation=process,
+                    http=f"{name}:{address}",
+                    grpc=f"{name}:3",
+                    after=number,
+                    sound=sound,
+                )
+            case "fail" if name != "a" or rng.random() < 0.3:
+                self.apply(kind="fail_broker", broker_id=name, registration=number)
+            case "renew" if info is not None:
+                self.apply(kind="renew_sessions", renewals={name: number})
+            case "create":
+                settings = {"subject": None, "partitions": rng.randint(1, 3)}
+                what = {"name": f"s{self.number}", "incarnation": f"{self.number:032x}", "settings": settings}
+                self.apply(kind="create_stream", created_us=1, replication_factor=rng.randint(1, 3), **what)
+            case "delete" if streams:
+                self.apply(kind="delete_stream", name=rng.choice(streams).name)
+            case "alter" if streams:
+                self.apply(kind="alter_stream", name=rng.choice(streams).name, changes={"retention_ms": self.number})
+            case "grow" if streams:
+                stream = rng.choice(streams)
+                self.apply(kind="add_partitions", name=stream.name, partitions=stream.settings.partitions + 1)
+            case "confirm" if streams:
+                self.confirm(rng.choice(streams))
+            case "isr" if places:
+                self.isr(rng.choice(places))
+            case "opened" if info is not None:
+                mine = [[*at, s.step_outs_of(name)] for at, s in cluster.partitions.items() if name in s.replicas]
+                self.apply(kind="report_opened", broker_id=name, registration=number, replicas=mine)
+            case "step_out" if places and info is not None:
+                at = rng.choice(places)
+                steps = cluster.partitions[at].step_outs_of(name)
+                values = {"broker_id": name, "registration": number, "replicas": [[*at, steps]]}
+                self.apply(kind="step_out", why=rng.choice(("fsync", "damage")), **values)
+            case "reassign" if places:
+                at = rng.choice(places)
+                target = rng.sample(BROKERS, rng.randint(1, 3))
+                self.apply(kind="reassign", stream=at[0], partition=at[1], replicas=target)
+            case "preferred" if places:
+                at = rng.choice(places)
+                self.apply(kind="elect_preferred", partitions={at[0]: [at[1]]})
+            case "deleted":
+                gone: dict[str, list[int]] = {}
+                for incarnation, partition in cluster.leftovers.get(name, ()):
+                    gone.setdefault(incarnation, []).append(partition)
+                self.apply(kind="confirm_deleted", broker_id=name, partitions=gone)
+
+    def confirm(self, stream: Any) -> None:
+        for at in self.catalog.cluster.places_of(stream.incarnation):
+            state = self.catalog.cluster.partitions[at]
+            leader = None if state.leader is None else self.catalog.cluster.brokers[state.leader]
+            if leader is not None:
+                for is_stopped in (False, True):
+                    stage = module.stage_of(self.catalog.cluster, stream) if stream.partitions_next else None
+                    self.apply(
+                        kind="confirm_partitions",
+                        name=stream.name,
+                        incarnation=stream.incarnation,
+                        partitions=stream.partitions_next,
+                        broker_id=leader.broker_id,
+                        registration=leader.registration,
+                        leaders=[[at[1], state.leader_epoch]],
+                        as_of=0 if stage is None else stage.as_of,
+                        is_stopped=is_stopped,
+                        gives_up=False,
+                    )
+
+    def isr(self, at: Place) -> None:
+        state = self.catalog.cluster.partitions[at]
+        other = self.rng.choice(state.replicas)
+        info = self.catalog.cluster.brokers.get(other)
+        if state.leader is None or info is None:
+            return
+        add = {"add": [other, info.registration, state.step_outs_of(other)]}
+        change = {"remove": other} if other in state.isr else add
+        self.apply(
+            kind="alter_isr",
+            broker_id=state.leader,
+            stream=at[0],
+            partition=at[1],
+            leader_epoch=state.leader_epoch,
+            partition_epoch=state.partition_epoch,
+            **change,
+        )
+
+
+@pytest.mark.parametrize("seed", seeds(12))
+def test_no_replica_is_forgotten(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PlacedReplica", Noting)
+    catalog, accepted = Catalog(), set()
+    few, all_of_it = Service(catalog, tells=True), Service(catalog, tells=False)
+    (one, told), (other, told_all) = replicas_of(few), replicas_of(all_of_it)
+    one._changed()
+
+    def apply(**command: Any) -> None:
+        result = catalog.apply({"v": 1, **command})
+        if "ok" in result:
+            accepted.add(command["kind"])
+        few.touched = catalog.take_touched()
+        one._changed()
+        other._changed()
+        assert told == told_all, command
+        assert one._replicas.keys() == other._replicas.keys(), command
+        assert one._growing == {i.incarnation for i in catalog.streams.values() if i.partitions_next} or not one._shared
+
+    commands = Commands(random.Random(seed), apply, catalog)
+    for name in BROKERS:
+        apply(
+            kind="register_broker", broker_id=name, incarnation=f"p{name}", http=f"{name}:1", grpc=f"{name}:3", sound={}
+        )
+    for _ in range(300):
+        commands.one()
+    assert {"create_stream", "report_opened", "delete_stream", "reassign"} <= accepted, accepted
+
+
+def test_a_command_looks_at_what_it_has_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PlacedReplica", Noting)
+    catalog = Catalog()
+    service = Service(catalog, tells=True)
+    one, _ = replicas_of(service)
+    looked: list[Place] = []
+    look_at = one._look_at
+    monkeypatch.setattr(one, "_look_at", lambda at, *rest: (looked.append(at), look_at(at, *rest)))
+
+    def apply(**command: Any) -> Any:
+        result = catalog.apply({"v": 1, **command})
+        service.touched = catalog.take_touched()
+        looked.clear()
+        one._changed()
+        assert "ok" in result, result
+        return result["ok"]
+
+    numbers = {}
+    for name in "abc":
+        values = {"incarnation": f"p{name}", "http": f"{name}:1", "grpc": f"{name}:2", "sound": {}}
+        numbers[name] = apply(kind="register_broker", broker_id=name, **values)["registration"]
+    settings = {"subject": None, "partitions": 100}
+    for stream in range(3):
+        what = {"name": f"s{stream}", "incarnation": f"{stream:032x}", "settings": settings}
+        apply(kind="create_stream", created_us=1, replication_factor=3, **what)
+        assert len(looked) == 100
+    for name in "abc":
+        mine = [[*at, 0] for at in catalog.cluster.partitions]
+        apply(kind="report_opened", broker_id=name, registration=numbers[name], replicas=mine)
+    at, state = next((at, s) for at, s in catalog.cluster.partitions.items() if s.leader == "a")
+    where = {"stream": at[0], "partition": at[1], "partition_epoch": state.partition_epoch}
+    apply(kind="alter_isr", broker_id="a", leader_epoch=state.leader_epoch, remove="b", **where)
+    assert looked == [at]
+    apply(kind="renew_sessions", renewals={"b": numbers["b"]})
+    assert looked == []
+
+
+def test_a_fault_in_one_partition_is_met_again_and_keeps_no_other_from_being_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PlacedReplica", Noting)
+    catalog = Catalog()
+    service = Service(catalog, tells=True)
+    one, told = replicas_of(service)
+    tell, met = one._tell, []
+
+    def fails_once(at: Place, name: str, said: Told | None) -> None:
+        if not met:
+            met.append(at)
+            raise LiftlogError("a fault of ours")
+        tell(at, name, said)
+
+    monkeypatch.setattr(one, "_tell", fails_once)
+
+    def apply(**command: Any) -> None:
+        assert "ok" in catalog.apply({"v": 1, **command})
+        service.touched = catalog.take_touched()
+        one._changed()
+
+    apply(kind="register_broker", broker_id="a", incarnation="pa", http="a:1", grpc="a:2", sound={})
+    settings = {"subject": None, "partitions": 3}
+    apply(kind="create_stream", name="s", incarnation="0" * 32, created_us=1, settings=settings, replication_factor=1)
+    assert len(told) == 2
+    apply(kind="renew_sessions", renewals={"a": 1})
+    assert sorted(told) == [("0" * 32, number) for number in range(3)]
