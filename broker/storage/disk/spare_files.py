@@ -8,7 +8,8 @@ removed records would tell. On a full disk neither could be written, so nothing 
 is overwritten in its own blocks, cut to the length of the new content, fsynced, and renamed over the target. No block
 is free in between, so nobody else can take it.
 
-B1  Only a write that frees space gets one (`replace_file(frees=True)`), and only where the disk has refused.
+B1  Only a write that frees space gets one, or one without which nobody could (a start, a replica that leads or is cut):
+    `replace_file(frees=True)`, and only where the disk has refused.
 B2  The target has the old content or the new, whatever happens (D3): the spare is whole on disk before the rename.
 B3  They are made again as soon as the disk lets. One that a crash left under two names is not overwritten.
 B4  A spare that is being written to has one user: it is neither given out nor made again before it has its new name.
