@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from broker.api.errors import LiftlogError
 from broker.metadata.catalog import Catalog
 from broker.runtime.config.settings import ProducersConfig
+from broker.runtime.elapsed import elapsed_us
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +21,10 @@ NOTED_IN: Final = 8
 
 
 def now_ms() -> int:
-    """Milliseconds since 1970 UTC."""
-    return time.time_ns() // 1_000_000
+    """Milliseconds since 1970 UTC, by what the clock said when this process began: one that is set since makes no name
+    old.
+    """
+    return elapsed_us() // 1_000
 
 
 def registration_times(config: ProducersConfig) -> dict[str, int]:
