@@ -30,7 +30,7 @@ from broker.runtime import metrics
 from broker.runtime.background.cleaner import Cleaner
 from broker.runtime.background.compactor import Chores, Compactor
 from broker.runtime.background.disk_reserve import Room
-from broker.runtime.background.doubted_clock import DoubtedClock
+from broker.runtime.background.doubted_clock import kept_clock
 from broker.runtime.background.scrubber import Scrubber
 from broker.runtime.config.configuration import Config
 from broker.runtime.config.nats_options import checked_options
@@ -153,7 +153,7 @@ class Assembled:
         self.register_producer, self.forget_producer = control.register_producer, control.forget_producer
         self._used_producers = UsedProducers(config.producers, control.note_producers)
         self._changes = control
-        self._clock = DoubtedClock()
+        self._clock = kept_clock(self._disk, self._folder.path, self._folder.boot_id())
         self._cleaner = Cleaner(
             config, streams.all_partitions, moved=self._hub.take_moved, also=self._each_round, clock=self._clock
         )

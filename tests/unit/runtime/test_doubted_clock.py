@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,12 +10,14 @@ import pytest
 from broker.api.stream import settings_from
 from broker.groups.offsets import offset_rows
 from broker.runtime.background.cleaner import Cleaner
-from broker.runtime.background.doubted_clock import AHEAD_S, DOUBT_S, DoubtedClock
+from broker.runtime.background.doubted_clock import AHEAD_S, DOUBT_S, KEEP_S, DoubtedClock, kept_clock
 from broker.runtime.config.configuration import load
-from broker.runtime.elapsed import elapsed_us
+from broker.runtime.elapsed import elapsed_us, wall_us
 from broker.runtime.partitions.leader import Partition
 from broker.storage.rows import RowBatch
+from broker.storage.segments.checkpoint import open_json, seal_json
 from tests.support.processes import eventually
+from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import HeldPool, disk, partition, pool
 
 __all__ = ["disk", "partition", "pool"]  # fixtures
@@ -110,6 +113,53 @@ def test_a_second_jump_while_the_first_is_doubted_does_not_shorten_the_doubt(mac
         machine.clock.now_us()
         machine.pass_(DOUBT_S / 10 - 1)
     assert machine.now_s == before + DOUBT_S - 10
+
+
+def test_a_start_compares_with_what_the_life_before_believed(machine: Machine) -> None:
+    """By the clock that nobody sets, if the machine has not started since; and a second life doubts for as long."""
+    kept: list[tuple[int, int]] = []
+    wall, passed = machine.clock._wall_us, machine.clock._passed_us
+    first = DoubtedClock(wall, passed, keep=lambda *values: kept.append(values))
+    first.now_us()
+    for _ in range(3):
+        machine.pass_(KEEP_S)
+        first.now_us()
+    assert len(kept) == 4
+    machine.pass_(3 * DAY_S)
+    right = DoubtedClock(wall, passed, kept=kept[-1])
+    assert right.now_us() == wall()
+    machine.wall_s += 365 * DAY_S
+    wrong = DoubtedClock(wall, passed, kept=kept[-1])
+    assert wrong.now_us() == wall() - 365 * DAY_S * 1_000_000
+    machine.pass_(DOUBT_S)
+    assert wrong.now_us() == wall()
+
+
+@pytest.mark.parametrize("boot", ["same", "other", ""])
+def test_the_file_of_the_clock_says_how_much_time_has_passed_only_in_one_run_of_the_machine(boot: str) -> None:
+    disk = SimDisk()
+    disk.makedirs("/data")
+    began = kept_clock(disk, "/data", "same").now_us()
+    values = open_json(disk.read_file("/data/clock"), where="")
+    assert values is not None
+    month_us = 30 * DAY_S * 1_000_000
+    values["believed_us"] -= month_us  # as if it had been written a month ago, by either clock
+    values["at_us"] -= min(month_us, values["at_us"])
+    passed_us = json.loads(disk.read_file("/data/clock").rpartition(b" ")[0])["at_us"] - values["at_us"]
+    disk.replace_file("/data/clock", seal_json(values))
+    found = kept_clock(disk, "/data", boot).now_us()
+    expected = began - month_us + (passed_us if boot == "same" else 0)
+    assert 0 <= found - expected < 60_000_000
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{} 00000000\n", seal_json({}), seal_json({"believed_us": -1, "at_us": "x"})]
+)
+def test_a_file_of_the_clock_that_is_no_use_is_none(content: bytes) -> None:
+    disk = SimDisk()
+    disk.makedirs("/data")
+    disk.replace_file("/data/clock", content)
+    assert abs(kept_clock(disk, "/data", "same").now_us() - wall_us()) < 60_000_000
 
 
 def test_retention_deletes_nothing_for_a_clock_that_jumped(
