@@ -915,3 +915,15 @@ def test_the_only_replica_counts_as_one_of_several_before_it_leads_with_others(o
     eventually(lambda: one.log(at).settings.is_sole_replica, what="to be alone again")
     one.leading(at)
     stored(one.partition(at), 1)
+
+
+def test_replicas_that_are_opened_together_are_reported_together(one: Node, cluster: Cluster) -> None:
+    """One goes at once, all others while its command is under way go by the next."""
+    one.start()
+    cluster.goes.clear()
+    places = cluster.create("s", partitions=40)
+    eventually(lambda: len(one.replicas._reports._waiting) == len(places) - 1, what="all but the first to wait")
+    cluster.goes.set()
+    eventually(lambda: all("a" in cluster.state(at).opened for at in places), what="all to be reported")
+    told = [command["replicas"] for command in cluster.sent if command["kind"] == "report_opened"]
+    assert [len(replicas) for replicas in told] == [1, len(places) - 1]

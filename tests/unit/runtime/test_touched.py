@@ -53,7 +53,7 @@ class Service:
 
 def replicas_of(service: Service) -> tuple[Replicas, dict[Place, Told | None]]:
     told: dict[Place, Told | None] = {}
-    host = SimpleNamespace(me="a", service=service, now_ms=lambda: 0, told=told)
+    host = SimpleNamespace(me="a", service=service, now_ms=lambda: 0, told=told, commands=None)
     return Replicas(cast(Host, host), "pa"), told
 
 

@@ -47,6 +47,7 @@ from broker.metadata.partition import PartitionState, Place
 from broker.replication.messages import NO_INCARNATION, Incarnation
 from broker.runtime.cluster.replicas.capturing import Capturing
 from broker.runtime.cluster.replicas.mending import Mender, Mending
+from broker.runtime.cluster.replicas.opened_reports import OpenedReports
 from broker.runtime.cluster.replicas.serial_work import SerialWork
 from broker.runtime.cluster.replicas.wants import Wants
 from broker.runtime.cluster.wiring import FollowerDriver, Host
@@ -115,6 +116,7 @@ class PlacedReplica:
         name: str,
         found: PartitionLog | None,
         woken: Callable[[], None],
+        reports: OpenedReports,
         mender: Mender,
         *,
         is_old: bool = False,
@@ -128,6 +130,7 @@ class PlacedReplica:
         self._name = name
         self._found = found
         self._woken = woken
+        self._reports = reports
         self._mender = mender
         self.mending: Mending | None = None
         self._turns = SerialWork(host.workers, self._work)
@@ -307,7 +310,7 @@ class PlacedReplica:
             return False
         is_opened = me in state.opened
         if not is_opened:
-            self._wants.say_opened(self._incarnation)
+            self._reports.say(self.at, self._incarnation)
         partition.leader_at = None if state.leader == me else told.leader_at
         if self.stepping is not None and self.stepping.why == "fsync":  # V4
             return is_opened

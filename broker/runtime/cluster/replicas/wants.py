@@ -24,7 +24,6 @@ from broker.api.errors import LiftlogError
 from broker.metadata.catalog import COMMAND_VERSION
 from broker.metadata.partition import Place, state_from
 from broker.replication.events import AskIsr, Effect, Send, StartMoved, StepOut, Trim
-from broker.replication.messages import Incarnation
 from broker.runtime.cluster.wiring import Followers, Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
 
@@ -48,7 +47,6 @@ class Wants:
         self._open: tuple[ReplicatedPartition, Followers] | None = None
         self._trim_to = (-1, 0)  # leader epoch, log start
         self._isr_asked: tuple[int, int] | None = None
-        self._says_opened = False
 
     def begin(self, partition: ReplicatedPartition, followers: Followers) -> None:
         """The log is open."""
@@ -134,24 +132,6 @@ class Wants:
         if opened is not None and isinstance(said, dict) and isinstance(said.get("state"), dict):  # W2
             state = state_from(said["state"])
             opened[0].isr_answered(state, ask.request if state.leader_epoch == ask.epoch else None)  # W4
-
-    def say_opened(self, incarnation: Incarnation) -> None:
-        """Tell the catalog that the folder of this replica is there."""
-        with self._lock:
-            if self._says_opened:  # W1
-                return
-            self._says_opened = True
-        self._submit(self._say_opened_now, incarnation)
-
-    def _say_opened_now(self, incarnation: Incarnation) -> None:
-        registration, step_outs = incarnation
-        try:
-            self._execute("report_opened", registration=registration, replicas=[[*self._at, step_outs]])
-        except LiftlogError as error:
-            log.info("replica.not_reported partition=%s error=%s", self._at, error)
-        finally:
-            with self._lock:
-                self._says_opened = False
 
     def _execute(self, kind: str, **values: Any) -> Any:
         command = {"v": COMMAND_VERSION, "kind": kind, "broker_id": self._host.me, **values}
