@@ -49,7 +49,13 @@ def test_a_position_is_not_ready(unknown: Api) -> None:
     assert [(one["error"]["reason"], one["high_watermark"]) for one in found] == [("not_ready", None)] * 3
 
 
-@pytest.mark.parametrize("before", ["latest", {"offset": 4}, {"timestamp_us": 0}])
+def test_a_trim_to_the_latest_needs_no_known_end(unknown: Api) -> None:
+    """The leader trims what it knows to be committed: on a full disk nothing else may make room."""
+    answer = unknown.post("/v1/streams/orders/trim", {"before": "latest"})
+    assert (answer.status, answer.json()["partitions"][0]["log_start_offset"]) == (200, 3)
+
+
+@pytest.mark.parametrize("before", [{"offset": 4}, {"timestamp_us": 0}])
 def test_a_trim_up_to_there_is_not_ready(unknown: Api, before: object) -> None:
     """Seen before: refused for good as out of range, or answered although a part had not been trimmed."""
     answer = unknown.post("/v1/streams/orders/trim", {"before": before})
