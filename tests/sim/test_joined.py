@@ -17,7 +17,7 @@ from tests.sim.story import shortened
 from tests.support.effort import examples, seeded
 
 SEEDS = 24
-IN_ONE = 12
+IN_ONE = 24
 DAMAGES = 2
 """A seed in which journals are damaged."""
 SEEN = (

@@ -69,7 +69,7 @@ MUTANTS: Final = (
     Mutant("a deposed leader commits", "leader", "event.generation == self.generation and self.role is Role.LEADING:", "event.durable_end <= self.log_end:"),
     Mutant("a pending addition does not count", "insync", "or broker == added", ""),
     Mutant("a pending removal does not count", "insync", "if broker in self.members or", "if broker in self.members and broker != (self.pending.remove if self.pending else None) or"),
-    Mutant("a time-out is taken for an answer", "insync", "        if self.pending is not None:\n            return self.pending\n        return None if worst", "        self.pending = None\n        return None if worst"),
+    Mutant("a time-out is taken for an answer", "insync", "        if self.pending is not None:\n            return self.pending\n        if worst is None:", "        self.pending = None\n        if worst is None:"),
     Mutant("an old answer is news", "insync", "if event.partition_epoch < self.partition_epoch:", "if False:"),
     Mutant("an answer to another question settles this one", "insync", "is_answer = self.pending is not None and event.request == self.pending.request", "is_answer = self.pending is not None"),
     Mutant("an earlier incarnation counts", "insync", "broker in self.followers and incarnation >= self.followers[broker].incarnation", "broker in self.followers"),

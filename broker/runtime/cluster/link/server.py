@@ -204,6 +204,8 @@ class Server:
         try:
             peer = yield from self._greet(requests, context)
         except Refused as error:
+            if not context.is_active():  # it was sent away, which was counted, or is gone
+                return
             self.refuse(error.reason, context.peer(), error.text)
             context.abort(grpc.StatusCode[error.status], str(error))
         except grpc.RpcError:  # it is gone
