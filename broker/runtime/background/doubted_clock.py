@@ -86,7 +86,7 @@ class DoubtedClock:
         if ahead_s > AHEAD_S:
             if since is None:
                 self._doubted_since_us = passed
-                log.error("clock.doubted ahead_s=%d believed_in_s=%d", ahead_s, DOUBT_S)
+                log.warning("clock.doubted ahead_s=%d believed_in_s=%d", ahead_s, DOUBT_S)
                 return expected
             if passed - since < DOUBT_S * 1_000_000:
                 return expected
