@@ -251,17 +251,24 @@ def new_values(values: Mapping[str, Any], defaults: StreamSettings, existing: St
 
 
 def check_new_subject(settings: StreamSettings) -> StreamSettings:
-    """Return the settings of a stream that is to be created, if its subject is not the server's own.
+    """Return the settings of a stream that is to be created, if its subject may be that of a new one.
 
     Not part of `settings_from`: streams of before are read by that.
 
     Raises:
-        InvalidSubject: the subject begins with `$`.
+        InvalidSubject: the subject begins with `$`, which is the server's own; or `*` or `>` is a part of a token, as
+            in `orders.**`, and so no wildcard.
     """
-    if settings.subject is not None and settings.subject.startswith("$"):
+    subject = settings.subject
+    if subject is not None and subject.startswith("$"):
         raise InvalidSubject(
-            f"subject {settings.subject!r} is one of the NATS server's own, which are never captured",
-            subject=settings.subject,
+            f"subject {subject!r} is one of the NATS server's own, which are never captured", subject=subject
+        )
+    if subject is not None and any(len(token) > 1 and {"*", ">"} & set(token) for token in subject.split(".")):
+        raise InvalidSubject(
+            f"subject {subject!r} has '*' or '>' within a token, where it is no wildcard: a wildcard is a token of its"
+            " own, as in 'orders.*' or 'orders.>'",
+            subject=subject,
         )
     return settings
 

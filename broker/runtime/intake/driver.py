@@ -5,6 +5,8 @@
 I1  Subscriptions are made, and confirmed by the server, before `attach` returns.
 I2  A lost connection is made again for ever; when nats-py gives one up (most `-ERR`), a new client is made.
 I3  Messages that may have been missed while away are estimated, labelled so, and counted; nothing is hidden.
+I4  One stream's subject keeps no other stream from being captured. nats-py raises for subjects that the server takes
+    (`orders.**`, without a wildcard in it); our own rule is the catalog's, and the server has the last word.
 
 Everything but `attach`, `alter`, `detach`, `stop` and reading counters runs on the thread's own loop.
 """
@@ -179,6 +181,7 @@ class IntakeDriver:
                     allow_reconnect=True,
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.25,  # type: ignore[arg-type]  # it sleeps for it; floats are fine
+                    skip_subject_validation=True,  # I4
                     error_cb=self._on_error,
                     disconnected_cb=self._on_disconnected,
                     reconnected_cb=self._on_reconnected,

@@ -101,6 +101,15 @@ def test_no_new_stream_is_over_the_servers_own_subjects(subject: str) -> None:
     assert check_new_subject(settings_from({})).subject is None
 
 
+@pytest.mark.parametrize("subject", ["orders.**", "a*", "a.>>", "a.b>", ">a.b", "*.x*.>"])
+def test_no_new_stream_has_a_wildcard_within_a_token(subject: str) -> None:
+    """One of before is still read."""
+    settings = settings_from({"subject": subject, "reply_acks": False})
+    with pytest.raises(InvalidSubject, match="within a token"):
+        check_new_subject(settings)
+    assert check_new_subject(settings_from({"subject": "a.*.b.>"})).subject == "a.*.b.>"
+
+
 @pytest.mark.parametrize("name", ["", "-a", ".a", "a/b", "a b", "x" * 129, "__a", "é", "a\n"])
 def test_bad_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidName):
