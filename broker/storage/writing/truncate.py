@@ -98,6 +98,7 @@ def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: i
         is_written = True
     state.log_start_offset = to
     epochs.put(before)
+    state.ages.cut(0)  # `ages.A4`: also those below `to`, of which a state file of another history may tell
     state.lower(to)
     state.high_watermark = to
     with state.failing("reset"):

@@ -135,6 +135,25 @@ def test_what_comes_to_stand_where_a_record_was_taken_back_is_new(how: str) -> N
         assert not is_stored(follower, text, at=now + WINDOW - SECOND, wall=NOON, epoch=3 if how == "kill" else 2)
 
 
+def test_a_log_that_begins_anew_keeps_no_time_of_what_it_had() -> None:
+    """`ages.A4`: its leader's state file tells of other records, at offsets at which it had old ones of its own."""
+    leader, log = create_log(SimDisk(), settings=SETTINGS), create_log(SimDisk(), settings=SETTINGS)
+    for each, epoch, at in ((log, 1, 0), (leader, 2, 10 * WINDOW)):
+        each.lead(epoch)
+        for text in "abcde":
+            assert is_stored(each, f"{text}{epoch}", at=at, wall=NOON, epoch=epoch)
+    leader.remembered.keep_committed()
+    data, size = leader.handover.piece(5, 0, 1 << 20) or (b"", 0)
+    now = 10 * WINDOW
+    log.tell_time(now)
+    log.follow(2)  # an operator had chosen the other, which has let go of what it had below
+    log.reset(5, last_epoch=2)
+    assert log.handover.take(5, 0, data, size)
+    log.lead(3)
+    for text in "abcde":
+        assert not is_stored(log, f"{text}2", at=now + WINDOW - SECOND, wall=NOON, epoch=3)
+
+
 def test_a_state_file_of_another_broker_says_no_times() -> None:
     """Its clock counts from elsewhere; what it tells of is new to who takes it (`memory.M5`)."""
     leader, follower = create_log(SimDisk(), settings=SETTINGS), create_log(SimDisk(), settings=SETTINGS)
