@@ -235,7 +235,7 @@ class PartitionLog:
             return Noted(memory, conditional, self._state.settings, self._state.log_start_offset)
         stamp = stamp_of(first) if isinstance(first, RowBatch) else None
         if stamp is not None:
-            found = self.remembered.known().producers.check(
+            found = self.remembered.whole().producers.check(
                 stamp,
                 record_count=sum(batch.record_count for batch in batches),
                 now_us=self._state.ages.now_us,
@@ -272,7 +272,7 @@ class PartitionLog:
         window_us = settings.dedup_window_ms * 1_000
         subjects = self._tracking.table_for(batch)
         if window_us and batch.minds_ids:
-            ids = self.remembered.known().ids
+            ids = self.remembered.whole(window_us=window_us).ids
             if batch.id_count and not self.remembered.states.offsets:
                 self.remembered.begin()
             batch.make_room(ids, now_us=now_us, wall_us=wall_us, window_us=window_us, ids_max=settings.dedup_ids_max)

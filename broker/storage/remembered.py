@@ -18,6 +18,9 @@ U3  A table that is not certain is dropped, and read anew: it may have missed an
 U4  A log that follows brings its tables up to date in the background (`keep_up`), so that there is
     little to read when it begins to lead. They are read without the append lock, and count if nothing
     was dropped meanwhile.
+U5  Where there are other replicas, tables that were read around a damaged range decide nothing that the
+    range may have told (`whole`), and no state file is made of them. The range is copied from others,
+    trimmed or given up, and then they are read anew.
 
 The log's append lock covers all of it, where nothing else is said.
 """
@@ -32,7 +35,7 @@ from broker.api.batch import BatchHeader, read_header
 from broker.api.errors import LiftlogError, NotReady
 from broker.storage.disk import NO_SPACE, storage_error
 from broker.storage.memory.ids import has_headers
-from broker.storage.memory.memory import Memory
+from broker.storage.memory.memory import WAITED_US, Memory
 from broker.storage.memory.producers import GroupStamp
 from broker.storage.memory.state_files import PRODUCERS, SUBJECTS, StateFiles, state_name
 from broker.storage.memory.subjects import read_head
@@ -84,12 +87,41 @@ class Remembered:
                 self.has_news = False
         return memory
 
+    def whole(self, *, window_us: int | None = None) -> Memory:
+        """As `known`, to decide by (U5).
+
+        Args:
+            window_us: Ids are asked for: what is older tells of none.
+        Raises:
+            NotReady: a record that cannot be read may decide it.
+        """
+        memory, log = self.known(), self.log
+        told_below = log.log_start_offset
+        if memory.missed_to > told_below and window_us is not None:
+            told_below = max(told_below, log.state.ages.here_for(window_us + WAITED_US))
+        self._check_whole(memory, told_below)
+        return memory
+
+    def _check_whole(self, memory: Memory, told_below: int) -> None:
+        if memory.missed_to > told_below:
+            raise NotReady(
+                f"{self.log.folder}: records below {memory.missed_to} are damaged here, so it is not known what they"
+                " told of producers and ids; they are being copied from other replicas"
+            )
+
     def forget(self) -> None:
         """They are read again when they are needed."""
         self.has_news |= self.memory is not None
         self.memory = None
         self.is_wanted = False
         self._drops += 1
+
+    def reads_again(self) -> None:
+        """What was damaged can be read, or was given up: what was read around it does not count (U5)."""
+        if self.memory is None or self.memory.missed_to:
+            self.forget()
+        else:
+            self._drops += 1
 
     def hear(self, header: BatchHeader, message: memoryview) -> None:
         """A batch that a leader has sent is about to be written."""
@@ -152,22 +184,22 @@ class Remembered:
 
     def _follow(self, memory: Memory, end: int) -> None:
         """Note what has come since, a little at a time: in between the tables are whole, up to their end."""
-        log, at = self.log, memory.end
+        log, at, drops = self.log, memory.end, self._drops
         messages: list[memoryview] = []
         size = 0
         for message in log.messages(at, end, whole=True):
             messages.append(message)
             size += len(message)
             if size >= LEARNED_BYTES:
-                at = self._note(memory, messages, at)
+                at = self._note(memory, messages, at, drops)
                 messages, size = [], 0
         if messages:
-            self._note(memory, messages, at)
+            self._note(memory, messages, at, drops)
 
-    def _note(self, memory: Memory, messages: Sequence[memoryview], at: int) -> int:
+    def _note(self, memory: Memory, messages: Sequence[memoryview], at: int, drops: int) -> int:
         """Messages, the first of which has the record at `at`. Returns their end. NotReady: others were here."""
         with self.log.lock:
-            if self.memory is not memory or memory.end != at:
+            if self.memory is not memory or memory.end != at or self._drops != drops:
                 raise NotReady(f"{self.log.folder}: the tables are others by now")
             end = read_header(messages[-1]).next_offset
             self.memory = None  # U3
@@ -219,8 +251,12 @@ class Remembered:
     def _learn(self, memory: Memory, messages: Iterable[memoryview], start: int, end: int) -> None:
         """Note what these tell of the records from `start` on; the log ends, or was read to, at `end`."""
         with self.log.lock:
-            ages = self.log.state.ages.copy()
+            ages, lost = self.log.state.ages.copy(), self.log.lost_ranges
         memory.learn(messages, start, end, ages=ages, window_us=self.log.settings.dedup_window_ms * 1_000)
+        if not self.log.settings.is_sole_replica:  # U5
+            lost += self.log.lost_ranges
+            missed = [min(after, end) for first, after in lost if first < end and start < after]
+            memory.missed_to = max([memory.missed_to, *missed])
 
     def sections_of(self, memory: Memory, offset: int) -> dict[str, bytes]:
         now_us = self.log.state.ages.now_us
@@ -321,7 +357,9 @@ class Remembered:
         return self.known()
 
     def save(self, offset: int, *, anew: bool = False, frees: bool = False) -> None:
-        self._write(self.sections_of(self.known(), offset), offset, anew=anew, frees=frees)
+        memory = self.known()
+        self._check_whole(memory, self.log.log_start_offset)
+        self._write(self.sections_of(memory, offset), offset, anew=anew, frees=frees)
         self.is_due = False
 
     def _write(self, sections: Mapping[str, bytes], offset: int, *, anew: bool = False, frees: bool = False) -> None:
@@ -341,7 +379,9 @@ class Remembered:
             try:
                 states = self.states.offsets
                 if states and states[0] != log.log_end_offset:
-                    if not at_close and self._is_large():
+                    memory = self.memory
+                    is_missing = memory is not None and memory.missed_to > log.log_start_offset  # U5
+                    if is_missing or (not at_close and self._is_large()):
                         self.is_due = True
                     else:
                         self.save(log.log_end_offset)
@@ -367,16 +407,25 @@ class Remembered:
             return
         self.states.look()
         if self.log.failure is None and not self.lacks_state:
-            self.keep_end(anew=True)  # it may tell more than one that a roll has written
+            with suppress(NotReady):  # U5: it stays due
+                self.keep_end(anew=True)  # it may tell more than one that a roll has written
 
-    def keep_end(self, *, anew: bool = False, frees: bool = False) -> int:
+    def keep_end(self, *, anew: bool = False, frees: bool = False, gone_below: int = 0) -> int:
         """Write the tables as of the log end, and return that. Appends go on meanwhile. Under the checkpoint lock or
-        the sync lock, so that nothing is taken back. OSError passes through."""
+        the sync lock, so that nothing is taken back. OSError passes through.
+
+        Args:
+            gone_below: What is damaged below it is about to go, or to be given up.
+        Raises:
+            NotReady: U5.
+        """
         log = self.log
         self.read_ahead()
         with log.lock:
             end, was_due = log.log_end_offset, self.is_due
-            sections = self.sections_of(self.known(), end)
+            memory = self.known()
+            self._check_whole(memory, max(gone_below, log.log_start_offset))
+            sections = self.sections_of(memory, end)
             self.is_due = False
         try:
             log.sync()  # `state_files.T2`
@@ -391,7 +440,7 @@ class Remembered:
         a file that no truncation takes: with more replicas one of what is committed.
 
         Raises:
-            StorageFailed, DiskFull: nothing may go.
+            StorageFailed, DiskFull, NotReady: nothing may go.
         """
         log = self.log
         with log.sync_lock, log.guarded("write state"):
@@ -399,19 +448,20 @@ class Remembered:
             states = self.states.offsets
             if not states or log.failure is not None or self.kept_offset() >= goes_to(log.state, start):
                 return
-            self.keep_committed()
+            self.keep_committed(gone_below=start)
 
-    def keep_committed(self) -> None:
+    def keep_committed(self, *, gone_below: int = 0) -> None:
         """Write the newest file that no truncation takes. Under the sync lock, without the append lock. OSError passes
-        through."""
+        through; arguments and NotReady as with `keep_end`."""
         log = self.log
         high_watermark = log.high_watermark
         if log.settings.is_sole_replica or high_watermark == log.log_end_offset:
-            self.keep_end(frees=True)
+            self.keep_end(frees=True, gone_below=gone_below)
             return
         log.sync()
         end = log.ask(lambda view: group_start(view, high_watermark))
         memory = self.read(end, [offset for offset in self.states.offsets if offset <= end] or (-1,))
+        self._check_whole(memory, max(gone_below, log.log_start_offset))
         self.states.put(end, self.sections_of(memory, end), high_watermark=high_watermark, frees=True)
 
     def kept_offset(self) -> int:

@@ -61,9 +61,10 @@ class Memory:
         carried: The snapshot of subjects that the newest state file has, while they are not live.
         growing: The table that is being built from that.
         end: The tables tell of the records below.
+        missed_to: They were read around damaged records, all of which lie below; 0: around none.
     """
 
-    __slots__ = ("carried", "end", "growing", "ids", "producers", "subjects")
+    __slots__ = ("carried", "end", "growing", "ids", "missed_to", "producers", "subjects")
 
     def __init__(self) -> None:
         self.producers = ProducerTable()
@@ -71,7 +72,7 @@ class Memory:
         self.subjects: SubjectTable | None = None
         self.carried: bytes | None = None
         self.growing: Growing | None = None
-        self.end = 0
+        self.end = self.missed_to = 0
 
     @property
     def is_of_messages_alone(self) -> bool:

@@ -69,6 +69,7 @@ class GapRewrite:
                 self.check()
                 state = log.log.state
                 state.lost_ranges = without(state.lost_ranges, self.ranges)
+                log.remembered.reads_again()
             try:
                 log.checkpoint()
             except LiftlogError:

@@ -68,7 +68,7 @@ class _GivingUp(GapRewrite):
         with log.sync_lock, log.guarded("write state"):
             remembered.states.look()
             if remembered.has_states() and remembered.kept_offset() < max(stop for _, stop in self.ranges):
-                remembered.keep_committed()
+                remembered.keep_committed(gone_below=log.log_end_offset)
 
     def close(self, source: File, copy: GapCopy, place: tuple[int, int], offsets: tuple[int, int]) -> bool:
         first, stop = offsets

@@ -73,7 +73,6 @@ def mend(
         raise BadBatch(f"{log.folder}: nothing of {lost} came")
     try:
         _Mending(log, (start, stop), found, superseded).run()
-        _forget(log, stop)
     except OSError as error:
         raise storage_error(error, f"mend {lost} of {log.folder}") from error
     return start, stop
@@ -92,13 +91,6 @@ def lower_mark(log: PartitionLog, to: int) -> None:
         with opened.lock:
             opened.state.note_compacted(min(log.compacted_to, to))
             opened.state.cuts += 1
-
-
-def _forget(log: PartitionLog, stop: int) -> None:
-    """The tables may have been read around what was lost."""
-    with log.log.lock, log.log.guarded("read state"):
-        if log.remembered.kept_offset() < stop:
-            log.remembered.forget()
 
 
 class _Mending(GapRewrite):

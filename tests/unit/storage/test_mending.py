@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from broker.api.batch import decode_batch, encode_batch, verify_batch
-from broker.api.errors import BadBatch, CorruptLog, LiftlogError, StorageFailed
+from broker.api.errors import BadBatch, CorruptLog, LiftlogError, NotReady, StorageFailed
 from broker.storage.inspect.inspection import inspect_partition
 from broker.storage.log import PartitionLog
 from broker.storage.recovery import Ranges
@@ -23,7 +23,8 @@ from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.giving_up import give_up
 from broker.storage.rewrite.mending import lower_mark, mend
 from tests.support.effort import first_quick
-from tests.support.logs import FOLDER, commit, open_log, row_batch, verified_records
+from tests.support.logs import FOLDER, commit, create_log, open_log, row_batch, stamped, verified_records
+from tests.support.published import batch_from_nats, with_id
 from tests.support.simdisk import Crashed, SimDisk, modes_at
 from tests.unit.storage.test_giving_up import (
     DAMAGES,
@@ -461,3 +462,95 @@ def test_the_tables_are_read_again_if_they_were_read_around_it() -> None:
     mend_all(log, another())
     assert log.remembered.memory is None
     assert log.remembered.known().end == END
+
+
+def longer_log(disk: SimDisk) -> PartitionLog:
+    """With a last batch of a producer, and a message with an id, that no state file tells of."""
+    log = create_log(disk, settings=replace(REPLICATED, dedup_window_ms=120_000))
+    log.lead(5)
+    log.append([row_batch([b"v"])], leader_epoch=5, now_us=0)
+    for _ in range(2):
+        log.append([stamped([b"p" * 50] * 2, 7, 0, 0)], leader_epoch=5, now_us=0)
+        log.append([batch_from_nats([(b"v" * 100, with_id("a"))], 0)], leader_epoch=5, now_us=0)
+    log.append([row_batch([b"v"])], leader_epoch=5, now_us=0)
+    commit(log)
+    assert log.log_end_offset == 5, "each was stored once"
+    log.checkpoint()
+    return log
+
+
+def repeats(log: PartitionLog, *, now_us: int = 1) -> list[bool]:
+    """Send both once more: whether each was stored, in epoch 6."""
+    before = log.log_end_offset
+    found = []
+    for batch in (stamped([b"p" * 50] * 2, 7, 0, 0), batch_from_nats([(b"v" * 100, with_id("a"))], 0)):
+        log.append([batch], leader_epoch=6, now_us=now_us)
+        found.append(log.log_end_offset > before)
+    commit(log)
+    return found
+
+
+def longer_and_damaged() -> tuple[SimDisk, PartitionLog]:
+    """Both are damaged, and a broker starts with that."""
+    disk = SimDisk()
+    log = longer_log(disk)
+    flips(1, 3)(disk, log)
+    disk = disk.after_kill()
+    log = open_log(disk, settings=log.settings, now_us=0)
+    log.lead(6)
+    log.advance_high_watermark(5)
+    assert found_by_the_scrub(log) == ((1, 4),)
+    return disk, log
+
+
+def check_decides_nothing(log: PartitionLog) -> None:
+    for batch in (stamped([b"p" * 50] * 2, 7, 0, 0), batch_from_nats([(b"v" * 100, with_id("a"))], 0)):
+        with pytest.raises(NotReady, match="are damaged here"):
+            log.append([batch], leader_epoch=6, now_us=1)
+    assert log.log_end_offset == 5
+
+
+@pytest.mark.parametrize("then", ["goes on", "is killed", "stops"])
+def test_nothing_that_was_damaged_is_stored_again(then: str) -> None:
+    """`remembered.U5`: neither before it is mended nor after, and no state file is made that lacks it."""
+    disk, log = longer_and_damaged()
+    check_decides_nothing(log)
+    log.roll_if_due(1 << 60)
+    log.checkpoint()
+    if then == "stops":
+        log.close()
+    if then != "goes on":
+        disk = disk.after_kill()
+        log = open_log(disk, settings=log.settings, now_us=0)
+        log.lead(6)
+        check_decides_nothing(log)
+    assert [each for each in log.remembered.states.offsets if each > 1] == []
+    log.append([row_batch([b"of nobody"])], leader_epoch=6, now_us=1)
+    commit(log)
+    mend(log, (1, 4), answer(longer_log(SimDisk()), 1, 4))
+    assert repeats(log) == [False, False]
+    log.close()
+    log = open_log(disk, settings=log.settings, now_us=1)
+    log.lead(6)
+    assert repeats(log, now_us=2) == [False, False]
+
+
+def test_what_is_given_up_or_trimmed_decides_nothing_any_more() -> None:
+    _, log = longer_and_damaged()
+    check_decides_nothing(log)
+    give_up(log, ((1, 4),), leader_epoch=6, aside=f"{FOLDER}.aside")
+    assert repeats(log) == [True, True]
+    _, log = longer_and_damaged()
+    check_decides_nothing(log)
+    log.append([row_batch([b"of nobody"])], leader_epoch=6, now_us=1)
+    commit(log)
+    log.roll_if_due(1 << 60)
+    log.trim(4)
+    assert repeats(log) == [True, True]
+
+
+def test_ids_are_decided_once_what_is_damaged_is_older_than_their_window() -> None:
+    _, log = longer_and_damaged()
+    check_decides_nothing(log)
+    log.append([batch_from_nats([(b"v", with_id("a"))], 0)], leader_epoch=6, now_us=10**9)
+    assert log.log_end_offset == 6
