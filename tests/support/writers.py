@@ -50,6 +50,12 @@ WRITERS: Final = (
         "tests/unit/test_writers.py::test_rewriting_stops_at_the_reserve_and_later_for_the_brokers_own_streams",
     ),
     Writer(
+        "damaged batches of a log, copied from another replica; the segment around them",
+        Budget.RECORDS,
+        ("storage/rewrite/gaps.py",),
+        "tests/unit/link/test_mending.py::test_a_segment_is_written_anew_only_where_it_leaves_the_reserve_free",
+    ),
+    Writer(
         "folders of new partitions",
         Budget.RECORDS,
         ("storage/segments/checkpoint.py",),
@@ -80,13 +86,14 @@ WRITERS: Final = (
         "tests/unit/storage/test_full_disk.py",
     ),
     Writer(
-        "`epochs` with the first record of a leadership; state files as segments are sealed; `ends`, `scrub`",
+        "`epochs` with the first record of a leadership; state files as segments are sealed; `ends`, `scrub`, `clock`",
         LAST,
         (
             "storage/segments/epochs.py",
             "storage/memory/state_files.py",
             "runtime/cluster/replicas/log_ends.py",
             "runtime/background/scrubber.py",
+            "runtime/background/doubted_clock.py",
         ),
         "tests/unit/storage/test_full_disk.py",
     ),

@@ -59,7 +59,7 @@ from broker.runtime.partitions.sync import Outcome, SyncPool
 from broker.storage.log import AppendResult, Encodable, StoredGroup
 from broker.storage.recovery import Ranges, merge_ranges
 from broker.storage.rewrite.giving_up import give_up
-from broker.storage.rewrite.mending import mend
+from broker.storage.rewrite.mending import bytes_to_write, mend
 
 TICK_WAIT_S: Final = 0.02
 """See P18. A lock that appends take in turns is free within that, now and then."""
@@ -296,7 +296,7 @@ class ReplicatedPartition(Partition):
     def mend(self, lost: tuple[int, int], data: bytes, superseded: tuple[int, int]) -> tuple[int, int]:
         """As `storage.rewrite.mending.mend`. Waits for the disk."""
         if self.replica.room is not None:
-            self.replica.room.check()
+            self.replica.room.check(bytes_to_write(self.log, lost, data))
         with self._giving_up:
             mended = mend(self.log, lost, data, superseded=superseded)
             self.mended_count += mended[1] - mended[0]

@@ -78,6 +78,16 @@ def mend(
     return start, stop
 
 
+def bytes_to_write(log: PartitionLog, lost: tuple[int, int], data: ReadableBuffer) -> int:
+    """So many bytes more the disk holds at most while `mend` is at work: one segment is there twice."""
+    sizes = [
+        segment.size(log.disk)
+        for segment, end in log.sealed_segments()
+        if segment.base_offset < lost[1] and lost[0] < end
+    ]
+    return max(sizes, default=0) + memoryview(data).nbytes
+
+
 def lower_mark(log: PartitionLog, to: int) -> None:
     """Let the mark of compaction be at most `to`, durably (M4).
 

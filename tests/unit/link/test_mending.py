@@ -21,7 +21,7 @@ from broker.runtime.cluster.link import handshake, ranges
 from broker.runtime.cluster.replicas import mending
 from broker.runtime.cluster.replicas.folders import ASIDE
 from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
-from tests.support.linked import Linked, LinkedNode, linked
+from tests.support.linked import RESERVE_BYTES, Linked, LinkedNode, linked
 from tests.support.processes import eventually
 from tests.unit.runtime.test_partition import rows
 
@@ -418,3 +418,17 @@ def test_an_appended_record_that_is_not_committed_is_mended_likewise(three: Link
     assert leader.log(at).lost_ranges == ((before, before + 1),)
     mended(three, at)
     check_all_stayed(three, at, count=COUNT + 1)
+
+
+def test_a_segment_is_written_anew_only_where_it_leaves_the_reserve_free(three: Linked) -> None:
+    """A segment is larger than the reserve by default. With room again the replica is mended by itself."""
+    at = filled(three)
+    node = three.followers(at)[0]
+    size = max(segment.size(node.log(at).disk) for segment, _ in node.log(at).sealed_segments())
+    three.free[node.me] = RESERVE_BYTES + size
+    damage(node, at, 4)
+    in_vain(node, at)
+    assert node.log(at).lost_ranges == ((4, 5),)
+    three.free[node.me] = RESERVE_BYTES + 3 * size
+    mended(three, at)
+    check_all_stayed(three, at)
