@@ -98,6 +98,12 @@ FIXED: Final = (
         "that are being greeted at a time",
         "the oldest ends",
     ),
+    Row(
+        "broker.runtime.cluster.link.server:CONNECTIONS_MAX",
+        "connections",
+        "at the port for other brokers, strangers included",
+        "another is closed; one without a stream is, after 5 s",
+    ),
     Row("broker.runtime.cluster.codec:BULK_BYTES_MAX", "bytes", "an answer of another broker in bulk", "goes by gRPC"),
     Row(
         "broker.runtime.cluster.link.bulk:TRANSFERS_MAX",

@@ -22,12 +22,13 @@ from broker.replication.messages import AskEnd, AskState, Fetch
 from broker.runtime.cluster.codec import Asked, Hello, Proof, Welcome, encode
 from broker.runtime.cluster.link import server as server_module
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, key_of
-from broker.runtime.cluster.link.server import METHOD, QUESTION_BYTES_MAX, SERVICE, STRANGERS_MAX
+from broker.runtime.cluster.link.server import CONNECTIONS_MAX, METHOD, QUESTION_BYTES_MAX, SERVICE, STRANGERS_MAX
 from tests.support.linked import SECRET, Linked, linked
 from tests.support.processes import eventually
 from tests.support.replica_messages import made
 
 pytestmark = pytest.mark.slow
+ENDS_LONE = ("grpc.max_connection_idle_ms", "grpc.server_handshake_timeout_ms")
 
 
 @pytest.fixture
@@ -173,6 +174,70 @@ def test_bytes_that_are_no_http2_are_nobodys_matter(one: Linked) -> None:
             while raw.recv(4_096):
                 pass
     let_in(one).close()
+
+
+class Lone:
+    """A connection without a call: silent, or one that speaks HTTP/2 and answers each ping."""
+
+    SETTINGS = bytes(3) + b"\x04" + bytes(5)
+    SETTINGS_ACK = bytes(3) + b"\x04\x01" + bytes(4)
+    PING, PING_BYTES, ACK = 6, 8, 1
+
+    def __init__(self, port: int, *, is_silent: bool) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), 5)
+        self._heard = bytearray()
+        if not is_silent:
+            with contextlib.suppress(OSError):  # it is closed by now
+                self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + self.SETTINGS + self.SETTINGS_ACK)
+        self._socket.setblocking(False)
+
+    def is_closed(self) -> bool:
+        try:
+            while data := self._socket.recv(4_096):
+                self._heard += data
+                self._answer()
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def _answer(self) -> None:
+        while len(self._heard) >= (end := 9 + int.from_bytes(self._heard[:3])):
+            frame = bytes(self._heard[:end])
+            del self._heard[:end]
+            if frame[3] == self.PING and not frame[4] & self.ACK:
+                self._socket.send(bytes([0, 0, self.PING_BYTES, self.PING, self.ACK]) + frame[5:])
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_connections_on_which_nobody_calls_are_closed(one: Linked) -> None:
+    """A broker's stream goes on."""
+    friend = let_in(one)
+    lone = [Lone(one.relays["a"].target, is_silent=is_silent) for is_silent in (True, False) for _ in range(20)]
+    eventually(lambda: sum(each.is_closed() for each in lone) == len(lone), what="all to be closed")
+    assert friend.call.is_active()
+    friend.close()
+    for each in lone:
+        each.close()
+
+
+def test_only_so_many_connections_take_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long they may be kept."""
+    kept_long = [(key, 3_600_000 if key in ENDS_LONE else value) for key, value in server_module.OPTIONS]
+    monkeypatch.setattr(server_module, "OPTIONS", kept_long)
+    with linked(tmp_path, ("a", "b")) as cluster:
+        cluster.start()
+        cluster.stop("b")
+        friend = let_in(cluster)
+        lone = [Lone(cluster.relays["a"].target, is_silent=False) for _ in range(CONNECTIONS_MAX + 100)]
+        eventually(lambda: sum(each.is_closed() for each in lone) >= 100, what="those beyond the limit to be closed")
+        assert friend.call.is_active()
+        friend.close()
+        for each in lone:
+            each.close()
 
 
 def test_a_new_stream_of_a_broker_ends_its_old_one(one: Linked) -> None:

@@ -10,6 +10,9 @@ E2  A stream of a process that the catalog does not have any more ends with its 
 E3  A caller that is not let in is counted, told why, and logged at a limited rate. It takes little: a greeting is
     small, has to come within `GREETING_S`, and there are `STRANGERS_MAX` at a time. Another one ends the oldest, so
     that unfinished ones keep no follower out. Questions are small as well.
+    So are connections on which nobody calls: one that is not greeted by HTTP/2, or has no stream, is closed after
+    `LONE_S`, and there are `CONNECTIONS_MAX` in all. gRPC keeps them for ever, and the process has no descriptor left
+    for its logs.
 E4  A question is looked into when it is read. While that waits for a disk, what else was asked on that stream waits in
     the window of its connection. The last question about a partition that is not open here waits until it is: one for
     each partition that the catalog may give to this broker.
@@ -50,6 +53,10 @@ HEARTBEAT: Final = b""
 STREAMS_MAX: Final = 64
 """Streams of brokers and strangers together."""
 STRANGERS_MAX: Final = 16
+CONNECTIONS_MAX: Final = 256
+"""gRPC closes a new one beyond that, as it knows nothing of who is on the others."""
+LONE_S: Final = 5.0
+"""So long a connection without a stream is kept."""
 EARLY_MAX: Final = 20_000
 """Questions of one broker about partitions that are not open here; another one is passed over, and asked again."""
 QUESTION_BYTES_MAX: Final = 16 << 10
@@ -64,6 +71,9 @@ OPTIONS: Final = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 200),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+    ("grpc.max_connection_idle_ms", round(LONE_S * 1000)),
+    ("grpc.server_handshake_timeout_ms", round(LONE_S * 1000)),
 )
 
 
