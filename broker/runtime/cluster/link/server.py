@@ -204,7 +204,7 @@ class Server:
     def check(self, now_s: float) -> None:
         """Time passes: end greetings that take too long (E3)."""
         for context, due_s in list(self._greetings.items()):
-            if now_s > due_s:
+            if now_s > due_s and self._greetings.pop(context, None) is not None:
                 self.refuse("greeting_timeout", "a stranger", f"no greeting within {GREETING_S} s")
                 context.cancel()
 
@@ -214,7 +214,7 @@ class Server:
         try:
             peer = yield from self._greet(requests, context)
         except Refused as error:
-            if not context.is_active():  # it was sent away, which was counted, or is gone
+            if not context.is_active():  # it is gone
                 return
             self.refuse(error.reason, context.peer(), error.text)
             context.abort(grpc.StatusCode[error.status], str(error))
@@ -260,6 +260,10 @@ class Server:
             peer, welcome = door.proof(_next(requests))
             yield welcome
             return peer
+        except Refused:
+            if context not in self._greetings:  # it was sent away, which was counted
+                raise grpc.RpcError from None
+            raise
         finally:
             self._greetings.pop(context, None)
 
