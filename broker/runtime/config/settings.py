@@ -39,6 +39,11 @@ HOST_PORT: Final = (
     r"([^\s:/@\[\],]+|\[[0-9A-Fa-f:.]+\]):0*([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
 )
 VOTER: Final = r"[^@\s,]+@" + HOST_PORT
+HOST: Final = r"[^\s:/@\[\],*\"']{1,253}"
+REPLY_PREFIX: Final = r"(?!\$)(?:(?![*>\[\]\"',])[!-~]){1,60}"
+REPLY_PREFIX_SAYS: Final = (
+    "must be how a subject begins: 1 to 60 characters of ASCII, no wildcard, and not the server's own"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +58,11 @@ class HttpConfig:
         pattern=HOST_PORT,
         says="must be host:port, an IPv6 address in brackets, and nothing else",
     )
-    hosts: tuple[Annotated[str, Rule(pattern=r"[^\s:/@\[\],]{1,253}", says="must be a name without a port")], ...] = (
-        _key(
-            (),
-            "Names by which this broker is asked, beside addresses, localhost and the host of `advertised`. A request"
-            " by another name is refused: it may be a page's in somebody's browser.",
-            limit=(0, 100),
-        )
+    hosts: tuple[Annotated[str, Rule(pattern=HOST, says="must be a name without a port")], ...] = _key(
+        (),
+        "Names by which this broker is asked, beside addresses, localhost and the host of `advertised`. A request"
+        " by another name is refused: it may be a page's in somebody's browser.",
+        limit=(0, 100),
     )
     body_bytes_max: int = _key(
         64 << 20, "Largest request body that is accepted.", limit=(1 << 10, 1 << 30), unit="bytes"
@@ -190,7 +193,7 @@ class NatsConfig:
     tls_cert: str | None = _key(None, "Path of our certificate (PEM), where the server asks for one.")
     tls_key: str | None = _key(None, "Path of the key of `tls_cert` (PEM).")
     tls_first: bool = _key(False, "Begin TLS before the server greets: its `handshake_first`. Turns TLS on.")
-    reply_prefixes: tuple[Annotated[str, Rule(limit=(1, 60))], ...] = _key(
+    reply_prefixes: tuple[Annotated[str, Rule(pattern=REPLY_PREFIX, says=REPLY_PREFIX_SAYS)], ...] = _key(
         ("_INBOX.",),
         "Records are acked on reply subjects that begin with one of these. Publishers with inboxes of another prefix"
         " need it here.",

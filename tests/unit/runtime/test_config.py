@@ -88,6 +88,20 @@ def test_an_advertised_address_is_taken_as_it_is(right: str) -> None:
     assert load(None, {"LIFTLOG_HTTP_ADVERTISED": right}).http.advertised == right
 
 
+@pytest.mark.parametrize("wrong", ["*.x", ">", "$SYS.", "a b", '["_INBOX."]', "é", "a" * 61])
+def test_a_reply_prefix_that_no_inbox_begins_with_is_refused(wrong: str) -> None:
+    """It would be taken in silence, and no publisher be answered."""
+    with pytest.raises(InvalidSetting, match=r"nats\.reply_prefixes = .*must be how a subject begins"):
+        load(None, {}, {"nats.reply_prefixes": [wrong]})
+    assert load(None, {}, {"nats.reply_prefixes": ["_INBOX.", "my-inbox."]}).nats.reply_prefixes[1] == "my-inbox."
+
+
+def test_a_host_with_a_wildcard_is_refused() -> None:
+    """It would match nothing."""
+    with pytest.raises(InvalidSetting, match=r"http\.hosts = .*must be a name"):
+        load(None, {"LIFTLOG_HTTP_HOSTS": "*.example"})
+
+
 def test_option_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     path = _file(tmp_path, "[http]\nport = 1001\nhost = '10.0.0.1'\n[fsync]\nthreads = 7\n")
     config = load(path, {"LIFTLOG_HTTP_PORT": "1002", "LIFTLOG_HTTP_HOST": "10.0.0.2"}, {"http.port": 1003})
