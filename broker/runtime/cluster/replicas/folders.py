@@ -133,7 +133,7 @@ class Folders:
         self._remove(folder)
         self.remove_aside(name, incarnation, number)
         for path in (PurePath(folder).parent, PurePath(folder).parent.parent):
-            if self.disk.exists(str(path)):
+            with suppress(FileNotFoundError):  # another removal took it meanwhile
                 self.disk.sync_dir(str(path))
                 with suppress(OSError):  # another replica is in it
                     self.disk.remove_folder(str(path))
