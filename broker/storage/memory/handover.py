@@ -18,9 +18,10 @@ Any thread may call. A leader's side reads and writes without the append lock (`
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import LiftlogError, NotReady
 from broker.storage.memory.memory import Memory
 from broker.storage.memory.state_files import PRODUCERS, decode_state, state_name
 
@@ -62,9 +63,10 @@ class Handover:
             if not states.offsets:  # the disk was full when it began to lead
                 self._remembered.begin_to_lead()
             if states.offsets and states.offsets[0] < start:  # what is below is told by segments that are still there
-                self._remembered.keep_committed()
-                if states.offsets[0] < start <= log.durable_end:  # not committed: it goes where its records are cut
-                    self._remembered.keep_end()
+                with suppress(NotReady):  # `remembered.U5`: not yet
+                    self._remembered.keep_committed()
+                    if states.offsets[0] < start <= log.durable_end:  # not committed: it goes where its records are cut
+                        self._remembered.keep_end()
             return next((offset for offset in states.offsets if start <= offset <= end), -1)
 
     def rewritten_to(self) -> int:
@@ -93,7 +95,7 @@ class Handover:
 
     def _replace(self, damaged: int) -> None:
         """H3. The tables of now are known without it, or read from what else there is."""
-        with self._log.sync_lock:
+        with self._log.sync_lock, suppress(NotReady):  # `remembered.U5`: it is asked for again
             self._log.recovery.notes.append(f"{self._log.folder}/{state_name(damaged)} is damaged: made anew")
             if self._remembered.keep_end(anew=True) != damaged:
                 self._states.drop(damaged)

@@ -535,6 +535,14 @@ def test_nothing_that_was_damaged_is_stored_again(then: str) -> None:
     assert repeats(log, now_us=2) == [False, False]
 
 
+def test_a_follower_that_lacks_a_state_file_gets_one_later_and_is_answered_meanwhile() -> None:
+    """A fetch without an answer would count against the leader."""
+    _, log = longer_and_damaged()
+    assert log.handover.offered(5, 5) == -1
+    mend(log, (1, 4), answer(longer_log(SimDisk()), 1, 4))
+    assert log.handover.offered(5, 5) == 5
+
+
 def test_what_is_given_up_or_trimmed_decides_nothing_any_more() -> None:
     _, log = longer_and_damaged()
     check_decides_nothing(log)
