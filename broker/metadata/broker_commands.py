@@ -49,7 +49,7 @@ def _form(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
 
 def _register(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     broker = fields.text(command, "broker_id")
-    level = fields.whole(command, "feature_level_max", FEATURE_LEVEL)
+    level = fields.whole(command, "feature_level_max", FEATURE_LEVEL_FIRST)
     sound, behind = fields.places(command, "sound"), fields.places(command, "behind")
     known = cluster.brokers.get(broker)
     before = known.registration if known else 0

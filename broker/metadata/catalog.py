@@ -71,7 +71,7 @@ __all__ = ["COMMAND_VERSION", "BrokerInfo", "Catalog", "StreamInfo", "differing"
 COMMAND_VERSION: Final = 1
 SNAPSHOT_VERSION: Final = 2
 REQUESTS_REMEMBERED: Final = 1024
-SINCE: Final[dict[str, int]] = {}
+SINCE: Final[dict[str, int]] = {"alter_isrs": 2}
 """Commands by the feature level that they came with; those that are not here have the first (M8)."""
 _CLUSTER_KINDS: Final = {**broker_commands.KINDS, **partition_commands.KINDS, **rescue.KINDS}
 _MOVED: Final = (

@@ -29,7 +29,7 @@ from broker.metadata.info import BrokerInfo, Rescue, StreamInfo, rescue_from
 from broker.metadata.partition import PartitionState, Place, Who, state_from
 from broker.metadata.placement import candidates, place
 
-FEATURE_LEVEL: Final = 1
+FEATURE_LEVEL: Final = 2
 """The level of this release."""
 FEATURE_LEVEL_FIRST: Final = 1
 """The level at which a catalog begins, in every release: one that began with its own would replay the journal of

@@ -2,7 +2,7 @@
 
     heartbeats  ─► one renewal for all of them ─► each is told that it is committed
     silence     ─► fail_broker                       reports of followers ─► report_leader
-    the catalog ─► first elections at their deadline, preferred leaders, replicas for internal streams
+    the catalog ─► first elections at their deadline, preferred leaders, replicas for internal streams, feature levels
 
 It reads the catalog, and asks for what is missing there: again and again, until the catalog shows it. So an answer that
 is lost, or a controller that is, costs a repetition and nothing else. The catalog decides.
@@ -23,6 +23,7 @@ H4  A command of a deposed controller may be committed late, once. No command do
     elect_first        only before the first leader, only of those that have opened it and live
     elect_preferred    only to the first replica, if that is in sync and lives
     raise_replication  only adds, and only where there are fewer
+    set_feature_level  only to what all brokers know
 
 The caller makes one when the catalog has applied the first entry of this broker's own term, and drops it when the term
 ends; submits to its own log only, never on to another controller; answers each submission once, after the catalog has
@@ -40,7 +41,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, assert_never
 
 from broker.metadata.catalog import COMMAND_VERSION, Catalog
-from broker.metadata.cluster import Cluster
+from broker.metadata.cluster import FEATURE_LEVEL, Cluster
 from broker.metadata.partition import PartitionState, Place
 from broker.metadata.session import HEARTBEAT_MS, SESSION_MS
 
@@ -294,6 +295,7 @@ class Controller:
             effects += self._first_elections(cluster, now_ms)
             effects += self._balance(cluster, now_ms)
             effects += self._internal_streams(catalog, now_ms)
+            effects += self._feature_level(cluster, now_ms)
             self._scan_at_ms = now_ms + SCAN_MS
         return effects
 
@@ -359,6 +361,16 @@ class Controller:
                 named: dict[str, Any] = {"name": name, "replication_factor": factor}
                 effects += self._submit(f"replicas {name}", now_ms, "raise_replication", **named)
         return effects
+
+    def _feature_level(self, cluster: Cluster, now_ms: int) -> list[Effect]:
+        """The greatest that all brokers know, once all of them are calm: none is being put back to an earlier release.
+        It never falls again."""
+        level = min([FEATURE_LEVEL, *(info.feature_level_max for info in cluster.brokers.values())])
+        if level <= cluster.feature_level or cluster.rescue is not None:
+            return []
+        if not cluster.brokers or self._calm(cluster, now_ms) != cluster.brokers.keys():
+            return []
+        return self._submit("level", now_ms, "set_feature_level", level=level)
 
 
 def _is_misled(state: PartitionState, calm: set[str]) -> bool:

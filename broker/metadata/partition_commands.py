@@ -4,6 +4,9 @@
     elect_first       partitions {stream: [partition]}              the deadline is over: who has opened them must do
     alter_isr         broker_id, stream, partition, leader_epoch, partition_epoch, and one of
                       add [broker_id, registration, step-outs], remove broker_id
+    alter_isrs        broker_id, add [[stream, partition, leader_epoch, partition_epoch, broker_id, registration,
+                      step-outs]], remove [[stream, partition, leader_epoch, partition_epoch, broker_id]]
+                                                                    as many `alter_isr`, each judged for itself
     report_leader     broker_id, registration, stream, partition, leader_epoch, at_ms, window_ms
                                                                     it cannot fetch. Once a majority of the ISR says so,
                                                                     without the leader, the leader is taken for dead
@@ -14,7 +17,8 @@
     set_min_insync    stream, min_insync_replicas
 
 A `stream` is the incarnation of one; `replicas` are lists of [stream, partition, step-outs of this replica so far].
-Lists may name what is not so any more: that is passed over, and told as `refused`. `moved` in a result lists the
+Lists may name what is not so any more: that is passed over, and told as `refused`. `alter_isrs` has `answers`, one for
+each change: [stream, partition, the result of `alter_isr` or {"error": problem}]. `moved` in a result lists the
 leaderships that changed: [stream, partition, leader].
 """
 
@@ -22,14 +26,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from broker.api.errors import InvalidRequest, InvalidSetting, NotReady
+from broker.api.errors import InvalidRequest, InvalidSetting, LiftlogError, NotReady
 from broker.metadata import fields
 from broker.metadata.cluster import Cluster
-from broker.metadata.partition import PartitionState
+from broker.metadata.partition import PartitionState, Place, Who
+
+ISR_CHANGES_MAX: Final = 500
+"""So many changes are in one command: some 40 KiB, and 30 ms of the controller, while a session lasts two seconds."""
 
 Handler = Callable[[Cluster, Mapping[str, Any]], dict[str, Any]]
+
+
+class _Change(NamedTuple):
+    """A change of in-sync replicas that a leader asks for. `incarnation`: of the replica that is added."""
+
+    at: Place
+    said: tuple[int, int]
+    member: str
+    incarnation: tuple[int, int] | None = None
 
 
 def _report(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,23 +89,49 @@ def _elect_first(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]
 
 def _alter_isr(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     broker, at = fields.text(command, "broker_id"), fields.place(command)
-    state = cluster.state_at(at)
     said = (fields.whole(command, "leader_epoch"), fields.whole(command, "partition_epoch"))
+    if ("add" in command) == ("remove" in command):
+        raise InvalidRequest("malformed command: one of add and remove", key="add")
+    if "add" in command:
+        change = _Change(at, said, *_added(command))
+    else:
+        change = _Change(at, said, fields.text(command, "remove"))
+    return _altered(cluster, broker, change, cluster.epoch_last + 1, cluster.who())
+
+
+def _alter_isrs(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
+    broker, epoch, who = fields.text(command, "broker_id"), cluster.epoch_last + 1, cluster.who()
+    added = fields.rows(command, "add", str, int, int, int, str, int, int)
+    removed = fields.rows(command, "remove", str, int, int, int, str)
+    changes = [_Change((row[0], row[1]), (row[2], row[3]), row[4], row[5:] or None) for row in (*added, *removed)]
+    if not 0 < len({change.at for change in changes}) == len(changes) <= ISR_CHANGES_MAX:
+        said_max = f"1 to {ISR_CHANGES_MAX} partitions are allowed, each once"
+        raise InvalidRequest(f"{len(changes)} changes of in-sync replicas; {said_max}", key="add")
+    answers: list[list[Any]] = []
+    for change in changes:
+        try:
+            answers.append([*change.at, _altered(cluster, broker, change, epoch, who)])
+        except LiftlogError as error:
+            answers.append([*change.at, {"error": error.to_problem()}])
+    if all("error" in said for _, _, said in answers):
+        raise InvalidRequest("none of the in-sync replicas are altered", answers=answers)
+    return {"answers": answers}
+
+
+def _altered(cluster: Cluster, broker: str, change: _Change, epoch: int, who: Who) -> dict[str, Any]:
+    """Make one change, or raise why not, and then nothing is changed."""
+    at, said, member, incarnation = change
+    state = cluster.state_at(at)
     known = (state.leader_epoch, state.partition_epoch)
     if said[0] > known[0] or said[1] > known[1]:
         raise NotReady(f"epochs {said} are not known here yet, {known} are")
     if said != known or broker != state.leader:
         raise _refusal(state, f"leader {state.leader} and epochs {known} by now")
-    if ("add" in command) == ("remove" in command):
-        raise InvalidRequest("malformed command: one of add and remove", key="add")
-    epoch, who = cluster.epoch_last + 1, cluster.who()
-    if "remove" in command:
-        member = fields.text(command, "remove")
+    if incarnation is None:
         if member == broker or member not in state.isr:
             raise _refusal(state, f"{member} cannot be removed")
         after = state.left(member)
     else:
-        member, incarnation = _added(command)
         present = cluster.replica_incarnation(member, state)
         if present is None or incarnation > present:
             raise NotReady(f"{member} has no incarnation {incarnation} here yet")
@@ -190,6 +232,7 @@ KINDS: Final[Mapping[str, Handler]] = {
     "report_opened": _opened,
     "elect_first": _elect_first,
     "alter_isr": _alter_isr,
+    "alter_isrs": _alter_isrs,
     "step_out": _step_out,
     "elect_preferred": _elect_preferred,
     "elect_unclean": _elect_unclean,

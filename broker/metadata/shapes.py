@@ -116,6 +116,11 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
         "add": tuple[Name, Number, Number],
         "remove": Name,
     },
+    "alter_isrs": {
+        "broker_id": Name,
+        "add": tuple[tuple[Word, PartitionNumber, Number, Number, Name, Number, Number], ...],
+        "remove": tuple[tuple[Word, PartitionNumber, Number, Number, Name], ...],
+    },
     "report_leader": {**_SESSION, **_PLACE, "leader_epoch": Number, "at_ms": Number, "window_ms": Number},
     "step_out": {**_SESSION, "replicas": Replicas, "why": Why},
     "elect_preferred": {"partitions": Places},

@@ -55,6 +55,7 @@ FIXED: Final = (
         "`out_of_sequence`",
     ),
     Row("broker.raft.core:COMMAND_BYTES_MAX", "bytes", "one command of the catalog, in a cluster", "`internal`"),
+    Row("broker.metadata.partition_commands:ISR_CHANGES_MAX", "partitions", "one `alter_isrs`", "`invalid_request`"),
     Row("broker.raft.snapshots:SNAPSHOT_BYTES_MAX", "bytes", "a snapshot that a broker is sent", "it is dropped"),
     Row(
         "broker.storage.memory.handover:STATE_BYTES_MAX",

@@ -29,6 +29,7 @@ from typing import Any
 
 from broker.api.errors import LiftlogError
 from broker.metadata.catalog import Catalog
+from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.growth import stage_of
 from broker.metadata.partition import PartitionState, Place
 
@@ -60,12 +61,44 @@ def by_stream(places: list[Place]) -> dict[str, list[int]]:
     return found
 
 
+def alone(command: Command, result: dict[str, Any]) -> list[tuple[Command, dict[str, Any]]]:
+    """Changes of in-sync replicas, each as a command of its own, with its result."""
+    if command["kind"] == "alter_isr":
+        return [(command, result)]
+    if command["kind"] != "alter_isrs":
+        return []
+    found = []
+    answers = (result.get("ok") or result["error"]).get("answers", ())  # none: it is refused as a whole
+    said = {(stream, number): each for stream, number, each in answers}
+    for key in ("add", "remove"):
+        for stream, number, leader_epoch, partition_epoch, member, *incarnation in command[key] if said else ():
+            of = {"v": 1, "kind": "alter_isr", "broker_id": command["broker_id"], "stream": stream, "partition": number}
+            epochs = {"leader_epoch": leader_epoch, "partition_epoch": partition_epoch}
+            change = {key: [member, *incarnation] if incarnation else member}
+            found.append(({**of, **epochs, **change}, said[stream, number]))
+    return found
+
+
+def is_not_ready(said: dict[str, Any]) -> bool:
+    return "error" in said and said["error"]["reason"] == "not_ready"
+
+
+def added_by(command: Command, ok: dict[str, Any], at: Place) -> list[list[Any]]:
+    """Whom a leader has added to the ISR of this partition, with the incarnation."""
+    return [
+        one["add"]
+        for one, said in alone(command, {"ok": ok})
+        if "add" in one and "error" not in said and at == (one["stream"], one["partition"])
+    ]
+
+
 class Cluster:
     """See the module."""
 
     def __init__(self) -> None:
         self.catalog = Catalog()
-        self.journal: list[Command] = []
+        self.journal: list[Command] = [{"v": 1, "kind": "set_feature_level", "level": FEATURE_LEVEL}]
+        self.catalog.apply(self.journal[0])
         self.leaders: dict[tuple[Place, int], str] = {}
         self.have_all: dict[Place, set[str]] = {}
         self.refused: list[Command] = []
@@ -183,6 +216,7 @@ class Cluster:
             "rack": broker,
             "sound": by_stream(sound),
             "behind": by_stream([at for at in sound if rng.random() < 0.1]),
+            "feature_level_max": FEATURE_LEVEL,
         }
         if rng.random() < 0.5:
             info = self.cluster.brokers.get(broker)
@@ -266,6 +300,20 @@ class Cluster:
             return {**command, "add": [member, *incarnation]}
         return {**command, "remove": member}
 
+    def do_alter_many(self, rng: random.Random) -> Command | None:
+        """Changes of one leader, mostly."""
+        drawn = [command for command in (self.do_alter(rng) for _ in range(4)) if command is not None]
+        by_place = {(each["stream"], each["partition"]): each for each in drawn}
+        if not by_place:
+            return None
+        rows = [(each, [*at, each["leader_epoch"], each["partition_epoch"]]) for at, each in by_place.items()]
+        return {
+            "kind": "alter_isrs",
+            "broker_id": drawn[0]["broker_id"],
+            "add": [[*row, *each["add"]] for each, row in rows if "add" in each],
+            "remove": [[*row, each["remove"]] for each, row in rows if "remove" in each],
+        }
+
     def do_report(self, rng: random.Random) -> Command | None:
         at = self.place(rng)
         if at is None:
@@ -321,13 +369,11 @@ class Cluster:
         json.dumps(result)
         if "error" in result:
             assert self.catalog.snapshot() == before, "W5"
-            if command["kind"] == "alter_isr" and result["error"]["reason"] != "not_ready":
-                self.refused.append(command)
+            self.refused += [one for one, said in alone(command, result) if not is_not_ready(said)]
             return result
         assert command not in self.refused, "W4"
         self.journal.append(command)
-        if command["kind"] == "alter_isr":
-            self.refused.append(command)  # from now on
+        self.refused += [one for one, said in alone(command, result) if not is_not_ready(said)]  # from now on
         for late in self.refused[-20:]:
             assert "ok" not in Catalog.apply(self.twin(), late), f"W4: {late}"
         assert self.cluster.epoch_last >= epoch_last, "W3"
@@ -380,8 +426,7 @@ class Cluster:
         assert not is_sole or now.unclean_epoch > before.unclean_epoch, "P9"
         if not is_sole:
             holders -= {lost}
-        if command["kind"] == "alter_isr" and "add" in command and at == (command["stream"], command["partition"]):
-            member, *incarnation = command["add"]
+        for member, *incarnation in added_by(command, ok, at):
             assert tuple(incarnation) == self.cluster.replica_incarnation(member, before), "W1"
             assert self.cluster.brokers[member].is_live, "W1"
             holders.add(member)  # it has caught up: the leader says so

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.metadata.catalog import Catalog
+from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.controller import Controller, HeartbeatArrived, Renewed, Submit, SubmitAnswered, TimePassed
 from broker.metadata.session import Beat, Session
 from tests.properties.metadata.cluster import BROKERS, Cluster, Command, by_stream
@@ -77,7 +78,13 @@ class World:
     def register(self, broker: str) -> None:
         own = [at for at, state in self.catalog.cluster.partitions.items() if broker in state.replicas]
         sound = [at for at in own if not self.is_wild or self.rng.random() < 0.9]
-        named = {"incarnation": f"{self.now_ms}", "http": "h", "grpc": "g", "rack": broker}
+        named = {
+            "incarnation": f"{self.now_ms}",
+            "http": "h",
+            "grpc": "g",
+            "rack": broker,
+            "feature_level_max": FEATURE_LEVEL,
+        }
         self.apply({"kind": "register_broker", "broker_id": broker, **named, "sound": by_stream(sound)})
         self.sessions[broker] = Session(self.catalog.brokers[broker].registration, self.now_ms)
 

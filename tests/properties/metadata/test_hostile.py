@@ -78,7 +78,7 @@ KEYS: Final = (
 )
 MORE: Final[tuple[Command, ...]] = (
     {"kind": "form_cluster", "cluster_id": "c"},
-    {"kind": "set_feature_level", "level": 1},
+    {"kind": "set_feature_level", "level": 2},
     {"kind": "register_producer", "name": "p"},
     {"kind": "register_producer", "request_id": "r"},
     {"kind": "alter_stream", "name": "s1", "settings": {"retention_ms": 5}},
@@ -133,6 +133,8 @@ def text_of(catalog: Catalog) -> str:
 def test_any_json(seed: int) -> None:
     rng = random.Random(seeded(seed))
     cluster, twin = Cluster(), Catalog()
+    for command in cluster.journal:
+        twin.apply(command)
     for step in range(150):
         cluster.steps = step
         cluster.streams = max([0, *(int(info.incarnation[1:] or 0) for info in cluster.catalog.streams.values())])

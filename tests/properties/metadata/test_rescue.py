@@ -15,6 +15,7 @@ import pytest
 
 from broker.api.errors import LiftlogError
 from broker.metadata.catalog import Catalog
+from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.partition import PartitionState, Place
 from tests.properties.metadata.cluster import Cluster, Command
 from tests.support.effort import examples, seeded
@@ -112,6 +113,7 @@ def rescued(world: Logs, catalog: Catalog, rng: random.Random) -> None:
         for stream, partition in folders[broker]:
             sound.setdefault(stream, []).append(partition)
         named = {"broker_id": broker, "incarnation": "p", "http": "h", "grpc": "g", "sound": sound}
+        named["feature_level_max"] = FEATURE_LEVEL
         for _ in range(rng.randint(1, 2)):  # the second time it has to report anew
             registration = apply("register_broker", **named)["ok"]["registration"]
             seen = max([-1, *(epoch for log in folders[broker].values() for epoch in log)])

@@ -7,6 +7,7 @@ add-partitions 2, confirm-partitions a [of=2] [epoch=3] [as-of=3] [stopped=yes] 
 settings fsync=interval
 opened a, elect-first, preferred, unclean a [seen=9], min-insync 1, reassign a,b,d [min=2]
 alter a add=b | remove=b [epoch=1] [pe=2] [incarnation=1,0]
+alter-many a +b/0 -c/1 +c/2/7   of each partition, as of its partition epoch or of another one; level 2
 report b at=100, step-out a why=damage
                         who names itself may say registration=3, step-outs=1: of an earlier life
 form, begin-rescue [last=5], logs a [seen=9] 0=3:7 (epoch:end), excuse a [0], end-rescue [a b c]
@@ -25,6 +26,14 @@ PARTITION: dict[str, Any] = {"stream": "i1", "partition": 0}
 ALL: dict[str, Any] = {"partitions": {"i1": [0]}}
 
 
+def _verdict(result: dict[str, Any]) -> str:
+    return f"{result['error']['reason']}: {result['error']['detail']}" if "error" in result else "altered"
+
+
+def _answers(said: dict[str, Any]) -> list[str]:
+    return [f"{number} {_verdict(result)}" for _, number, result in said.get("answers", ())]
+
+
 class Scenario:
     """A catalog, and the verbs that change it."""
 
@@ -38,9 +47,9 @@ class Scenario:
         result = self.catalog.apply(command)
         self.catalog = Catalog.restore(json.loads(json.dumps(self.catalog.snapshot())))
         if "error" in result:
-            return [f"{result['error']['reason']}: {result['error']['detail']}"]
-        told = {k: v for k, v in result["ok"].items() if v and k not in ("state", "stream", "created")}
-        return [f"{key} {json.dumps(value)}" for key, value in told.items()]
+            return [_verdict(result), *_answers(result["error"])]
+        told = {k: v for k, v in result["ok"].items() if v and k not in ("state", "stream", "created", "answers")}
+        return [*(f"{key} {json.dumps(value)}" for key, value in told.items()), *_answers(result["ok"])]
 
     def command(self, verb: str, words: list[str], values: dict[str, str]) -> dict[str, Any]:
         state = self.catalog.cluster.partitions.get(AT)
@@ -86,7 +95,7 @@ class Scenario:
                     "name": "s",
                     "incarnation": "i1",
                     "created_us": 1,
-                    "settings": {},
+                    "settings": {"partitions": int(values["partitions"])} if "partitions" in values else {},
                     "replication_factor": int(words[0]),
                     **({"min_insync_replicas": int(values["min"])} if "min" in values else {}),
                 }
@@ -105,6 +114,10 @@ class Scenario:
             case "raise":
                 least = {"min_insync_replicas": int(values["min"])} if "min" in values else {}
                 return {"kind": "raise_replication", "name": "s", "replication_factor": int(words[0]), **least}
+            case "level":
+                return {"kind": "set_feature_level", "level": int(words[0])}
+            case "alter-many":
+                return {"kind": "alter_isrs", "broker_id": broker, **self.changes(words[1:])}
             case "form":
                 return {"kind": "form_cluster", "cluster_id": "c"}
             case "begin-rescue":
@@ -163,6 +176,23 @@ class Scenario:
         present = f"{member.registration},{state.step_outs_of(member.broker_id)}"
         numbers = [int(number) for number in values.get("incarnation", present).split(",")]
         return {**command, "add": [member.broker_id, *numbers]}
+
+    def changes(self, words: list[str]) -> dict[str, Any]:
+        added, removed = [], []
+        for word in words:
+            member, number, *epochs = word[1:].split("/")
+            state = self.catalog.cluster.partitions["i1", int(number)]
+            row: list[Any] = [
+                "i1",
+                int(number),
+                state.leader_epoch,
+                *(map(int, epochs) if epochs else [state.partition_epoch]),
+            ]
+            if word[0] == "+":
+                added.append([*row, member, self.catalog.brokers[member].registration, state.step_outs_of(member)])
+            else:
+                removed.append([*row, member])
+        return {"add": added, "remove": removed}
 
     def rescue(self) -> int:
         under_way = self.catalog.cluster.rescue

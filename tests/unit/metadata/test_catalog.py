@@ -176,6 +176,14 @@ def test_a_command_of_a_later_level_has_no_effect_below_it(monkeypatch: pytest.M
     assert Catalog().cluster.feature_level == 1, "a catalog begins alike in every release"
 
 
+def test_a_broker_that_names_no_level_knows_the_first_alone() -> None:
+    """In each release, whatever level that has: or one journal would make two catalogs."""
+    catalog = Catalog()
+    catalog.apply({"v": 1, "kind": "register_broker", "broker_id": "b", "incarnation": "i", "http": "h", "grpc": "g"})
+    assert catalog.brokers["b"].feature_level_max == 1
+    assert "error" in catalog.apply({"v": 1, "kind": "set_feature_level", "level": 2})
+
+
 def test_a_cluster_may_begin_with_a_later_level_and_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also: who is removed is not asked whether it knows a level, and is not let in again without knowing it."""
     monkeypatch.setattr(broker_commands, "FEATURE_LEVEL", 3)

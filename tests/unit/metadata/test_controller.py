@@ -9,6 +9,7 @@ import pytest
 
 from broker.metadata import controller as module
 from broker.metadata.catalog import Catalog
+from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.controller import (
     BALANCE_MS,
     BALANCE_PARTITIONS,
@@ -44,12 +45,12 @@ class Bench:
     def apply(self, kind: str, **named: Any) -> dict[str, Any]:
         return self.catalog.apply({"v": 1, "kind": kind, **named})
 
-    def register(self, broker: str) -> None:
+    def register(self, broker: str, **more: Any) -> None:
         own: dict[str, list[int]] = {}
         for (stream, number), state in sorted(self.catalog.cluster.partitions.items()):
             if broker in state.replicas:
                 own.setdefault(stream, []).append(number)
-        named = {"incarnation": "p", "http": "h", "grpc": "g", "sound": own}
+        named = {"incarnation": "p", "http": "h", "grpc": "g", "sound": own, **more}
         assert "ok" in self.apply("register_broker", broker_id=broker, **named)
 
     def create(self, partitions: int, factor: int, *, name: str = "s", **named: Any) -> None:
@@ -343,6 +344,40 @@ def test_internal_streams_get_replicas_as_brokers_join() -> None:
     assert state["i-s", 0].replicas == ("a",)
 
 
+def test_the_level_rises_when_all_brokers_know_it_and_are_calm() -> None:
+    """Not before: one may be put back to an earlier release. A broker that is away, or does not know it, is waited for
+    until it is removed."""
+    bench = Bench()
+    for broker in "abc":
+        bench.register(broker, feature_level_max=FEATURE_LEVEL - (broker == "b"))
+    assert bench.run(3 * CALM_MS) == [], "b is of the earlier release"
+    bench.silent.add("b")
+    assert kinds(bench.run(2 * CALM_MS)) == ["fail_broker"]
+    bench.silent.clear()
+    bench.register("b", feature_level_max=FEATURE_LEVEL)
+    assert bench.run(CALM_MS - 1_000) == [], "it has just come back"
+    [(_, command)] = bench.run(2 * CALM_MS)
+    assert (command["kind"], command["level"]) == ("set_feature_level", FEATURE_LEVEL)
+    assert bench.catalog.cluster.feature_level == FEATURE_LEVEL
+    assert bench.run(2 * CALM_MS) == []
+
+
+def test_the_level_waits_for_a_broker_that_is_away_and_for_the_end_of_a_rescue() -> None:
+    bench = Bench()
+    for broker in "ab":
+        bench.register(broker, feature_level_max=FEATURE_LEVEL)
+    bench.silent.add("b")
+    assert kinds(bench.run(3 * CALM_MS)) == ["fail_broker"]
+    assert "ok" in bench.apply("remove_broker", broker_id="b")
+    bench.apply("form_cluster", cluster_id="x")
+    begun = bench.apply("begin_rescue", cluster_id="x", epoch_last=bench.catalog.epoch_last)["ok"]
+    assert bench.run(3 * CALM_MS) == []
+    for broker in bench.catalog.brokers:
+        bench.apply("excuse_replicas", broker_id=broker, rescue=begun["rescue"])
+    assert "ok" in bench.apply("end_rescue", rescue=begun["rescue"], brokers=["a"])
+    assert kinds(bench.run(3 * CALM_MS)) == ["set_feature_level"]
+
+
 def test_a_broker_that_is_removed_is_forgotten() -> None:
     bench = Bench("a", "b")
     bench.silent = {"b"}
@@ -355,7 +390,7 @@ def test_a_broker_that_is_removed_is_forgotten() -> None:
     assert bench.run(LAPSE_MS - 200) == []
 
 
-@pytest.mark.parametrize("kind", ["elect_first", "elect_preferred", "raise_replication"])
+@pytest.mark.parametrize("kind", ["elect_first", "elect_preferred", "raise_replication", "set_feature_level"])
 def test_what_a_deposed_controller_submitted_changes_nothing_that_is_newer(kind: str) -> None:
     """H4: applied once more after everything has moved on, it does nothing."""
     bench = Bench("a", "b", "c")
@@ -365,6 +400,7 @@ def test_what_a_deposed_controller_submitted_changes_nothing_that_is_newer(kind:
         "elect_first": {"partitions": {"i-s": [0]}},
         "elect_preferred": {"partitions": {"i-s": [0]}},
         "raise_replication": {"name": "s", "replication_factor": 2},
+        "set_feature_level": {"level": 1},
     }
     before = bench.catalog.snapshot()
     assert "ok" in bench.apply(kind, **named[kind])

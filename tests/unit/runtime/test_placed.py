@@ -775,16 +775,20 @@ def test_states_that_come_in_a_row_end_with_the_last(one: Node, cluster: Cluster
     eventually(lambda: one.partition(at)._core.in_sync.members == state.isr)  # type: ignore[union-attr]
 
 
-def test_an_isr_change_is_asked_for_once_and_answered_with_its_state(led: tuple[Node, Cluster, Place]) -> None:
+@pytest.mark.parametrize(("level", "kind"), [(1, "alter_isr"), (2, "alter_isrs")])
+def test_an_isr_change_is_asked_for_once_and_answered_with_its_state(
+    led: tuple[Node, Cluster, Place], level: int, kind: str
+) -> None:
     one, cluster, at = led
+    cluster.catalog.cluster.feature_level = level
     partition = one.partition(at)
     before = cluster.state(at)
     cluster.goes.clear()
     partition._core._lag_ms_max = 1
     append(partition)
-    eventually(lambda: "alter_isr" in cluster.kinds(), what="the question")
+    eventually(lambda: kind in cluster.kinds(), what="the question")
     time.sleep(0.5)
-    assert cluster.kinds().count("alter_isr") == 1
+    assert cluster.kinds().count(kind) == 1
     cluster.goes.set()
     eventually(lambda: len(cluster.state(at).isr) < len(before.isr), what="a smaller ISR")
     eventually(lambda: partition._core.in_sync.members == cluster.state(at).isr)  # type: ignore[union-attr]
@@ -922,7 +926,9 @@ def test_replicas_that_are_opened_together_are_reported_together(one: Node, clus
     one.start()
     cluster.goes.clear()
     places = cluster.create("s", partitions=40)
-    eventually(lambda: len(one.replicas._reports._waiting) == len(places) - 1, what="all but the first to wait")
+    eventually(
+        lambda: len(one.replicas._reports._gathering._waiting) == len(places) - 1, what="all but the first to wait"
+    )
     cluster.goes.set()
     eventually(lambda: all("a" in cluster.state(at).opened for at in places), what="all to be reported")
     told = [command["replicas"] for command in cluster.sent if command["kind"] == "report_opened"]

@@ -8,7 +8,7 @@ the test lets it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ import pytest
 from broker.api.errors import DiskFull
 from broker.metadata.partition import PartitionState
 from broker.replication.events import AskIsr, StartMoved, Trim
+from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.replicas.wants import Wants
 from broker.runtime.cluster.wiring import Followers, Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
@@ -43,16 +44,24 @@ class Noting:
 class Catalog:
     """Each question waits for an answer of its own. `b` is live, `c` held for dead, both under registration 3."""
 
+    catalog: Any
+
     def __init__(self) -> None:
         brokers = {name: SimpleNamespace(registration=3, is_live=name == "b") for name in "bc"}
         state = PartitionState(replicas=("a", "b", "c"), isr=("a",), leader="a", leader_epoch=5, partition_epoch=7)
-        self.catalog = SimpleNamespace(brokers=brokers, cluster=SimpleNamespace(partitions={AT: state}))
+        self.catalog = SimpleNamespace(
+            brokers=brokers, cluster=SimpleNamespace(partitions={AT: state}, feature_level=1)
+        )
         self.asked: list[tuple[dict[str, Any], Queue[PartitionState]]] = []
+        self.touched = None
 
-    def execute(self, command: Mapping[str, Any]) -> Any:
+    def execute(self, command: Mapping[str, Any], **_: object) -> Any:
         answer: Queue[PartitionState] = Queue()
         self.asked.append((dict(command), answer))
         return {"state": answer.get(timeout=60).as_dict()}
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        raise AssertionError("nobody here does")
 
     def answer(self, number: int, epoch: int) -> None:
         state = PartitionState(replicas=("a", "b"), isr=("a",), leader="a", leader_epoch=epoch, partition_epoch=7)
@@ -68,7 +77,8 @@ def commands() -> Iterator[ThreadPoolExecutor]:
 def test_a_late_answer_is_not_for_the_log_that_was_made_since(commands: ThreadPoolExecutor) -> None:
     catalog, first, second = Catalog(), Noting(), Noting()
     host = cast(Host, SimpleNamespace(me="a", service=catalog, commands=commands))
-    wants = Wants(host, AT, ask_turn=lambda: None, step_out=lambda why: None)
+    changes = IsrChanges("a", catalog, commands)
+    wants = Wants(host, AT, changes, ask_turn=lambda: None, step_out=lambda why: None)
 
     def begin(partition: Noting, epoch: int) -> None:
         wants.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
@@ -96,7 +106,8 @@ def test_who_is_held_for_dead_is_refused_without_a_question(
     """Under another registration it may have come back, and this broker has not heard of it."""
     catalog, partition = Catalog(), Noting()
     host = cast(Host, SimpleNamespace(me="a", service=catalog, commands=commands))
-    wants = Wants(host, AT, ask_turn=lambda: None, step_out=lambda why: None)
+    changes = IsrChanges("a", catalog, commands)
+    wants = Wants(host, AT, changes, ask_turn=lambda: None, step_out=lambda why: None)
     wants.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
     wants.do(AskIsr(request=1, epoch=5, partition_epoch=7, add=add, incarnation=(registration, 0)))
     if is_asked:
@@ -133,7 +144,7 @@ class Trimmed:
 @pytest.mark.parametrize("leads_again", [False, True])
 def test_a_trim_that_the_disk_refused_is_not_done_in_another_leadership(leads_again: bool) -> None:
     partition = Trimmed()
-    wants = Wants(cast(Host, None), AT, ask_turn=lambda: None, step_out=lambda why: None)
+    wants = Wants(cast(Host, None), AT, cast(IsrChanges, None), ask_turn=lambda: None, step_out=lambda why: None)
     wants.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
     wants.do(Trim(7))
     assert not wants.trim()

@@ -46,6 +46,7 @@ from broker.metadata.growth import GrowthStage
 from broker.metadata.partition import PartitionState, Place
 from broker.replication.messages import NO_INCARNATION, Incarnation
 from broker.runtime.cluster.replicas.capturing import Capturing
+from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.replicas.mending import Mender, Mending
 from broker.runtime.cluster.replicas.opened_reports import OpenedReports
 from broker.runtime.cluster.replicas.serial_work import SerialWork
@@ -117,6 +118,7 @@ class PlacedReplica:
         found: PartitionLog | None,
         woken: Callable[[], None],
         reports: OpenedReports,
+        changes: IsrChanges,
         mender: Mender,
         *,
         is_old: bool = False,
@@ -134,7 +136,7 @@ class PlacedReplica:
         self._mender = mender
         self.mending: Mending | None = None
         self._turns = SerialWork(host.workers, self._work)
-        self._wants = Wants(host, at, ask_turn=self._turns.ask, step_out=self.step_out)
+        self._wants = Wants(host, at, changes, ask_turn=self._turns.ask, step_out=self.step_out)
         self._lock = threading.Lock()  # over what others leave for the next turn
         self._capturing = Capturing(host, self._lock, lambda: self._was_removed, woken)
         self._told: Told | None = None

@@ -48,6 +48,7 @@ from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.metadata.cluster import Touched
 from broker.metadata.growth import GrowthStage, stage_of
 from broker.metadata.partition import Place
+from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.replicas.mending import Mender
 from broker.runtime.cluster.replicas.opened_reports import OpenedReports
 from broker.runtime.cluster.replicas.placed import PlacedReplica, Stepping, Told
@@ -97,6 +98,7 @@ class Replicas:
         self._process = process
         self._now_ms = host.now_ms
         self._reports = OpenedReports(host.me, host.service, host.commands)
+        self._changes = IsrChanges(host.me, host.service, host.commands)
         self._replicas: dict[Place, PlacedReplica] = {}
         self._found: dict[Place, tuple[str, PartitionLog]] = {}
         self._old: set[Place] = set()  # of those (G13)
@@ -348,7 +350,15 @@ class Replicas:
         if replica is None:
             found_name, found = self._found.pop(at, (name, None))
             replica = PlacedReplica(
-                self._host, at, found_name, found, self._wake.set, self._reports, self._mender, is_old=at in self._old
+                self._host,
+                at,
+                found_name,
+                found,
+                self._wake.set,
+                self._reports,
+                self._changes,
+                self._mender,
+                is_old=at in self._old,
             )
             self._replicas[at] = replica
         self._seen[at] = told

@@ -14,16 +14,15 @@ W5  Nobody is asked in whom the applied catalog holds for dead under this very r
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from broker.api.errors import LiftlogError
-from broker.metadata.catalog import COMMAND_VERSION
 from broker.metadata.partition import Place, state_from
 from broker.replication.events import AskIsr, Effect, Send, StartMoved, StepOut, Trim
+from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.wiring import Followers, Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
 
@@ -34,13 +33,23 @@ class Wants:
     """The wishes of one replica. Thread-safe.
 
     Args:
+        changes: Those of all replicas of this broker.
         ask_turn: Lets the replica have a turn.
         step_out: As `PlacedReplica.step_out`.
     """
 
-    def __init__(self, host: Host, at: Place, *, ask_turn: Callable[[], None], step_out: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        at: Place,
+        changes: IsrChanges,
+        *,
+        ask_turn: Callable[[], None],
+        step_out: Callable[[str], None],
+    ) -> None:
         self._host = host
         self._at = at
+        self._changes = changes
         self._ask_turn = ask_turn
         self._step_out = step_out
         self._lock = threading.Lock()
@@ -97,10 +106,12 @@ class Wants:
         with self._lock:
             if self._isr_asked == (ask.epoch, ask.request):  # W1, W4
                 return
-            if not self._is_held_for_dead(ask):
+            is_asked = not self._is_held_for_dead(ask)
+            if is_asked:
                 self._isr_asked = ask.epoch, ask.request
-                self._submit(self._ask_isr_now, ask)
-                return
+        if is_asked:
+            self._changes.ask(self._at, ask, self._isr_said)
+            return
         state, opened = self._host.service.catalog.cluster.partitions.get(self._at), self._open
         if state is not None and opened is not None and state.leader_epoch == ask.epoch:  # W5
             opened[0].isr_answered(state, ask.request)
@@ -109,40 +120,16 @@ class Wants:
         info = None if ask.add is None else self._host.service.catalog.brokers.get(ask.add)
         return info is not None and not info.is_live and info.registration == ask.incarnation[0]
 
-    def _ask_isr_now(self, ask: AskIsr) -> None:
-        change = {"add": [ask.add, *ask.incarnation]} if ask.add is not None else {"remove": ask.remove}
-        said: Any
-        try:
-            said = self._execute(
-                "alter_isr",
-                stream=self._at[0],
-                partition=self._at[1],
-                leader_epoch=ask.epoch,
-                partition_epoch=ask.partition_epoch,
-                **change,
-            )
-        except LiftlogError as error:
-            said = error.fields
-            log.info("replica.isr_refused partition=%s change=%s error=%s", self._at, change, error)
-        finally:
-            with self._lock:
-                if self._isr_asked == (ask.epoch, ask.request):
-                    self._isr_asked = None
+    def _isr_said(self, ask: AskIsr, said: Mapping[str, Any]) -> None:
+        """The catalog has answered, or has not."""
+        with self._lock:
+            if self._isr_asked == (ask.epoch, ask.request):
+                self._isr_asked = None
+        if (problem := said.get("error")) is not None:
+            change = f"add {ask.add} {ask.incarnation}" if ask.add is not None else f"remove {ask.remove}"
+            log.info("replica.isr_refused partition=%s change=%s error=%s", self._at, change, problem.get("detail"))
+            said = problem
         opened = self._open
-        if opened is not None and isinstance(said, dict) and isinstance(said.get("state"), dict):  # W2
+        if opened is not None and isinstance(said.get("state"), dict):  # W2
             state = state_from(said["state"])
             opened[0].isr_answered(state, ask.request if state.leader_epoch == ask.epoch else None)  # W4
-
-    def _execute(self, kind: str, **values: Any) -> Any:
-        command = {"v": COMMAND_VERSION, "kind": kind, "broker_id": self._host.me, **values}
-        return self._host.service.execute(command)
-
-    def _submit(self, act: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the broker stops
-            self._host.commands.submit(self._guarded, act, *args)
-
-    def _guarded(self, act: Callable[..., None], *args: Any) -> None:
-        try:
-            act(*args)
-        except Exception:
-            log.exception("replica.want_bug partition=%s", self._at)
