@@ -271,6 +271,7 @@ class Log:
                 state.chain.close()
                 state.chain.write_again(state.durable_end, salvage=state.settings.is_sole_replica)
                 self._recover(self._checkpoints.point(flush=False), RecoveryReport(), now_us)
+                state.disk.sync_dir(state.folder)  # or a segment that is gone comes back beside the next records
                 if not self._checkpoints.is_sure:  # a reset that failed
                     self._checkpoints.write(self._checkpoints.point(), frees=True)
             except OSError as error:

@@ -20,6 +20,8 @@ W4  Never joined: batches of different leader epochs, of a commit group of sever
     producer stamp still decides something. One that loses all stays as an empty batch of its own.
 W5  Offsets and their order do not change.
 W6  The new file is on disk when it is handed out.
+W7  Its name is no other writer's. A log that is cut or begins anew makes a segment of the same offset meanwhile, by a
+    temporary file of its own (`Disk.replace_file`), and its blocks must not become those of this file.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from broker.storage.read import NeedsRepair
 from broker.storage.segments.index import ENTRY, LEAST_TIMESTAMP_US, Entries, IndexView
 from broker.storage.segments.segment import Segment
 
+ENDING: Final = ".new"
 WINDOW_BYTES: Final = 512 << 10
 WINDOW_BATCHES: Final = 64
 """Done between two calls of `throttle`, which sleeps: some 2 ms of work. An ack that comes meanwhile waits for the
@@ -239,7 +242,7 @@ class _Rewrite:
         self.shape = shape
         self.needs_stamp = needs_stamp
         self.segment = sources[0][0]
-        self.path = self.segment.path + TEMPORARY
+        self.path = self.segment.path + ENDING + TEMPORARY  # `W7`
         self.file: File | None = None  # None: all as it was so far
         self.run: BatchRun | None = None
         self.rows: list[pa.RecordBatch] = []  # of the run

@@ -133,7 +133,7 @@ def test_a_new_file_is_synced_while_it_grows_and_at_its_end(
     run(log)
     unsynced = most = syncs = 0
     for what, path, size in disk.notes:
-        if not path.endswith(".arrows.tmp"):
+        if not path.endswith(".arrows.new.tmp"):
             continue
         if what == "write":
             unsynced += size
