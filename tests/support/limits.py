@@ -192,6 +192,12 @@ FIXED: Final = (
         "all JSON bodies at once, with what is made of them",
         "`overloaded`",
     ),
+    Row(
+        "broker.serving.http.app:LINES_BUDGET_BYTES_MAX",
+        "bytes",
+        "all answers of JSON lines at once (8 x `http.body_bytes_max` if that is more)",
+        "`overloaded`; a reader that takes nothing for 10 s is cut",
+    ),
     Row("broker.serving.http.json_text:DEPTH_MAX", "levels", "of nesting in a JSON request body", "`invalid_request`"),
     Row(
         "broker.serving.http.json_text:ITEMS_MAX",

@@ -194,6 +194,7 @@ class Serving:
         now_us: The clock: microseconds since 1970 UTC.
         budget: Memory for bodies of records.
         json_budget: Memory for JSON bodies: those of records cannot keep an operator out.
+        lines_budget: Memory for answers of JSON lines.
         worker: Threads for what may wait for the disk or takes long: looking up offsets, decoding what clients
             sent, encoding for people.
         heads: Ends of partitions that other brokers lead, for those who watch.
@@ -208,6 +209,7 @@ class Serving:
     meters: Meters
     budget: BodyBudget
     json_budget: BodyBudget
+    lines_budget: BodyBudget
     peers: Peers
     heads: PolledHeads
     draining: asyncio.Event = field(default_factory=asyncio.Event)

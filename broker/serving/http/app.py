@@ -49,6 +49,8 @@ BODIES_AT_ONCE: Final = 8
 that POSTs get `overloaded`. One body takes 7 times its limit at most."""
 JSON_BUDGET_BYTES_MAX: Final = 256 << 20
 """Memory of all JSON bodies and of what is made of them."""
+LINES_BUDGET_BYTES_MAX: Final = 512 << 20
+"""Memory of all answers of JSON lines, as far as `http.body_bytes_max` does not allow larger batches."""
 
 _TABLE: Final = (
     *records.ENDPOINTS,
@@ -108,6 +110,7 @@ def build_app(
         meters=meters,
         budget=BodyBudget(BODIES_AT_ONCE * body_bytes_max),
         json_budget=BodyBudget(JSON_BUDGET_BYTES_MAX),
+        lines_budget=BodyBudget(max(BODIES_AT_ONCE * body_bytes_max, LINES_BUDGET_BYTES_MAX), "answers of JSON lines"),
         peers=peers,
         heads=PolledHeads(peers, backend.note_elsewhere),
     )

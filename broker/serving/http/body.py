@@ -45,10 +45,11 @@ _GZIP, _ZLIB, _RAW_DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBIT
 
 
 class BodyBudget:
-    """Bounds the bytes that all request bodies of a kind take at once. For any thread."""
+    """Bounds the bytes that all request bodies of a kind, or answers, take at once. For any thread."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, what: str = "request bodies in progress") -> None:
         self.bytes_max = bytes_max
+        self._what = what
         self.bytes_now = 0
         self._lock = threading.Lock()
         self._coming: dict[Reservation, float] = {}  # whose bodies are being read, and since when: the oldest first
@@ -81,7 +82,7 @@ class BodyBudget:
                     del self._coming[oldest]
                     oldest.condemn()
                 raise Overloaded(
-                    f"request bodies in progress hold {self.bytes_now} of {self.bytes_max} bytes; try again",
+                    f"{self._what} hold {self.bytes_now} of {self.bytes_max} bytes; try again",
                     limit=self.bytes_max,
                 )
             self.bytes_now += byte_count

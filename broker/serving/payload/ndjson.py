@@ -5,13 +5,16 @@
 
 Bytes stand as text where they are UTF-8, else as {"base64": "..."}. Exactly `[offset, end)`, unlike the
 Arrow form. One batch is in memory at a time; its CRC is checked before a row of it is shown.
+
+L1  A batch, and the text that its reader has not taken yet, are reserved (`lines_budget`): a reader that takes nothing
+    keeps them for long. Without room the answer is `overloaded`; amid it, it is cut.
+L2  A reader that has taken nothing for `body.SLOW_S` is cut when others need the memory.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -27,6 +30,10 @@ from broker.storage.read import FileRange, ReadPlan
 
 CHUNK_BYTES: Final = 256 << 10
 ROWS_AT_ONCE_MAX: Final = 1024
+BATCH_COPIES: Final = 2
+"""So many times a batch is taken: as it is stored, and the rows that are made of it."""
+CHUNK_COPIES: Final = 3
+"""So many times a chunk: as it grows, as it is handed on, and as it waits to be sent."""
 
 
 async def send_lines(
@@ -42,38 +49,47 @@ async def send_lines(
     """Send the plan's records as lines.
 
     Raises:
-        LiftlogError: nothing could be read; no answer has begun.
-        AnswerCut: a later batch is damaged, or the reader stands still.
+        LiftlogError: nothing could be read, or there is no memory for it; no answer has begun.
+        AnswerCut: a later batch is damaged or has no memory, or the reader stands still.
         ConnectionError: the client went away.
     """
     if request.method == "HEAD":
         await response.prepare(request)
         return
-    chunks = lines(plan, offset=offset, end=end, limit=limit)
-    chunk = await serving.in_worker(next, chunks, b"")
-    begin_answer()
-    await response.prepare(request)
-    while chunk:
-        try:
-            async with asyncio.timeout(STALLED_S):
-                await response.write(chunk)
-            chunk = await serving.in_worker(next, chunks, b"")
-        except TimeoutError:
-            raise AnswerCut(f"the reader took nothing in {STALLED_S:.0f} s", is_readers=True) from None
-        except LiftlogError as error:
-            raise AnswerCut(str(error)) from error
+    with serving.lines_budget.reserved() as reservation:
+        chunks = lines(plan, offset=offset, end=end, limit=limit, reserve=reservation.grow_to)
+        chunk = await serving.in_worker(next, chunks, b"")
+        begin_answer()
+        await response.prepare(request)
+        while chunk:
+            try:
+                async with reservation.waiting(STALLED_S):
+                    await response.write(chunk)
+                reservation.complete()  # until the next wait
+                chunk = await serving.in_worker(next, chunks, b"")
+            except TimeoutError:
+                why = "while others need the memory" if reservation.is_condemned else f"in {STALLED_S:.0f} s"
+                raise AnswerCut(f"the reader took nothing {why}", is_readers=True) from None
+            except LiftlogError as error:
+                raise AnswerCut(str(error)) from error
     await response.write_eof()
 
 
-def lines(plan: ReadPlan, *, offset: int, end: int | None, limit: int | None) -> Iterator[bytes]:
+def lines(
+    plan: ReadPlan, *, offset: int, end: int | None, limit: int | None, reserve: Callable[[int], None]
+) -> Iterator[bytes]:
     """The lines of a plan's records within `[offset, end)`, at most `limit`, joined to chunks.
+
+    Args:
+        reserve: Takes so many bytes in all, before a batch is read (L1).
 
     Raises:
         BadBatch: stored bytes are damaged.
+        Overloaded: as `reserve`.
     """
     left = (1 << 63) if limit is None else limit
     chunk = bytearray()
-    for batch in _batches(plan.ranges):
+    for batch, held in _batches(plan.ranges, reserve):
         offsets = batch.column("offset").to_numpy()
         first = int(np.searchsorted(offsets, offset))
         stop = len(offsets) if end is None else int(np.searchsorted(offsets, end))
@@ -86,20 +102,24 @@ def lines(plan: ReadPlan, *, offset: int, end: int | None, limit: int | None) ->
             for row in readable_rows(batch.slice(at, min(at_once, stop - at))):
                 chunk += json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()
                 chunk += b"\n"
-            if len(chunk) >= CHUNK_BYTES:
-                yield bytes(chunk)
-                chunk.clear()
+                if len(chunk) >= CHUNK_BYTES:
+                    reserve(held + CHUNK_COPIES * len(chunk))
+                    yield bytes(chunk)
+                    chunk.clear()
         if not left:
             break
     if chunk:
         yield bytes(chunk)
 
 
-def _batches(ranges: list[FileRange]) -> Iterator[pa.RecordBatch]:
+def _batches(ranges: list[FileRange], reserve: Callable[[int], None]) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Each batch, and what it takes."""
     for part in ranges:
         at, stop = part.position, part.position + part.length
         while at < stop:
             where = f"{part.path} at {at}: "
             length = message_bytes(read_piece(part, HEADER_BYTES, at), where=where)
-            yield decode_batch(read_piece(part, min(length, stop - at), at), where=where)
+            held = BATCH_COPIES * min(length, stop - at)
+            reserve(held)
+            yield decode_batch(read_piece(part, min(length, stop - at), at), where=where), held
             at += length

@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import socket
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ import pytest
 
 from broker.api.http import ARROW_STREAM, NDJSON
 from broker.api.legible import iso_time
+from broker.serving.http import body
 from broker.serving.payload import ndjson
+from tests.support.processes import eventually
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Answer, Api, Server
 
@@ -175,3 +179,33 @@ def test_a_damaged_later_batch_cuts_the_answer(server: Server, orders: Api, monk
 def test_times_beyond_the_calendar_are_numbers() -> None:
     assert iso_time(1 << 62) == 1 << 62
     assert datetime.fromisoformat(str(iso_time(1))).microsecond == 1
+
+
+def ask_and_take_nothing(server: Server, stack: ExitStack) -> socket.socket:
+    reader = stack.enter_context(socket.socket())
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    reader.connect(("127.0.0.1", server.port))
+    reader.sendall(b"GET /v1/streams/orders/partitions/0/records?format=json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return reader
+
+
+def test_readers_that_take_nothing_hold_no_more_than_the_budget(
+    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """150 of them on one batch of 100 MiB held 2.3 GiB. When others need it, the slowest is cut."""
+    monkeypatch.setattr(body, "SLOW_S", 3_600.0)
+    api.create("orders")
+    for _ in range(4):
+        assert api.append("orders", pa.record_batch({"value": pa.array([bytes(900_000)])})).status == 200
+    budget = server.serving.lines_budget
+    with ExitStack() as stack:
+        budget.bytes_max = 64 << 20
+        readers = [ask_and_take_nothing(server, stack) for _ in range(4)]
+        eventually(lambda: 30 << 20 < budget.bytes_now <= 64 << 20, what="as many as there is room for")
+        eventually(lambda: api.read("orders", format="json").status == 429, what="another is refused")
+        assert api.read("orders").status == 200, "Arrow is sent from the file"
+        monkeypatch.setattr(body, "SLOW_S", 0.0)
+        eventually(lambda: api.read("orders", format="json").status == 200, what="the slowest are cut")
+        for reader in readers:
+            reader.close()
+        eventually(lambda: budget.bytes_now == 0, what="all is given back")
