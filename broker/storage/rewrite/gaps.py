@@ -163,7 +163,8 @@ class GapCopy:
         self.epoch = 0
         self._disk = disk
         self._path = f"{segment.path}{ending}{TEMPORARY}"
-        self._newest_us = int(index.max_timestamps[0]) if len(index) else 0
+        self._first_us = int(index.max_timestamps[0]) if len(index) else 0  # of the first batch that is whole
+        self._newest_us = 0
         self._entries: list[tuple[int, int, int, int, int]] = []
         self._size = self._unsynced = 0
         self._file = disk.open(self._path, create=True)
@@ -183,10 +184,9 @@ class GapCopy:
 
     def add_empty(self, start: int, end: int, epoch: int) -> None:
         """A batch without rows."""
-        header = BatchHeader(
-            first_offset=start, last_offset=end - 1, leader_epoch=epoch, max_timestamp_us=self._newest_us
-        )
-        self.add(start, self._newest_us, encode_batch(NO_ROWS, header))
+        newest_us = self._newest_us or self._first_us
+        header = BatchHeader(first_offset=start, last_offset=end - 1, leader_epoch=epoch, max_timestamp_us=newest_us)
+        self.add(start, newest_us, encode_batch(NO_ROWS, header))
         self.epoch = epoch
 
     def keep(self, source: File, start: int, end: int) -> None:

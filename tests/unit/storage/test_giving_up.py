@@ -47,7 +47,8 @@ def led_log(disk: SimDisk) -> PartitionLog:
         epoch = 1 if number < 6 else 2 if number < 14 else 5
         if log.log.led != epoch:
             log.lead(epoch)
-        batch = stamped([b"p" * 50] * 2, 7, 0, number // 4) if number % 4 == 1 else row_batch([b"v" * 50] * 2)
+        times = [number * 10 + 1, number * 10 + 2]  # the index has their running maximum
+        batch = stamped([b"p" * 50] * 2, 7, 0, number // 4) if number % 4 == 1 else row_batch([b"v" * 50] * 2, times)
         log.append([batch], leader_epoch=epoch, now_us=0)
         commit(log)
         if number % 5 == 4:
