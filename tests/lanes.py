@@ -42,7 +42,7 @@ SHARDS: Final = {
     "soak": ("soak", "history"),
     "pages": ("examples", "notebooks", "benchmarks"),
 }
-"""The folders of each shard. From `unit` come the tests that start processes."""
+"""The folders of each shard. From `unit` come the tests that start processes, and those marked `long`."""
 
 WORKERS: Final = {"cluster": 3, "soak": 2}
 """How many tests of a shard run at once, if not `WORKERS_DEFAULT`: brokers are mostly waited for."""

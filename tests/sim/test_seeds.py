@@ -18,7 +18,7 @@ from tests.sim.faults import WEIGHTS
 from tests.sim.scenarios import SCENARIOS, made, played
 from tests.sim.story import shortened
 from tests.sim.world import told
-from tests.support.effort import examples, seeded
+from tests.support.effort import examples, first_short, seeded
 
 SEEDS = 120
 IN_ONE = 60
@@ -97,15 +97,15 @@ def test_a_seed_that_found_something_holds(seed: int) -> None:
     assert not play(seed)[1], f"python -m tests.sim --seed {seed}"
 
 
+@pytest.mark.parametrize("seed", first_short(range(3)))
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_scenario(name: str) -> None:
-    for seed in range(3):
-        cluster = made(name, seed)
-        failure = played(cluster, name)
-        if failure:
-            print(shortened(cluster, failure))
-        assert not failure, f"python -m tests.sim --scenario {name} --seed {seed}"
-        assert cluster.world.seen["acked by all"] > 20
+def test_scenario(name: str, seed: int) -> None:
+    cluster = made(name, seed)
+    failure = played(cluster, name)
+    if failure:
+        print(shortened(cluster, failure))
+    assert not failure, f"python -m tests.sim --scenario {name} --seed {seed}"
+    assert cluster.world.seen["acked by all"] > 20
 
 
 DIGEST = """

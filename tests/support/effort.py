@@ -33,6 +33,12 @@ def first_quick(cases: Iterable[Any]) -> list[Any]:
     return [first, *(pytest.param(case, marks=pytest.mark.slow) for case in others)]
 
 
+def first_short(cases: Iterable[Any]) -> list[Any]:
+    """Cases that take some seconds each. `make test` plays the first one, a shard of `make test-long` the others."""
+    first, *others = cases
+    return [first, *(pytest.param(case, marks=[pytest.mark.slow, pytest.mark.long]) for case in others)]
+
+
 def seeded(number: int) -> int:
     """The seed of this run for what has the seed `number` in `make test`."""
     return number + SEED * 1_000_003

@@ -24,7 +24,7 @@ from broker.client.http.pool import Request as Asked
 from tests.support.processes import eventually
 from tests.unit.client.rawserver import RawServer, Reply, Request
 
-pytestmark = pytest.mark.slow  # these wait for real seconds
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # these wait for real seconds
 
 HOUR_S = 3600.0
 ASKED = Asked(target="/v1/x", timeout_s=HOUR_S)

@@ -17,7 +17,7 @@ from broker.runtime.cluster.plane import plane as plane_module
 from broker.runtime.cluster.plane.plane import Addresses
 from tests.support.planes import DEADLINE_S, Brokers, producer, until
 
-pytestmark = pytest.mark.slow  # these wait for real seconds
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # these wait for real seconds
 
 
 def test_three_form_register_have_sessions_and_survive_the_controller(tmp_path: Path) -> None:

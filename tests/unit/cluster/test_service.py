@@ -21,7 +21,7 @@ from broker.runtime.cluster.plane.thread import RaftThread
 from broker.serving.contract.deadline import answer_due
 from tests.support.planes import Member, members, producer, until
 
-pytestmark = pytest.mark.slow  # these wait for real seconds
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # these wait for real seconds
 
 
 class Gone:

@@ -22,7 +22,7 @@ from tests.support.linked import Linked, linked
 from tests.support.processes import eventually
 from tests.unit.runtime.test_partition import Waiter, rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # threads by luck: the simulator has its own in the first lane
 STEPS = 60
 
 
