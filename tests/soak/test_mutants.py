@@ -26,6 +26,11 @@ SHOWN_BY = {
         "test_a_refused_batch_whose_ids_made_the_table_grow_is_stored_when_it_comes_again",
         "assert [True,",
     ),
+    "ids-by-wall": (
+        "tests/unit/storage/test_clocks.py",
+        "test_a_new_leader_with_another_clock_knows_the_ids_of_the_window",
+        "assert",
+    ),
     "durable-end": (
         "tests/unit/storage/test_durable.py",
         "test_a_roll_beside_a_sync_that_was_told_the_error_does_not_say_that_all_is_well",
