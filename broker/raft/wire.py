@@ -20,6 +20,8 @@ W8  A voter has one connection here: only the last one that it has made is kept.
 W9  Bytes are added to buffers and taken from them in place. pysyncobj copies all of a buffer for each piece that comes
     or goes: 60 MiB in pieces of 64 KiB were 29 GB of copying, on the one thread of the group.
 W10  Where no socket can be made nobody is called for now. pysyncobj lets the error end the thread of the group.
+W11  Of a connection without a vote nothing is kept once it is over; pysyncobj keeps its node for ever. It is forgotten
+    at the next tick: pysyncobj looks it up again behind a `send` that finds it dead.
 """
 
 from __future__ import annotations
@@ -97,6 +99,10 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
 
     _ready: bool  # pysyncobj's: it listens
 
+    def __init__(self, syncObj: Any, selfNode: Node | None, otherNodes: Any) -> None:
+        self._over: set[Node] = set()  # W11
+        super().__init__(syncObj, selfNode, otherNodes)
+
     def _onNewIncomingConnection(self, conn: Any) -> None:
         """W5."""
         with contextlib.suppress(OSError):
@@ -107,7 +113,9 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
             min(self._unknownConnections, key=lambda each: each.since_s).disconnect()
 
     def _onTick(self) -> None:
-        """W5, W7."""
+        """W5, W7, W11."""
+        while self._over:
+            self._connections.pop(self._over.pop(), None)
         late_s = monotonicTime() - STRANGER_S
         for conn in [each for each in self._unknownConnections if each.since_s < late_s]:
             conn.disconnect()
@@ -154,8 +162,8 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
             )
         node = self._connToNode(conn)
         super()._onDisconnected(conn)
-        if node is not None and node not in self._nodes:  # pysyncobj keeps it for ever
-            self._connections.pop(node, None)
+        if node is not None and node not in self._nodes:
+            self._over.add(node)
 
 
 def hello_in(message: Any) -> dict[str, Any] | None:

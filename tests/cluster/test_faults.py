@@ -26,6 +26,7 @@ from broker.api.errors import DiskFull
 from broker.cli.doctor.folder import check_catalog
 from broker.client import connect
 from broker.client.nats_connection import flush
+from broker.runtime.background.disk_reserve import LOOK_S
 from tests.support.acks import offset_of
 from tests.support.processes import BrokerProcess, NatsServer, eventually, free_port, frozen, running
 
@@ -279,7 +280,7 @@ async def test_full_disk_is_answered_and_passes_without_a_restart(tmp_path: Path
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system: needs root")
 async def test_the_reserve_keeps_the_broker_working_while_records_are_refused(tmp_path: Path) -> None:
-    """Publishers and HTTP appends get disk_full; streams are made and altered, consumers commit; room comes back."""
+    """Publishers, appends and new streams get disk_full; streams are altered, consumers commit; room comes back."""
     disk = tmp_path / "small"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)], check=True)
@@ -292,6 +293,7 @@ async def test_the_reserve_keeps_the_broker_working_while_records_are_refused(tm
         client = await nats.connect(nats_server.url)
         filler = disk / "filler"
         filler.write_bytes(b"x" * (12 << 20))
+        await asyncio.sleep(LOOK_S)  # what it saw of the disk before is then too old for it
         acked, refused = 0, b""
         for _ in range(100):
             answer = (await client.request("s", b"y" * 100_000, timeout=60)).data
@@ -308,7 +310,8 @@ async def test_the_reserve_keeps_the_broker_working_while_records_are_refused(tm
                 reader.append("s", 0, pa.table({"value": [b"x"]}))
             reader.commit("c", {"s": {0: 3}})
             assert reader.read("s").to_table().num_rows == acked
-        broker.request("POST", "/v1/streams", {"name": "new", "subject": "new"})
+            with pytest.raises(DiskFull, match="disk_reserve_bytes"):
+                reader.create_stream("new", subject="new")
         broker.request("PATCH", "/v1/streams/s", {"retention_ms": 3_600_000})
         assert broker.metric("liftlog_disk_reserve_reached") == 1
         assert "cleaner.failed" not in broker.output()
@@ -320,6 +323,7 @@ async def test_the_reserve_keeps_the_broker_working_while_records_are_refused(tm
         deadline = asyncio.get_running_loop().time() + 60
         while not is_stored((await client.request("s", b"after", timeout=60)).data):
             assert asyncio.get_running_loop().time() < deadline
+        broker.request("POST", "/v1/streams", {"name": "new", "subject": "new"})
         assert is_stored((await client.request("new", b"after", timeout=60)).data)
         await client.close()
         for line in ("disk.reserve_reached", "disk.reserve_restored"):

@@ -316,7 +316,26 @@ def test_connections_without_a_vote_leave_nothing_behind(tmp_path: Path) -> None
                 sock.sendall(struct.pack("i", len(data)) + data)
                 until([node], lambda: transport._readonlyNodes)
             until([node], lambda: not transport._readonlyNodes)
-        assert not transport._connections
+        until([node], lambda: not transport._connections)
+
+
+def test_a_connection_without_a_vote_that_dies_under_a_message_ends_only_itself(tmp_path: Path) -> None:
+    """W11. Seen before: KeyError in pysyncobj's `send`, and the controller's process ended."""
+    import struct
+    import zlib
+
+    with group(tmp_path, [None]) as (node,):
+        until([node], lambda: node.has_begun)
+        transport, results = node.core._SyncObj__transport, list[Any]()
+        data = zlib.compress(Codec.dumps("readonly"))
+        with socket.create_connection(("127.0.0.1", int(node.node_id.rpartition(":")[2]))) as sock:
+            sock.sendall(struct.pack("i", len(data)) + data)
+            until([node], lambda: transport._readonlyNodes)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        command = {"v": 1, "kind": "register_producer", "name": "p", "request_id": "r"}
+        node.core.propose(command, lambda *result: results.append(result))  # no tick has seen the reset
+        until([node], lambda: results and not transport._connections)
+        assert "p" in node.catalog.producers
 
 
 def test_without_descriptors_it_listens_again_later(tmp_path: Path) -> None:
