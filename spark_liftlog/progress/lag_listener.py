@@ -6,52 +6,92 @@
 
     spark_liftlog.show_progress(query)          # in a notebook: a line that changes until the query ends
 
-Both go by the progress that Spark keeps (query_lag.py); the brokers' own view is `liftlog consumer list`.
+Both ask the brokers what there is behind the last batch that is complete (query_lag.py). So a query whose batch hangs,
+or that waits for more records, is seen to fall behind. The brokers' own view is `liftlog consumer list`.
 """
 
 from __future__ import annotations
 
 import html
+import logging
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from broker.api.errors import LiftlogError
 from broker.api.plain import parse_json
-from spark_liftlog.progress.query_lag import Lag, lag
+from spark_liftlog.progress.query_lag import Lag, lag, lag_now
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
+log = logging.getLogger("spark_liftlog")
+
 METRIC: Final = "spark_liftlog_lag_records"
+PROGRESS_METRIC: Final = "spark_liftlog_progress_age_seconds"
+ASKED_METRIC: Final = "spark_liftlog_lag_age_seconds"
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 POLL_S: Final = 1
+FRESH_S: Final = 1.0
+"""A lag that was asked for so shortly ago is not asked for again."""
 NO_PROGRESS: Final = "no progress yet"
 
 
-class LagListener(StreamingQueryListener):
-    """Keeps the newest lag of each query of a session. Thread-safe."""
+@dataclass(slots=True)
+class _Query:
+    """What is known of one query that runs.
 
-    def __init__(self) -> None:
+    Attributes:
+        stirred_s: When it began, made progress, or said that it is idle.
+        progress: Its last; None: it has made none.
+        found: Its lag when it was last known.
+        asked_s: When that was.
+    """
+
+    name: str
+    stirred_s: float
+    progress: dict[str, Any] | None = None
+    found: Lag | None = None
+    asked_s: float = float("-inf")
+
+
+class LagListener(StreamingQueryListener):
+    """Knows the lag of each query of a session, as it is when it is asked. Thread-safe.
+
+    Args:
+        clock: Seconds.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
-        self._queries: dict[str, tuple[str, Lag]] = {}
+        self._asking = threading.Lock()  # one at a time: the others find what it has found
+        self._queries: dict[str, _Query] = {}
         self._server: ThreadingHTTPServer | None = None
 
     def onQueryStarted(self, event: Any) -> None:
-        """Nothing is known yet."""
+        """It has no lag yet, but it has to make progress from now on."""
+        with self._lock:
+            self._queries[str(event.id)] = _Query(event.name or str(event.id), self._clock())
 
     def onQueryProgress(self, event: Any) -> None:
-        """Take the lag out of a progress."""
+        """A batch is complete: the lag counts from its end."""
         progress = parse_json(event.progress.json)
-        found = lag(progress)
-        if found is not None:
-            with self._lock:
-                self._queries[str(progress["id"])] = (progress.get("name") or str(progress["id"]), found)
+        name, found = progress.get("name") or str(progress["id"]), lag(progress)
+        with self._lock:
+            self._queries[str(progress["id"])] = _Query(name, self._clock(), progress, found, self._clock())
 
     def onQueryIdle(self, event: Any) -> None:
-        """The lag is what it was."""
+        """There is nothing new, or less than the query waits for."""
+        with self._lock:
+            if (query := self._queries.get(str(event.id))) is not None:
+                query.stirred_s = self._clock()
 
     def onQueryTerminated(self, event: Any) -> None:
         """A query that ended has no lag any more."""
@@ -59,21 +99,55 @@ class LagListener(StreamingQueryListener):
             self._queries.pop(str(event.id), None)
 
     def lags(self) -> dict[str, Lag]:
-        """The newest lag by the query's name, or by its id if it has none."""
-        with self._lock:
-            return dict(self._queries.values())
+        """The lag now, by the query's name, or by its id if it has none. What no broker tells is as it was last."""
+        return {query.name: query.found for query in self._asked() if query.found is not None}
 
     def prometheus(self) -> str:
         """The lags in Prometheus' text format: one line per query, stream and partition."""
+        queries, now_s = sorted(self._asked(), key=lambda query: query.name), self._clock()
         lines = [
-            f"# HELP {METRIC} Records that are committed and in no micro-batch of the query yet.",
+            f"# HELP {METRIC} Records that are committed and that the query has not processed.",
             f"# TYPE {METRIC} gauge",
         ]
-        for query, found in sorted(self.lags().items()):
-            for (stream, partition), records in sorted(found.partitions.items()):
-                labels = f'query="{_escaped(query)}",stream="{_escaped(stream)}",partition="{partition}"'
+        for query in queries:
+            for (stream, partition), records in sorted(query.found.partitions.items() if query.found else ()):
+                labels = f'query="{_escaped(query.name)}",stream="{_escaped(stream)}",partition="{partition}"'
                 lines.append(f"{METRIC}{{{labels}}} {records}")
+        lines += [
+            f"# HELP {ASKED_METRIC} Since brokers last told the lag of the query.",
+            f"# TYPE {ASKED_METRIC} gauge",
+        ]
+        lines += [
+            f'{ASKED_METRIC}{{query="{_escaped(query.name)}"}} {max(0.0, now_s - query.asked_s):.3f}'
+            for query in queries
+            if query.found is not None
+        ]
+        lines += [
+            f"# HELP {PROGRESS_METRIC} Since the query began, completed a batch, or said that it is idle.",
+            f"# TYPE {PROGRESS_METRIC} gauge",
+        ]
+        lines += [
+            f'{PROGRESS_METRIC}{{query="{_escaped(query.name)}"}} {max(0.0, now_s - query.stirred_s):.3f}'
+            for query in queries
+        ]
         return "\n".join(lines) + "\n"
+
+    def _asked(self) -> list[_Query]:
+        """The queries, with the lag that each has now."""
+        with self._asking:
+            with self._lock:
+                queries = dict(self._queries)
+            for query in queries.values():
+                if query.progress is None or self._clock() - query.asked_s < FRESH_S:
+                    continue
+                try:
+                    found = lag_now(query.progress)
+                except LiftlogError as error:
+                    log.warning("lag.failed query=%s error=%s", query.name, error)
+                    continue
+                if found is not None:
+                    query.found, query.asked_s = found, self._clock()
+            return list(queries.values())
 
     def serve(self, port: int, host: str = "127.0.0.1") -> int:
         """Answer `GET /metrics` on a port, in a thread, until `close`. Returns the port (0: any).
@@ -119,23 +193,26 @@ def show_progress(query: StreamingQuery, timeout_s: float | None = None) -> None
 
 
 class _Shown:
-    """A query's last progress as a notebook shows it."""
+    """A query's last progress, and how far behind it is now, as a notebook shows it."""
 
     def __init__(self, query: StreamingQuery | Any) -> None:
-        self._progress = query.lastProgress
+        progress: Any = query.lastProgress
+        self._progress = progress
+        try:
+            self._lag = None if progress is None else lag_now(progress)
+        except LiftlogError:  # no broker answers: what was known with the progress
+            self._lag = lag(progress)
 
     def _repr_html_(self) -> str:
-        return as_html(self._progress)
+        return as_html(self._progress, self._lag)
 
     def __repr__(self) -> str:
         """Where no HTML is shown."""
-        found = None if self._progress is None else lag(self._progress)
-        return NO_PROGRESS if found is None else _line(self._progress, found)
+        return NO_PROGRESS if self._lag is None else _line(self._progress, self._lag)
 
 
-def as_html(progress: Any) -> str:
-    """One progress as a small table; None: before the first."""
-    found = None if progress is None else lag(progress)
+def as_html(progress: Any, found: Lag | None) -> str:
+    """One progress, and the lag, as a small table; None: before the first."""
     if found is None:
         return f"<p>{NO_PROGRESS}</p>"
     rows = "".join(

@@ -6,7 +6,9 @@
 Spark hands the end of a batch to `latestOffset` as its start only when that batch is done, so a start
 is progress; the end of a batch that is planned is not. `commit(end)` says the same one batch later.
 
-G1  Only what was learned so is published, also at the end: `close` flushes, it does not guess.
+G1  Only what was learned so is published, also at the end: `close` flushes, it does not guess. Before that a new query
+    publishes where it `begins`, or its lag would be unknown while its first batch runs. That is no progress: it carries
+    the text `BEGINS`, and no query with another checkpoint takes it for one.
 G2  Nothing here raises into the query. Only two wait for the network, shortly: `close`, and the last trigger of an
     AvailableNow query (its process may end before its thread has published).
 G3  A position that was published is not published again; of several that wait only the newest counts.
@@ -32,6 +34,8 @@ from spark_liftlog.reading.offsets import Key, Offset, ReadPosition
 PACE_S: Final = 1.0
 PAUSE_S_MAX: Final = 5.0
 FLUSH_S: Final = 2.0
+BEGINS: Final = "begins here"
+"""Kept with a position that was published before anything was processed (G1)."""
 
 log = logging.getLogger("spark_liftlog")
 
@@ -51,15 +55,23 @@ class Progress:
         self._newest: Offset | None = None
         self._published: Offset | None = None
         self._refused: dict[Key, tuple[str, ReadPosition]] = {}  # G4: in which incarnation, and what
+        self._begin: Offset | None = None  # G1
         self._thread: threading.Thread | None = None
         self._is_closed = threading.Event()
         self._is_closing = False
         self._is_awaited = False
 
+    def begins(self, at: Offset) -> None:
+        """A new query begins there; published until something is learned (G1)."""
+        self._begin = at
+        self.learned(at)
+
     def learned(self, done: Offset) -> None:
         """Every record before `done` has been processed; publish that, some time soon."""
         with self._changed:
-            if self._is_closing or (self._newest is not None and _same(self._newest, done)):
+            if self._is_closing:
+                return
+            if self._newest is not None and self._newest is not self._begin and _same(self._newest, done):
                 return
             self._newest = done
             if self._thread is None:
@@ -100,7 +112,7 @@ class Progress:
             }
             try:
                 if positions:
-                    self._cluster.commit(wanted.consumer, positions, wanted.incarnations)
+                    self._cluster.commit(wanted.consumer, positions, wanted.incarnations, self._text(wanted))
                 if failures:
                     log.warning("progress.restored consumer=%s failures=%d", wanted.consumer, failures)
                 failures = 0
@@ -151,13 +163,16 @@ class Progress:
         if self._is_closed.is_set():
             return []
         try:
-            self._cluster.commit(wanted.consumer, some, wanted.incarnations)
+            self._cluster.commit(wanted.consumer, some, wanted.incarnations, self._text(wanted))
         except Exception as error:  # best effort, as above
             is_of_all = not isinstance(error, InvalidRequest) or isinstance(error, UnknownStream | StaleIncarnation)
             if is_of_all or len(some) == 1:
                 return [(some, error)]
             return [each for key, at in some.items() for each in self._refusals(wanted, {key: at})]
         return []
+
+    def _text(self, wanted: Offset) -> str:
+        return BEGINS if wanted is self._begin else ""
 
     def _pause(self, failures: int) -> None:
         with self._changed:

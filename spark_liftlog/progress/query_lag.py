@@ -1,30 +1,38 @@
-"""How far behind a streaming query is, from the progress that Spark keeps of it.
+"""How far behind a streaming query is: what its brokers have now, less what it has completed.
 
-A Python source cannot fill `sources[].metrics`; what it reports as its latest offset lands verbatim
-in the progress. So that report carries the lag:
+A Python source cannot fill `sources[].metrics`; what it reports as its latest offset lands verbatim in the progress.
+So that report carries what somebody needs who looks at the query from outside:
 
-    {"v": 1, "streams": {"orders": {"0": {"high_watermark": 250, "lag": 150}}}}
+    {"v": 1, "brokers": "localhost:9293", "streams": {"orders": {"0": {"high_watermark": 250, "lag": 150}}}}
 
-The lag is counted from the end of the batch that the progress is about: what comes after it.
-The broker's own view of the same, by what was published: `liftlog consumer describe`.
+L1  A progress tells of its own moment: `lag` counts from the end of its batch. There is none while a batch runs, or
+    while a query waits for records, however many come meanwhile. So the lag of a query is asked of the brokers
+    (`lag_now`): from the end of its last batch that is complete.
+
+The brokers' own view, by what was published: `liftlog consumer describe`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from broker.api.errors import LiftlogError
 from broker.api.plain import parse_json
-from spark_liftlog.reading.offsets import VERSION, Key
+from spark_liftlog.reading.cluster import Cluster
+from spark_liftlog.reading.offsets import VERSION, Key, decode
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
+ASK_S: Final = 3.0
+"""A broker that is asked for a lag may be silent for so long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Records that were committed and not yet part of a batch.
+    """Records that were committed and are not processed yet.
 
     Attributes:
         partitions: By (stream, partition); records, >= 0.
@@ -43,36 +51,87 @@ class Lag:
         return max(self.partitions.values(), default=0)
 
 
-def report(ends: Mapping[Key, int], high_watermarks: Mapping[Key, int]) -> dict[str, Any]:
+def report(ends: Mapping[Key, int], high_watermarks: Mapping[Key, int], *, brokers: str) -> dict[str, Any]:
     """The JSON for `reportLatestOffset`: per partition the high watermark and what lies before it."""
     streams: dict[str, dict[str, Any]] = {}
     for (stream, partition), high_watermark in sorted(high_watermarks.items()):
         lag_records = max(0, high_watermark - ends.get((stream, partition), high_watermark))
         entry = {"high_watermark": high_watermark, "lag": lag_records}
         streams.setdefault(stream, {})[str(partition)] = entry
-    return {"v": VERSION, "streams": streams}
+    return {"v": VERSION, "brokers": brokers, "streams": streams}
 
 
-def lag(of: StreamingQuery | Mapping[str, Any]) -> Lag | None:
-    """The lag of a running query, or of one progress of it (as a StreamingQueryListener gets them).
+def lag(of: StreamingQuery | Mapping[str, Any], *, brokers: str | None = None) -> Lag | None:
+    """The lag of a query now, or of one progress of it (as a StreamingQueryListener gets them) at its moment.
 
+    Args:
+        brokers: Whom to ask for a query; those of its source if not given.
     Returns:
         The lag over all liftlog sources of the query; None before the first progress, or without such a source.
+    Raises:
+        Retryable: no broker answers, and a query is asked for.
     """
-    progress = of if isinstance(of, Mapping) else of.lastProgress
-    if progress is None:
-        return None
+    if isinstance(of, Mapping):
+        return _reported(of)
+    return None if of.lastProgress is None else lag_now(of.lastProgress, brokers=brokers)
+
+
+def lag_now(progress: Mapping[str, Any], *, brokers: str | None = None) -> Lag | None:
+    """The lag now of the query whose last progress this is (L1). As `lag`."""
+    found: dict[Key, int] = {}
+    is_ours = False
+    for source in progress["sources"]:
+        value = _parsed(source["latestOffset"])
+        if value is None:
+            continue
+        is_ours = True
+        asked = brokers or value.get("brokers")
+        now = _asked(source.get("endOffset"), asked) if isinstance(asked, str) else {}
+        for key, records in (_entries(value) | now).items():  # who cannot be asked has what was reported, at least
+            found[key] = found.get(key, 0) + records
+    return Lag(found) if is_ours else None
+
+
+def _reported(progress: Mapping[str, Any]) -> Lag | None:
     found: dict[Key, int] = {}
     is_ours = False
     for source in progress["sources"]:
         value = _parsed(source["latestOffset"])
         if value is not None:
             is_ours = True
-            for stream, partitions in value["streams"].items():
-                for partition, entry in partitions.items():
-                    key = (stream, int(partition))
-                    found[key] = found.get(key, 0) + int(entry["lag"])
+            for key, records in _entries(value).items():
+                found[key] = found.get(key, 0) + records
     return Lag(found) if is_ours else None
+
+
+def _asked(end_value: Any, brokers: str) -> dict[Key, int]:
+    """The records behind the end of a batch, by partition; of those that brokers tell of."""
+    try:
+        end = decode(parse_json(end_value) if isinstance(end_value, str) else end_value)
+    except (ValueError, LiftlogError):
+        return {}
+    if end is None:
+        return {}
+    cluster = Cluster(brokers, timeout_s=ASK_S)
+    try:
+        _, heads = cluster.watch(sorted(end.incarnations), since=None, max_wait_ms=0)
+    finally:
+        cluster.close()
+    found: dict[Key, int] = {}
+    for key, at in end.positions.items():
+        head = heads.partitions.get(key)
+        if head is not None:
+            is_same = heads.incarnations[key[0]] == end.incarnations[key[0]]
+            found[key] = max(0, head.high_watermark - (at.offset if is_same else head.log_start_offset))
+    return found
+
+
+def _entries(value: Mapping[str, Any]) -> dict[Key, int]:
+    return {
+        (stream, int(partition)): entry["lag"]
+        for stream, partitions in value["streams"].items()
+        for partition, entry in partitions.items()
+    }
 
 
 def _parsed(latest: Any) -> dict[str, Any] | None:

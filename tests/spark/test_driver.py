@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -26,8 +27,11 @@ from broker.client.client import Client, connect
 from spark_liftlog.errors import LiftlogSparkError
 from spark_liftlog.options import source_options
 from spark_liftlog.progress import claim as claim_module
+from spark_liftlog.progress.lag_listener import LagListener
+from spark_liftlog.progress.query_lag import Lag, lag
 from spark_liftlog.reading import cluster as cluster_module
 from spark_liftlog.reading import offsets
+from spark_liftlog.reading.advance import Heads
 from spark_liftlog.reading.cluster import Cluster
 from spark_liftlog.reading.offsets import decode
 from spark_liftlog.reading.stream_reader import LiftlogStreamReader
@@ -148,7 +152,102 @@ def test_only_what_was_learned_is_published(stream: Stream) -> None:
     done.latestOffset(end, ALL)
     done.stop()
     assert published(stream.client, "done", stream.name) == {0: 5, 1: 5, 2: 5}, "stop flushes what was learned"
-    assert published(stream.client, "planned", stream.name) == {}
+    assert published(stream.client, "planned", stream.name) == {0: 0, 1: 0, 2: 0}, "where it begins"
+
+
+def progress_of(reader: LiftlogStreamReader, end: dict[str, Any]) -> dict[str, Any]:
+    """What Spark tells of a batch that is complete."""
+    report, end_text = json.dumps(reader.reportLatestOffset()), json.dumps(end)
+    return {"id": "7", "name": "q", "sources": [{"latestOffset": report, "endOffset": end_text}]}
+
+
+def lags_at_the_broker(stream: Stream, consumer: str) -> list[int | None]:
+    return [p.lag for p in stream.client.consumer(consumer).partitions]
+
+
+def test_the_lag_grows_while_the_first_batch_runs(reader: LiftlogStreamReader, stream: Stream) -> None:
+    """Where a query begins is published: else a first batch that hangs has no consumer, and no lag."""
+    stream.append(5)
+    reader.latestOffset(reader.initialOffset(), ALL)
+    eventually(lambda: published(stream.client, stream.name, stream.name) == {0: 0, 1: 0, 2: 0}, what="it has begun")
+    stream.append(100)
+    assert lags_at_the_broker(stream, stream.name) == [105] * 3
+
+
+def test_the_lag_of_a_query_is_what_brokers_have_now(reader: LiftlogStreamReader, stream: Stream) -> None:
+    """Spark tells nothing while a batch runs, or while a query waits for more records: the lag was what it was."""
+    stream.append(5)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    progress = progress_of(reader, end)
+    listener = LagListener()
+    listener.onQueryStarted(SimpleNamespace(id="7", name="q"))
+    listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=json.dumps(progress))))
+    stream.append(100, partitions=[1])
+    assert lag(progress) == Lag({(stream.name, partition): 0 for partition in range(3)}), "at its moment"
+    query = SimpleNamespace(lastProgress=progress)
+    now = Lag({(stream.name, partition): 100 * (partition == 1) for partition in range(3)})
+    assert lag(query) == lag(query, brokers=stream.address) == now  # type: ignore[arg-type]
+    eventually(lambda: listener.lags() == {"q": now}, what="the listener asks, too")
+    assert f'spark_liftlog_lag_records{{query="q",stream="{stream.name}",partition="1"}} 100\n' in listener.prometheus()
+    reader.commit(end)
+    eventually(lambda: lags_at_the_broker(stream, stream.name) == [0, 100, 0], what="and so has the broker")
+
+
+def test_a_partition_that_no_broker_tells_of_keeps_its_reported_lag(
+    reader: LiftlogStreamReader, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.append(5)
+    end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(9))
+    query = SimpleNamespace(lastProgress=progress_of(reader, end))
+    gone = Heads(incarnations={}, partitions={})
+    monkeypatch.setattr(Cluster, "watch", lambda *_, **__: (1, gone))
+    assert lag(query) == Lag({(stream.name, partition): 2 for partition in range(3)})  # type: ignore[arg-type]
+
+
+def test_a_query_that_has_only_begun_may_begin_again(stream: Stream) -> None:
+    """It failed before its first batch: its checkpoint is new still, and nothing was processed."""
+    stream.append(5)
+    for _ in range(2):
+        reader = reader_of(stream, consumer=stream.name)
+        end = reader.latestOffset(reader.initialOffset(), ALL)
+        reader.stop()
+    done = reader_of(stream, consumer=stream.name)
+    done.latestOffset(end, ALL)
+    done.stop()
+    assert published(stream.client, stream.name, stream.name) == {0: 5, 1: 5, 2: 5}
+    new = reader_of(stream, consumer=stream.name)
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_NEW_CHECKPOINT"):
+        new.latestOffset(new.initialOffset(), ALL)
+    new.stop()
+
+
+def test_a_first_batch_without_records_is_progress(stream: Stream) -> None:
+    """The output has a batch 0, though its end is where the query began."""
+    stream.append(5)
+    reader = reader_of(stream, consumer=stream.name, startingOffsets="latest")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    reader.latestOffset(end, ALL)
+    reader.stop()
+    new = reader_of(stream, consumer=stream.name)
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_NEW_CHECKPOINT"):
+        new.latestOffset(new.initialOffset(), ALL)
+    new.stop()
+
+
+def test_a_beginning_that_is_accepted_hides_no_progress(stream: Stream) -> None:
+    """It may fail at once. The next start without `accept` is refused as before."""
+    stream.append(5)
+    done = reader_of(stream, consumer=stream.name)
+    done.latestOffset(done.latestOffset(done.initialOffset(), ALL), ALL)
+    done.stop()
+    accepted = reader_of(stream, consumer=stream.name, onNewCheckpoint="accept")
+    accepted.latestOffset(accepted.initialOffset(), ALL)
+    accepted.stop()
+    assert published(stream.client, stream.name, stream.name) == {0: 5, 1: 5, 2: 5}
+    new = reader_of(stream, consumer=stream.name)
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_NEW_CHECKPOINT"):
+        new.latestOffset(new.initialOffset(), ALL)
+    new.stop()
 
 
 def test_commit_is_news_of_progress_too(reader: LiftlogStreamReader, stream: Stream) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import spark_liftlog
 from broker.client.client import Client, connect
@@ -102,6 +103,42 @@ def test_a_running_query_follows_and_its_lag_falls_to_nothing(
         query.stop()
     eventually(lambda: query.id not in listener.lags(), what="a query that ended is not told of")
     spark.streams.removeListener(listener)
+
+
+def test_a_batch_that_hangs_is_seen_to_fall_behind(spark: SparkSession, stream: Stream, checkpoint: str) -> None:
+    """From outside, from the listener and at the broker alike; and so is a query that waits for more records."""
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(frame: DataFrame, number: int) -> None:
+        if frame.count() > 20:
+            hangs.set()
+            assert goes_on.wait(240)
+
+    listener = spark_liftlog.LagListener()
+    spark.streams.addListener(listener)
+    source = stream.follow(spark, consumer="hanging", minOffsetsPerTrigger=30, maxTriggerDelay="1h")
+    query = source.writeStream.foreachBatch(hang).option("checkpointLocation", checkpoint).queryName("hanging").start()
+
+    def behind(partition_count: int) -> bool:
+        wanted = {(stream.name, partition): partition_count for partition in range(3)}
+        now, told = spark_liftlog.lag(query), listener.lags().get("hanging")
+        at_the_broker = [p.lag for p in stream.client.consumer("hanging").partitions]
+        return now == told == spark_liftlog.Lag(wanted) and at_the_broker == [partition_count] * 3
+
+    try:
+        eventually(lambda: query.lastProgress is not None, timeout_s=120, what="batch 0, which has none")
+        stream.append(5)
+        eventually(lambda: behind(5), timeout_s=120, what="15 records wait for minOffsetsPerTrigger")
+        stream.append(5)
+        assert hangs.wait(120)
+        stream.append(100)
+        eventually(lambda: behind(110), timeout_s=120, what="its batch hangs")
+        goes_on.set()
+        eventually(lambda: behind(0), timeout_s=120, what="it goes on")
+    finally:
+        goes_on.set()
+        query.stop()
+        spark.streams.removeListener(listener)
 
 
 def test_idle_triggers_make_no_batches(spark: SparkSession, stream: Stream, checkpoint: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from broker.api.stream import OFFSETS_STREAM
 from spark_liftlog.errors import NewCheckpoint
 from spark_liftlog.options import SourceOptions
 from spark_liftlog.progress.claim import claim
-from spark_liftlog.progress.publishing import Progress
+from spark_liftlog.progress.publishing import BEGINS, Progress
 from spark_liftlog.progress.query_lag import report
 from spark_liftlog.reading import advance
 from spark_liftlog.reading.advance import Heads
@@ -159,7 +159,11 @@ class StreamDriver:
             return None
         heads = self._views.beyond()
         if self._reported is None or self._reported[0] is not self._ends or self._reported[1] is not heads:
-            found = report(self._ends, {key: head.high_watermark for key, head in heads.partitions.items()})
+            found = report(
+                self._ends,
+                {key: head.high_watermark for key, head in heads.partitions.items()},
+                brokers=self._options.brokers,
+            )
             self._reported = (self._ends, heads, found)
         return self._reported[2]
 
@@ -213,7 +217,10 @@ class StreamDriver:
         base = {key: found.position.offset for key, found in resolved.items()}
         it = advance.step(first, heads, base, limit=None, share=self._admission.share)
         assert it is not None, "a step with a base is never empty"
-        return self._finish(it, heads)
+        end = self._finish(it, heads)
+        if options.commit_offsets and not (options.consumer and self._progressed()):  # what it has published counts
+            self._progress.begins(first)
+        return end
 
     def _check_new(self, where: Where) -> None:
         """See S12.
@@ -226,7 +233,7 @@ class StreamDriver:
             return
         if not (is_committed or self._options.commit_offsets):
             return
-        if self._published():
+        if self._progressed():
             begins = (
                 "goes on there" if is_committed else "begins at its own start; startingOffsets=committed goes on there"
             )
@@ -240,13 +247,17 @@ class StreamDriver:
             )
 
     def _published(self) -> list[PartitionLag]:
-        """The progress of the consumer in what is read."""
+        """The progress of the consumer in what is read, and where it began."""
         selection = self._options.selection
         try:
             found = self._cluster.committed(self._consumer)
         except UnknownConsumer:
             return []
         return [p for p in found if selection.has(p.stream) and selection.takes((p.stream, p.partition))]
+
+    def _progressed(self) -> bool:
+        """Whether the consumer has processed anything of what is read, not only begun."""
+        return any(p.metadata != BEGINS for p in self._published())
 
     def _committed(self, heads: Heads) -> Offset:
         """The first end of a query whose checkpoint is lost: it goes on where its progress was published.

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from broker.api.errors import DeadlineExceeded, OffsetOutOfRange
+from broker.api.errors import DeadlineExceeded, OffsetOutOfRange, Retryable
 from spark_liftlog import Lag, lag
 from spark_liftlog.errors import LiftlogSparkError, shown_to_spark
 from spark_liftlog.progress.lag_listener import LagListener, _Shown, as_html
 from spark_liftlog.progress.query_lag import report
 
-REPORT = report({("orders", 0): 100, ("orders", 1): 7}, {("orders", 0): 250, ("orders", 1): 7})
+REPORT = report({("orders", 0): 100, ("orders", 1): 7}, {("orders", 0): 250, ("orders", 1): 7}, brokers="")
 
 
 def progress(*latest: Any) -> dict[str, Any]:
@@ -95,9 +95,37 @@ def test_a_listener_tells_prometheus_the_lag_of_each_query_that_runs() -> None:
     assert listener.lags() == {}
 
 
+def test_a_query_that_makes_no_progress_is_seen_by_its_age() -> None:
+    """Its first batch hangs: there is no progress, so there is no lag either."""
+    now_s = 100.0
+    listener = LagListener(clock=lambda: now_s)
+    listener.onQueryStarted(SimpleNamespace(id="1", name="q"))
+    now_s = 130.0
+    assert 'spark_liftlog_progress_age_seconds{query="q"} 30.000\n' in listener.prometheus()
+    assert "spark_liftlog_lag_age_seconds{" not in listener.prometheus()
+    listener.onQueryIdle(SimpleNamespace(id="1"))
+    assert 'spark_liftlog_progress_age_seconds{query="q"} 0.000\n' in listener.prometheus()
+
+
+def test_a_lag_that_no_broker_tells_grows_old() -> None:
+    now_s = 100.0
+    listener = LagListener(clock=lambda: now_s)
+    nobody = report({("orders", 0): 1}, {("orders", 0): 3}, brokers="127.0.0.1:9")
+    end = {"v": 1, "consumer": "c", "streams": {"orders": {"incarnation": "a", "partitions": {"0": [1, 0]}}}}
+    value = {"id": "1", "name": "q", "sources": [{"latestOffset": nobody, "endOffset": json.dumps(end)}]}
+    listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=json.dumps(value))))
+    now_s = 130.0
+    text = listener.prometheus()
+    assert 'spark_liftlog_lag_records{query="q",stream="orders",partition="0"} 2\n' in text
+    assert 'spark_liftlog_lag_age_seconds{query="q"} 30.000\n' in text
+    with pytest.raises(Retryable):
+        lag(SimpleNamespace(lastProgress=value))  # type: ignore[arg-type]
+
+
 def test_a_notebook_shows_rate_and_lag() -> None:
-    assert "no progress yet" in as_html(None)
-    shown = as_html({"id": "1", "name": "<q>", "batchId": 7, "processedRowsPerSecond": 1234.5, **progress(REPORT)})
+    assert "no progress yet" in as_html(None, None)
+    of = {"id": "1", "name": "<q>", "batchId": 7, "processedRowsPerSecond": 1234.5, **progress(REPORT)}
+    shown = as_html(of, lag(of))
     for part in ("&lt;q&gt;", "batch 7", "1,234 records/s", "150 behind", "<td>orders</td><td>0</td><td>150</td>"):
         assert part in shown
 

@@ -28,7 +28,13 @@ class Noting:
         self.published: list[int] = []
         self.asked = threading.Semaphore(0)
 
-    def commit(self, consumer: str, positions: Mapping[Key, ReadPosition], incarnations: Mapping[str, str]) -> None:
+    def commit(
+        self,
+        consumer: str,
+        positions: Mapping[Key, ReadPosition],
+        incarnations: Mapping[str, str],
+        metadata: str = "",
+    ) -> None:
         self.published.append(positions["orders", 0].offset)
         self.asked.release()
 
@@ -71,7 +77,13 @@ class Refusing:
         self.why: dict[Key | str, list[LiftlogError]] = {}
         self._brokers = Brokers(addresses)
 
-    def commit(self, consumer: str, positions: Mapping[Key, ReadPosition], incarnations: Mapping[str, str]) -> None:
+    def commit(
+        self,
+        consumer: str,
+        positions: Mapping[Key, ReadPosition],
+        incarnations: Mapping[str, str],
+        metadata: str = "",
+    ) -> None:
         self.calls += 1
         for key in positions:
             for what in (key, key[0], f"{key[0]} {incarnations[key[0]]}"):
