@@ -255,6 +255,9 @@ class Resolved:
     log_start_offset: Offset | None
     high_watermark: Offset | None
     bytes_ahead: Annotated[int | None, Rule(limit=(0, INT64_MAX), doc="Up to the high watermark, roughly")]
+    timestamp_us: Annotated[
+        int | None, Rule(doc="Newest timestamp up to the batch that has it; null: it is the high watermark")
+    ] = None
     error: Annotated[LiftlogError | None, Rule(is_absent=True)] = None
 
     def __post_init__(self) -> None:
@@ -287,6 +290,10 @@ class PartitionLag:
     offset: Offset
     high_watermark: Annotated[int | None, Rule(limit=(0, INT64_MAX), doc="null: the partition that was read is gone")]
     lag: Annotated[int | None, Rule(limit=(0, INT64_MAX), doc="High watermark - offset, in records")]
+    behind_ms: Annotated[
+        int | None,
+        Rule(limit=(0, INT64_MAX), doc="Age of the first record not read, to within a batch; 0: none; null: unknown"),
+    ] = None
     unknown: Annotated[bool, Rule(doc="Its leader cannot be asked now; `high_watermark` and `lag` are null")] = False
     leader_epoch: LeaderEpoch
     incarnation: str
@@ -309,8 +316,11 @@ class ConsumerLag:
     def _repr_html_(self) -> str:
         return _table(
             f"consumer {self.consumer}, lag {self.lag}",
-            ("stream", "partition", "offset", "high watermark", "lag"),
-            ((p.stream, p.partition, p.offset, p.high_watermark, p.lag) for p in self.partitions),
+            ("stream", "partition", "offset", "high watermark", "lag", "behind (s)"),
+            (
+                (p.stream, p.partition, p.offset, p.high_watermark, p.lag, _seconds(p.behind_ms))
+                for p in self.partitions
+            ),
         )
 
 
@@ -359,6 +369,10 @@ class Problem:
     status: Annotated[int, Rule(limit=(400, 599))]
     detail: str
     reason: str
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
 
 
 def _table(title: str, heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

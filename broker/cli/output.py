@@ -127,6 +127,16 @@ def bytes_text(count: int) -> str:
     return f"{size:.1f} TiB"
 
 
+def age_text(ms: int | None) -> str | None:
+    """Milliseconds as people say them: 0s, 1.5s, 12m, 3h, 4d."""
+    if ms is None:
+        return None
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000)):
+        if ms >= 2 * size:
+            return f"{ms // size}{unit}"
+    return f"{ms / 1000:.1f}s" if ms else "0s"
+
+
 def time_text(ms: int | None) -> str | None:
     """Milliseconds since 1970 as UTC."""
     return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -178,6 +178,7 @@ class Broker(Assembled):
             self.sinks.sinks.counts,
             started=self._started,
             offline=len(self._streams.offline),
+            now_us=self._clock.now_us(),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from broker.api.errors import LiftlogError
@@ -24,18 +25,20 @@ def broker_samples(
     *,
     started: bool,
     offline: int,
+    now_us: int,
 ) -> Iterator[Sample]:
     """All samples of one broker.
 
     Args:
         offline: How many streams could not be opened.
+        now_us: As of `consumer_samples`.
     """
     yield from common_samples(intake, started=started)
     yield "liftlog_streams_offline", "Streams that could not be opened", (), (), offline
     for name, partitions in sorted(streams.items()):
         for partition in partitions:
             yield from partition_samples(partition, (name, str(partition.partition)))
-    yield from consumer_samples(consumers, partial(_log_in, streams))
+    yield from consumer_samples(consumers, partial(_log_in, streams), now_us=now_us)
     yield from sink_samples(sinks)
 
 
@@ -78,8 +81,15 @@ def _intake(intake: IntakeDriver) -> Iterator[Sample]:
             yield f"liftlog_intake_{name}_total", f"Intake: {name}", (), (), value
 
 
-def consumer_samples(consumers: Consumers, find: Callable[[ConsumerOffset], PartitionLog | None]) -> Iterator[Sample]:
-    """How far consumers are. `find`: the log that one reads; None: it is not here, or gone."""
+def consumer_samples(
+    consumers: Consumers, find: Callable[[ConsumerOffset], PartitionLog | None], *, now_us: int
+) -> Iterator[Sample]:
+    """How far consumers are.
+
+    Args:
+        find: The log that one reads; None: it is not here, or gone.
+        now_us: The time, microseconds since 1970 UTC.
+    """
     labels = ("consumer", "stream", "partition")
     for consumer in consumers.consumers():
         try:
@@ -92,6 +102,10 @@ def consumer_samples(consumers: Consumers, find: Callable[[ConsumerOffset], Part
                 lag = max(0, log.high_watermark - row.offset)
                 yield "liftlog_consumer_offset", "Offset that the consumer reads next", labels, at, row.offset
                 yield "liftlog_consumer_lag_records", "High watermark minus consumer offset", labels, at, lag
+                with suppress(LiftlogError):  # damaged there, and said elsewhere
+                    timestamp_us = log.timestamp_at(row.offset) if lag else None
+                    behind_s = 0.0 if timestamp_us is None else max(0.0, (now_us - timestamp_us) / 1e6)
+                    yield "liftlog_consumer_lag_seconds", "Age of the first record not read", labels, at, behind_s
 
 
 def _log_in(streams: Mapping[str, Sequence[Partition]], row: ConsumerOffset) -> PartitionLog | None:

@@ -102,6 +102,7 @@ class PartitionLog:
     batches_in_turn = of_part("log", LogReader.batches_in_turn)
     offset_for_time = of_part("log", LogReader.offset_for_time)
     bytes_between = of_part("log", LogReader.bytes_between)
+    timestamp_at = of_part("log", LogReader.timestamp_at)
     batch_start = of_part("log", LogReader.batch_start)
     epoch_of = of_part("log", LeaderEpochs.epoch_of)
     end_of_epoch = of_part("log", LeaderEpochs.end_of, "end_of_epoch")

@@ -14,6 +14,7 @@ from broker.storage.read import (
     bytes_between,
     find_time,
     plan_read,
+    timestamp_at,
     verified_messages,
 )
 from broker.storage.rewrite.reused_blocks import Turn, messages_in_turn
@@ -115,3 +116,7 @@ class LogReader:
     def bytes_between(self, start: int, end: int) -> int:
         """Stored bytes of [start, end), to whole batches."""
         return self._state.ask(lambda view: bytes_between(view, start, end))
+
+    def timestamp_at(self, offset: int) -> int | None:
+        """As `read.timestamp_at`."""
+        return self._state.ask(lambda view: timestamp_at(view, offset))

@@ -448,6 +448,22 @@ def bytes_between(view: LogView, start: int, end: int) -> int:
     return total
 
 
+def timestamp_at(view: LogView, offset: int) -> int | None:
+    """The greatest timestamp in its segment up to the end of the batch that has `offset`, microseconds since 1970 UTC.
+
+    So the record there is about that old, to within a batch; None: nothing is stored from `offset` on. A timestamp of
+    the future hides the age of what is behind it.
+    """
+    offset = max(offset, view.log_start_offset)
+    if offset >= view.log_end_offset:
+        return None
+    for number in range(view.segment_of(offset), len(view.segments)):
+        index = view.index(view.segments[number])
+        if len(index):
+            return int(index.max_timestamps[max(0, index.find(offset))])
+    return None
+
+
 def _place(view: LogView, index: IndexView, at: int, offset: int, segment_end: int) -> int:
     """About where in the file the records before `offset` end, by its share of batch `at`."""
     entry, next_offset = index.entries[at], view.next_of(index, at, segment_end)

@@ -189,6 +189,7 @@ class Log:
     messages = of_part("_reader", LogReader.messages)
     offset_for_time = of_part("_reader", LogReader.offset_for_time)
     bytes_between = of_part("_reader", LogReader.bytes_between)
+    timestamp_at = of_part("_reader", LogReader.timestamp_at)
     batch_start = of_part("_reader", LogReader.batch_start)
     advance_high_watermark = of_part("state", LogState.advance_high_watermark)
     repair_segment = of_part("state", LogState.repair)

@@ -35,6 +35,7 @@ log = logging.getLogger("spark_liftlog")
 
 METRIC: Final = "spark_liftlog_lag_records"
 PROGRESS_METRIC: Final = "spark_liftlog_progress_age_seconds"
+AGE_METRIC: Final = "spark_liftlog_lag_seconds"
 ASKED_METRIC: Final = "spark_liftlog_lag_age_seconds"
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 POLL_S: Final = 1
@@ -113,6 +114,11 @@ class LagListener(StreamingQueryListener):
             for (stream, partition), records in sorted(query.found.partitions.items() if query.found else ()):
                 labels = f'query="{_escaped(query.name)}",stream="{_escaped(stream)}",partition="{partition}"'
                 lines.append(f"{METRIC}{{{labels}}} {records}")
+        lines += [f"# HELP {AGE_METRIC} Age of the oldest of them.", f"# TYPE {AGE_METRIC} gauge"]
+        for query in queries:
+            for (stream, partition), age_s in sorted(query.found.ages.items() if query.found else ()):
+                labels = f'query="{_escaped(query.name)}",stream="{_escaped(stream)}",partition="{partition}"'
+                lines.append(f"{AGE_METRIC}{{{labels}}} {age_s:.3f}")
         lines += [
             f"# HELP {ASKED_METRIC} Since brokers last told the lag of the query.",
             f"# TYPE {ASKED_METRIC} gauge",

@@ -14,13 +14,15 @@ The brokers' own view, by what was published: `liftlog consumer describe`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.api.errors import LiftlogError
 from broker.api.plain import parse_json
-from spark_liftlog.reading.cluster import Cluster
+from broker.client.client import connect
+from broker.client.positions import Position
 from spark_liftlog.reading.offsets import VERSION, Key, decode
 
 if TYPE_CHECKING:
@@ -36,9 +38,12 @@ class Lag:
 
     Attributes:
         partitions: By (stream, partition); records, >= 0.
+        ages: By (stream, partition): the age of the oldest of them, to within a stored batch, in seconds; 0 where there
+            are none. Only of a query that is asked for now, and where a broker tells.
     """
 
     partitions: Mapping[Key, int]
+    ages: Mapping[Key, float] = field(default_factory=dict, compare=False)
 
     @property
     def total(self) -> int:
@@ -49,6 +54,11 @@ class Lag:
     def greatest(self) -> int:
         """The lag of the partition that is furthest behind, in records; 0 when there is none."""
         return max(self.partitions.values(), default=0)
+
+    @property
+    def behind_s(self) -> float | None:
+        """The greatest of the ages, in seconds; None: none is known."""
+        return max(self.ages.values(), default=None)
 
 
 def report(ends: Mapping[Key, int], high_watermarks: Mapping[Key, int], *, brokers: str) -> dict[str, Any]:
@@ -79,6 +89,7 @@ def lag(of: StreamingQuery | Mapping[str, Any], *, brokers: str | None = None) -
 def lag_now(progress: Mapping[str, Any], *, brokers: str | None = None) -> Lag | None:
     """The lag now of the query whose last progress this is (L1). As `lag`."""
     found: dict[Key, int] = {}
+    ages: dict[Key, float] = {}
     is_ours = False
     for source in progress["sources"]:
         value = _parsed(source["latestOffset"])
@@ -87,9 +98,12 @@ def lag_now(progress: Mapping[str, Any], *, brokers: str | None = None) -> Lag |
         is_ours = True
         asked = brokers or value.get("brokers")
         now = _asked(source.get("endOffset"), asked) if isinstance(asked, str) else {}
-        for key, records in (_entries(value) | now).items():  # who cannot be asked has what was reported, at least
-            found[key] = found.get(key, 0) + records
-    return Lag(found) if is_ours else None
+        for key, records in (_entries(value) | {key: records for key, (records, _) in now.items()}).items():
+            found[key] = found.get(key, 0) + records  # who cannot be asked has what was reported, at least
+        for key, (_, age_s) in now.items():
+            if age_s is not None:
+                ages[key] = max(ages.get(key, 0.0), age_s)
+    return Lag(found, ages) if is_ours else None
 
 
 def _reported(progress: Mapping[str, Any]) -> Lag | None:
@@ -104,25 +118,25 @@ def _reported(progress: Mapping[str, Any]) -> Lag | None:
     return Lag(found) if is_ours else None
 
 
-def _asked(end_value: Any, brokers: str) -> dict[Key, int]:
-    """The records behind the end of a batch, by partition; of those that brokers tell of."""
+def _asked(end_value: Any, brokers: str) -> dict[Key, tuple[int, float | None]]:
+    """The records behind the end of a batch, and the age of the first, by partition; of those that brokers tell of."""
     try:
         end = decode(parse_json(end_value) if isinstance(end_value, str) else end_value)
     except (ValueError, LiftlogError):
         return {}
     if end is None:
         return {}
-    cluster = Cluster(brokers, timeout_s=ASK_S)
-    try:
-        _, heads = cluster.watch(sorted(end.incarnations), since=None, max_wait_ms=0)
-    finally:
-        cluster.close()
-    found: dict[Key, int] = {}
-    for key, at in end.positions.items():
-        head = heads.partitions.get(key)
-        if head is not None:
-            is_same = heads.incarnations[key[0]] == end.incarnations[key[0]]
-            found[key] = max(0, head.high_watermark - (at.offset if is_same else head.log_start_offset))
+    places = sorted(end.positions.items())
+    with connect(brokers, timeout_s=ASK_S, deadline_s=0) as client:
+        answers = client.resolve([Position(*key, {"offset": at.offset}) for key, at in places])
+    found: dict[Key, tuple[int, float | None]] = {}
+    for (key, at), answer in zip(places, answers, strict=True):
+        if answer.high_watermark is None or answer.log_start_offset is None:
+            continue
+        is_same = answer.incarnation == end.incarnations[key[0]]
+        records = max(0, answer.high_watermark - (at.offset if is_same else answer.log_start_offset))
+        age_s = None if answer.timestamp_us is None else max(0.0, time.time() - answer.timestamp_us / 1e6)
+        found[key] = (records, age_s if records else 0.0)
     return found
 
 

@@ -73,11 +73,9 @@ class Cluster:
 
     Args:
         brokers: HTTP addresses, separated by commas; or connections that are there.
-        timeout_s: A broker may be silent for so long.
     """
 
-    def __init__(self, brokers: str | Brokers, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, brokers: str | Brokers) -> None:
         self._brokers = Brokers(brokers) if isinstance(brokers, str) else brokers
         self._has_answered = False
 
@@ -99,7 +97,7 @@ class Cluster:
         return self._watch({"streams": ",".join(streams)}, self._deadline_s, None)
 
     def _watch(self, query: dict[str, Any], deadline_s: float, interrupt: Interrupt | None) -> tuple[int, Heads]:
-        calls = Calls(self._brokers, timeout_s=self._timeout_s, deadline_s=deadline_s)
+        calls = Calls(self._brokers, timeout_s=TIMEOUT_S, deadline_s=deadline_s)
         wait_s = query.get("max_wait_ms", 0) / 1000
         value = calls.json("GET", path("watch"), query=query, wait_s=wait_s, interrupt=interrupt)
         found = understand(answers.Watch, value, where=str(self._brokers))
@@ -204,7 +202,7 @@ class Cluster:
         return DEADLINE_S if self._has_answered else FIRST_DEADLINE_S
 
     def _client(self, deadline_s: float) -> Client:
-        return Client(self._brokers, timeout_s=self._timeout_s, deadline_s=deadline_s)
+        return Client(self._brokers, timeout_s=TIMEOUT_S, deadline_s=deadline_s)
 
 
 def _contradicts(found: Resolved, stream: str, known: Mapping[str, str]) -> bool:

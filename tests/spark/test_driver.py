@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from broker.api.answers import Resolved
 from broker.client.client import Client, connect
 from spark_liftlog.errors import LiftlogSparkError
 from spark_liftlog.options import source_options
@@ -31,7 +33,6 @@ from spark_liftlog.progress.lag_listener import LagListener
 from spark_liftlog.progress.query_lag import Lag, lag
 from spark_liftlog.reading import cluster as cluster_module
 from spark_liftlog.reading import offsets
-from spark_liftlog.reading.advance import Heads
 from spark_liftlog.reading.cluster import Cluster
 from spark_liftlog.reading.offsets import decode
 from spark_liftlog.reading.stream_reader import LiftlogStreamReader
@@ -187,8 +188,14 @@ def test_the_lag_of_a_query_is_what_brokers_have_now(reader: LiftlogStreamReader
     query = SimpleNamespace(lastProgress=progress)
     now = Lag({(stream.name, partition): 100 * (partition == 1) for partition in range(3)})
     assert lag(query) == lag(query, brokers=stream.address) == now  # type: ignore[arg-type]
+    found = lag(query)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.ages[stream.name, 0] == found.ages[stream.name, 2] == 0.0
+    assert found.behind_s == found.ages[stream.name, 1] > 0
     eventually(lambda: listener.lags() == {"q": now}, what="the listener asks, too")
-    assert f'spark_liftlog_lag_records{{query="q",stream="{stream.name}",partition="1"}} 100\n' in listener.prometheus()
+    told = listener.prometheus()
+    assert f'spark_liftlog_lag_seconds{{query="q",stream="{stream.name}",partition="0"}} 0.000\n' in told
+    assert f'spark_liftlog_lag_records{{query="q",stream="{stream.name}",partition="1"}} 100\n' in told
     reader.commit(end)
     eventually(lambda: lags_at_the_broker(stream, stream.name) == [0, 100, 0], what="and so has the broker")
 
@@ -199,8 +206,12 @@ def test_a_partition_that_no_broker_tells_of_keeps_its_reported_lag(
     stream.append(5)
     end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(9))
     query = SimpleNamespace(lastProgress=progress_of(reader, end))
-    gone = Heads(incarnations={}, partitions={})
-    monkeypatch.setattr(Cluster, "watch", lambda *_, **__: (1, gone))
+    resolve = Client.resolve
+
+    def without_heads(client: Client, positions: Any) -> list[Resolved]:
+        return [replace(answer, high_watermark=None) for answer in resolve(client, positions)]
+
+    monkeypatch.setattr(Client, "resolve", without_heads)
     assert lag(query) == Lag({(stream.name, partition): 2 for partition in range(3)})  # type: ignore[arg-type]
 
 

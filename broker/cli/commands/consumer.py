@@ -10,7 +10,7 @@ import click
 
 from broker.cli.arguments import Argument, Option
 from broker.cli.options import Brokers, Json, Partitions, Yes, answer, client_of, confirm, is_json, position
-from broker.cli.output import json_out, note, table, time_text
+from broker.cli.output import age_text, json_out, note, table, time_text
 
 if TYPE_CHECKING:
     from broker.client.client import Client
@@ -30,16 +30,18 @@ def list_(ctx: click.Context, brokers: Brokers = None, json: Json = False) -> No
         for stream in sorted({p.stream for p in consumer.partitions}):
             parts = [p for p in consumer.partitions if p.stream == stream]
             lags = [p.lag for p in parts if p.lag is not None]
+            ages = [p.behind_ms for p in parts if p.behind_ms is not None]
             rows.append(
                 (
                     consumer.consumer,
                     stream,
                     len(parts),
                     sum(lags) if lags else None,
+                    age_text(max(ages, default=None)),
                     time_text(max(p.committed_ms for p in parts)),
                 )
             )
-    table(["consumer", "stream", "partitions", "lag", "committed (UTC)"], rows, empty="no consumers yet")
+    table(["consumer", "stream", "partitions", "lag", "behind", "committed (UTC)"], rows, empty="no consumers yet")
 
 
 def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
@@ -50,7 +52,17 @@ def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json
         json_out(asdict(consumer))
         return
     table(
-        ["stream", "partition", "offset", "high watermark", "lag", "leader epoch", "committed (UTC)", "metadata"],
+        [
+            "stream",
+            "partition",
+            "offset",
+            "high watermark",
+            "lag",
+            "behind",
+            "leader epoch",
+            "committed (UTC)",
+            "metadata",
+        ],
         [
             (
                 p.stream,
@@ -58,6 +70,7 @@ def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json
                 p.offset,
                 p.high_watermark,
                 p.lag,
+                age_text(p.behind_ms),
                 p.leader_epoch if p.leader_epoch >= 0 else None,
                 time_text(p.committed_ms),
                 p.metadata or None,

@@ -333,7 +333,7 @@ class ClusterBroker(Assembled):
         )
         yield from sink_samples(self.sinks.counts)
         with suppress(Retryable):
-            yield from consumer_samples(self.offsets.here(), self._log_of)
+            yield from consumer_samples(self.offsets.here(), self._log_of, now_us=self._clock.now_us())
 
     def _log_of(self, row: ConsumerOffset) -> PartitionLog | None:
         found = self._streams.look(row)

@@ -29,7 +29,7 @@ from broker.api.stream import check_name
 from broker.groups.offsets import ConsumerOffset
 from broker.serving.contract.backend import Backend
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body
-from broker.serving.contract.schemas import Commit, CommitOffset, Position, Reset
+from broker.serving.contract.schemas import AtOffset, Commit, CommitOffset, Position, Reset
 from broker.serving.endpoints.records import stale
 from broker.serving.endpoints.resolve import resolve_all
 from broker.serving.http.waiting import unbroken
@@ -153,13 +153,28 @@ async def describe_all(
         for at, found in zip(asked, await resolve_all(serving, request, positions), strict=True):
             if "error" not in found:
                 ends[at] = _End(found["incarnation"], found["high_watermark"])
-    return [_described(consumer, entries, ends) for consumer, entries in consumers.items()]
+    found = {
+        consumer: [_with_lag(entry, ends[entry.stream, entry.partition]) for entry in entries]
+        for consumer, entries in consumers.items()
+    }
+    await _find_ages(serving, request, [partition for partitions in found.values() for partition in partitions])
+    return [_described(consumer, partitions) for consumer, partitions in found.items()]
 
 
-def _described(
-    consumer: str, entries: Sequence[ConsumerOffset], ends: Mapping[tuple[str, int], _End]
-) -> dict[str, Any]:
-    partitions = [_with_lag(entry, ends[entry.stream, entry.partition]) for entry in entries]
+async def _find_ages(serving: Serving, request: web.Request, partitions: Sequence[dict[str, Any]]) -> None:
+    """Fill `behind_ms` in: of those that have a lag their leaders are asked, once for all."""
+    lagging = [partition for partition in partitions if partition["lag"]]
+    places = sorted({(each["stream"], each["partition"], each["offset"]) for each in lagging})
+    positions = [Position(stream=stream, partition=n, at=AtOffset(offset=offset)) for stream, n, offset in places]
+    answers = await resolve_all(serving, request, positions) if positions else []
+    found = {place: answer.get("timestamp_us") for place, answer in zip(places, answers, strict=True)}
+    now_us = serving.now_us()
+    for each in lagging:
+        timestamp_us = found[each["stream"], each["partition"], each["offset"]]
+        each["behind_ms"] = None if timestamp_us is None else max(0, now_us - timestamp_us) // 1000
+
+
+def _described(consumer: str, partitions: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "consumer": consumer,
         "partitions": partitions,
@@ -197,6 +212,7 @@ def _with_lag(entry: ConsumerOffset, end: _End) -> dict[str, Any]:
         "offset": entry.offset,
         "high_watermark": high_watermark,
         "lag": None if high_watermark is None else max(0, high_watermark - entry.offset),
+        "behind_ms": 0 if high_watermark is not None and high_watermark <= entry.offset else None,
         "unknown": end is UNKNOWN,
         "leader_epoch": entry.leader_epoch,
         "incarnation": entry.incarnation,

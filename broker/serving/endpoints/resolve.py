@@ -123,6 +123,7 @@ def _resolve(asked: Position, handle: PartitionHandle | LiftlogError) -> dict[st
         "log_start_offset": None,
         "high_watermark": None,
         "bytes_ahead": None,
+        "timestamp_us": None,
     }
     if isinstance(handle, LiftlogError):
         return {**found, "error": handle.to_problem()}
@@ -135,9 +136,10 @@ def _resolve(asked: Position, handle: PartitionHandle | LiftlogError) -> dict[st
         offset = found_at(log, asked.at)
         if offset is not None:
             found |= {"offset": offset, "bytes_ahead": log.bytes_between(offset, end) if offset < end else 0}
+            found["timestamp_us"] = log.timestamp_at(offset) if offset < end else None
         before = (end if offset is None else offset) - 1
         if before >= 0:
             found["leader_epoch"] = log.epoch_of(before)
     except LiftlogError as error:
-        found |= {"offset": None, "bytes_ahead": None, "error": error.to_problem()}
+        found |= {"offset": None, "bytes_ahead": None, "timestamp_us": None, "error": error.to_problem()}
     return found

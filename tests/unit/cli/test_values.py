@@ -23,7 +23,7 @@ from broker.api.stream import LIMITS
 from broker.cli.commands.records import Lines, value_text
 from broker.cli.exits import FAILED, UNREACHABLE, code_of
 from broker.cli.options import NONE, byte_count, duration_ms, number, or_none, position
-from broker.cli.output import bytes_text, cell, json_text, time_text
+from broker.cli.output import age_text, bytes_text, cell, json_text, time_text
 
 ANY = (0, 1 << 60)
 
@@ -106,6 +106,12 @@ def test_outside_text_cannot_move_the_cursor() -> None:
     assert value_text(b"\xff\x00") == "0xff00"
     assert value_text(b"a\tb") == "a\\tb"
     assert value_text(None) == "-"
+
+
+def test_an_age_is_told_as_people_say_it() -> None:
+    told = {None: None, 0: "0s", 1: "0.0s", 1_500: "1.5s", 119_000: "119.0s", 120_000: "2m", 7_200_000: "2h"}
+    told[200_000_000] = "2d"
+    assert {ms: age_text(ms) for ms in told} == told
 
 
 def test_cells_and_sizes_for_people() -> None:

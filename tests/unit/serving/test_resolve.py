@@ -59,6 +59,7 @@ def test_each_kind_of_position(orders: Api, position: Any, offset: int | None) -
         orders.read("orders", offset=10).body
     )
     assert found["bytes_ahead"] == (None if offset is None else batches)
+    assert (found["timestamp_us"] is None) == (offset in (None, 10))
     assert "error" not in found
 
 

@@ -78,6 +78,16 @@ def test_every_record_is_read_in_one_plan_and_verified(forged: PartitionLog) -> 
     assert forged.lost_ranges == ()
 
 
+def test_a_time_is_found_beside_them(forged: PartitionLog) -> None:
+    """The age of what is read next: never of something that lies before its batch."""
+    end = forged.log_end_offset
+    found = [forged.timestamp_at(offset) for offset in range(end)]
+    known = [timestamp for timestamp in found if timestamp is not None]
+    assert known == sorted(known)
+    assert len(known) == end
+    assert forged.timestamp_at(end) is None
+
+
 def test_bytes_between_counts_them(forged: PartitionLog) -> None:
     with open_log(closed_log()).read(0) as plan:
         one = plan.bytes // (SEGMENTS * BATCHES)

@@ -128,6 +128,7 @@ DOORS: dict[str, Door] = {
     "batch start": lambda log: log.batch_start(3),
     "time": lambda log: log.offset_for_time(0),
     "bytes": lambda log: log.bytes_between(3, 37),
+    "age": lambda log: log.timestamp_at(3),
     "epochs": lambda log: (log.epoch_of(3), log.end_of_epoch(0)),
     "scrub": lambda log: scrub(log, 0),
     "damage": damages(3),
