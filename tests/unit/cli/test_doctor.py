@@ -359,7 +359,7 @@ def test_a_running_broker_is_found_well(pair: tuple[NatsServer, BrokerProcess]) 
     streams = broker.get("/v1/streams?internal=true")["streams"]
     assert found["catalog"]["values"]["partitions"] == sum(len(stream["partitions"]) for stream in streams)
     assert found["broker"]["status"] == found["clock"]["status"] == found["nats"]["status"] == OK
-    assert found["fsync"]["values"]["median_ms"] > 0
+    assert found["fsync"]["values"]["max_ms"] > 0  # the median of memory for a disk is 0.000
 
 
 @pytest.mark.process
