@@ -42,6 +42,19 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StagedFor:
+    """What is staged for one owner of a sink, and not committed yet, in all partitions."""
+
+    owner: Annotated[str | None, Rule(doc="null: the sink has forgotten it")]
+    epoch: Offset
+    stages: Count
+    byte_count: Count
+    pinned: Annotated[int, Rule(limit=(0, INT64_MAX), doc="Stages that a commit has named")]
+    silent_ms: Annotated[int, Rule(limit=(0, INT64_MAX), doc="So long it was not heard of")]
+    is_silent: Annotated[bool, Rule(doc="Its stages go when others need the room")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinkDescription:
     """A sink, and what was decided last."""
 
@@ -58,6 +71,9 @@ class SinkDescription:
     least_batch_id: Annotated[int, Rule(limit=(0, INT64_MAX), doc="Set by a reset: nothing below is decided")]
     changed_ms: int
     last: Annotated[Decided | None, Rule(doc="The last decision; null: none since the sink was made or reset")]
+    staged: Annotated[
+        tuple[StagedFor, ...] | None, Rule(is_absent=True, doc="What is staged for it, if that was asked for")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +89,14 @@ class SinkOpened(SinkDescription):
 
     owner: str = ""
     epoch: Annotated[int, Rule(limit=(0, INT64_MAX), doc="The owner's, for stages and commits")]
+    renew_ms: Annotated[int, Rule(limit=(0, INT64_MAX), doc="So often it shall renew. 0: it need not")] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkRenewed:
+    """When an owner shall renew again."""
+
+    renew_ms: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

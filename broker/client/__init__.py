@@ -8,6 +8,7 @@
     reader.py           `RecordReader`: records of a stream as Arrow batches
     producer.py         `Producer`: records to a stream, batched
     sinks.py            `Sink`: records committed batch by batch, each once
+    renewing.py         says for open sinks that their runs live
     nats_publish.py     messages to a NATS subject, acks counted (loads nats-py when called)
     nats_connection.py  a connection to NATS that says soon why there is none
     nats_tls.py         `tls://` means TLS

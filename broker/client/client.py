@@ -301,11 +301,17 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls):
 
         return Sink(self._calls, sink, owner=owner, epoch=epoch)
 
-    def sinks(self) -> list[SinkDescription]:
-        """All sinks by name."""
+    def sinks(self, *, staged: bool = False) -> list[SinkDescription]:
+        """All sinks by name.
+
+        Args:
+            staged: Also what is staged for each, which the leaders of all partitions are asked for.
+        """
         from broker.client.sinks import COMMITS
 
-        return list(understand(Sinks, self._calls.json("GET", path("sinks"), key=COMMITS), where="listing sinks").sinks)
+        query = {"staged": "true"} if staged else None
+        value = self._calls.json("GET", path("sinks"), query=query, key=COMMITS)
+        return list(understand(Sinks, value, where="listing sinks").sinks)
 
     def ready(self) -> Readiness:
         """Whether a broker is ready to serve, asked once.

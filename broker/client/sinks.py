@@ -10,7 +10,8 @@ A run is known by its *owner*, any text that no other run has, and gets an epoch
 and wherever it opens. The first commit of a run fences all runs before it, and drops what they had staged.
 
 A stage is named by 128 random bits for each call of `stage`, so a task that is tried again makes another one, and a
-commit names the ones it means. Stages that no commit names are dropped by `abort`, or go after a day.
+commit names the ones it means. Stages that no commit names are dropped by `abort`, or go after a day; and before, when
+others need the room and their run is silent. An open sink says once in some seconds that its run lives.
 
 A commit that met an error may have been decided: commit the same batch id again, with the same stages or with new
 ones. The answer `already_done` describes what was decided first. Protocol: docs/guides/sinks.md.
@@ -28,11 +29,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlencode
 
 from broker.api.errors import InvalidRequest, UnknownSink
-from broker.api.sink_answers import SinkAborted, SinkCommitted, SinkDescription, SinkOpened, Stage, Staged
+from broker.api.sink_answers import (
+    SinkAborted,
+    SinkCommitted,
+    SinkDescription,
+    SinkOpened,
+    SinkRenewed,
+    Stage,
+    Staged,
+)
 from broker.api.stream import COMMITS_STREAM
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.pool import Request
+from broker.client.renewing import keep_renewing
 
 if TYPE_CHECKING:  # what only looks at sinks needs no Arrow
     import pyarrow as pa
@@ -42,6 +52,7 @@ if TYPE_CHECKING:  # what only looks at sinks needs no Arrow
 PART_BYTES: Final = 16 << 20
 """About how much goes into one request. The broker takes 64 MiB unless it is told otherwise."""
 PARTS_IN_FLIGHT: Final = 2
+RENEW_TIMEOUT_S: Final = 5.0
 COMMITS: Final = (COMMITS_STREAM, 0)
 """Its leader decides for all sinks."""
 
@@ -66,24 +77,45 @@ class Sink:
         self.sink = sink
         self.owner = owner or uuid.uuid4().hex
         self.epoch = epoch
+        self.renew_ms = 0
         self._is_named = owner is not None
         self._calls = calls
 
-    def open(self, *, one_shot: bool = False) -> SinkDescription:
+    def open(self, *, one_shot: bool = False, is_kept: bool = True) -> SinkDescription:
         """Get this run's epoch of the sink, which is made if need be. The same owner gets the same epoch again.
 
         This fences no other run: the first commit does that.
 
         Args:
             one_shot: If this call makes the sink, the sink is for one batch, and vanishes some time after that is done.
+            is_kept: From now on a thread says once in some seconds that this run lives, as long as this object is
+                there. What a run that is silent for `sinks.owner_silent_ms` has staged goes when others need the room.
         Raises:
             SinkFenced: another run has committed since this one opened the sink.
             InvalidName: the name is not allowed.
         """
         body = {"owner": self.owner, "one_shot": one_shot}
         value = self._calls.json("POST", path("sinks", self.sink, "open"), body, key=COMMITS)
-        self.epoch = understand(SinkOpened, value, where=f"opening sink {self.sink}").epoch
+        opened = understand(SinkOpened, value, where=f"opening sink {self.sink}")
+        self.epoch, self.renew_ms = opened.epoch, opened.renew_ms
+        if is_kept:
+            keep_renewing(self, self.renew_ms)
         return self._sink(value)
+
+    @property
+    def run(self) -> tuple[str, str, str]:
+        """Brokers, sink and owner."""
+        return str(self._calls.brokers), self.sink, self.owner
+
+    def renew(self) -> int:
+        """Say that this run lives. Returns when to say so again, in ms. An open sink does so by itself.
+
+        Raises:
+            UnknownSink, SinkFenced: it is over. Retryable: not told; tried once.
+        """
+        calls = Calls(self._calls.brokers, timeout_s=RENEW_TIMEOUT_S, deadline_s=0)
+        value = calls.json("POST", path("sinks", self.sink, "renew"), {"owner": self.owner}, key=COMMITS)
+        return understand(SinkRenewed, value, where=f"renewing sink {self.sink}").renew_ms
 
     def stage(
         self,

@@ -4,6 +4,7 @@
     stages.py    the stages of one partition: stored, pinned, dropped, finished
     state.py     a sink and its last decision, as records of `__commits`
     ledger.py    all sinks: who may decide what
+    silence.py   owners that have not been heard of
     restamp.py   a staged batch at its place in the partition's log
 
 The drivers are broker.runtime.sinks.stages and broker.runtime.sinks.coordinator.

@@ -3,12 +3,12 @@
                                                      ┌─┐ pin of a newer epoch
               part ... last part            pin      │ ▼          finished
     (none) ───────────────────────► sealed ──────► pinned ──────────────────────► gone
-        │         expired, aborted    │ same        │ no decision can name it
+        │    expired, aborted, silent │ same        │ no decision can name it
         └─────────────────────────────┴────────────►└────────────────────────────► gone
 
 T1  A part is stored once. The same again is answered from here; another one in its place is refused.
 T2  A stage is sealed when parts 0 to the last one are there. Only a sealed stage is pinned.
-T3  A pinned stage neither expires nor is aborted; only whoever decides may drop it.
+T3  A pinned stage neither expires nor is aborted, nor makes room for others; only whoever decides may drop it.
 T4  A stage is pinned for one batch of one sink, for good: two decisions never name the same stage.
     It is pinned anew when a newer epoch commits it, and its group is still looked for from where
     the first pin said. A pin of an older epoch is refused: what its epoch may decide is over.
@@ -19,11 +19,16 @@ T6  The table equals what `apply` gives for the notes of the log, from any start
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from broker.api.errors import InvalidRequest, RequestTooLarge, StageLost, StagesFull
 from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePinned
+from broker.sinks.silence import Holding, Owner
+
+HOLDERS_NAMED: Final = 3
+"""So many sinks an error names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,12 +185,17 @@ class StageTable:
     def check_room(self, bytes_max: int) -> None:
         """Raise StagesFull when so much is staged that no more is taken."""
         if self.byte_count >= bytes_max:
+            largest = sorted(self.holdings(), key=lambda each: -each.byte_count)[:HOLDERS_NAMED]
+            held = ", ".join(f"sink {each.sink!r} ({each.byte_count} bytes)" for each in largest)
             raise StagesFull(
-                f"{self.byte_count} bytes are staged in this partition: at most sinks.stage_bytes_max={bytes_max};"
-                " stages that nobody commits go after sinks.stage_lease_ms",
+                f"{self.byte_count} bytes are staged in this partition: at most sinks.stage_bytes_max={bytes_max}."
+                f" Most of it is held by {held}. Room comes with their commits, and when a run has been silent for"
+                " sinks.owner_silent_ms; `liftlog sink list` shows who is silent, and `liftlog sink delete` frees what"
+                " a dead job holds",
                 key="sinks.stage_bytes_max",
                 limit=bytes_max,
                 value=self.byte_count,
+                sinks=[each.sink for each in largest],
             )
 
     def check_share(self, stage: str, byte_count: int, bytes_max: int) -> None:
@@ -241,6 +251,30 @@ class StageTable:
     def superseded(self, sink: str, epoch: int) -> list[str]:
         """Stages of a sink that older owners staged and did not commit."""
         return [s.stage for s in self.stages.values() if s.sink == sink and s.pin is None and s.epoch < epoch]
+
+    def holdings(self) -> list[Holding]:
+        """What is staged here, by owner."""
+        found: dict[Owner, Holding] = {}
+        for stage in self.stages.values():
+            owner, pinned = (stage.sink, stage.epoch), int(stage.pin is not None)
+            one = Holding(sink=stage.sink, epoch=stage.epoch, stages=1, byte_count=stage.byte_count, pinned=pinned)
+            found[owner] = found[owner] + one if owner in found else one
+        return list(found.values())
+
+    def making_room(self, owners: Sequence[Owner], bytes_max: int) -> list[str]:
+        """Stages of these owners, in their order, that have to go so that there is room again (T3).
+
+        All of an owner's go, or none: a batch that lacks one stage is not committed.
+        """
+        found: list[str] = []
+        left = self.byte_count
+        for owner in owners:
+            if left < bytes_max:
+                break
+            theirs = [s for s in self.stages.values() if (s.sink, s.epoch) == owner and s.pin is None]
+            found += [stage.stage for stage in theirs]
+            left -= sum(stage.byte_count for stage in theirs)
+        return found
 
     def floor(self) -> int | None:
         """Offset of the partition's log from which on an unfinished group may stand; None: there is none."""

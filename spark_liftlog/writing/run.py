@@ -40,7 +40,7 @@ ABORT_S: Final = 5.0
 
 log = logging.getLogger("spark_liftlog")
 
-_epochs: dict[tuple[str, str, str], int] = {}
+_epochs: dict[tuple[str, str, str], tuple[int, int]] = {}
 _lock = threading.Lock()
 
 
@@ -118,14 +118,16 @@ def opened(brokers: Brokers, run: Run, deadline_s: float) -> Sink:
     sink = sink_of(brokers, run, deadline_s)
     known = (str(brokers), run.sink, run.owner)
     with _lock:
-        sink.epoch = _epochs.get(known)
-    if sink.epoch is None:
-        sink.open(one_shot=run.one_shot)
-        assert sink.epoch is not None, "open gives an epoch"
-        with _lock:
-            if len(_epochs) >= EPOCHS_MAX:
-                _epochs.clear()
-            _epochs[known] = sink.epoch
+        found = _epochs.get(known)
+    if found is not None:
+        sink.epoch, sink.renew_ms = found
+        return sink
+    sink.open(one_shot=run.one_shot, is_kept=False)
+    assert sink.epoch is not None, "open gives an epoch"
+    with _lock:
+        if len(_epochs) >= EPOCHS_MAX:
+            _epochs.clear()
+        _epochs[known] = sink.epoch, sink.renew_ms
     return sink
 
 
@@ -147,7 +149,20 @@ def abort(brokers: Brokers, run: Run, stages: Sequence[Stage]) -> None:
     Raises:
         LiftlogError: some of it is there, until its lease is over.
     """
-    Sink(Calls(brokers, timeout_s=ABORT_S, deadline_s=ABORT_S), run.sink, owner=run.owner).abort(stages)
+    _hasty(brokers, run).abort(stages)
+
+
+def give_up(brokers: Brokers, run: Run) -> None:
+    """End the sink of a job that failed, with all that is staged for it, also what a commit that failed has pinned.
+
+    Raises:
+        LiftlogError: some of it is there, until its lease is over.
+    """
+    _hasty(brokers, run).delete(missing_ok=True)
+
+
+def _hasty(brokers: Brokers, run: Run) -> Sink:
+    return Sink(Calls(brokers, timeout_s=ABORT_S, deadline_s=ABORT_S), run.sink, owner=run.owner)
 
 
 def all_written(messages: Sequence[Any]) -> list[Written]:

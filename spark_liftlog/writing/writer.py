@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from broker.api.answers import StreamDescription
 from broker.api.errors import InvalidSetting, LiftlogError
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path, understand
+from broker.client.renewing import renewing
 from broker.client.writing.append import AppendCalls
 from broker.client.writing.outgoing import default_subject
 from spark_liftlog.errors import ModeRefused, advised, shown_to_spark
@@ -47,6 +49,7 @@ from spark_liftlog.writing.run import (
     all_written,
     digest_of_all,
     forget,
+    give_up,
     is_stale,
     opened,
     sink_of,
@@ -90,6 +93,11 @@ class LiftlogWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         abort_tasks(messages, self._options, "")
+        if self._job is not None and self._job.run.one_shot:
+            try:
+                give_up(brokers_of(self._options), self._job.run)
+            except LiftlogError as error:
+                log.warning("sink.abort_failed note=the rest expires with its lease error=%s", error)
 
 
 class LiftlogStreamWriter(DataSourceStreamArrowWriter):
@@ -192,6 +200,7 @@ def write_task(
     """
     brokers = brokers_of(options)
     outlet: Appending | Staging | None = None
+    lasting = ExitStack()
     try:
         task = task_number()
         calls = Calls(brokers, timeout_s=TIMEOUT_S, deadline_s=options.delivery_timeout_s)
@@ -202,6 +211,7 @@ def write_task(
             sink = opened(brokers, run, options.delivery_timeout_s)
             epoch = sink.epoch or 0
             outlet = Staging(sink, functools.partial(abort, brokers, run))
+            lasting.enter_context(renewing(sink, sink.renew_ms))
         again = AskingAgain(brokers).again
         router = Router(columns, options, lambda stream: find(calls, stream), outlet, task, again=again)
         router.check()
@@ -214,6 +224,8 @@ def write_task(
         if run is not None and isinstance(error, LiftlogError) and is_stale(error):
             forget(brokers, run)
         raise
+    finally:
+        lasting.close()
     if router.bad_count:
         log.warning("sink.dead_letters task=%d rows=%d stream=%s", task, router.bad_count, options.dead_letter_stream)
     return Written(

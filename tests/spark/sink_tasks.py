@@ -85,10 +85,10 @@ class Query:
         self.commit(batch_id, *(self.write(number, [rows]) for number, rows in enumerate(tasks)))
 
 
-def job(target: Stream, **options: str) -> LiftlogWriter:
+def job(target: Stream, *, schema: StructType = VALUES, **options: str) -> LiftlogWriter:
     """The writer of a `df.write`."""
     given: dict[str, Any] = {"brokers": target.address, "stream": target.name, **options}
-    return LiftlogWriter(sink_options(given, "batch"), VALUES, overwrite=False)
+    return LiftlogWriter(sink_options(given, "batch"), schema, overwrite=False)
 
 
 def found(stream: Stream) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +19,16 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 from broker.api.errors import RequestTooLarge
 from broker.api.schema import HEADERS_TYPE
 from broker.client.client import Client
+from broker.client.sinks import Sink
 from spark_liftlog.errors import LiftlogSparkError, advised
 from spark_liftlog.schema import HEADERS
 from spark_liftlog.writing.run import checkpoint_name
 from spark_liftlog.writing.sink_options import sink_options
 from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
 from tests.spark.reading_tasks import latest, reading
-from tests.spark.sink_tasks import SCHEMA, Query, found, job, task, values
+from tests.spark.sink_tasks import PLACED, SCHEMA, Query, found, job, task, values
 from tests.spark.streams import Stream
+from tests.support.processes import eventually
 
 
 def test_nothing_is_seen_before_the_commit_and_all_after_it(stream: Stream) -> None:
@@ -517,3 +520,41 @@ def test_at_least_once_appends_at_once(stream: Stream) -> None:
     writer.abort([message])
     writer.commit([message])
     assert found(stream) == ["a"]
+
+
+def test_a_task_says_that_its_run_lives_while_it_writes(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    signs: list[str] = []
+
+    def renew(sink: Sink) -> int:
+        signs.append(sink.owner)
+        return 1
+
+    monkeypatch.setattr(Sink, "renew", renew)
+    writer = job(stream)
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        yield values("a")
+        eventually(lambda: len(signs) > 3, timeout_s=60, what="signs of life")
+        yield values("b")
+
+    writer.commit([writer.write(slow())])
+    assert set(signs) == {writer._job.run.owner}  # type: ignore[union-attr]
+    assert found(stream) == ["a", "b"]
+
+
+def test_a_job_that_fails_leaves_nothing_also_of_what_its_commit_had_pinned(stream: Stream, client: Client) -> None:
+    """Its commit met a stage that had gone, when it had pinned others: those would stay for a day."""
+    writer = job(stream, schema=PLACED)
+    rows = [values("a"), values("b")]
+    placed = [one.append_column("partition", pa.array([number], pa.int32())) for number, one in enumerate(rows)]
+    messages = [writer.write(iter([one])) for one in placed]
+    run, epoch = messages[0].run, messages[0].epoch
+    assert run is not None
+    client.sink(run.sink, owner=run.owner, epoch=epoch).abort(messages[1].stages)
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_STAGE_LOST"):
+        writer.commit(messages)
+    ((held,),) = [known.staged for known in client.sinks(staged=True) if known.sink == run.sink]
+    assert (held.stages, held.pinned) == (1, 1)
+    writer.abort(messages)
+    assert run.sink not in {known.sink for known in client.sinks()}
+    assert found(stream) == []

@@ -11,6 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from broker.api.batch import decode_batch, read_header
@@ -75,6 +76,9 @@ class NodeSinks(PlacedSinks):
 
     def asked(self, target: str, body: Any) -> Any:
         words = target.split("/")
+        if target == "/v1/sinks/silences":
+            owners = [(sink, epoch) for sink, epoch in body["owners"]]
+            return {"silences": [asdict(each) for each in self.coordinator().silences(owners)]}
         if words[2] == "sinks":
             return self._check(words[3], body["epoch"])
         return self._answer(words[3], int(words[5]), body["incarnation"], body["act"], body["what"])

@@ -14,7 +14,7 @@ from broker.cli.options import Brokers, Json, Yes, answer, client_of, confirm, i
 from broker.cli.output import json_out, pairs, table, time_text
 
 if TYPE_CHECKING:
-    from broker.api.sink_answers import Stage
+    from broker.api.sink_answers import Stage, StagedFor
 
 Name = Annotated[str, Argument(metavar="SINK", help="Id of the sink.")]
 
@@ -22,12 +22,22 @@ Name = Annotated[str, Argument(metavar="SINK", help="Id of the sink.")]
 def list_(ctx: click.Context, brokers: Brokers = None, json: Json = False) -> None:
     """List all sinks and the last batch of each."""
     with client_of(ctx, brokers) as client:
-        sinks = client.sinks()
+        sinks = client.sinks(staged=True)
     if is_json(ctx, json):
         json_out([asdict(sink) for sink in sinks])
         return
     table(
-        ["sink", "current epoch", "last batch", "rows", "complete", "decided (UTC)", "changed (UTC)"],
+        [
+            "sink",
+            "current epoch",
+            "last batch",
+            "rows",
+            "complete",
+            "decided (UTC)",
+            "changed (UTC)",
+            "staged",
+            "silent",
+        ],
         [
             (
                 sink.sink,
@@ -37,11 +47,21 @@ def list_(ctx: click.Context, brokers: Brokers = None, json: Json = False) -> No
                 sink.last and sink.last.complete,
                 sink.last and time_text(sink.last.decided_ms),
                 time_text(sink.changed_ms),
+                sum(each.byte_count for each in sink.staged or ()) or None,
+                _silent(sink.staged or ()),
             )
             for sink in sinks
         ],
         empty="no sinks yet",
     )
+
+
+def _silent(staged: Iterable[StagedFor]) -> str | None:
+    """How much of what is staged goes when others need the room, and how long its owners have been silent."""
+    gone = [each for each in staged if each.is_silent and each.stages > each.pinned]
+    if not gone:
+        return None
+    return f"{sum(each.byte_count for each in gone)} bytes, {max(each.silent_ms for each in gone) // 1000} s"
 
 
 def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:

@@ -301,6 +301,13 @@ class SinksConfig:
         limit=(1_000, 1 << 50),
         unit="ms",
     )
+    owner_silent_ms: int = _key(
+        300_000,
+        "What a run has staged goes when others need the room, once the run was not heard of for this time. A run that"
+        " never renews, as older clients, is silent after 12 times as long.",
+        limit=(1_000, 1 << 50),
+        unit="ms",
+    )
     stage_bytes_max: int = _key(
         16 << 30,
         "Greatest size of all stages in one partition; more are refused.",

@@ -19,13 +19,14 @@ Rules: broker.sinks.ledger (D), broker.sinks.stages (T), broker.runtime.sinks.st
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPartition, UnknownStream
+from broker.api.errors import InvalidRequest, LiftlogError, NotReady, SinkFenced, UnknownPartition, UnknownStream
 from broker.runtime.elapsed import Tenure, elapsed_us
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.commits_log import CommitsLog, Removed
@@ -34,6 +35,7 @@ from broker.runtime.sinks.stages import Staged, StageLimits
 from broker.runtime.sinks.stores import Stages, Stores
 from broker.sinks.ledger import CommitRequest, CommitResult, Ledger, NamedStage, OpenResult, check_rows
 from broker.sinks.notes import GroupFinished
+from broker.sinks.silence import Holding, Owner, Signs, Silence
 from broker.sinks.state import Decision, SinkState, StageRef, decision_id
 
 log = logging.getLogger(__name__)
@@ -41,8 +43,16 @@ log = logging.getLogger(__name__)
 A = TypeVar("A")
 B = TypeVar("B")
 
+RENEW_MS: Final = 10_000
+RENEWALS: Final = 6
+"""An owner says so often within `sinks.owner_silent_ms` that it lives."""
 CHECKPOINT: Final = "checkpoint"
 """The attribute that tells whose sink it is: another one is a fork."""
+
+
+def renew_ms(limits: StageLimits) -> int:
+    """So often an owner shall say that it lives."""
+    return min(RENEW_MS, limits.owner_silent_ms // RENEWALS)
 
 
 class Sinks:
@@ -73,6 +83,8 @@ class Sinks:
         self.locks = KeyedLocks()
         self.clock = clock
         self._tenure = Tenure(commits.leader_epoch, elapsed)
+        self._signs_lock = threading.Lock()
+        self._signs = Signs(self.limits.owner_silent_ms * 1_000, elapsed, commits.leader_epoch)
         self._executor = executor
 
     def is_past(self, since_us: int, limit_us: int) -> bool:
@@ -103,7 +115,52 @@ class Sinks:
             epoch = state.owners[owner]
             self.counts["opened"] += 1
             log.info("sink.opened sink=%s owner=%s epoch=%d", sink, owner, epoch)
+        self._heard(sink, epoch)
         return OpenResult(state=self.describe(sink), owner=owner, epoch=epoch)
+
+    def renew(self, sink: str, owner: str) -> int:
+        """An owner says that it lives; returns when it shall say so again, in ms.
+
+        Raises:
+            UnknownSink: nobody has opened it. SinkFenced: the owner is superseded, or has to open anew.
+        """
+        state, epoch = self.describe(sink), self._known().epoch_of(sink, owner)
+        if epoch is None:
+            raise SinkFenced(f"sink {sink!r}: owner {owner!r} has not opened it", sink=sink, epoch=state.epoch)
+        self._heard(sink, epoch, renews=True)
+        return renew_ms(self.limits)
+
+    def silences(self, owners: Sequence[Owner]) -> list[Silence]:
+        """How long each owner was not heard of."""
+        states = self._known().states
+        with self._signs_lock:
+            return self._signs.look(self.commits.leader_epoch, states, owners)
+
+    def holdings(self) -> dict[Owner, tuple[Holding, Silence]]:
+        """What is staged in all partitions that answer, by owner."""
+
+        def ask(store: Stages) -> list[Holding]:
+            try:
+                return store.holdings()
+            except LiftlogError:  # it is led by nobody now, or by a broker of an older release
+                return []
+
+        found: dict[Owner, Holding] = {}
+        for each in (one for many in self._each(ask, self.stores.stores()) for one in many):
+            owner = each.sink, each.epoch
+            found[owner] = found[owner] + each if owner in found else each
+        silences = self.silences(list(found))
+        return {owner: (held, silence) for (owner, held), silence in zip(found.items(), silences, strict=True)}
+
+    def described(self) -> tuple[list[SinkState], dict[Owner, tuple[Holding, Silence]]]:
+        """All sinks by name, and what is staged for each owner."""
+        return self.states(), self.holdings()
+
+    def forget_signs(self) -> None:
+        """Forget owners that commit nothing any more; note the time, if this broker has just begun to coordinate."""
+        states = self.states()
+        with self._signs_lock:
+            self._signs.keep(self.commits.leader_epoch, states)
 
     def describe(self, sink: str) -> SinkState:
         """Raises UnknownSink."""
@@ -116,6 +173,7 @@ class Sinks:
     def check_stage(self, sink: str, epoch: int) -> None:
         """Whether records may be staged under this epoch. Raises UnknownSink, SinkFenced."""
         self._known().check_stage(sink, epoch)
+        self._heard(sink, epoch)
 
     def commit(
         self, sink: str, asked: CommitRequest, stages: Sequence[NamedStage], attributes: Mapping[str, str]
@@ -135,6 +193,7 @@ class Sinks:
             raise InvalidRequest("a stage is named twice")
         with self.locks.hold(sink):
             verdict = self._known().judge(sink, asked)
+            self._heard(sink, asked.epoch)
             state = self.complete(sink)
             if verdict == "repeat":
                 return self._repeat(state, asked, stages)
@@ -380,6 +439,10 @@ class Sinks:
             act(*args)
         else:
             self._executor.submit(act, *args)
+
+    def _heard(self, sink: str, epoch: int, *, renews: bool = False) -> None:
+        with self._signs_lock:
+            self._signs.heard(self.commits.leader_epoch, (sink, epoch), renews=renews)
 
     def _known(self) -> Ledger:
         return self.commits.ledger()

@@ -60,6 +60,7 @@ class SinkRounds:
                         store.place,
                         error,
                     )
+        self._sinks.forget_signs()
         for state in self._sinks.states():
             if self._is_over(state):
                 self._vanish(state.sink)

@@ -17,7 +17,8 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 
 from broker.api.errors import InvalidRequest, LiftlogError
 from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.coordinator import Sinks
+from broker.runtime.sinks.coordinator import Sinks, renew_ms
+from broker.runtime.sinks.room import store_with_room
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stage_log import StageLog, is_staged
 from broker.runtime.sinks.stages import StageLimits, StageStore
@@ -85,6 +86,8 @@ class SinkService:
         self.commit, self.abort = self._in_thread(self.sinks.commit), self._in_thread(self.sinks.abort)
         self.reset, self.adopt = self._in_thread(self.sinks.reset), self._in_thread(self.sinks.adopt)
         self.delete, self.check = self._in_thread(self.sinks.delete), self._in_thread(self.sinks.check_stage)
+        self.renew, self.described = self._in_thread(self.sinks.renew), self._in_thread(self.sinks.described)
+        self.silences = self._in_thread(self.sinks.silences)
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -164,7 +167,12 @@ class SinkService:
     def _stage(self, stream: str, partition: int, batches: Sequence[RowBatch], **part: Unpack[StagePart]) -> bool:
         """Store one part of a stage; false: it was there. Durable when it returns. Raises as `StageStore.store`."""
         check = partial(self.sinks.check_stage, part["sink"], part["epoch"])
-        return self.store(stream, partition).store(batches, check, **part)
+        return store_with_room(self.store(stream, partition), self.sinks.silences, batches, check, **part)
+
+    @property
+    def renew_ms(self) -> int:
+        """As `SinksView.renew_ms`."""
+        return renew_ms(self._limits)
 
     def _in_thread(self, act: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
         """The same as a coroutine, which runs it in a thread for such calls."""

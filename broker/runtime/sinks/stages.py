@@ -27,7 +27,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Final, Unpack
 
 from broker.api.batch import read_header
 from broker.api.errors import LiftlogError, StageLost
@@ -36,6 +36,7 @@ from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.committed import append_durable, await_committed, check_whole
 from broker.runtime.sinks.stage_log import FOLDER, FOREVER_US, HiddenLog
 from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePart, StagePinned
+from broker.sinks.silence import Holding, Owner
 from broker.sinks.stages import Stage, StageTable, too_much_at_once
 from broker.sinks.state import StageRef
 from broker.storage.disk import disk_errors
@@ -46,6 +47,9 @@ from broker.storage.rows import RowBatch
 log = logging.getLogger(__name__)
 
 
+SILENT: Final = "dropped: its run was not heard of, and others needed the room"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLimits:
     """As `[sinks]` of the configuration."""
@@ -54,6 +58,7 @@ class StageLimits:
     stage_bytes_max: int = 16 << 30
     group_bytes_max: int = 1 << 30
     one_shot_grace_ms: int = 3_600_000
+    owner_silent_ms: int = 300_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +260,26 @@ class StageStore:
         with self._lock:
             found = self._hidden.ready().superseded(sink, epoch)
         return self.abort(found, sink=sink) if found else 0
+
+    def make_room(self, owners: Sequence[Owner]) -> int:
+        """Let stages of silent owners go, the first ones first, until others have room. Returns how many went.
+
+        What is pinned stays. A commit that names one that went is refused, as if it had expired: nothing is decided.
+        """
+        with self._lock:
+            found = self._hidden.ready().making_room(owners, self.limits.stage_bytes_max)
+            notes: list[Note] = [StageDropped(stage=stage, why=SILENT) for stage in found]
+            if notes:
+                self._hidden.append(notes)
+                self._hidden.trim(self._hidden.ready(), at_least=1)
+        if notes:
+            log.warning("sink.silent_stages_dropped partition=%s stages=%d", self.main, len(notes))
+        return len(notes)
+
+    def holdings(self) -> list[Holding]:
+        """What is staged, by owner."""
+        with self._lock:
+            return self._hidden.ready().holdings()
 
     def forget(self, decision: str) -> None:
         """The decision is recorded as done: nobody asks for its group any more."""

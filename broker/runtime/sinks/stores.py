@@ -7,6 +7,7 @@ from typing import Protocol
 
 from broker.runtime.sinks.stages import Staged
 from broker.sinks.notes import GroupFinished
+from broker.sinks.silence import Holding
 from broker.sinks.state import StageRef
 
 
@@ -43,6 +44,8 @@ class Stages(Protocol):
     def supersede(self, sink: str, epoch: int) -> int: ...
 
     def forget(self, decision: str) -> None: ...
+
+    def holdings(self) -> list[Holding]: ...
 
     def sweep(self, *, is_asked_for: Callable[[str], bool]) -> None: ...
 

@@ -24,6 +24,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.metadata.producers import NamedProducer
 from broker.sinks.ledger import CommitRequest, CommitResult, NamedStage, OpenResult
 from broker.sinks.notes import StagePart
+from broker.sinks.silence import Holding, Owner, Silence
 from broker.sinks.state import SinkState
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece
 from broker.storage.log import AppendResult, Encodable, PartitionLog
@@ -124,8 +125,21 @@ class SinksView(Protocol):
     async def open(self, sink: str, owner: str, *, is_one_shot: bool) -> OpenResult:
         """Give an owner its epoch of the sink, which is made if need be. Raises SinkFenced."""
 
+    @property
+    def renew_ms(self) -> int:
+        """So often an owner shall say that it lives."""
+
+    async def renew(self, sink: str, owner: str) -> int:
+        """An owner says that it lives; returns `renew_ms`. Raises UnknownSink, SinkFenced."""
+
+    async def silences(self, owners: Sequence[Owner]) -> Sequence[Silence]:
+        """Another broker asks how long each owner was not heard of."""
+
     async def states(self) -> list[SinkState]:
         """All by name."""
+
+    async def described(self) -> tuple[list[SinkState], Mapping[Owner, tuple[Holding, Silence]]]:
+        """All by name, and what is staged for each owner, as far as brokers answer."""
 
     async def describe(self, sink: str) -> SinkState:
         """Raises UnknownSink."""

@@ -161,6 +161,13 @@ class SinkOpen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SinkRenew:
+    """The owner that lives."""
+
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskedStage(NamedStage):
     """A stage that a commit or an abort names."""
 
@@ -316,11 +323,18 @@ class SinkCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SilencesAsked:
+    """Owners, each a sink and an epoch. For brokers."""
+
+    owners: Annotated[tuple[tuple[Name, Offset], ...], Rule(limit=(0, STAGES_MAX))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StagesAsked:
     """A coordinator's question about the stages of a partition. For brokers: `what` is no part of the contract."""
 
     incarnation: Incarnation
-    act: Literal["pin", "finish", "abort", "drop", "supersede", "forget", "finished", "sweep", "trim", "live"]
+    act: Literal["pin", "finish", "abort", "drop", "supersede", "forget", "finished", "sweep", "trim", "live", "held"]
     what: Mapping[str, Any]
 
 
@@ -348,6 +362,7 @@ _ANSWERS: Final = {
     sink_answers.Sinks: "Sinks",
     sink_answers.Staged: "Staged",
     sink_answers.SinkAborted: "SinkAborted",
+    sink_answers.SinkRenewed: "SinkRenewed",
     placements.Vote: "Vote",
     placements.ClusterDescription: "Cluster",
     placements.Placement: "Placement",
@@ -368,7 +383,7 @@ _ANSWERS: Final = {
 }
 _REQUESTS: Final = (
     *(ReadOnlyState, Trim, PartitionCount, ProducerName, Positions, Commit, Reset),
-    *(SinkOpen, SinkCommit, SinkAbort, SinkReset, SinkAdopt, SinkCheck, StagesAsked),
+    *(SinkOpen, SinkRenew, SinkCommit, SinkAbort, SinkReset, SinkAdopt, SinkCheck, SilencesAsked, StagesAsked),
     *(Reassignment, Election, Loss, Drain, Excuse, RescueEnd),
 )
 

@@ -9,6 +9,8 @@ The protocol, state by state: docs/guides/sinks.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from aiohttp import web
@@ -47,6 +49,7 @@ from broker.serving.contract.endpoint import (
     Serving,
     answer,
     body,
+    boolean,
     choice,
     integer,
     parameter,
@@ -54,11 +57,13 @@ from broker.serving.contract.endpoint import (
 )
 from broker.serving.contract.schemas import (
     PARTS_MAX,
+    SilencesAsked,
     SinkAbort,
     SinkAdopt,
     SinkCheck,
     SinkCommit,
     SinkOpen,
+    SinkRenew,
     SinkReset,
     StageName,
     StagesAsked,
@@ -69,6 +74,7 @@ from broker.serving.http.body import check_media, read_body, reservation_now
 from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
 from broker.sinks.ledger import CommitRequest
+from broker.sinks.silence import Holding, Owner, Silence
 from broker.sinks.state import SinkState
 
 STAGES_BYTES_MAX: Final = 16 << 20
@@ -96,11 +102,22 @@ _FINISHING: Final = (NotReady, *_STORAGE)
 _SINK: Final = answer("The sink.", "Sink")
 
 
-@ENDPOINTS.add("GET", "/v1/sinks", "list_sinks", answer("The sinks.", "Sinks"))
+@ENDPOINTS.add(
+    "GET",
+    "/v1/sinks",
+    "list_sinks",
+    answer("The sinks.", "Sinks"),
+    query=(boolean("staged", "Also what is staged for each sink, which asks the leaders of all partitions."),),
+)
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """All sinks with their last decision, by name."""
-    states = await serving.backend.sinks.states()
-    return await serving.json_answer(lambda: {"sinks": [state_json(state) for state in states]})
+    if not query["staged"]:
+        states = await serving.backend.sinks.states()
+        return await serving.json_answer(lambda: {"sinks": [state_json(state) for state in states]})
+    states, staged = await serving.backend.sinks.described()
+    return await serving.json_answer(
+        lambda: {"sinks": [{**state_json(state), "staged": _staged_json(state, staged)} for state in states]}
+    )
 
 
 @ENDPOINTS.add("GET", "/v1/sinks/{sink}", "describe_sink", _SINK, errors=(UnknownSink,))
@@ -123,8 +140,22 @@ async def open_sink(serving: Serving, request: web.Request, query: Query) -> web
     sink = check_name(_sink(request), what="sink")
     asked = await serving.asked(request, SinkOpen)
     opened = await unbroken(serving.backend.sinks.open(sink, asked.owner, is_one_shot=asked.one_shot))
-    answer = {"owner": opened.owner, "epoch": opened.epoch}
+    answer = {"owner": opened.owner, "epoch": opened.epoch, "renew_ms": serving.backend.sinks.renew_ms}
     return await serving.json_answer(lambda: {**answer, **state_json(opened.state)})
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/sinks/{sink}/renew",
+    "renew_owner",
+    answer("It is heard. When it shall renew again.", "SinkRenewed"),
+    request=body("The owner that lives.", "SinkRenew"),
+    errors=(UnknownSink, SinkFenced),
+)
+async def renew(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Say that an owner lives. What a silent one has staged goes when others need the room."""
+    asked = await serving.asked(request, SinkRenew)
+    return web.json_response({"renew_ms": await serving.backend.sinks.renew(_sink(request), asked.owner)})
 
 
 @ENDPOINTS.add(
@@ -299,6 +330,21 @@ async def check(serving: Serving, request: web.Request, query: Query) -> web.Str
 
 @ENDPOINTS.add(
     "POST",
+    "/v1/sinks/silences",
+    "ask_silences",
+    answer("How long each was not heard of.", "StagesAnswer"),
+    request=body("The owners.", "SilencesAsked"),
+)
+async def silences(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """For brokers: which owners of sinks are silent."""
+    asked = await serving.asked(request, SilencesAsked, STAGES_BYTES_MAX, STAGES_ITEMS_MAX)
+    _from_broker(request)
+    found = await serving.backend.sinks.silences(asked.owners)
+    return web.json_response({"silences": [asdict(each) for each in found]})
+
+
+@ENDPOINTS.add(
+    "POST",
     "/v1/streams/{stream}/partitions/{partition}/stages/ask",
     "ask_stages",
     answer("The answer to the question.", "StagesAnswer"),
@@ -351,6 +397,23 @@ def state_json(state: SinkState) -> dict[str, Any]:
             ],
         },
     }
+
+
+def _staged_json(state: SinkState, staged: Mapping[Owner, tuple[Holding, Silence]]) -> list[dict[str, Any]]:
+    owners = {epoch: owner for owner, epoch in state.owners.items()}
+    return [
+        {
+            "owner": owners.get(epoch),
+            "epoch": epoch,
+            "stages": held.stages,
+            "byte_count": held.byte_count,
+            "pinned": held.pinned,
+            "silent_ms": silence.silent_us // 1000,
+            "is_silent": silence.is_silent,
+        }
+        for (sink, epoch), (held, silence) in sorted(staged.items(), key=lambda each: each[0])
+        if sink == state.sink
+    ]
 
 
 def _sink(request: web.Request) -> str:

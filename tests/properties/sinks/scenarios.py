@@ -26,9 +26,11 @@ from broker.api.errors import (
 from broker.api.stream import settings_from
 from broker.runtime.sinks.commits_log import Removed
 from broker.runtime.sinks.committed import append_durable
+from broker.runtime.sinks.room import silent_first
 from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.sinks.ledger import CommitRequest, Ledger
 from broker.sinks.notes import StagePinned
+from broker.sinks.silence import PATIENCE
 from broker.sinks.state import Decision, SinkState, StageRef
 from tests.support.simdisk import SimDisk
 from tests.support.sinks import SINK, Attempt, Driver, Rig, World
@@ -562,6 +564,24 @@ def pins_of_a_sink_that_nobody_knows() -> None:
     end(rig, World(rows=6), 0)
 
 
+def silent_one_comes_back() -> None:
+    """Judged silent, and its stages pinned and decided before they are dropped to make room."""
+    rig, world = fresh()
+    frozen = Driver(world, rig, 0)
+    attempt = staged(frozen)
+    rig.now_us += StageLimits().owner_silent_ms * 1_000 * PATIENCE
+    silent = [(store, silent_first(store, rig.sinks.silences)) for store in rig.stores()]
+    refs = pin(frozen, attempt)
+    decide(frozen, attempt, refs)
+    for store, owners in silent:
+        assert owners, "it is silent"
+        store.limits = replace(store.limits, stage_bytes_max=1)
+        store.make_room(owners)
+    rig.sinks.complete(SINK)
+    world.acked.add(0)
+    end(rig, world, 1)
+
+
 def rows(rig: Rig) -> list[bytes]:
     return [value for partition in (0, 1) for _, values in rig.visible(partition) for value in values]
 
@@ -597,4 +617,5 @@ SCENARIOS = (
     deleted_while_unfinished,
     job_repeats_its_commit,
     pins_of_a_sink_that_nobody_knows,
+    silent_one_comes_back,
 )

@@ -1,4 +1,4 @@
-"""Random interleavings of runs: power cuts, kills, repetitions, aborts, late calls, expiry, trims, take-overs.
+"""Random interleavings of runs: power cuts, kills, repetitions, aborts, late calls, expiry, lost room, take-overs.
 
 The runs' steps are single calls in any order, so each may be overtaken between any two of its own; so are the halves
 of a commit (pin, decide) and the steps of a sweep (judge, by what a deposed coordinator knew, too; drop). After every
@@ -10,6 +10,7 @@ last run, without faults, completes one more batch, and nothing is left over.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -166,6 +167,16 @@ class Sinks(RuleBasedStateMachine):
         for number, leader_epoch, pins in judged:
             with suppress(NotLeader):
                 self.rig.rounds.drop(self.rig.store(STREAM, number), leader_epoch, pins)
+
+    @rule(partition=st.integers(0, 1), from_last=st.booleans())
+    def make_room(self, partition: int, from_last: bool) -> None:
+        """Owners are taken for silent, rightly or not, and others need the room."""
+        store = self.rig.store(STREAM, partition)
+        if store.exists:
+            owners = sorted({(held.sink, held.epoch) for held in store.holdings()}, reverse=from_last)
+            kept, store.limits = store.limits, replace(store.limits, stage_bytes_max=1)
+            store.make_room(owners)
+            store.limits = kept
 
     @rule()
     def take_over(self) -> None:

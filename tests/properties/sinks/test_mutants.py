@@ -347,6 +347,13 @@ def no_grace(patch: Patch) -> None:
     patch.setattr(SinkRounds, "_is_over", lambda _, state: state.is_one_shot and state.is_done)
 
 
+def pins_make_room(patch: Patch) -> None:
+    def making_room(self: StageTable, owners: Any, bytes_max: int) -> list[str]:
+        return [stage.stage for stage in self.stages.values() if (stage.sink, stage.epoch) in owners]
+
+    patch.setattr(StageTable, "making_room", making_room)
+
+
 MUTANTS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     (kept_pins, play.sweep_between_pin_and_decision),
     (newer_is_over, play.newer_epoch_is_swept),
@@ -382,6 +389,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     (gaps_do_not_matter, play.restored_from_an_older_copy),
     (removed_though_unfinished, play.deleted_while_unfinished),
     (no_grace, play.job_repeats_its_commit),
+    (pins_make_room, play.silent_one_comes_back),
 ]
 
 

@@ -440,3 +440,20 @@ def test_of_two_racing_commits_one_decides(client: Client, sink: Sink) -> None:
         outcomes = list(pool.map(commit, stages))
     assert sorted(outcomes) == ["already_done"] * 7 + ["committed"]
     assert len(stored(client, 0) + stored(client, 1)) == 1
+
+
+def test_an_open_sink_renews_by_itself_and_what_it_has_staged_is_told(client: Client, sink: Sink) -> None:
+    assert sink.renew_ms == 10_000
+    assert sink.renew() == 10_000
+    assert client.sinks()[0].staged is None
+    sink.stage(rows(b"a"), "orders", 1)
+    assert sink.epoch is not None
+    other = client.sink("query-1", owner="other", epoch=sink.epoch)
+    other.stage(rows(b"b", b"c"), "orders", 0)
+    ((held,),) = [found.staged for found in client.sinks(staged=True)]
+    assert (held.owner, held.epoch, held.stages, held.pinned, held.is_silent) == (sink.owner, sink.epoch, 2, 0, False)
+    assert held.byte_count > 0
+    with pytest.raises(SinkFenced):
+        other.renew()
+    with pytest.raises(UnknownSink):
+        client.sink("nobody").renew()

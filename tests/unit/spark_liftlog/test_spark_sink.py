@@ -316,7 +316,7 @@ def test_a_task_that_fails_does_not_wait_long_for_what_hangs(monkeypatch: pytest
         raise Unavailable("nobody answers")
 
     monkeypatch.setattr(outlets, "ABORT_S", 0.05)
-    monkeypatch.setattr(Sink, "open", lambda sink, one_shot: setattr(sink, "epoch", 1))
+    monkeypatch.setattr(Sink, "open", lambda sink, **_: setattr(sink, "epoch", 1))
     monkeypatch.setattr(Sink, "send_part", hang)
     monkeypatch.setattr(Sink, "abort", dropping)
     monkeypatch.setattr(writer_module, "find", lambda calls, stream: replace(TARGET, record_bytes_max=1 << 30))

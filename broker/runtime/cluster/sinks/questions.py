@@ -17,6 +17,7 @@ from broker.api.errors import InvalidRequest
 from broker.api.validation import build
 from broker.runtime.sinks.stages import Staged, StageStore
 from broker.sinks.notes import GroupFinished, StagePinned
+from broker.sinks.silence import Holding
 from broker.sinks.stages import Stage
 from broker.sinks.state import StageRef
 
@@ -115,6 +116,11 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """As `StageStore.holdings`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveStage:
     """A stage as far as a coordinator judges it."""
 
@@ -132,10 +138,11 @@ class LiveStages:
     stages: tuple[LiveStage, ...]
 
 
-Question = Pin | Finish | Abort | Drop | Supersede | Forget | Finished | Sweep | Trim | Live
+Question = Pin | Finish | Abort | Drop | Supersede | Forget | Finished | Sweep | Trim | Live | Held
 
 _QUESTIONS: Final[dict[str, type[Any]]] = {
-    cls.__name__.lower(): cls for cls in (Pin, Finish, Abort, Drop, Supersede, Forget, Finished, Sweep, Trim, Live)
+    cls.__name__.lower(): cls
+    for cls in (Pin, Finish, Abort, Drop, Supersede, Forget, Finished, Sweep, Trim, Live, Held)
 }
 
 
@@ -182,6 +189,8 @@ def answer(store: StageStore, asked: Question) -> dict[str, Any]:
             found = store.staged(asked.sink)
             stages = (LiveStage(stage=s.stage, sink=s.sink, epoch=s.epoch, pin=s.pin) for s in found.stages)
             return asdict(LiveStages(leader_epoch=found.leader_epoch, stages=tuple(stages)))
+        case Held():
+            return {"holdings": [asdict(each) for each in store.holdings()]}
     return {}
 
 
@@ -257,6 +266,10 @@ class RemoteStages:
     def trim(self) -> None:
         """As `StageStore.trim`."""
         self._ask(Trim())
+
+    def holdings(self) -> list[Holding]:
+        """As `StageStore.holdings`."""
+        return [_built(Holding, each, "a holding") for each in self._ask(Held())["holdings"]]
 
     def staged(self, sink: str | None = None) -> Staged:
         """As `StageStore.staged`: no more of a stage than is judged."""

@@ -15,6 +15,8 @@ K6  An epoch that may stage may for `CHECKED_S`, unasked: a commit judges again 
 K7  One leadership has one table of stages, and one ledger: a thread that has looked long ago does not bring back what
     was there before. Stages of a partition that are found anew, as their companion was opened again, share the lock
     under which groups are appended with those from before (`stages.G3`).
+K8  Signs of life of owners go to the coordinator alone: a broker whose partition is full asks it who is silent. One
+    of an older release cannot tell: then nobody is.
 """
 
 from __future__ import annotations
@@ -41,12 +43,14 @@ from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.elapsed import elapsed_us
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.sinks.coordinator import Sinks
+from broker.runtime.sinks.coordinator import Sinks, renew_ms
+from broker.runtime.sinks.room import store_with_room
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.runtime.sinks.stores import Stages
 from broker.serving.http.peers import Peers
 from broker.sinks.notes import StagePart
+from broker.sinks.silence import Owner, Silence
 from broker.storage.rows import RowBatch
 
 log = logging.getLogger(__name__)
@@ -119,8 +123,10 @@ class PlacedSinks:
         self.describe, self.commit = self._ask_sinks(Sinks.describe), self._ask_sinks(Sinks.commit)
         self.abort, self.reset = self._ask_sinks(Sinks.abort), self._ask_sinks(Sinks.reset)
         self.adopt, self.delete = self._ask_sinks(Sinks.adopt), self._ask_sinks(Sinks.delete)
+        self.renew, self.described = self._ask_sinks(Sinks.renew), self._ask_sinks(Sinks.described)
         self.stage = self._in_thread(self._calls, self._stage)
         self.ask, self.check = self._in_thread(self._answers, self._answer), self._in_thread(self._answers, self._check)
+        self.silences = self._in_thread(self._answers, lambda owners: self.coordinator().silences(owners))
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -181,6 +187,7 @@ class PlacedSinks:
                 self._forget_closed()
                 sinks = self.coordinator()
                 rounds = SinkRounds(sinks)
+                sinks.forget_signs()
                 if sinks.commits.ledger().unfinished():
                     rounds.recover()
                 if time.monotonic() - swept_s >= self._sweep_s:
@@ -306,7 +313,21 @@ class PlacedSinks:
     def _stage(self, stream: str, partition: int, batches: Sequence[RowBatch], **part: Unpack[StagePart]) -> bool:
         """As `SinksView.stage`. Committed when it returns."""
         self._may_stage(part["sink"], part["epoch"])
-        return self._store_of(stream, partition, wait_s=WAIT_S).store(batches, **part)
+        store = self._store_of(stream, partition, wait_s=WAIT_S)
+        return store_with_room(store, self._silences, batches, **part)
+
+    @property
+    def renew_ms(self) -> int:
+        """As `SinksView.renew_ms`."""
+        return renew_ms(self._limits)
+
+    def _silences(self, owners: Sequence[Owner]) -> list[Silence]:
+        """K8. Raises LiftlogError: nobody can tell."""
+        try:
+            return self.coordinator().silences(owners)
+        except NotLeader:
+            said = self._ask_coordinator("/v1/sinks/silences", {"owners": [list(owner) for owner in owners]})
+            return [Silence(**each) for each in said["silences"]]
 
     def _may_stage(self, sink: str, epoch: int) -> None:
         """K6. Raises UnknownSink, SinkFenced; Retryable: nobody can tell now."""
@@ -316,13 +337,16 @@ class PlacedSinks:
         try:
             self._check(sink, epoch)
         except NotLeader:
-            state = self._streams.whereabouts(COMMITS_STREAM)[0]
-            leader = None if state.leader is None else state.leader.id
-            self._ask_broker(leader, "sinks", f"/v1/sinks/{sink}/check", {"epoch": epoch}, CHECK_TIMEOUT_S)
+            self._ask_coordinator(f"/v1/sinks/{sink}/check", {"epoch": epoch})
         with self._lock:
             if len(self._checked) >= REMEMBERED:
                 self._checked.clear()
             self._checked[sink, epoch] = now_s + CHECKED_S
+
+    def _ask_coordinator(self, target: str, body: dict[str, Any]) -> Any:
+        state = self._streams.whereabouts(COMMITS_STREAM)[0]
+        leader = None if state.leader is None else state.leader.id
+        return self._ask_broker(leader, "sinks", target, body, CHECK_TIMEOUT_S)
 
     # --- what other brokers ask (K5) -------------------------------------------------------------------------
 
