@@ -7,8 +7,8 @@ Spark hands the end of a batch to `latestOffset` as its start only when that bat
 is progress; the end of a batch that is planned is not. `commit(end)` says the same one batch later.
 
 G1  Only what was learned so is published, also at the end: `close` flushes, it does not guess. Before that a new query
-    publishes where it `begins`, or its lag would be unknown while its first batch runs. That is no progress: it carries
-    the text `BEGINS`, and no query with another checkpoint takes it for one.
+    publishes where it `begins`, or its lag would be unknown while its first batch runs. That is no progress: its text
+    begins with `BEGINS`, and no query with another checkpoint takes it for one.
 G2  Nothing here raises into the query. Only two wait for the network, shortly: `close`, and the last trigger of an
     AvailableNow query (its process may end before its thread has published).
 G3  A position that was published is not published again; of several that wait only the newest counts.
@@ -45,11 +45,13 @@ class Progress:
 
     Args:
         cluster: Where to.
+        note: A text that is kept with each position.
         pace_s: The least time between two publications (G5).
     """
 
-    def __init__(self, cluster: Cluster, *, pace_s: float = PACE_S) -> None:
+    def __init__(self, cluster: Cluster, *, note: str = "", pace_s: float = PACE_S) -> None:
         self._cluster = cluster
+        self._note = note
         self._pace_s = pace_s
         self._changed = threading.Condition()
         self._newest: Offset | None = None
@@ -172,7 +174,7 @@ class Progress:
         return []
 
     def _text(self, wanted: Offset) -> str:
-        return BEGINS if wanted is self._begin else ""
+        return f"{BEGINS} {self._note}".rstrip() if wanted is self._begin else self._note
 
     def _pause(self, failures: int) -> None:
         with self._changed:

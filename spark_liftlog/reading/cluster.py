@@ -189,9 +189,9 @@ class Cluster:
         ]
         self._client(0).commit(consumer, offsets)
 
-    def committed(self, consumer: str) -> list[PartitionLag]:
-        """The progress that a consumer has published. Raises UnknownConsumer."""
-        return list(self._client(self._deadline_s).consumer(consumer).partitions)
+    def committed(self, consumer: str, *, is_patient: bool = True) -> list[PartitionLag]:
+        """The progress that a consumer has published; asked once, or until the deadline. Raises UnknownConsumer."""
+        return list(self._client(self._deadline_s if is_patient else 0).consumer(consumer).partitions)
 
     def close(self) -> None:
         """Close idle connections. Idempotent."""

@@ -98,6 +98,34 @@ def test_a_stream_is_added_that_begins_at_a_time_of_its_own(client: Client) -> N
         assert rows_of(reader, one, two) == records(b, (0, 0, 5))
 
 
+def test_partitions_and_subjects_that_are_left_out_are_told(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    """Seen before: a query with a narrower filter over its checkpoint passed records over, and nothing told it."""
+    stream.append(4)
+    with reading(stream.address, stream=stream.name, consumer=stream.name, startingOffsets="earliest") as reader:
+        one = latest(reader)
+        latest(reader, one)
+    stream.append(1)
+    caplog.clear()
+    only, options = f'{{"{stream.name}": [0]}}', {"consumer": stream.name}
+    with reading(stream.address, partitions=only, subjects="no.>,a.*", **options) as reader:
+        two = eventually(lambda: (end := latest(reader, one)) != one and end, what="partition 0 goes on")
+        latest(reader, two)
+    assert two["streams"][stream.name]["partitions"]["1"] == one["streams"][stream.name]["partitions"]["1"], "kept"
+    told = f"source.partitions_left_out partitions={stream.name}/1,{stream.name}/2 note=their positions are kept"
+    assert caplog.messages.count(told) == 1
+    filtered = "source.subjects_changed from={} to={} note=it counts from the position of the query on"
+    assert caplog.messages.count(filtered.format("all", "subjects=a.*,no.>")) == 1
+    caplog.clear()
+    with reading(stream.address, stream=stream.name, subjects="a.*,no.>", **options) as reader:
+        three = eventually(lambda: (end := latest(reader, two)) != two and end, what="the others go on")
+        assert rows_of(reader, two, three) == []
+        latest(reader, three)
+    assert not [line for line in caplog.messages if line.startswith("source.")], "the same filter, and more partitions"
+    with reading(stream.address, stream=stream.name, **options) as reader:
+        latest(reader, three)
+    assert filtered.format("subjects=a.*,no.>", "all") in caplog.messages
+
+
 def test_only_the_partitions_that_are_named_are_read(stream: Stream) -> None:
     stream.append(4)
     only = f'{{"{stream.name}": [0, 2]}}'

@@ -21,7 +21,7 @@ from socket import socket
 from typing import Any
 
 from broker.api.answers import PartitionLag
-from broker.api.errors import InvalidSetting, NotReady, Retryable, UnknownConsumer
+from broker.api.errors import NotReady, Retryable, UnknownConsumer
 from broker.api.stream import OFFSETS_STREAM
 from spark_liftlog.errors import NewCheckpoint
 from spark_liftlog.options import SourceOptions
@@ -35,6 +35,7 @@ from spark_liftlog.reading.offsets import Decoder, Key, Offset, ReadPosition, en
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.positions import keys_of, resolve_where
 from spark_liftlog.reading.query.admission import Admission
+from spark_liftlog.reading.query.changes import Changes
 from spark_liftlog.reading.query.losses import Losses
 from spark_liftlog.reading.query.pause import IdlePause
 from spark_liftlog.reading.query.ranges import BatchRanges
@@ -58,14 +59,14 @@ class StreamDriver:
         self._losses = Losses(options, self._cluster, self._views)
         self._ranges = BatchRanges(self._cluster, self._views, self._losses)
         self._admission = Admission(options, self._cluster)
-        self._progress = Progress(self._cluster)
+        self._changes = Changes(options, self._cluster)
+        self._progress = Progress(self._cluster, note=self._changes.note)
         self._pause = IdlePause()
         self._decode = Decoder()
         self._consumer = options.consumer or f"spark-{uuid.uuid4()}"
         self._ends: Mapping[Key, int] = {}
         self._idle: tuple[Any, Heads] | None = None  # from where, and in which heads, the last question found nothing
         self._reported: tuple[Mapping[Key, int], Heads, dict[str, Any]] | None = None
-        self._warned: set[str] = set()
         self._claimed: socket | None = None
 
     def claim(self) -> None:
@@ -119,7 +120,7 @@ class StreamDriver:
                 return start_value
             end = first
         else:
-            self._check_streams(start)
+            self._changes.check(start)
             self.done(start_value)
             heads = self._views.agreeing(start, heads, self._again)
             found = self._next(start, heads)
@@ -257,7 +258,7 @@ class StreamDriver:
 
     def _progressed(self) -> bool:
         """Whether the consumer has processed anything of what is read, not only begun."""
-        return any(p.metadata != BEGINS for p in self._published())
+        return any(not p.metadata.startswith(BEGINS) for p in self._published())
 
     def _committed(self, heads: Heads) -> Offset:
         """The first end of a query whose checkpoint is lost: it goes on where its progress was published.
@@ -351,22 +352,6 @@ class StreamDriver:
         for key in it.ends:
             self._losses.derived(key, it.incarnations[key[0]], heads.partitions[key].leader_epoch)
         return advance.finish(it, heads, epochs)
-
-    def _check_streams(self, offset: Offset) -> None:
-        """Streams may be added to a query and left out; one that has none of its streams any more is another query."""
-        selection = self._options.selection
-        left_out = sorted(stream for stream in offset.incarnations if not selection.has(stream))
-        if not left_out or str(left_out) in self._warned:
-            return
-        if len(left_out) == len(offset.incarnations):
-            raise InvalidSetting(
-                f"the checkpoint belongs to stream {', '.join(map(repr, left_out))}, the query reads"
-                f" {selection}: use a checkpoint of its own",
-                key="stream",
-                value=str(selection),
-            )
-        self._warned.add(str(left_out))
-        log.warning("source.streams_left_out streams=%s note=their positions are kept", ",".join(left_out))
 
 
 def _without(places: ByPartition, positions: Container[Key]) -> ByPartition:
