@@ -6,6 +6,7 @@ broker_commands.py     a broker starts, lives, fails, stops, goes
 partition_commands.py  elections, in-sync replicas, step-outs, reassignment
 controller.py  what the broker that leads Raft does by itself: sessions, elections at their deadline, balance
 session.py     a session, as the broker itself counts it
+heard.py       which brokers have said something of late: to whom a damaged replica gives way
 voting.py      which brokers have a vote in the Raft group
 rescue.py      the catalog has lost commands: it is fitted to the logs
 growth.py      a stream gets more partitions, or more replicas

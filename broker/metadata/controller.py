@@ -25,6 +25,10 @@ H4  A command of a deposed controller may be committed late, once. No command do
     raise_replication  only adds, and only where there are fewer
     set_feature_level  only to what all brokers know
 
+H5  A heartbeat is not renewed once its broker was taken for dead, or has left, since, nor after a whole session: it
+    would bring that back, or keep it alive, though nobody has heard of it any more. The answer to the renewal that it
+    was in may be lost for so long.
+
 The caller makes one when the catalog has applied the first entry of this broker's own term, and drops it when the term
 ends; submits to its own log only, never on to another controller; answers each submission once, after the catalog has
 applied it, with None if the outcome is not known; ticks every 100 ms or so.
@@ -143,6 +147,7 @@ class _Seen:
 
     Attributes:
         heard_ms: Its session runs from then on (H1).
+        beat_ms: When its last heartbeat came; None: there was none since it was taken for dead, or has left.
         calm_since_ms, calm_ms: Since when nothing happened to it, and how long that has to last.
     """
 
@@ -151,6 +156,7 @@ class _Seen:
     heard_ms: int
     calm_since_ms: int
     calm_ms: int
+    beat_ms: int | None = None
 
     def disturb(self, now_ms: int, least_ms: int) -> None:
         """A restart is several disturbances, and one trouble; only who was calm for a while is in another."""
@@ -208,7 +214,8 @@ class Controller:
         if info is None or info.registration != event.registration:
             return []
         self._see(catalog.cluster, now_ms)
-        self._brokers[event.broker].heard_ms = now_ms
+        seen = self._brokers[event.broker]
+        seen.heard_ms = seen.beat_ms = now_ms
         self._beats[event.broker] = (event.registration, event.number)
         return []
 
@@ -220,11 +227,16 @@ class Controller:
                 self._brokers[broker] = _Seen(info.registration, info.is_live, now_ms, now_ms, self.calm_ms)
             elif (seen.registration, seen.is_live) != (info.registration, info.is_live):
                 seen.registration, seen.is_live, seen.heard_ms = info.registration, info.is_live, now_ms
-                if not info.is_live:  # heard before it said that it is gone: its renewal would bring it back
-                    self._beats.pop(broker, None)
+                if not info.is_live:  # H5
+                    seen.beat_ms = None
                 seen.disturb(now_ms, self.calm_ms)
         for broker in self._brokers.keys() - cluster.brokers.keys():
             del self._brokers[broker]
+
+    def _is_fresh(self, broker: str, now_ms: int) -> bool:
+        """H5."""
+        seen = self._brokers.get(broker)
+        return seen is not None and seen.beat_ms is not None and now_ms - seen.beat_ms <= LAPSE_MS
 
     def _lapsed(self, cluster: Cluster, now_ms: int) -> list[Effect]:
         effects: list[Effect] = []
@@ -239,6 +251,7 @@ class Controller:
         return effects
 
     def _renew(self, now_ms: int) -> list[Effect]:
+        self._beats = {broker: beat for broker, beat in self._beats.items() if self._is_fresh(broker, now_ms)}
         if not self._beats:
             return []
         renewals = {broker: registration for broker, (registration, _) in sorted(self._beats.items())}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from broker.api.errors import InvalidRequest
 from broker.api.stream import StreamSettings
 from broker.metadata.catalog import Catalog
+from broker.metadata.heard import Heard
 from broker.metadata.partition import PartitionState
 from broker.metadata.session import Session
 from broker.replication.messages import Message
@@ -58,7 +59,7 @@ class Broker(Sessions, Growing):
         process: A number of its own for each process; 0: none runs.
         catalog: The catalog that it has applied; `applied`: so many commands.
         incarnation: The registration of this process, as that catalog has it; 0: none yet.
-        renewals: Those of each broker until then.
+        heard: Who has said something of late.
         replicas: Replicas of partitions that the applied catalog, or a folder here, knows.
         paused_until_ms: Stopped until then.
         clock: Its monotonic one.
@@ -78,7 +79,7 @@ class Broker(Sessions, Growing):
         self.is_scrapped = False
         self.process = 0
         self.incarnation = 0
-        self.renewals: dict[str, int] = {}
+        self.heard = Heard()
         self.catalog = Catalog()
         self.applied = 0
         self.replicas: dict[str, Replica] = {}
@@ -277,6 +278,8 @@ class Broker(Sessions, Growing):
         self.tick_sessions()
         if self.applied < metadata.known_to(self.name) and self.world.chance(0.5):
             self.learn(metadata.known_to(self.name))
+        if self.incarnation:
+            self.heard.look(self.catalog.brokers, self.now_ms)
         self._delete_left()
         self._report_logs()
         self.grow()
@@ -321,7 +324,8 @@ class Broker(Sessions, Growing):
             is_new = info is not None and info.incarnation == f"{process}" and info.registration != self.incarnation
             if is_new and info is not None:
                 self.incarnation = info.registration
-                self.renewals = {broker: each.renewal for broker, each in self.catalog.brokers.items()}
+                self.heard = Heard()
+                self.heard.look(self.catalog.brokers, self.now_ms)
                 self.session = Session(info.registration, self._registering_ms)
             for at, state in self.catalog.cluster.partitions.items():
                 if is_new or before.get(at) is not state:

@@ -39,6 +39,7 @@ class Replica(Rewriting):
         super().__init__(broker, name)
         self.state: PartitionState | None = None
         self.stepping: tuple[str, Incarnation] | None = None
+        self._former: tuple[str, Incarnation] | None = None  # one that was asked for, and is not any more
         self._stepping_since_ms = self._stepping_asked_ms = 0.0
         self._opened_ms = -1e9
         self._checkpointed_ms = 0
@@ -85,8 +86,9 @@ class Replica(Rewriting):
         me, self.state = self.broker.name, state
         if not self.broker.incarnation:
             return
-        if self.stepping is not None and self.incarnation > self.stepping[1]:
-            self._stepped_out(self.stepping[0])
+        asked = self.stepping or self._former
+        if asked is not None and self.incarnation > asked[1]:
+            self._stepped_out(asked[0])
         if self.log is None:
             self.create()  # the registration did not list it
             if self.log is None:
@@ -249,26 +251,21 @@ class Replica(Rewriting):
         self.submit(command, lambda result, _: self.broker.after(0, self.broker.step_out_answered, why, result))
 
     def _may_go(self, state: PartitionState) -> bool:
-        """Whether another replica could lead without a loss, of which something was heard since the registration."""
-        return any(map(self._is_heard, state.left(self.broker.name, lost=True).electable))
-
-    def _is_heard(self, name: str) -> bool:
-        info = self.broker.catalog.brokers.get(name)
-        if info is None or not info.is_live:
-            return False
-        return info.registration > self.broker.incarnation or info.renewal > self.broker.renewals.get(name, -1)
+        """Whether another replica could lead without a loss, of which something was heard of late."""
+        broker = self.broker
+        return broker.heard.may_go(broker.name, state, broker.catalog.brokers, broker.now_ms)
 
     def step_out_refused(self, why: str) -> None:
         """Nobody else could lead by now: it stays, and asks again when the catalog shows somebody."""
         if why == "damage" and self.stepping is not None and self.stepping[0] == why:
             self.world.saw("step-out refused")
-            self.stepping = None
+            self._former, self.stepping = self.stepping, None
 
     def _stepped_out(self, why: str) -> None:
         """The catalog has it: from now on this replica is another one, that catches up."""
         self.world.saw("step-out for damage" if why == "damage" else "step-out after a failed fsync")
         self.note("has stepped out" + (", its files are moved aside" if why == "damage" else ""))
-        self.stepping = None
+        self.stepping = self._former = None
         log = self.log
         if why == "damage":
             self._rest()
@@ -292,9 +289,11 @@ class Replica(Rewriting):
             self.adopt(state)
             return
         if self.stepping is not None:
-            if world.now_ms - self._stepping_asked_ms > ASK_AGAIN_MS:
+            if self.stepping[0] == "damage" and not self._may_go(state):
+                self.step_out_refused("damage")
+            elif world.now_ms - self._stepping_asked_ms > ASK_AGAIN_MS:
                 self._ask_step_out()
-            if self.stepping[0] == "fsync" and world.now_ms - self._stepping_since_ms > GIVE_UP_MS:
+            if self.stepping and self.stepping[0] == "fsync" and world.now_ms - self._stepping_since_ms > GIVE_UP_MS:
                 self.note("gives up: the step-out does not come through")
                 world.saw("process gave up")
                 self.broker.exits()

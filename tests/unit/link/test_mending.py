@@ -306,11 +306,9 @@ def test_a_broker_of_an_earlier_release_is_not_asked_and_the_replica_begins_anew
     damage(one, at, 12)
 
     def has_stepped_out() -> bool:
-        for callback in three.service.callbacks:
-            callback()
+        renew(three)
         return three.service.state(at).step_outs_of(one.me) == 1
 
-    renew(three)
     eventually(has_stepped_out, what="a step-out")
     three.in_sync(at)
     three.same(at)
@@ -318,7 +316,7 @@ def test_a_broker_of_an_earlier_release_is_not_asked_and_the_replica_begins_anew
 
 
 def renew(three: Linked) -> None:
-    """All live, and say so (`replicas.G14`)."""
+    """All live, and say so (`heard.D1`)."""
     renewals = {name: info.registration for name, info in three.service.catalog.brokers.items()}
     three.service.apply(kind="renew_sessions", renewals=renewals)
 

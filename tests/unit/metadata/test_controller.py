@@ -197,6 +197,28 @@ def test_silence_for_a_whole_session_is_one_command_until_it_is_answered() -> No
     assert bench.catalog.brokers["b"].is_live, "it is heard again"
 
 
+@pytest.mark.parametrize("is_failed", [False, True])
+def test_a_renewal_that_was_lost_for_long_keeps_no_dead_broker_alive_and_brings_none_back(is_failed: bool) -> None:
+    """H5. Once seed 25 of the simulator's `a_stream_is_damaged_where_it_is_alone`: dead, and live for six seconds."""
+    bench = Bench("a", "b")
+    [renewal] = bench.tick()
+    assert renewal.command["renewals"].keys() == {"a", "b"}
+    bench.silent.add("b")
+    lapses = [effect for _ in range(LAPSE_MS // TICK_MS + 1) for effect in bench.tick()]
+    if is_failed:
+        [lapse] = lapses
+        bench.answer(lapse)
+        bench.tick()
+    bench.lose(renewal)
+    submitted = [*lapses, *bench.tick(RETRY_MS)]
+    [again] = [each for each in submitted if each.command["kind"] == "renew_sessions"]
+    assert again.command["renewals"].keys() == {"a"}
+    bench.answer(again)
+    [lapse] = [each for each in submitted if each.command["kind"] == "fail_broker"]
+    bench.answer(lapse)
+    assert not bench.catalog.brokers["b"].is_live
+
+
 def test_a_new_controller_gives_everybody_a_whole_session() -> None:
     """H1: it does not know what the former one has heard, and answered."""
     bench = Bench("a", "b")

@@ -26,9 +26,11 @@ from broker.api.errors import (
     StorageFailed,
     UnknownFormatVersion,
 )
+from broker.metadata import heard
 from broker.metadata.partition import Place
 from broker.runtime.cluster.replicas import replicas as replicas_module
 from broker.runtime.cluster.replicas.folders import Folders
+from broker.runtime.cluster.replicas.placed import PlacedReplica
 from broker.runtime.metrics import REGISTRY
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
@@ -86,6 +88,22 @@ def rejoin(cluster: Cluster, *places: Place, broker: str) -> None:
 def something_happens(cluster: Cluster) -> None:
     """As it does twice a second."""
     cluster.renew(*(broker for broker in ("b", "c") if cluster.catalog.brokers[broker].is_live))
+
+
+def asks_to_step_out(cluster: Cluster) -> None:
+    def asked() -> bool:
+        something_happens(cluster)
+        return "step_out" in cluster.kinds()
+
+    eventually(asked, what="the question")
+
+
+def steps_out(cluster: Cluster, at: Place) -> None:
+    def is_out() -> bool:
+        something_happens(cluster)
+        return cluster.state(at).step_outs_of("a") == 1
+
+    eventually(is_out, what="the step-out")
 
 
 def append(partition: ReplicatedPartition) -> Waiter:
@@ -290,8 +308,7 @@ def test_a_damaged_replica_begins_anew_and_its_files_stay_until_all_are_in_sync(
     before = one.partition(at)
     append(before)
     one.placed(at).damaged("a bit has flipped")
-    something_happens(cluster)
-    eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+    steps_out(cluster, at)
     eventually(lambda: one.partition(at) is not before, what="a new log")
     after = one.partition(at)
     assert after.log.log_end_offset == 0
@@ -330,7 +347,7 @@ def test_a_damaged_replica_that_nobody_can_replace_stays_and_asks_when_somebody_
     time.sleep(0.5)
     assert (cluster.kinds().count("step_out"), one.partition(at), partition.leads) == (0, partition, True)
     rejoin(cluster, at, broker="b")
-    eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+    steps_out(cluster, at)
     eventually(lambda: one.partition(at) is not partition, what="a new log")
 
 
@@ -340,15 +357,97 @@ def test_a_refused_step_out_is_asked_for_again(led: tuple[Node, Cluster, Place])
     cluster.goes.clear()
     placed = one.placed(at)
     placed.damaged("a bit has flipped")
-    something_happens(cluster)
-    eventually(lambda: "step_out" in cluster.kinds(), what="the question")
+    asks_to_step_out(cluster)
     for broker in ("b", "c"):
         cluster.fail(broker)
     cluster.goes.set()
     eventually(lambda: placed.stepping is None, what="the refusal")
     assert one.partition(at).leads
     rejoin(cluster, at, broker="b")
-    eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+    steps_out(cluster, at)
+
+
+def noted_ticks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether a replica might have gone, at each tick from now on."""
+    seen: list[bool] = []
+    real = PlacedReplica.tick
+
+    def tick(placed: PlacedReplica, now_ms: int, *, may_go: bool = False) -> None:
+        real(placed, now_ms, may_go=may_go)
+        seen.append(may_go)
+
+    monkeypatch.setattr(PlacedReplica, "tick", tick)
+    return seen
+
+
+def time_passes(ticks: list[bool]) -> None:
+    begun = len(ticks)
+    eventually(lambda: len(ticks) > begun + 4, what="time to pass")
+
+
+def test_a_damaged_leader_stays_for_who_was_not_heard_of_late(
+    led: tuple[Node, Cluster, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in sync, and their sessions have not lapsed: they may be dead all the same."""
+    one, cluster, at = led
+    ticks = noted_ticks(monkeypatch)
+    something_happens(cluster)
+    with monkeypatch.context() as patch:
+        patch.setattr(heard, "HEARD_MS", 0)
+        one.placed(at).damaged("a bit has flipped")
+        time_passes(ticks)
+        assert (cluster.kinds().count("step_out"), one.partition(at).leads) == (0, True)
+    steps_out(cluster, at)
+
+
+class Doubt:
+    """Step-outs are asked for, and nobody says what becomes of that."""
+
+    def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_over = False
+        real = cluster.execute
+
+        def execute(command: dict[str, Any], **options: Any) -> Any:
+            if command["kind"] != "step_out" or self.is_over:
+                return real(command, **options)
+            cluster.sent.append(command)
+            raise NotReady("no answer")
+
+        monkeypatch.setattr(cluster, "execute", execute)
+
+
+def test_a_step_out_in_doubt_is_not_asked_for_again_while_nobody_is_heard(
+    led: tuple[Node, Cluster, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, cluster, at = led
+    ticks, doubt, placed = noted_ticks(monkeypatch), Doubt(cluster, monkeypatch), one.placed(at)
+    placed.damaged("a bit has flipped")
+    asks_to_step_out(cluster)
+    with monkeypatch.context() as patch:
+        patch.setattr(heard, "HEARD_MS", 0)
+        eventually(lambda: placed.stepping is None, what="to let be")
+        asked = cluster.kinds().count("step_out")
+        time_passes(ticks)
+        assert cluster.kinds().count("step_out") == asked
+        assert one.partition(at).leads
+    doubt.is_over = True
+    steps_out(cluster, at)
+
+
+def test_a_step_out_that_was_let_be_comes_to_pass_all_the_same(
+    led: tuple[Node, Cluster, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log is no part of the partition any more: it begins anew."""
+    one, cluster, at = led
+    Doubt(cluster, monkeypatch)
+    placed, before = one.placed(at), one.partition(at)
+    placed.damaged("a bit has flipped")
+    asks_to_step_out(cluster)
+    monkeypatch.setattr(heard, "HEARD_MS", 0)
+    eventually(lambda: placed.stepping is None, what="to let be")
+    cluster.apply(**next(command for command in cluster.sent if command["kind"] == "step_out"))
+    eventually(lambda: one.partition(at) is not before, what="a new log")
+    assert not placed.is_damaged
 
 
 def test_a_replica_that_is_moved_away_is_deleted_and_that_is_confirmed(led: tuple[Node, Cluster, Place]) -> None:
@@ -697,8 +796,7 @@ def test_what_was_put_aside_outlives_a_disk_that_takes_no_new_log(
 
     monkeypatch.setattr(one.disk, "replace_file", full)
     one.placed(at).damaged("a bit has flipped")
-    something_happens(cluster)
-    eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+    steps_out(cluster, at)
     eventually(lambda: one.log(at).log_end_offset == 0, what="a new log")
     assert len(refused) == 2
     assert records_aside(tmp_path)
@@ -811,7 +909,7 @@ def test_damage_that_any_reader_has_noted_is_a_step_out(led: tuple[Node, Cluster
     segment.write_bytes(bytes(stored))
     partition.scrub(0)
     assert partition.log.lost_ranges
-    eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+    steps_out(cluster, at)
     eventually(lambda: one.partition(at) is not partition, what="a new log")
 
 

@@ -13,10 +13,18 @@ from pathlib import Path
 import pytest
 
 from broker.metadata.partition import Place
-from broker.runtime.cluster.replicas.placed import PlacedReplica
 from tests.support.placed import Cluster, Node, node
 from tests.support.processes import eventually
-from tests.unit.runtime.test_placed import append, make_leader, only_here, rejoin, stored
+from tests.unit.runtime.test_placed import (
+    append,
+    make_leader,
+    noted_ticks,
+    only_here,
+    rejoin,
+    steps_out,
+    stored,
+    time_passes,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -64,8 +72,7 @@ def test_it_is_behind_and_begins_anew(tmp_path: Path, cluster: Cluster) -> None:
     with node(tmp_path, cluster, "p3") as three:
         assert three.start().behind == {"i-s": [0]}
         assert "a" not in {*cluster.state(at).isr, *cluster.state(at).last_isr}
-        cluster.renew("b", "c")
-        eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+        steps_out(cluster, at)
         eventually(lambda: three.log(at).log_end_offset == 0, what="a new log")
         eventually(lambda: three.story, what="to follow")
         three.replicas.note_ends()
@@ -116,14 +123,7 @@ def test_it_stays_while_nobody_else_may_lead(
 ) -> None:
     """Those in sync may be gone for good. Then an operator chooses it, and its log is all that there is. Those who died
     with it are live in the catalog until their sessions lapse."""
-    ticks = []
-    real = PlacedReplica.tick
-
-    def tick(placed: PlacedReplica, now_ms: int, *, may_go: bool = False) -> None:
-        real(placed, now_ms, may_go=may_go)
-        ticks.append(may_go)
-
-    monkeypatch.setattr(PlacedReplica, "tick", tick)
+    ticks = noted_ticks(monkeypatch)
     at = an_old_log(tmp_path, cluster)
     if how != "all died":
         for broker in ("c", "b"):
@@ -136,8 +136,7 @@ def test_it_stays_while_nobody_else_may_lead(
         assert two.start().behind == ({} if how == "damaged" else {"i-s": [0]})
         if how == "damaged":
             two.placed(at).damaged("a bit has flipped")
-        begun = len(ticks)
-        eventually(lambda: len(ticks) > begun + 4, what="time to pass")
+        time_passes(ticks)
         if how == "all died":
             assert cluster.state(at).leader == "b"
             for broker in ("c", "b"):
@@ -148,4 +147,4 @@ def test_it_stays_while_nobody_else_may_lead(
         assert two.log(at).log_end_offset == 1
         assert cluster.kinds().count("step_out") == 0
         rejoin(cluster, at, broker="b")
-        eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+        steps_out(cluster, at)

@@ -126,6 +126,7 @@ class PlacedReplica:
         self.at = at
         self.partition: ReplicatedPartition | None = None
         self.stepping: Stepping | None = None
+        self._former: Stepping | None = None  # one that was asked for, and is not any more
         self.is_damaged = self.is_fresh = self.is_gone = False
         self.is_old = is_old
         self._host = host
@@ -185,10 +186,11 @@ class PlacedReplica:
         self._turns.ask()
 
     def step_out_refused(self, why: str) -> None:
-        """Nobody else could lead by now: it stays, and asks again when the catalog shows somebody."""
+        """Nobody else could lead by now: it stays, and asks again when the catalog shows somebody. What was asked may
+        come to pass all the same: this was the answer to a second question, or there was none."""
         stepping = self.stepping
         if why == "damage" and stepping is not None and stepping.why == why:
-            self.stepping = None
+            self._former, self.stepping = stepping, None
 
     def damaged(self, why: str) -> None:
         """A record that was fsynced cannot be read (V5)."""
@@ -299,7 +301,7 @@ class PlacedReplica:
         """Take the role that the state gives. Returns whether nothing has to be tried again."""
         state, me = told.state, self._host.me
         self._incarnation = told.registration, state.step_outs_of(me)
-        stepping = self.stepping
+        stepping = self.stepping or self._former
         if stepping is not None and self._incarnation > stepping.incarnation:
             self._stepped_out(stepping.why)
         partition = self.partition or self._open(told)
@@ -455,7 +457,8 @@ class PlacedReplica:
     def _leave(self) -> None:
         """No replica is to be here any more (V3). OSError passes through."""
         self._close(clean=False)
-        self.stepping, self.is_damaged, self.is_fresh = None, False, False
+        self.stepping = self._former = None
+        self.is_damaged = self.is_fresh = False
         self._host.folders.remove(self._name, *self.at)
         self.is_gone = True
         log.info("replica.left partition=%s", self)
@@ -481,7 +484,7 @@ class PlacedReplica:
 
     def _stepped_out(self, why: str) -> None:
         """The catalog has it: from now on this replica is another one, that catches up."""
-        self.stepping = None
+        self.stepping = self._former = None
         log.warning("replica.stepped_out partition=%s why=%s incarnation=%s", self, why, self._incarnation)
         if why == "damage":
             self._close(clean=False)  # `_open` moves its files aside

@@ -23,9 +23,8 @@ G10  While a broker stops, the end of its session is the end of what it leads: w
 G11  While the catalog is rescued, this broker reports what was found, until the catalog shows that it has.
 G13  A log that ends below what was noted of it was put back from a copy, and lacks what was acknowledged since. It is
     behind, and damaged: it begins anew once another replica has all. If nobody else keeps one, a line tells of it.
-G14  Nobody steps out for damage while no other replica could lead: its log may be the best that there is, and an
-    operator may choose it, also if it is out of sync. Brokers that died together with this one's former process are
-    live in the catalog until their sessions lapse. So one counts once it has said something since.
+G14  Nobody steps out for damage while no other replica could lead, or none of which something was heard of late
+    (`heard.D2`). That is judged each time that it is asked for.
 G15  A command costs what it changes: only partitions that it has touched are looked at. All are where something has
     changed that any may depend on: which brokers there are and where they answer, this one's registration, a rescue, or
     the catalog as a whole. So it is after a fault of ours.
@@ -37,7 +36,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -47,6 +46,7 @@ from broker.api.stream import settings_from
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.metadata.cluster import Touched
 from broker.metadata.growth import GrowthStage, stage_of
+from broker.metadata.heard import Heard
 from broker.metadata.partition import Place
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.replicas.mending import Mender
@@ -109,7 +109,7 @@ class Replicas:
         self._infos: dict[str, StreamInfo] = {}  # of all streams, by incarnation
         self._growing: set[str] = set()  # incarnations of those that are about to have more partitions
         self._registration = 0
-        self._renewals: dict[str, int] = {}  # of each broker when this process was registered (G14)
+        self._heard = Heard()
         self._asked_ms: dict[tuple[Place, Stepping], int] = {}  # step-outs, and when they were asked for last
         self._asking: set[str] = set()  # why; under way to the catalog
         self._knowing: set[str] = set()  # streams whose coming partitions are being confirmed
@@ -267,7 +267,7 @@ class Replicas:
         )
         is_of_all = touched is None or shared != self._shared
         self._shared, self._registration = None, own.registration
-        self._renewals = self._renewals or {broker: info.renewal for broker, info in catalog.brokers.items()}
+        self._heard.look(catalog.brokers, self._now_ms())
         self._leftovers = cluster.leftovers.get(self._host.me, frozenset())
         if touched is None or is_of_all:
             self._infos = {info.incarnation: info for info in catalog.streams.values()}
@@ -398,25 +398,22 @@ class Replicas:
 
     def _tick(self, now_ms: int) -> None:
         is_over = self._is_leaving and not self._host.has_session()
+        if self._registration:  # who only renews is told to nobody (`service.V6`)
+            self._heard.look(self._host.service.catalog.brokers, now_ms)
         for replica in list(self._replicas.values()):
             try:
                 partition = replica.partition
                 if is_over and partition is not None and partition.leads:  # G10
                     partition.depose()
-                replica.tick(now_ms, may_go=replica.is_damaged and self._may_go(replica.at))
+                replica.tick(now_ms, may_go=replica.is_damaged and self._may_go(replica.at, now_ms))
             except Exception:
                 log.exception("replica.tick_bug partition=%s", replica)
 
-    def _may_go(self, at: Place) -> bool:
-        """Whether another replica could lead without a loss (G14, `partition.P8`)."""
-        state = self._host.service.catalog.cluster.partitions.get(at)
-        return state is not None and any(map(self._is_heard, state.left(self._host.me, lost=True).electable))
-
-    def _is_heard(self, broker: str) -> bool:
-        info = self._host.service.catalog.brokers.get(broker)
-        if info is None or not info.is_live:
-            return False
-        return info.registration > self._registration or info.renewal > self._renewals.get(broker, -1)
+    def _may_go(self, at: Place, now_ms: int) -> bool:
+        """G14."""
+        catalog = self._host.service.catalog
+        state = catalog.cluster.partitions.get(at)
+        return state is not None and self._heard.may_go(self._host.me, state, catalog.brokers, now_ms)
 
     def _step_out(self, now_ms: int) -> bool:
         """Ask for the step-outs that are due (G3). Returns whether some are being gathered."""
@@ -434,6 +431,12 @@ class Replicas:
                 asked_ms and now_ms - min(asked_ms) >= ASK_AGAIN_MS
             )
             if is_due and why not in self._asking:
+                if why == "damage":  # G14
+                    going = {at for at, _ in keys if self._may_go(at, now_ms)}
+                    self._refused(why, (at for at, _ in keys if at not in going))
+                    keys = [(at, step) for at, step in keys if at in going]
+                if not keys:
+                    continue
                 self._asking.add(why)
                 self._asked_ms.update(dict.fromkeys(keys, now_ms))
                 asked = [[*at, step.incarnation[1]] for at, step in keys]
@@ -456,9 +459,11 @@ class Replicas:
             return
         finally:
             self._asking.discard(why)
-        for incarnation, number in said.get("refused", ()):
-            replica = self._replicas.get((incarnation, number))
-            if replica is not None:
+        self._refused(why, ((incarnation, number) for incarnation, number in said.get("refused", ())))
+
+    def _refused(self, why: str, places: Iterable[Place]) -> None:
+        for at in places:
+            if (replica := self._replicas.get(at)) is not None:
                 replica.step_out_refused(why)
 
     def _confirm_deleted(self) -> None:
