@@ -121,6 +121,7 @@ class Follower:
         phase, epoch, leader, incarnation: The leader that it follows, how far it is with that, and its own incarnation.
         log: The log's contents, as last told.
         generation: Counts the lives of the log: what was begun in an earlier one is not minded.
+        number: Of the last fetch.
         tombstones_below, compact_to: For passes of compaction here: as the leader last told (`messages.Records`).
     """
 
@@ -137,7 +138,8 @@ class Follower:
         self._has_ticked = False
         self.tombstones_below = self.compact_to = 0
         self._request = 0
-        self._number = self._cut_number = 0  # of the last fetch; of the last one before the last cut
+        self.number = 0
+        self._cut_number = 0  # of the last fetch before the last cut
         self._told: Records | None = None  # the answer whose records are being appended
         self._found_epoch = -1  # what the open cut is to lead to
         self._taking: AskState | None = None  # the open question for a piece of a state file
@@ -159,7 +161,7 @@ class Follower:
     def _followed(self, event: Followed) -> tuple[Effect, ...]:
         assert (event.epoch, event.incarnation) >= (self.epoch, self.incarnation), "an epoch does not come back"
         assert event.incarnation >= self.incarnation, "an incarnation does not come back"
-        self._cut_number = self._number  # F9: the log may have been mended since, and its mark lowered
+        self._cut_number = self.number  # F9: the log may have been mended since, and its mark lowered
         self.epoch, self.leader, self.incarnation = event.epoch, event.leader, event.incarnation
         self.log = event.log
         self.generation += 1
@@ -195,7 +197,7 @@ class Follower:
                 last_epoch=max(log.last_epoch, log.superseded_epoch) if self._ends_below_mark else log.last_epoch,
             )
         else:
-            self._number += 1
+            self.number += 1
             message = Fetch(
                 follower=self.me,
                 incarnation=self.incarnation,
@@ -205,7 +207,7 @@ class Follower:
                 durable_end=log.durable_end,
                 log_start=log.log_start,
                 lacks_state=log.lacks_state,
-                number=self._number,
+                number=self.number,
                 compacted_to=log.compacted_to,
                 waits_to=log.waits_to,
                 lacks_room=log.lacks_room,
@@ -321,7 +323,7 @@ class Follower:
     def _has_cut(self, log: Holds) -> tuple[Effect, ...]:
         self.generation += 1
         self._taking = None
-        self._cut_number = self._number
+        self._cut_number = self.number
         if log.is_refused:
             self.phase = Phase.ASKING  # at the next tick
             return self._begin_sync()

@@ -13,7 +13,8 @@ I4  The words of a follower from an earlier leadership, or under an earlier inca
 I5  How long a follower has been behind is counted from the first tick of this leadership on, not from before.
 I6  All that are assigned count for tombstones, in sync or not, from the start: one that has told no mark has compacted
     nothing. The mark of the later fetch holds, though it be the lesser one: a log that was cut has copied anew what it
-    had compacted, from a leader that may not have.
+    had compacted, from a leader that may not have. Who lowers its mark without a fetch names the last one before it,
+    which may come later, and says nothing then.
 I7  A follower whose disk has no room for records is asked out at once, so that acks go on without it; it joins when it
     has what there is. It stays, and may join, where fewer than must be in sync were left otherwise: nothing is
     committed without it then, and a trim that would make room waits for as many as must be (`trims.T1`).
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.replication.events import AskIsr, IsrAnswered, Led
-from broker.replication.messages import NO_INCARNATION, Fetch, Incarnation
+from broker.replication.messages import NO_INCARNATION, AskRange, Fetch, Incarnation
 
 ASK_AGAIN_MS: Final = (200, 3_200)
 """The first pause of I8, and the last."""
@@ -99,10 +100,7 @@ class InSync:
 
     def note(self, fetch: Fetch, *, log_end: int, now_ms: int) -> None:
         """A follower that may be minded has said how far it is; what it holds is in the leader's log."""
-        follower = self.followers[fetch.follower]
-        if fetch.incarnation > follower.incarnation:
-            follower.incarnation, follower.durable_end, follower.log_start = fetch.incarnation, -1, 0
-            follower.number, follower.pause_ms, follower.ask_again_ms = -1, 0, 0
+        follower = self._known(fetch.follower, fetch.incarnation)
         if fetch.number > follower.number:  # I6
             follower.number, follower.lacks_state = fetch.number, fetch.lacks_state
             follower.compacted_to, follower.waits_to = fetch.compacted_to, fetch.waits_to
@@ -116,11 +114,20 @@ class InSync:
             follower.caught_up_ms = now_ms if at_end else max(follower.caught_up_ms, follower.mark_ms)
             follower.mark_ms, follower.mark_end = now_ms, log_end
 
-    def lower_mark(self, broker: str, incarnation: Incarnation, to: int) -> None:
+    def _known(self, broker: str, incarnation: Incarnation) -> KnownFollower:
+        """This follower, under this incarnation."""
+        follower = self.followers[broker]
+        if incarnation > follower.incarnation:
+            follower.incarnation, follower.durable_end, follower.log_start = incarnation, -1, 0
+            follower.number, follower.pause_ms, follower.ask_again_ms = -1, 0, 0
+        return follower
+
+    def lower_mark(self, ask: AskRange) -> None:
         """This follower has lowered its mark of compaction (I6)."""
-        if self.admits(broker, incarnation):
-            follower = self.followers[broker]
-            follower.compacted_to = min(follower.compacted_to, to)
+        if self.admits(ask.follower, ask.incarnation):
+            follower = self._known(ask.follower, ask.incarnation)
+            follower.compacted_to = min(follower.compacted_to, ask.compacted_to)
+            follower.number = max(follower.number, ask.number)
 
     def tombstones_below(self, own_mark: int) -> int:
         """The least mark of compaction of all that are assigned (I6)."""

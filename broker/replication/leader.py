@@ -439,7 +439,7 @@ class Leader:
         """L9. The bytes of the answer are no matter of this core: any replica has them."""
         ask, in_sync = event.ask, self.in_sync
         if self.role is LEADING and in_sync is not None and ask.epoch == self.epoch:
-            in_sync.lower_mark(ask.follower, ask.incarnation, ask.compacted_to)
+            in_sync.lower_mark(ask)
         return NOTHING
 
     def _state_asked(self, event: StateAsked) -> tuple[Effect, ...]:

@@ -146,6 +146,7 @@ class AskRange:
     Attributes:
         request: To be answered with.
         compacted_to: Its mark of compaction, which is not above `start` any more.
+        number: Of the last fetch of this incarnation, of which the mark may have been a greater one; 0: there was none.
         takes_aside: Its log was never compacted: it has use for files that were moved aside, too.
     """
 
@@ -157,6 +158,7 @@ class AskRange:
     end: int
     compacted_to: int
     takes_aside: bool
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

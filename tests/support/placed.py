@@ -109,8 +109,9 @@ class Recorded:
     def marks(self) -> tuple[int, int]:
         return self.told
 
-    def compacted(self) -> None:
+    def compacted(self) -> int:
         self.story.append(("compacted", self.what))
+        return 0
 
     def close(self) -> None:
         pass

@@ -192,7 +192,7 @@ class AskState(_message.Message):
     def __init__(self, follower: _Optional[str] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., at: _Optional[int] = ...) -> None: ...
 
 class AskRange(_message.Message):
-    __slots__ = ("follower", "incarnation", "epoch", "request", "start", "end", "compacted_to", "takes_aside")
+    __slots__ = ("follower", "incarnation", "epoch", "request", "start", "end", "compacted_to", "takes_aside", "number")
     FOLLOWER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +201,7 @@ class AskRange(_message.Message):
     END_FIELD_NUMBER: _ClassVar[int]
     COMPACTED_TO_FIELD_NUMBER: _ClassVar[int]
     TAKES_ASIDE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     follower: str
     incarnation: Incarnation
     epoch: int
@@ -209,7 +210,8 @@ class AskRange(_message.Message):
     end: int
     compacted_to: int
     takes_aside: bool
-    def __init__(self, follower: _Optional[str] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., epoch: _Optional[int] = ..., request: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., compacted_to: _Optional[int] = ..., takes_aside: _Optional[bool] = ...) -> None: ...
+    number: int
+    def __init__(self, follower: _Optional[str] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., epoch: _Optional[int] = ..., request: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., compacted_to: _Optional[int] = ..., takes_aside: _Optional[bool] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Records(_message.Message):
     __slots__ = ("epoch", "incarnation", "offset", "high_watermark", "log_start", "rewritten_to", "state_offset", "number", "tombstones_below", "compact_to", "superseded_to", "superseded_epoch")

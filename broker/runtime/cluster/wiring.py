@@ -77,8 +77,9 @@ class FollowerDriver(Protocol):
         """The leader's last word to compaction; zeros: none in this leadership. From any thread."""
         ...
 
-    def compacted(self) -> None:
-        """The log's mark of compaction has moved, or tombstones wait: the leader is to know. From any thread."""
+    def compacted(self) -> int:
+        """The log's mark of compaction has moved, or tombstones wait: the next fetch says so. From any thread. Returns
+        the number of the last fetch, which may have said otherwise; 0: there was none in this process."""
         ...
 
     def close(self) -> None:

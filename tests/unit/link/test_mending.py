@@ -16,14 +16,16 @@ import pytest
 from broker.api.batch import decode_batch
 from broker.api.errors import CorruptLog
 from broker.metadata.partition import Place
-from broker.runtime.cluster.codec import Welcome
+from broker.replication.messages import Fetch
+from broker.runtime.cluster.codec import Question, Welcome
 from broker.runtime.cluster.link import handshake, ranges
+from broker.runtime.cluster.link.answering import Answering, AnswerStream
 from broker.runtime.cluster.replicas import mending
 from broker.runtime.cluster.replicas.folders import ASIDE
 from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
 from tests.support.linked import RESERVE_BYTES, Linked, LinkedNode, linked
 from tests.support.processes import eventually
-from tests.unit.runtime.test_partition import rows
+from tests.unit.runtime.test_partition import Waiter, rows
 
 COUNT = 30
 
@@ -293,6 +295,37 @@ def test_the_leader_hears_of_the_lowered_mark_before_anybody_else_is_asked(three
     assert one.log(at).compacted_to == 12
     three.in_sync(at)
     three.same(at)
+
+
+def test_a_fetch_that_comes_behind_the_question_raises_no_mark(three: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was on its way when the mark was lowered. All are damaged, so that none is mended meanwhile."""
+    late: dict[str, tuple[Answering, AnswerStream, Fetch]] = {}
+    are_late = False
+    real = Answering.asked
+
+    def asked(answering: Answering, stream: AnswerStream, question: Question, **values: bool) -> None:
+        if are_late and isinstance(question, Fetch):
+            late.setdefault(question.follower, (answering, stream, question))
+        else:
+            real(answering, stream, question, **values)
+
+    monkeypatch.setattr(Answering, "asked", asked)
+    at = filled(three, cleanup="compact")
+    leader, one, two = leader_and_others(three, at)
+    have_compacted(three, at)
+    are_late = True
+    leader.partition(at).append_now([rows(b"x")], Waiter())
+    eventually(lambda: len(late) == 2, what="fetches")
+    for node in (leader, one, two):
+        damage(node, at, 12)
+    for node in (one, two):
+        in_vain(node, at)
+    followers = leader.partition(at)._core.in_sync.followers  # type: ignore[union-attr]
+    for node in (one, two):
+        answering, stream, fetch = late[node.me]
+        assert fetch.compacted_to == 20
+        real(answering, stream, fetch)
+        assert followers[node.me].compacted_to == 12
 
 
 def test_a_broker_of_an_earlier_release_is_not_asked_and_the_replica_begins_anew(

@@ -81,7 +81,7 @@ class Following:
         incarnation = incarnation_of(values["incarnation"]) if "incarnation" in values else core.incarnation
         who: dict[str, Any] = {"epoch": epoch, "incarnation": incarnation}
         start, start_epoch = int(values.get("start", 0)), int(values.get("start-epoch", -1))
-        number = int(values.get("number", core._number))
+        number = int(values.get("number", core.number))
         match verb:
             case "followed":
                 incarnation = incarnation_of(values.get("incarnation", "1"))

@@ -210,6 +210,7 @@ class Scenario:
                         end=int(values["mark"]) + 1,
                         compacted_to=int(values["mark"]),
                         takes_aside=False,
+                        number=int(values.get("number", 0)),
                     )
                 )
             case "follower-asks":

@@ -440,11 +440,12 @@ class Following:
 
     # -- compaction --------------------------------------------------------------------------------------------
 
-    def compacted(self) -> None:
-        """A pass of compaction has ended here, or has found that tombstones wait."""
+    def compacted(self) -> int:
+        """As `FollowerDriver.compacted`."""
         with self._lock:
             if not self._is_closed:
                 self._step(f.Compacted(self._log.compacted_to, self._log.waits_to))
+            return self._core.number
 
     def marks(self) -> tuple[int, int]:
         """For a pass of compaction: tombstones may go below the former, all is to be compacted up to the latter."""

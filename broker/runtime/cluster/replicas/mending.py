@@ -9,6 +9,7 @@ H2  The log is written anew by one thread for all replicas. Answers that come la
 H3  Whatever came is judged by the log (`storage.rewrite.mending`): its CRCs, its leader epochs.
 H4  A log that was ever compacted lowers its mark before it asks, durably. If it follows, its leader hears of that
     before anybody else is asked (`leader.L9`): else tombstones might go which the record that comes back still needs.
+    What an earlier fetch says of the mark counts no more by then, though it come later (`insync.I6`).
 H5  It is *in vain* once `VAIN_ROUNDS` have brought nothing, and of each range there is some live broker which is too
     old to be asked, does not answer, or has what does not fit: the replica may begin anew with its log. So it may if
     the range is not committed. Where all others are damaged in the same place, or do not reach so far, nothing is won
@@ -109,6 +110,7 @@ class Mending:
 
     Args:
         name: The partition's, for people.
+        lowered: Called when the mark of compaction was lowered: `FollowerDriver.compacted`.
         woken: Called when something has come of a question.
 
     Attributes:
@@ -122,6 +124,7 @@ class Mending:
         at: Place,
         name: str,
         partition: ReplicatedPartition,
+        lowered: Callable[[], int],
         woken: Callable[[], None],
     ) -> None:
         self._host = host
@@ -130,6 +133,7 @@ class Mending:
         self._name = name
         self._partition = self.of = partition
         partition.asks_others = self.asked
+        self._lowered = lowered
         self._woken = woken
         self._lock = threading.Lock()
         self._asked: OpenQuestion | None = None
@@ -279,7 +283,7 @@ class Mending:
     def _ask(self, asked: OpenQuestion, now_ms: int, incarnation: Incarnation) -> None:
         opened = self._partition.log
         start, end = asked.lost
-        verdict = NotHad.REFUSED
+        verdict, number = NotHad.REFUSED, 0
         try:
             takes_aside = self._takes_aside()
             if takes_aside:
@@ -288,6 +292,7 @@ class Mending:
                     return
             else:
                 lower_mark(opened, start)  # H4
+                number = self._lowered()
             question = AskRange(
                 follower=self._host.me,
                 incarnation=incarnation,
@@ -297,6 +302,7 @@ class Mending:
                 end=end,
                 compacted_to=opened.compacted_to,
                 takes_aside=takes_aside,
+                number=number,
             )
             with self._lock:
                 if self._is_closed or self._asked is not asked:

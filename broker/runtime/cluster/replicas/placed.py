@@ -230,7 +230,10 @@ class PlacedReplica:
         """V5."""
         mending = self.mending
         if mending is None or mending.of is not partition:
-            mending = self.mending = Mending(self._host, self._mender, self.at, str(self), partition, self._woken)
+            assert self._follower is not None
+            mending = self.mending = Mending(
+                self._host, self._mender, self.at, str(self), partition, self._follower.compacted, self._woken
+            )
         if self.stepping is None and partition.log.failure is None:
             mending.tick(now_ms, told.state, self._incarnation)
         else:
