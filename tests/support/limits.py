@@ -328,6 +328,12 @@ FIXED: Final = (
     ),
     Row("spark_liftlog.options:PARTITIONS_MAX", "partitions", "`minPartitions`, `maxPartitions`", "`invalid_setting`"),
     Row("spark_liftlog.options:STREAMS_MAX", "streams", "names in `streams` or `partitions`", "`invalid_setting`"),
+    Row(
+        "spark_liftlog.reading.query.changes:TEXT_MAX",
+        "characters",
+        "filter of a query, or names, that Spark's driver keeps or logs",
+        "cut there",
+    ),
     Row("spark_liftlog.options:BATCH_ROWS_MAX", "rows", "`batchRows`", "`invalid_setting`"),
     Row(
         "spark_liftlog.parsing:TIMEOUT_MS_MAX",

@@ -22,7 +22,7 @@ TEXT_MAX: Final = 2_000
 """Characters of a filter, or of names, that are kept or logged."""
 
 
-class Changes:
+class OptionChanges:
     """Looks at each position that Spark hands over.
 
     Args:

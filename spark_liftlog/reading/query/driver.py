@@ -35,7 +35,7 @@ from spark_liftlog.reading.offsets import Decoder, Key, Offset, ReadPosition, en
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.positions import keys_of, resolve_where
 from spark_liftlog.reading.query.admission import Admission
-from spark_liftlog.reading.query.changes import Changes
+from spark_liftlog.reading.query.changes import OptionChanges
 from spark_liftlog.reading.query.losses import Losses
 from spark_liftlog.reading.query.pause import IdlePause
 from spark_liftlog.reading.query.ranges import BatchRanges
@@ -59,7 +59,7 @@ class StreamDriver:
         self._losses = Losses(options, self._cluster, self._views)
         self._ranges = BatchRanges(self._cluster, self._views, self._losses)
         self._admission = Admission(options, self._cluster)
-        self._changes = Changes(options, self._cluster)
+        self._changes = OptionChanges(options, self._cluster)
         self._progress = Progress(self._cluster, note=self._changes.note)
         self._pause = IdlePause()
         self._decode = Decoder()

@@ -1,0 +1,22 @@
+"""The pages of docs that are written from the code: `python -m tests.pages` writes them anew.
+
+`tests/unit/test_pages.py` holds each against what this command would write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tests.support import errors, limits, mistakes
+
+PAGES: Final[dict[Path, Callable[[], str]]] = {
+    errors.PAGE: errors.page,
+    limits.PAGE: limits.page,
+    mistakes.PAGE: mistakes.page,
+}
+
+if __name__ == "__main__":
+    for path, page in PAGES.items():
+        path.write_text(page())
