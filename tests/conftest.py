@@ -23,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.lanes import FIRST, SHARDS, lane_of
+from tests.lanes import FIRST, PROCESS_FOLDERS, SHARDS, lane_of
 from tests.support import spark_classes, spark_home
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", spark_classes.USES)  # of each JVM below, whoever starts it
@@ -49,10 +49,6 @@ STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
 """Audit events of a process that is started."""
 SECTION_CHARS_MAX = 3_000
 REASON_CHARS_MAX = 600
-
-
-PROCESS_FOLDERS = ("cluster", "soak", "benchmarks", "spark", "examples", "notebooks")
-"""Each of their tests counts as one that starts a process."""
 
 
 def _folder(nodeid: str) -> str:

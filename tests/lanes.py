@@ -44,6 +44,9 @@ SHARDS: Final = {
 }
 """The folders of each shard. From `unit` come the tests that start processes, and those marked `long`."""
 
+PROCESS_FOLDERS: Final = ("cluster", "soak", "benchmarks", "spark", "examples", "notebooks")
+"""Each of their tests counts as one that starts a process."""
+
 WORKERS: Final = {"cluster": 3, "soak": 2}
 """How many tests of a shard run at once, if not `WORKERS_DEFAULT`: brokers are mostly waited for."""
 WORKERS_DEFAULT: Final = 2

@@ -1,4 +1,4 @@
-"""The page docs/reference/errors.md, written from the code: `python -m tests.support.errors` writes it anew.
+"""The page docs/reference/errors.md, written from the code: `python -m tests.pages` writes it anew.
 
 Code and meaning stand in the docstring of `broker.api.errors`; a test of that module compares it with the classes.
 """
@@ -44,8 +44,8 @@ HEAD: Final = """# Error codes
 Each error has one stable code. It is the same everywhere: `reason` in a problem body of the HTTP
 API, `error[code]` on the command line, the end of the description that a publisher gets over NATS,
 `error.reason` in Python, and `LIFTLOG_` and the code in capitals in Spark. Codes are never renamed
-or used for something else. This page is written from `broker/api/errors.py` (`python -m
-tests.support.errors`); a test compares the two.
+or used for something else. This page is written from `broker/api/errors.py` by `python -m
+tests.pages`.
 
 Facts are fields of the error, such as `limit` or `leader`. The table names the most important ones.
 If a field `sent` is true, the call may have been carried out although it failed.
@@ -66,6 +66,3 @@ The same call would be refused again.
 {others}
 `internal` (500, exit code 1) is a fault of liftlog: please report it, with the broker's log.
 """
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

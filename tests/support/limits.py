@@ -1,4 +1,4 @@
-"""The page docs/reference/limits.md, written from the code: `python -m tests.support.limits` after a limit has changed.
+"""The page docs/reference/limits.md, written from the code: `python -m tests.pages` after a limit has changed.
 
 Configuration keys and stream settings come from their own tables; of the other limits, the constants, each has a row
 in `FIXED`, with what meets who goes beyond it. `tests/unit/test_limits.py` holds page, tables and code together.
@@ -459,8 +459,7 @@ HEAD: Final = """# Limits
 
 This page lists every limit, its default, and what happens beyond it. An error has a reason code
 such as `invalid_setting`. It names what was wrong, where, and the limit, and carries the limit as a
-field. This page is written from the code (`python -m tests.support.limits`); a test compares the
-two.
+field. This page is written from the code by `python -m tests.pages`.
 
 ## Of a broker
 
@@ -514,6 +513,3 @@ reserve is `limits.disk_reserve_bytes`. What is about to be written counts.
 - Segments of a partition. Offsets have 63 bits.
 - The size of a partition. A partition is on one disk; without space an append is `disk_full`.
 """
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from broker.api import errors
-from tests.support.errors import PAGE, page
+from tests.support.errors import page
 
 
 @pytest.mark.parametrize("cls", errors.BY_REASON.values(), ids=lambda c: c.__name__)
@@ -33,8 +33,7 @@ def test_reasons_are_unique_and_every_error_is_in_the_docstring() -> None:
             assert reason in (errors.__doc__ or "")
 
 
-def test_the_page_is_what_the_code_says_and_has_every_code() -> None:
-    assert PAGE.read_text() == page(), "an error has changed: python -m tests.support.errors"
+def test_the_page_has_every_code() -> None:
     assert [reason for reason in errors.BY_REASON if reason != "retryable" and f"`{reason}`" not in page()] == []
 
 
