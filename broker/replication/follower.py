@@ -37,7 +37,9 @@ F9  A log that ends within a batch which its leader has joined is cut to where t
 F10  Where records may be gone for newer ones, all of which stand below `superseded_to`, a log that an epoch's end would
     cut below that mark (an operator gave up records) begins anew. So does one that ends below it, and whose leader does
     not have the record before the mark: a copy that was interrupted, or that lost its end. It asks for the end of that
-    record's epoch instead of its own last one.
+    record's epoch instead of its own last one. If the leader has that record, and others than the last ones here, the
+    log begins anew, too: it was told of the mark with a range that it lacked (`storage.rewrite.mending`), not by a
+    leader with whom it agrees.
 F12  A copy of the leader's log lacks for newer records what that lacks. So it has the leader's mark, on disk, before
     records from below the mark are appended.
 F11  Tombstones go only below what this leader has told in this epoch; at first that is 0.
@@ -142,6 +144,7 @@ class Follower:
         self._cut_number = 0  # of the last fetch before the last cut
         self._told: Records | None = None  # the answer whose records are being appended
         self._found_epoch = -1  # what the open cut is to lead to
+        self._parts_below_mark = False  # F10: it has that record, and others than the last ones here
         self._taking: AskState | None = None  # the open question for a piece of a state file
         self._piece = (0, 0)  # where the piece that is being taken ends, and the file
         self._asked_ms = self._state_asked_ms = self._heard_ms = 0
@@ -180,6 +183,7 @@ class Follower:
     def _ask_or_fetch(self) -> tuple[Effect, ...]:
         """A log of which no record is known, not even the last one that went, agrees with any."""
         self._told = self._taking = None
+        self._parts_below_mark = False
         self.phase = Phase.FETCHING if self.log.last_epoch < 0 else Phase.ASKING
         return self._ask()
 
@@ -233,6 +237,7 @@ class Follower:
                 return self._reset(message.log_start, message.start_epoch)
             case Diverged() if self.phase is Phase.FETCHING:
                 self.phase = Phase.ASKING
+                self._parts_below_mark = self._ends_below_mark
                 return self._ask()
         return NOTHING
 
@@ -241,7 +246,8 @@ class Follower:
             return NOTHING
         log = self.log
         if self._ends_below_mark:  # F10
-            if not (log.last_epoch <= log.superseded_epoch == message.found_epoch and message.end >= log.superseded_to):
+            is_there = log.last_epoch <= log.superseded_epoch == message.found_epoch
+            if self._parts_below_mark or not (is_there and message.end >= log.superseded_to):
                 return self._reset(message.log_start, message.start_epoch)
             self.phase = Phase.FETCHING
             return self._ask()
@@ -324,6 +330,7 @@ class Follower:
         self.generation += 1
         self._taking = None
         self._cut_number = self.number
+        self._parts_below_mark = False
         if log.is_refused:
             self.phase = Phase.ASKING  # at the next tick
             return self._begin_sync()

@@ -463,3 +463,27 @@ def test_a_segment_is_written_anew_only_where_it_leaves_the_reserve_free(three: 
     three.free[node.me] = RESERVE_BYTES + 3 * size
     mended(three, at)
     check_all_stayed(three, at)
+
+
+def test_who_was_damaged_while_it_led_gives_up_its_own_end_although_the_other_log_was_compacted(three: Linked) -> None:
+    """It holds records that nobody committed, and it was told with the range that records are gone for newer ones
+    above its end. It asked where those stand, and never where its own last epoch ends."""
+    at = filled(three, min_insync=1, cleanup="compact")
+    leader, one, two = leader_and_others(three, at)
+    old, others = leader.me, [one.me, two.me]
+    for name in others:
+        three.stop(name)
+    damage(leader, at, 4)
+    leader.partition(at).append_now([rows(b"nobody else has it")], Waiter())
+    eventually(lambda: leader.log(at).durable_end == COUNT + 1, what="an fsync")
+    three.stop(old)
+    three.start(*others)
+    three.fail(old)
+    for number in range(20):
+        three.stored(at, b"%d" % number)
+    now = three.leader(at).log(at)
+    now.log.note_superseded(COUNT + 20, now.epoch_of(COUNT + 19))
+    three.start(old)
+    three.in_sync(at)
+    mended(three, at)
+    three.same(at)
