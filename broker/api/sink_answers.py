@@ -117,6 +117,15 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BundleStaged:
+    """A bundle of parts that was stored."""
+
+    elsewhere: Annotated[
+        tuple[PartitionNumber, ...], Rule(doc="Other brokers lead these partitions: their parts are not stored")
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinkAborted:
     """The number of stages that were dropped."""
 

@@ -19,9 +19,10 @@ ones. The answer `already_done` describes what was decided first. Protocol: docs
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,7 @@ from urllib.parse import urlencode
 
 from broker.api.errors import InvalidRequest, UnknownSink
 from broker.api.sink_answers import (
+    BundleStaged,
     SinkAborted,
     SinkCommitted,
     SinkDescription,
@@ -39,6 +41,7 @@ from broker.api.sink_answers import (
     Staged,
 )
 from broker.api.stream import COMMITS_STREAM
+from broker.client.http.address import Address
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.pool import Request
@@ -53,6 +56,8 @@ PART_BYTES: Final = 16 << 20
 """About how much goes into one request. The broker takes 64 MiB unless it is told otherwise."""
 PARTS_IN_FLIGHT: Final = 2
 RENEW_TIMEOUT_S: Final = 5.0
+ALIGNED: Final = 64
+"""Arrow's buffers begin at such places."""
 COMMITS: Final = (COMMITS_STREAM, 0)
 """Its leader decides for all sinks."""
 
@@ -63,6 +68,26 @@ class Committed:
 
     outcome: Literal["committed", "already_done"]
     sink: SinkDescription
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundledPart:
+    """A part of a stage in a bundle."""
+
+    partition: int
+    stage: str
+    part: int
+    is_last: bool
+    rows: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "partition": self.partition,
+            "stage": self.stage,
+            "part": self.part,
+            "last": self.is_last,
+            "rows": self.rows,
+        }
 
 
 class Sink:
@@ -290,6 +315,49 @@ class Sink:
         )
         value = self._calls.send(request, key=(stream, partition))
         return understand(Staged, value, where=f"staging to {stream}/{partition}").record_count
+
+    def asked_first(self, stream: str, partition: int) -> Address:
+        """The broker that is asked first about a partition: its leader, if that is known."""
+        return self._calls.brokers.candidates((stream, partition))[0]
+
+    def send_bundle(
+        self,
+        parts: Sequence[BundledPart],
+        batches: list[pa.RecordBatch],
+        stream: str,
+        *,
+        incarnation: str | None,
+        interrupt: Interrupt | None = None,
+    ) -> tuple[int, ...] | None:
+        """Store parts of stages of several partitions in one request to the broker that leads the first one.
+
+        Args:
+            batches: The rows of all parts, in their order.
+        Returns:
+            The partitions that are led elsewhere, whose parts are not stored; None: brokers take no bundles yet.
+        """
+        from broker.client.writing.append import TIMEOUT_S, encode
+
+        named = json.dumps({"parts": [part.as_json() for part in parts]}).encode()
+        head = named.ljust(-(-len(named) // ALIGNED) * ALIGNED)
+        query: dict[str, Any] = {"sink": self.sink, "epoch": self._known_epoch(), "head": len(head)}
+        if incarnation is not None:
+            query["incarnation"] = incarnation
+        request = Request(
+            method="POST",
+            target=f"{path('streams', stream, 'stages')}?{urlencode(query)}",
+            body=b"".join((head, memoryview(encode(batches)))),
+            headers={"Content-Type": "application/octet-stream", "Accept": "application/json"},
+            timeout_s=max(self._calls.timeout_s, TIMEOUT_S),
+            interrupt=interrupt,
+        )
+        try:
+            value = self._calls.send(request, key=(stream, parts[0].partition))
+        except InvalidRequest as error:
+            if "path" in error.fields:  # of an older release
+                return None
+            raise
+        return understand(BundleStaged, value, where=f"staging to {stream}").elsewhere
 
     def _known_epoch(self) -> int:
         if self.epoch is None:

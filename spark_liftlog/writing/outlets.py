@@ -2,9 +2,11 @@
 
     Appending   each piece is an append, and can be read at once              at least once
     Staging     each piece is a part of a stage, hidden until its commit      exactly once
+                what is left in the end goes in bundles, one for each broker and stream
 
 L1  A piece is at most `PIECE_BYTES` of columns, or one row: far below what a broker takes.
-L2  A task holds back a bounded number of bytes over all partitions: `PENDING_BYTES_MAX`.
+L2  A task holds back a bounded number of bytes over all partitions: `PENDING_BYTES_MAX`, and as many again in batches
+    of which rows were sent.
 L3  Pieces of one partition are in the order in which their rows came.
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -22,7 +24,7 @@ import pyarrow as pa
 from broker.api.errors import LiftlogError
 from broker.api.sink_answers import Stage
 from broker.client.http.interrupt import Interrupt
-from broker.client.sinks import Sink
+from broker.client.sinks import BundledPart, Sink
 from broker.client.writing.append import AppendCalls
 from broker.client.writing.outgoing import pieces
 from spark_liftlog.writing.rows import Target
@@ -46,6 +48,7 @@ class Collecting:
         self._pending: dict[Key, list[pa.RecordBatch]] = {}
         self._bytes: dict[Key, int] = {}
         self._targets: dict[Key, Target] = {}
+        self._sent_bytes = 0
 
     def add(self, target: Target, partition: int, rows: pa.RecordBatch) -> None:
         """Take rows of one partition, in order; send what has become enough."""
@@ -67,11 +70,20 @@ class Collecting:
 
     def _send(self, key: Key) -> None:
         batches = self._pending.pop(key)
-        self._bytes.pop(key)
+        self._sent_bytes += self._bytes.pop(key)
         self._sent(key, batches)
+        if self._sent_bytes > PENDING_BYTES_MAX:  # what waits may be slices of batches whose other rows are gone
+            self._sent_bytes = 0
+            self._pending = {key: [_copied(batches)] for key, batches in self._pending.items()}
 
     def _sent(self, key: Key, batches: list[pa.RecordBatch]) -> None:
         raise NotImplementedError
+
+
+def _copied(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """The rows in memory of their own."""
+    one = pa.concat_batches(batches)
+    return one if len(batches) > 1 else one.take(pa.array(range(one.num_rows), pa.int64()))
 
 
 class Appending(Collecting):
@@ -135,18 +147,17 @@ class Staging(Collecting):
         self._abort = abort
         self._stages: dict[Key, _Open] = {}
         self._threads = ThreadPoolExecutor(IN_FLIGHT_MAX, thread_name_prefix="liftlog-stage")  # started when needed
-        self._under_way: dict[Future[int], Interrupt] = {}
+        self._under_way: dict[Future[object], Interrupt] = {}
 
     def finish(self) -> tuple[Stage, ...]:
         """Store what waits, and end every stage. Durable when it returns. Raises what the broker says."""
-        for key, stage in sorted(self._stages.items()):
-            if key not in self._pending:
-                empty = pa.RecordBatch.from_pydict({"value": pa.array([], pa.binary())})
-                self._submit(key, stage, [empty], is_last=True)
-        for key in sorted(self._pending):
-            stage = self._stages.setdefault(key, _Open())
-            batches = self._pending.pop(key)
-            self._submit(key, stage, batches, is_last=True)
+        for bundle in self._bundles():
+            if len(bundle) > 1:
+                self._submit_bundle(bundle)
+            else:
+                ((key, batches),) = bundle
+                self._submit(key, self._stages.setdefault(key, _Open()), batches, is_last=True)
+        self._pending.clear()
         self._bytes.clear()
         self._wait(0)
         self._threads.shutdown()
@@ -172,23 +183,75 @@ class Staging(Collecting):
     def _sent(self, key: Key, batches: list[pa.RecordBatch]) -> None:
         self._submit(key, self._stages.setdefault(key, _Open()), batches, is_last=False)
 
+    def _bundles(self) -> Iterator[list[tuple[Key, list[pa.RecordBatch]]]]:
+        """What waits, as the last parts of all stages: those of one stream and one broker together."""
+        groups: dict[tuple[str, str, pa.Schema], list[tuple[Key, list[pa.RecordBatch]]]] = {}
+        for key in sorted({*self._stages, *self._pending}):
+            batches = self._pending.get(key) or [pa.RecordBatch.from_pydict({"value": pa.array([], pa.binary())})]
+            leader = str(self._sink.asked_first(*key))
+            groups.setdefault((key[0], leader, batches[0].schema), []).append((key, batches))
+        for group in groups.values():
+            bundle: list[tuple[Key, list[pa.RecordBatch]]] = []
+            size = 0
+            for key, batches in group:
+                more = self._bytes.get(key, 0)
+                if bundle and size + more > STAGE_BYTES:
+                    yield bundle
+                    bundle, size = [], 0
+                bundle.append((key, batches))
+                size += more
+            yield bundle
+
+    def _submit_bundle(self, bundle: list[tuple[Key, list[pa.RecordBatch]]]) -> None:
+        """Store the last parts of several stages in one request."""
+        lasts = []
+        for key, batches in bundle:
+            stage, rows = self._stages.setdefault(key, _Open()), sum(batch.num_rows for batch in batches)
+            part = BundledPart(partition=key[1], stage=stage.name, part=stage.parts, is_last=True, rows=rows)
+            lasts.append((part, batches))
+            stage.parts += 1
+            stage.rows += rows
+        (stream, _), _ = bundle[0]
+        incarnation = self._targets[bundle[0][0]].incarnation
+        self._run(lambda interrupt: self._send_bundle(stream, incarnation, lasts, interrupt))
+
+    def _send_bundle(
+        self,
+        stream: str,
+        incarnation: str,
+        lasts: list[tuple[BundledPart, list[pa.RecordBatch]]],
+        interrupt: Interrupt,
+    ) -> None:
+        rows = [pa.concat_batches([batch for _, batches in lasts for batch in batches])]
+        parts = [part for part, _ in lasts]
+        elsewhere = self._sink.send_bundle(parts, rows, stream, incarnation=incarnation, interrupt=interrupt)
+        for part, batches in lasts:
+            if elsewhere is None or part.partition in elsewhere:
+                self._sink.send_part(
+                    batches,
+                    stream,
+                    part.partition,
+                    part.stage,
+                    part.part,
+                    is_last=part.is_last,
+                    incarnation=incarnation,
+                    interrupt=interrupt,
+                )
+
     def _submit(self, key: Key, stage: _Open, batches: list[pa.RecordBatch], *, is_last: bool) -> None:
-        self._wait(IN_FLIGHT_MAX - 1)
-        interrupt = Interrupt()
-        part = self._threads.submit(
-            self._sink.send_part,
-            batches,
-            key[0],
-            key[1],
-            stage.name,
-            stage.parts,
-            is_last=is_last,
-            incarnation=self._targets[key].incarnation,
-            interrupt=interrupt,
+        name, number, incarnation = stage.name, stage.parts, self._targets[key].incarnation
+        self._run(
+            lambda interrupt: self._sink.send_part(
+                batches, *key, name, number, is_last=is_last, incarnation=incarnation, interrupt=interrupt
+            )
         )
-        self._under_way[part] = interrupt
         stage.parts += 1
         stage.rows += sum(batch.num_rows for batch in batches)
+
+    def _run(self, send: Callable[[Interrupt], object]) -> None:
+        self._wait(IN_FLIGHT_MAX - 1)
+        interrupt = Interrupt()
+        self._under_way[self._threads.submit(send, interrupt)] = interrupt
 
     def _wait(self, count: int) -> None:
         """Until at most `count` parts are under way. Raises what one of them met."""

@@ -164,9 +164,11 @@ class Router:
             return
         keys = rows.column("key") if by_key else None
         numbers = partitions_for(keys, partitions, partition_count=target.partition_count, turn=self._turn)
-        for partition in np.unique(numbers):
-            chosen = np.flatnonzero(numbers == partition)
-            self._outlet.add(target, int(partition), _taken(rows, chosen))
+        order = np.argsort(numbers, kind="stable")  # K3
+        found, begins = np.unique(numbers[order], return_index=True)
+        rows = rows if len(found) == 1 else rows.take(pa.array(order))
+        for partition, begin, end in zip(found, begins, [*begins[1:], rows.num_rows], strict=True):
+            self._outlet.add(target, int(partition), rows.slice(begin, end - begin))
 
     def _target(self, stream: str | None) -> Target:
         if stream is None:

@@ -247,6 +247,9 @@ def find(calls: Calls, stream: str) -> Target:
     """
     answer: Any = calls.json("GET", path("streams", stream))
     found = understand(StreamDescription, answer, where=str(calls.brokers))
+    for each in found.partitions:
+        if each.leader is not None:
+            calls.brokers.note_leader((stream, each.partition), each.leader.http)
     return Target(
         stream=stream,
         partition_count=len(found.partitions),

@@ -25,6 +25,7 @@ from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncTarget
 from broker.runtime.partitions.watch import ChangeHub
 from broker.runtime.sinks.coordinator import Sinks
+from broker.runtime.sinks.room import make_all_durable
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stage_log import StageLog
 from broker.runtime.sinks.stages import StageLimits, StageStore
@@ -282,15 +283,24 @@ class Driver:
 
     Args:
         repeat: It repeats uploads, opens and commits.
+        bundles: It uploads all that it stages at once.
     """
 
     def __init__(
-        self, world: World, rig: Rig, next_batch: int, *, repeat: bool = False, is_one_shot: bool = False
+        self,
+        world: World,
+        rig: Rig,
+        next_batch: int,
+        *,
+        repeat: bool = False,
+        is_one_shot: bool = False,
+        bundles: bool = False,
     ) -> None:
         self.world = world
         self.rig = rig
         self.next_batch = next_batch
         self.repeat = repeat
+        self.bundles = bundles
         world.runs += 1
         self.owner = f"run-{world.runs}"
         self.epoch = rig.sinks.open(SINK, self.owner, is_one_shot=is_one_shot).epoch
@@ -301,13 +311,24 @@ class Driver:
         """Upload every part, in any order; some twice."""
         uploads = [(stage, part) for stage, (_, parts) in attempt.stages.items() for part in range(len(parts))]
         self.world.rng.shuffle(uploads)
-        for stage, part in uploads + (uploads[:1] if self.repeat else []):
-            self.upload(attempt, stage, part)
+        uploads += uploads[:1] if self.repeat else []
+        if self.bundles:
+            put = [self._put(attempt, stage, part) for stage, part in uploads]
+            make_all_durable((store, generation) for store, (_, generation) in put)
+        else:
+            for stage, part in uploads:
+                self.upload(attempt, stage, part)
 
     def upload(self, attempt: Attempt, stage: str, part: int) -> bool:
+        store, (is_new, generation) = self._put(attempt, stage, part)
+        store.make_durable(generation)
+        return is_new
+
+    def _put(self, attempt: Attempt, stage: str, part: int) -> tuple[StageStore, tuple[bool, int]]:
         partition, parts = attempt.stages[stage]
         values = parts[part]
-        return self.rig.store(STREAM, partition).store(
+        store = self.rig.store(STREAM, partition)
+        return store, store.put(
             [rows_of([value]) for value in values],
             sink=SINK,
             epoch=self.epoch,

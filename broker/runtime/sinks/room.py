@@ -5,7 +5,7 @@ full ─► who holds it? ─► the coordinator: which of them are silent? ─�
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Unpack
 
 from broker.api.errors import LiftlogError, StagesFull
@@ -15,14 +15,14 @@ from broker.sinks.silence import Owner, Silence
 from broker.storage.rows import RowBatch
 
 
-def store_with_room(
+def put_with_room(
     store: StageStore,
     silences: Callable[[Sequence[Owner]], Sequence[Silence]],
     batches: Sequence[RowBatch],
     check: Callable[[], None] = lambda: None,
     **part: Unpack[StagePart],
-) -> bool:
-    """As `StageStore.store`. Nothing is held while the coordinator is asked.
+) -> tuple[bool, int]:
+    """As `StageStore.put`. Nothing is held while the coordinator is asked.
 
     Args:
         silences: Asks the coordinator.
@@ -31,7 +31,7 @@ def store_with_room(
     """
     while True:
         try:
-            return store.store(batches, check, **part)
+            return store.put(batches, check, **part)
         except StagesFull:
             if not store.make_room(silent_first(store, silences)):
                 raise
@@ -46,3 +46,9 @@ def silent_first(store: StageStore, silences: Callable[[Sequence[Owner]], Sequen
         return []
     found = [(-silence.silent_us, owner) for owner, silence in zip(owners, told, strict=True) if silence.is_silent]
     return [owner for _, owner in sorted(found)]
+
+
+def make_all_durable(put: Iterable[tuple[StageStore, int]]) -> None:
+    """Make durable what was put in several partitions. Raises as `StageStore.make_durable`."""
+    for store, generation in put:
+        store.make_durable(generation)

@@ -11,14 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from broker.api.errors import InvalidRequest, LiftlogError
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.coordinator import Sinks, renew_ms
-from broker.runtime.sinks.room import store_with_room
+from broker.runtime.sinks.room import make_all_durable, put_with_room
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stage_log import StageLog, is_staged
 from broker.runtime.sinks.stages import StageLimits, StageStore
@@ -83,6 +83,7 @@ class SinkService:
         self.sweep = self.rounds.sweep
         self.open, self.states = self._in_thread(self.sinks.open), self._in_thread(self.sinks.states)
         self.describe, self.stage = self._in_thread(self.sinks.describe), self._in_thread(self._stage)
+        self.stage_bundle = self._in_thread(self._stage_bundle)
         self.commit, self.abort = self._in_thread(self.sinks.commit), self._in_thread(self.sinks.abort)
         self.reset, self.adopt = self._in_thread(self.sinks.reset), self._in_thread(self.sinks.adopt)
         self.delete, self.check = self._in_thread(self.sinks.delete), self._in_thread(self.sinks.check_stage)
@@ -167,7 +168,24 @@ class SinkService:
     def _stage(self, stream: str, partition: int, batches: Sequence[RowBatch], **part: Unpack[StagePart]) -> bool:
         """Store one part of a stage; false: it was there. Durable when it returns. Raises as `StageStore.store`."""
         check = partial(self.sinks.check_stage, part["sink"], part["epoch"])
-        return store_with_room(self.store(stream, partition), self.sinks.silences, batches, check, **part)
+        store = self.store(stream, partition)
+        is_new, generation = put_with_room(store, self.sinks.silences, batches, check, **part)
+        store.make_durable(generation)
+        return is_new
+
+    def _stage_bundle(self, stream: str, parts: Sequence[tuple[int, Sequence[RowBatch], StagePart]]) -> Sequence[int]:
+        """As `SinksView.stage_bundle`: this broker leads all."""
+        put: list[tuple[StageStore, int]] = []
+        for partition, batches, part in parts:
+            check = partial(self.sinks.check_stage, part["sink"], part["epoch"])
+            store = self.store(stream, partition)
+            put.append((store, put_with_room(store, self.sinks.silences, batches, check, **part)[1]))
+        shares = [put[first::PARTITION_THREADS] for first in range(min(PARTITION_THREADS, len(put)))]
+        syncs = [self._spread.submit(make_all_durable, share) for share in shares]
+        wait(syncs)
+        for sync in syncs:
+            sync.result()
+        return ()
 
     @property
     def renew_ms(self) -> int:

@@ -114,7 +114,20 @@ class StageStore:
         check: Callable[[], None] = lambda: None,
         **part: Unpack[StagePart],
     ) -> bool:
-        """Store one part of a stage; the same again is stored once. Returns whether it was new.
+        """Store one part of a stage; the same again is stored once. Returns whether it was new. As `put`."""
+        is_new, generation = self.put(batches, check, **part)
+        self.make_durable(generation)
+        return is_new
+
+    def put(
+        self,
+        batches: Sequence[RowBatch],
+        check: Callable[[], None] = lambda: None,
+        **part: Unpack[StagePart],
+    ) -> tuple[bool, int]:
+        """Write one part of a stage, or find that it is there: whether it was new, and what `make_durable` takes.
+
+        It must not be answered before that has returned.
 
         Args:
             check: Raises if the epoch is superseded. Asked under the lock: what it lets pass is there when
@@ -142,9 +155,11 @@ class StageStore:
             is_large = sum(batch.byte_count_max for batch in batches) >= WRITEBACK_BYTES
             if is_large:  # or the part that comes next would be written before this one is answered
                 self._hidden.make_durable(generation)
-        if not is_large:
-            self._hidden.make_durable(generation)
-        return is_new
+        return is_new, generation
+
+    def make_durable(self, generation: int) -> None:
+        """Make durable what was put. Raises as `put`; what was put may be stored."""
+        self._hidden.make_durable(generation)
 
     def pin(self, stages: Sequence[tuple[str, int | None]], *, sink: str, epoch: int, batch_id: int) -> list[StageRef]:
         """Keep stages for a decision of this epoch. Durable when it returns.

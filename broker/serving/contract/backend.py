@@ -147,6 +147,11 @@ class SinksView(Protocol):
     async def stage(self, stream: str, partition: int, batches: Sequence[RowBatch], **part: Unpack[StagePart]) -> bool:
         """Store one part of a stage; false: it was there. Raises UnknownSink, SinkFenced, StageLost, StagesFull."""
 
+    async def stage_bundle(
+        self, stream: str, parts: Sequence[tuple[int, Sequence[RowBatch], StagePart]]
+    ) -> Sequence[int]:
+        """Store parts of several partitions; returns those that are led elsewhere. Raises as `stage`."""
+
     async def commit(
         self, sink: str, asked: CommitRequest, stages: Sequence[NamedStage], attributes: Mapping[str, str]
     ) -> CommitResult:

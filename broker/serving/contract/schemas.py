@@ -224,6 +224,24 @@ class SinkCommit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BundledPart:
+    """A part of a stage in a bundle: the next `rows` rows of the body."""
+
+    partition: PartitionNumber
+    stage: StageName
+    part: Annotated[int, Rule(limit=(0, PARTS_MAX - 1))]
+    last: bool
+    rows: Annotated[int, Rule(limit=(0, INT64_MAX))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """The parts of a bundle."""
+
+    parts: Annotated[tuple[BundledPart, ...], Rule(limit=(1, LIMITS["partitions"][1]))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinkAbort:
     """Stages to drop."""
 
@@ -361,6 +379,7 @@ _ANSWERS: Final = {
     sink_answers.SinkCommitted: "SinkCommitted",
     sink_answers.Sinks: "Sinks",
     sink_answers.Staged: "Staged",
+    sink_answers.BundleStaged: "BundleStaged",
     sink_answers.SinkAborted: "SinkAborted",
     sink_answers.SinkRenewed: "SinkRenewed",
     placements.Vote: "Vote",
@@ -383,7 +402,7 @@ _ANSWERS: Final = {
 }
 _REQUESTS: Final = (
     *(ReadOnlyState, Trim, PartitionCount, ProducerName, Positions, Commit, Reset),
-    *(SinkOpen, SinkRenew, SinkCommit, SinkAbort, SinkReset, SinkAdopt, SinkCheck, SilencesAsked, StagesAsked),
+    *(SinkOpen, SinkRenew, SinkCommit, Bundle, SinkAbort, SinkReset, SinkAdopt, SinkCheck, SilencesAsked, StagesAsked),
     *(Reassignment, Election, Loss, Drain, Excuse, RescueEnd),
 )
 

@@ -2,6 +2,7 @@
 
 append.py     POST records
 producers.py  ids and names of idempotent producers
+bundles.py    parts of stages of many partitions in one request
 changes.py    pause, resume, read-only, trim, add partitions
 cluster.py    the cluster, health, metrics, and a page of links
 consumers.py  consumers: describe, commit, reset, forget

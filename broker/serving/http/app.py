@@ -24,6 +24,7 @@ from broker.serving.contract.openapi import endpoint_for
 from broker.serving.contract.problems import problems
 from broker.serving.endpoints import (
     append,
+    bundles,
     changes,
     cluster,
     consumers,
@@ -62,6 +63,7 @@ _TABLE: Final = (
     *resolve.ENDPOINTS,
     *consumers.ENDPOINTS,
     *sinks.ENDPOINTS,
+    *bundles.ENDPOINTS,
     *cluster.ENDPOINTS,
     *operator.ENDPOINTS,
 )

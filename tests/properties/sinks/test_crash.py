@@ -32,7 +32,7 @@ def prepared() -> SimDisk:
     return disk.after_crash("lost")
 
 
-def live(disk: SimDisk, world: World, *, boot: int = 2, is_interval: bool = False) -> None:
+def live(disk: SimDisk, world: World, *, boot: int = 2, is_interval: bool = False, bundles: bool = False) -> None:
     """Go on from what is on the disk until all batches are acknowledged."""
     rig = Rig(disk, boot=boot, is_interval=is_interval)
     try:
@@ -40,7 +40,7 @@ def live(disk: SimDisk, world: World, *, boot: int = 2, is_interval: bool = Fals
         rig.rounds.recover()
         world.check(rig)
         next_batch = max(world.acked, default=-1) + 1
-        driver = Driver(world, rig, next_batch, repeat=True)
+        driver = Driver(world, rig, next_batch, repeat=True, bundles=bundles)
         while driver.next_batch < BATCHES:
             for partition in range(2):
                 rig.append(partition, b"between")
@@ -87,6 +87,22 @@ def test_power_loss_at_any_step_of_a_commit_keeps_every_batch_once(part: int) ->
                 check_after(disk.after_crash(mode, seed=step), world)
             except Exception as error:
                 raise AssertionError(f"mode {mode}, step {step} of {STEPS}") from error
+
+
+def test_power_loss_at_any_step_of_a_bundle_keeps_every_batch_once() -> None:
+    """Parts of both partitions are written before any is made durable."""
+    disk = prepared()
+    live(disk, World(), bundles=True)
+    for step in range(1, disk.steps + 1, 2):
+        for mode in modes_at(step):
+            cut, world = prepared(), World()
+            cut.crash_at = step
+            with pytest.raises(Crashed):
+                live(cut, world, bundles=True)
+            try:
+                check_after(cut.after_crash(mode, seed=step), world)
+            except Exception as error:
+                raise AssertionError(f"mode {mode}, step {step} of {disk.steps}") from error
 
 
 def test_kill_at_any_step_of_a_commit_keeps_every_batch_once() -> None:

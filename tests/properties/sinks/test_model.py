@@ -83,9 +83,9 @@ class Sinks(RuleBasedStateMachine):
         self.disk = self.disk.after_kill() if mode == "kill" else self.disk.after_crash(mode, seed=seed)  # type: ignore[arg-type]
         self.rig = Rig(self.disk, boot=self.boot, now_us=now_us, is_interval=self.is_interval)
 
-    @rule(target=drivers)
-    def open(self) -> Driver:
-        return Driver(self.world, self.rig, self.next_batch())
+    @rule(target=drivers, bundles=st.booleans())
+    def open(self, bundles: bool) -> Driver:
+        return Driver(self.world, self.rig, self.next_batch(), bundles=bundles)
 
     @rule(target=tries, driver=drivers)
     def begin(self, driver: Driver) -> Try:
@@ -117,6 +117,14 @@ class Sinks(RuleBasedStateMachine):
         parts = [(stage, part) for stage, (_, parts) in attempt.stages.items() for part in range(len(parts))]
         with suppress(StageLost, SinkFenced):
             driver.upload(attempt, *parts[number % len(parts)])
+
+    @rule(driver=drivers, step=st.integers(1, 12), mode=st.sampled_from([*MODES, "kill"]), seed=st.integers(0, 99))
+    def stage_and_die(self, driver: Driver, step: int, mode: str, seed: int) -> None:
+        """The power goes while parts are written and made durable, of a bundle or one by one."""
+        self.disk.crash_at = self.disk.steps + step
+        with suppress(Crashed):
+            self.stage(driver)
+        self.restart(mode, seed)
 
     @rule(one=tries)
     def commit(self, one: Try) -> None:

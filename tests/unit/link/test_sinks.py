@@ -497,3 +497,23 @@ def test_a_part_whose_only_replica_lost_it_is_stored_again(tmp_path: Path) -> No
             assert sinks.coordinator().abort(SINK, [other]) == 1
         finally:
             sinks.close()
+
+
+def test_a_bundle_is_stored_as_far_as_its_partitions_are_led_where_it_came(sinks: LinkedSinks) -> None:
+    """One broker leads some of its partitions: the others are named, and go there by themselves."""
+    batch = Batch(sinks)
+    broker = sinks.leader_of(sinks.places[0])
+    led = [n for n, at in enumerate(sinks.places) if sinks.leader_of(at) is broker]
+    part = {"sink": SINK, "epoch": batch.epoch, "part": 0, "is_last": True}
+    stages = [uuid.uuid4().hex for _ in sinks.places]
+
+    def bundle() -> Any:
+        given = [(n, [rows_of([b"%d" % n])], {**part, "stage": stage}) for n, stage in enumerate(stages)]
+        return broker._stage_bundle(STREAM, given)  # type: ignore[arg-type]
+
+    assert retried(bundle) == [n for n in range(len(stages)) if n not in led]
+    assert retried(bundle) == [n for n in range(len(stages)) if n not in led], "once"
+    named = [NamedStage(stream=STREAM, partition=n, stage=stages[n], parts=1) for n in led]
+    asked = CommitRequest(owner="run", epoch=batch.epoch, batch_id=0, rows=len(led))
+    sinks.commit(asked, named)
+    assert [[value for _, value in sinks.values(n)] for n in led] == [[b"%d" % n] for n in led]

@@ -24,6 +24,7 @@ from broker.api.errors import (
     SinkForked,
     SinkRowsDiffer,
     StageLost,
+    StaleIncarnation,
     StreamPaused,
     UnknownPartition,
     UnknownSink,
@@ -31,7 +32,7 @@ from broker.api.errors import (
 )
 from broker.api.http import ARROW_STREAM
 from broker.client import Client, Stage, connect
-from broker.client.sinks import Sink
+from broker.client.sinks import BundledPart, Sink
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import stream_of
 from tests.unit.serving.server import Api, Server
@@ -457,3 +458,53 @@ def test_an_open_sink_renews_by_itself_and_what_it_has_staged_is_told(client: Cl
         other.renew()
     with pytest.raises(UnknownSink):
         client.sink("nobody").renew()
+
+
+# --- bundles
+
+
+def part(partition: int, stage: str, count: int, *, number: int = 0, last: bool = True) -> BundledPart:
+    return BundledPart(partition=partition, stage=stage, part=number, is_last=last, rows=count)
+
+
+def test_parts_of_many_partitions_in_one_request_are_stages_as_any_other(client: Client, sink: Sink) -> None:
+    b, c = "b" * 32, "c" * 32
+    parts = [part(1, A, 2), part(0, b, 1, last=False), part(0, c, 0)]
+    for _ in range(2):  # the same again is stored once
+        assert sink.send_bundle(parts, [rows(b"1", b"2"), rows(b"3")], "orders", incarnation=None) == ()
+    sink.send_part([rows(b"4")], "orders", 0, b, 1, is_last=True, incarnation=None)
+    assert client.read("orders").to_table().num_rows == 0
+    stages = [
+        Stage(stream="orders", partition=1, stage=A, parts=1, rows=2),
+        Stage(stream="orders", partition=0, stage=b, parts=2, rows=2),
+        Stage(stream="orders", partition=0, stage=c, parts=1, rows=0),
+    ]
+    sink.commit(0, stages)
+    found = [client.read("orders", partitions=[n]).to_table().column("value").to_pylist() for n in (0, 1)]
+    assert found == [[b"3", b"4"], [b"1", b"2"]]
+
+
+def test_a_bundle_that_is_none_is_refused_and_stores_nothing(client: Client, sink: Sink, api: Api) -> None:
+    def send(*parts: BundledPart, values: tuple[bytes, ...] = (b"1",), incarnation: str | None = None) -> None:
+        sink.send_bundle(parts, [rows(*values)], "orders", incarnation=incarnation)
+
+    with pytest.raises(InvalidRecords, match="2 records by their head, the body has 1"):
+        send(part(0, A, 2))
+    with pytest.raises(UnknownPartition):
+        send(part(0, A, 1), part(2, "b" * 32, 0))
+    with pytest.raises(StaleIncarnation):
+        send(part(0, A, 1), incarnation="0" * 32)
+    with pytest.raises(InvalidRequest, match="stage"):
+        send(part(0, "short", 1))
+    sink.epoch, epoch = 10**6, sink.epoch
+    with pytest.raises(SinkFenced):
+        send(part(0, A, 1))
+    sink.epoch = epoch
+    target = f"/v1/streams/orders/stages?sink=query-1&epoch={epoch}"
+    headers = {"Content-Type": "application/octet-stream"}
+    assert "'head' is missing" in api.request("POST", target, body=b"{}", headers=headers).problem["detail"]
+    for body in (b"[]", b'{"parts": []}', b"{"):
+        assert api.request("POST", f"{target}&head={len(body)}", body=body, headers=headers).reason == "invalid_request"
+    assert client.sinks(staged=True)[0].staged == ()
+    with pytest.raises(StageLost):
+        sink.commit(0, [Stage(stream="orders", partition=0, stage=A, parts=1, rows=1)])

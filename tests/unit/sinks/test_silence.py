@@ -9,7 +9,7 @@ import pytest
 
 from broker.api.errors import NotReady, SinkFenced, StageLost, StagesFull, UnknownSink
 from broker.runtime.sinks.coordinator import renew_ms
-from broker.runtime.sinks.room import silent_first, store_with_room
+from broker.runtime.sinks.room import put_with_room, silent_first
 from broker.runtime.sinks.stages import StageLimits
 from broker.sinks.silence import PATIENCE, Signs
 from broker.sinks.state import SinkState
@@ -116,8 +116,9 @@ class Job:
         """One part of a new stage in partition 0; part 0 begins one."""
         self.stages += part == 0
         stage = f"{self.epoch:016x}{self.stages:016x}"
-        store_with_room(
-            self.rig.store(STREAM, 0),
+        store = self.rig.store(STREAM, 0)
+        _, generation = put_with_room(
+            store,
             self.rig.sinks.silences,
             [rows_of([value])],
             lambda: self.rig.sinks.check_stage(self.sink, self.epoch),
@@ -127,6 +128,7 @@ class Job:
             part=part,
             is_last=is_last,
         )
+        store.make_durable(generation)
         return stage
 
     def pin(self, stage: str) -> None:

@@ -25,13 +25,13 @@ from broker.api.errors import (
 from broker.api.schema import HEADERS_TYPE
 from broker.client.http.brokers import Brokers
 from broker.client.http.interrupt import Interrupt
-from broker.client.sinks import Sink, Stage
+from broker.client.sinks import BundledPart, Sink, Stage
 from spark_liftlog.errors import LiftlogSparkError, ModeRefused
 from spark_liftlog.schema import HEADERS
 from spark_liftlog.writing import outlets
 from spark_liftlog.writing import writer as writer_module
 from spark_liftlog.writing.jobs import Job
-from spark_liftlog.writing.outlets import APPEND_BYTES, STAGE_BYTES, Appending, Staging
+from spark_liftlog.writing.outlets import APPEND_BYTES, PENDING_BYTES_MAX, STAGE_BYTES, Appending, Staging
 from spark_liftlog.writing.router import Router, partitions_for
 from spark_liftlog.writing.rows import Target, bad_rows, columns_of, row_bytes
 from spark_liftlog.writing.run import ABORT_S, Run, Written, agreed, checkpoint_name
@@ -343,6 +343,96 @@ def test_parts_that_are_soon_through_are_waited_for_before_the_abort() -> None:
         outlet.add(replace(TARGET, partition_count=1), 0, piece_of_a_stage())
     outlet.discard()
     assert events == ["stored"] * 3 + ["aborted"]
+
+
+class Bundling:
+    """A sink that takes bundles, and notes what came in which request.
+
+    Args:
+        elsewhere: Partitions that other brokers turn out to lead; None: brokers know of no bundles.
+    """
+
+    def __init__(self, elsewhere: tuple[int, ...] | None = ()) -> None:
+        self.elsewhere = elsewhere
+        self.bundles: list[list[tuple[int, list[str]]]] = []
+        self.parts: list[tuple[int, int, bool, list[str]]] = []
+
+    def asked_first(self, _: str, partition: int) -> int:
+        return partition % 2
+
+    def send_bundle(
+        self, parts: Sequence[BundledPart], batches: list[pa.RecordBatch], _: str, **__: object
+    ) -> tuple[int, ...] | None:
+        values = [value.decode() for batch in batches for value in batch.column("value").to_pylist()]
+        found = []
+        for part in parts:
+            found.append((part.partition, values[: part.rows]))
+            values = values[part.rows :]
+        assert not values
+        if self.elsewhere is not None:
+            self.bundles.append([each for each in found if each[0] not in self.elsewhere])
+        return self.elsewhere
+
+    def send_part(
+        self, batches: list[pa.RecordBatch], _: str, partition: int, __: str, part: int, *, is_last: bool, **___: object
+    ) -> int:
+        values = [value.decode()[:9] for batch in batches for value in batch.column("value").to_pylist()]
+        self.parts.append((partition, part, is_last, values))
+        return len(values)
+
+
+def staged_by(sink: Bundling, large: int | None = None) -> tuple[Stage, ...]:
+    outlet = Staging(sink, lambda _: None)  # type: ignore[arg-type]
+    for partition in (3, 0, 4, 2, 1, 0):
+        outlet.add(TARGET, partition, pa.RecordBatch.from_pydict({"value": [f"{partition}a".encode(), b"b"]}))
+    if large is not None:
+        for _ in range(2):
+            outlet.add(TARGET, large, piece_of_a_stage())
+    return outlet.finish()
+
+
+def test_what_is_left_in_the_end_goes_to_each_broker_in_one_request() -> None:
+    sink = Bundling()
+    stages = staged_by(sink)
+    assert [(stage.partition, stage.parts, stage.rows) for stage in stages] == [
+        (n, 1, 4 if n == 0 else 2) for n in range(5)
+    ]
+    by_leader = [[(n, [f"{n}a", "b"] * (1 + (n == 0))) for n in each] for each in ((0, 2, 4), (1, 3))]
+    assert sorted(sink.bundles) == by_leader
+    assert not sink.parts
+
+
+def test_parts_that_turn_out_to_be_led_elsewhere_go_one_by_one() -> None:
+    sink = Bundling(elsewhere=(2, 3))
+    staged_by(sink)
+    assert sorted(part[0] for part in sink.parts) == [2, 3]
+    assert sorted(partition for bundle in sink.bundles for partition, _ in bundle) == [0, 1, 4]
+
+
+def test_brokers_of_an_older_release_get_each_part_by_itself() -> None:
+    sink = Bundling(elsewhere=None)
+    staged_by(sink)
+    assert sorted(sink.parts) == [(n, 0, True, [f"{n}a", "b"] * (1 + (n == 0))) for n in range(5)]
+
+
+def test_a_stage_of_many_parts_ends_in_a_bundle() -> None:
+    sink = Bundling()
+    stages = staged_by(sink, large=4)
+    assert [stage.parts for stage in stages] == [1, 1, 1, 1, 2]
+    assert [part[:3] for part in sink.parts] == [(4, 0, False)]
+
+
+def test_rows_that_wait_keep_no_others_in_memory() -> None:
+    """One row of each batch waits, the others are sent: slices of the batches would keep all of them."""
+    outlet = Staging(Bundling(), lambda _: None)  # type: ignore[arg-type]
+    kept = []
+    for _ in range(8):
+        batch = pa.RecordBatch.from_pydict({"value": [bytes(STAGE_BYTES * 3 // 4), b"small"]})
+        outlet.add(TARGET, 0, batch.slice(0, 1))
+        outlet.add(TARGET, 1, batch.slice(1, 1))
+        kept.append(sum(each.get_total_buffer_size() for each in outlet._pending[TARGET.stream, 1]))
+    outlet.finish()
+    assert max(kept) <= 2 * PENDING_BYTES_MAX
 
 
 @pytest.mark.parametrize("options", [OPTIONS, replace(OPTIONS, is_exactly_once=False)])

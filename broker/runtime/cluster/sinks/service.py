@@ -44,7 +44,7 @@ from broker.runtime.elapsed import elapsed_us
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.sinks.coordinator import Sinks, renew_ms
-from broker.runtime.sinks.room import store_with_room
+from broker.runtime.sinks.room import make_all_durable, put_with_room
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.runtime.sinks.stores import Stages
@@ -125,6 +125,7 @@ class PlacedSinks:
         self.adopt, self.delete = self._ask_sinks(Sinks.adopt), self._ask_sinks(Sinks.delete)
         self.renew, self.described = self._ask_sinks(Sinks.renew), self._ask_sinks(Sinks.described)
         self.stage = self._in_thread(self._calls, self._stage)
+        self.stage_bundle = self._in_thread(self._calls, self._stage_bundle)
         self.ask, self.check = self._in_thread(self._answers, self._answer), self._in_thread(self._answers, self._check)
         self.silences = self._in_thread(self._answers, lambda owners: self.coordinator().silences(owners))
 
@@ -314,7 +315,24 @@ class PlacedSinks:
         """As `SinksView.stage`. Committed when it returns."""
         self._may_stage(part["sink"], part["epoch"])
         store = self._store_of(stream, partition, wait_s=WAIT_S)
-        return store_with_room(store, self._silences, batches, **part)
+        is_new, generation = put_with_room(store, self._silences, batches, **part)
+        store.make_durable(generation)
+        return is_new
+
+    def _stage_bundle(self, stream: str, parts: Sequence[tuple[int, Sequence[RowBatch], StagePart]]) -> Sequence[int]:
+        """As `SinksView.stage_bundle`. Committed when it returns: all of it is on its way to the others at once."""
+        put: list[tuple[StageStore, int]] = []
+        elsewhere: list[int] = []
+        for partition, batches, part in parts:
+            self._may_stage(part["sink"], part["epoch"])
+            try:
+                store = self._store_of(stream, partition, wait_s=WAIT_S)
+            except NotLeader:
+                elsewhere.append(partition)
+                continue
+            put.append((store, put_with_room(store, self._silences, batches, **part)[1]))
+        make_all_durable(put)
+        return elsewhere
 
     @property
     def renew_ms(self) -> int:

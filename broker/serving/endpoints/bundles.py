@@ -1,0 +1,185 @@
+"""A bundle: parts of many stages, of partitions of one stream that one broker leads, in one request.
+
+    body    {"parts": [{"partition", "stage", "part", "last", "rows"}, ...]}  |  Arrow stream: their rows, part by part
+            `head` bytes
+
+Each part is stored as `stage_records` stores it, and is as idempotent. A bundle that fails may be stored in part: send
+it again. Parts of partitions that are led elsewhere are not stored; the answer names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp import web
+
+from broker.api.errors import (
+    DiskFull,
+    InvalidName,
+    InvalidRecords,
+    InvalidRequest,
+    NotLeader,
+    Overloaded,
+    ReadOnly,
+    RecordTooLarge,
+    RequestTooLarge,
+    SinkFenced,
+    StageLost,
+    StagesFull,
+    StaleIncarnation,
+    StorageFailed,
+    StreamPaused,
+    UnknownPartition,
+    UnknownSink,
+    UnknownStream,
+)
+from broker.api.plain import INT64_MAX
+from broker.api.stream import check_name
+from broker.metadata.catalog import StreamInfo
+from broker.serving.contract.backend import PartitionHandle
+from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, integer, request_of, text
+from broker.serving.contract.schemas import Bundle, BundledPart
+from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, appendable, default_subject
+from broker.serving.endpoints.records import INCARNATION, stale
+from broker.serving.http.body import Reservation, check_media, read_body, reservation_now
+from broker.serving.http.json_text import parse
+from broker.serving.http.waiting import unbroken
+from broker.serving.payload.decode import decode_stream
+from broker.serving.payload.rows import split, to_rows
+from broker.sinks.notes import StagePart
+from broker.storage.rows import RowBatch
+
+ENDPOINTS: Final = Endpoints()
+HEAD_BYTES_MAX: Final = 256 << 10
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/streams/{stream}/stages",
+    "stage_bundle",
+    answer("Durable, but for the parts of partitions that are led elsewhere.", "BundleStaged"),
+    query=(
+        text("sink", "Sink of the stages. Required."),
+        integer("epoch", "The epoch that `open` gave. Required.", least=0, greatest=INT64_MAX),
+        integer("head", "So many bytes of the body name the parts. Required.", least=1, greatest=HEAD_BYTES_MAX),
+        INCARNATION,
+    ),
+    request=Content(
+        description="A JSON object (`Bundle`) of `head` bytes, then an Arrow stream with the rows of all parts in their"
+        " order, as for `append_records`.",
+        media={"application/octet-stream": None},
+    ),
+    errors=(
+        InvalidName,
+        StaleIncarnation,
+        InvalidRecords,
+        RecordTooLarge,
+        RequestTooLarge,
+        Overloaded,
+        UnknownSink,
+        SinkFenced,
+        StageLost,
+        StagesFull,
+        DiskFull,
+        StorageFailed,
+        StreamPaused,
+        ReadOnly,
+        UnknownStream,
+        UnknownPartition,
+    ),
+)
+async def stage_bundle(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Store parts of stages of several partitions, invisible until they are committed."""
+    info = appendable(serving, request.match_info["stream"])
+    for needed in ("sink", "epoch", "head"):
+        if query[needed] is None:
+            raise InvalidRequest(f"query parameter {needed!r} is missing", parameter=needed)
+    check_media(request, ("application/octet-stream",))
+    body = await read_body(request, serving.body_bytes_max)
+    serving.meters.posted_bytes.inc(len(body))
+    reservation = reservation_now.get()
+    view = memoryview(body)
+    parts = request_of(Bundle, parse(view[: query["head"]], reservation)).parts
+    led_here(serving, info, parts, query["incarnation"] or info.incarnation)
+    arguments = (view[query["head"] :], parts, info, serving.now_us(), serving.body_bytes_max, reservation)
+    is_small = len(body) <= INLINE_BYTES_MAX
+    batches = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+    del body, view, arguments
+    handles = led_here(serving, info, parts, info.incarnation)
+    sink, epoch = check_name(query["sink"], what="sink"), query["epoch"]
+    given = [
+        (part.partition, rows, StagePart(sink=sink, stage=part.stage, part=part.part, is_last=part.last, epoch=epoch))
+        for part, rows in zip(parts, batches, strict=True)
+        if part.partition in handles
+    ]
+    gone = await unbroken(serving.backend.sinks.stage_bundle(info.name, given))
+    elsewhere = {part.partition for part in parts} - handles.keys() | set(gone)
+    return web.json_response({"elsewhere": sorted(elsewhere)})
+
+
+def led_here(
+    serving: Serving, info: StreamInfo, parts: Sequence[BundledPart], incarnation: str
+) -> dict[int, PartitionHandle]:
+    """The partitions of a bundle that this broker leads.
+
+    Raises:
+        UnknownStream, UnknownPartition: not there. StaleIncarnation: the stream is another one by now.
+        NotLeader: it leads none of them; whoever leads the first one is named.
+    """
+    found: dict[int, PartitionHandle] = {}
+    elsewhere: NotLeader | None = None
+    for part in parts:
+        try:
+            handle = serving.backend.partition(info.name, part.partition)
+        except NotLeader as error:
+            elsewhere = elsewhere or error
+            continue
+        if handle.incarnation != incarnation:
+            raise stale(handle, incarnation)
+        found[part.partition] = handle
+    if elsewhere is not None and not found:
+        raise elsewhere
+    return found
+
+
+def encode(
+    body: memoryview,
+    parts: Sequence[BundledPart],
+    info: StreamInfo,
+    now_us: int,
+    body_bytes_max: int,
+    reservation: Reservation,
+) -> list[list[RowBatch]]:
+    """The rows of each part, as batches to store.
+
+    Raises:
+        InvalidRecords, RecordTooLarge, RequestTooLarge: nothing of it may be stored.
+        Overloaded: the memory for it is not there now.
+    """
+    settings, most = info.settings, DECODED_FACTOR * body_bytes_max
+    decoded = decode_stream(body, decoded_bytes_max=most, reserve=reservation.grow_by)
+    named, there = sum(part.rows for part in parts), sum(batch.num_rows for batch in decoded)
+    if named != there:
+        raise InvalidRecords(f"the parts have {named} records by their head, the body has {there}")
+    if not decoded:
+        return [[] for _ in parts]
+    rows, lengths = to_rows(
+        decoded,
+        subject=default_subject(info),
+        now_us=now_us,
+        record_bytes_max=settings.record_bytes_max,
+        decoded_bytes_max=most,
+        reserve=reservation.grow_by,
+    )
+    found, at = [], 0
+    for part in parts:
+        pieces = split(
+            rows.slice(at, part.rows),
+            lengths[at : at + part.rows],
+            batch_bytes=settings.batch_bytes,
+            batch_records=settings.batch_records,
+        )
+        found.append([RowBatch(piece) for piece in pieces])
+        at += part.rows
+    return found
