@@ -45,12 +45,9 @@ from broker.runtime.partitions.streams import Streams
 from broker.runtime.sinks.service import SinkService
 from broker.runtime.sinks.stage_log import StageLog, is_staged
 from broker.runtime.sinks.stages import StageLimits
-from broker.storage.folder import STREAMS_FOLDER
+from broker.storage.folder import GROUP_FILES, STREAMS_FOLDER
 
 log = logging.getLogger(__name__)
-
-GROUP_FILES = ("raft.json", "raft.log")
-"""Files of a broker in a cluster (`cluster/plane/membership.py`, which is not imported here)."""
 
 
 class Broker(Assembled):

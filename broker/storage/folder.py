@@ -35,6 +35,8 @@ FORMAT_VERSION: Final = 1
 BROKER_FILE: Final = "broker.json"
 LOCK_FILE: Final = "lock"
 STREAMS_FOLDER: Final = "streams"
+GROUP_FILES: Final = ("raft.json", "raft.log")
+"""The folder of a broker in a cluster has them."""
 BOOT_ID_PATH: Final = "/proc/sys/kernel/random/boot_id"
 _PART: Final = re.compile("[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 

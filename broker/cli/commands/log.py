@@ -89,6 +89,7 @@ def repair(
                     place.folder,
                     now_us=time.time_ns() // 1_000,
                     expected=place.expected,
+                    has_others=place.has_others,
                     dry_run=dry_run,
                 )
                 reports.append(report)

@@ -30,7 +30,7 @@ CONSEQUENCES: Final = {
     "lost_range": "records are lost here; what is intact around them is served; restore them from their source",
     "wrong_index": "rebuildable: by repair, or by the broker when it is next read",
     "wrong_epochs": "rebuildable by repair",
-    "wrong_checkpoint": "rebuildable by repair, or by the next start",
+    "wrong_checkpoint": "rebuildable by repair, or by the next start; one of several replicas is copied anew there",
     "wrong_framing": "no record is missing; liftlog reads past it, other readers of Arrow may stop here",
     "wrong_rows": "was written like this: report it as a fault of liftlog",
     "wrong_group": "was written like this: report it as a fault of liftlog",

@@ -20,7 +20,7 @@ from typing import Final
 
 from broker.api.errors import FolderNotAllowed, InvalidRequest
 from broker.api.plain import parse_json
-from broker.storage.folder import BROKER_FILE, FORMAT_VERSION, LOCK_FILE, STREAMS_FOLDER, check_format
+from broker.storage.folder import BROKER_FILE, FORMAT_VERSION, GROUP_FILES, LOCK_FILE, STREAMS_FOLDER, check_format
 from broker.storage.segments.checkpoint import PARTITION_FILE, LogIdentity
 from broker.storage.segments.segment import parse_name
 
@@ -34,12 +34,14 @@ class PartitionFolder:
     Attributes:
         folder: Absolute, symbolic links resolved.
         root: The data folder that it is in; None: a copy somewhere else.
+        has_others: That is of a broker in a cluster, so others may keep the log, too. Its own catalog would tell.
         expected: The partition that its place in the data folder says it holds; None: nothing can be said.
         only: Base offset of the segment that was named; None: the whole folder.
     """
 
     folder: str
     root: str | None = None
+    has_others: bool = False
     expected: LogIdentity | None = None
     only: int | None = None
 
@@ -140,4 +142,5 @@ def _place(folder: str, only: int | None = None) -> PartitionFolder:
     expected = None
     if len(parts) == 4 and parts[0] == STREAMS_FOLDER and parts[3].isdigit() and isinstance(cluster_id, str):
         expected = LogIdentity(cluster_id=cluster_id, stream=parts[1], incarnation=parts[2], partition=int(parts[3]))
-    return PartitionFolder(folder=folder, root=root, expected=expected, only=only)
+    has_others = any(os.path.exists(f"{root}/{name}") for name in GROUP_FILES)
+    return PartitionFolder(folder=folder, root=root, has_others=has_others, expected=expected, only=only)

@@ -13,6 +13,9 @@ M1  Nothing goes that holds a record of the log: what is cut is a torn tail, whi
 M2  A log in which nothing is wrong is not touched; nor is one that belongs elsewhere or is of a
     later release.
 M3  Every step may be repeated: a repair that was killed is done again from the start.
+M4  Where other brokers may keep the log, its own one notices as much afterwards as before: that the log has lost its
+    checkpoint (`wrong_checkpoint` is refused), or committed records at its end (`recovery.R8`). Else it would lead with
+    less than the others have.
 
 The caller holds the lock of the data folder: a broker must not have the log open.
 Design: docs/adr/0053-repair-is-open-and-a-report.md.
@@ -41,6 +44,10 @@ _DONE: Final = {
     "wrong_epochs": "rebuilt",
     "wrong_checkpoint": "rebuilt",
 }
+_BROKERS_OWN: Final = (
+    "start the broker instead; it copies the log from other replicas, or recovers it from its segments if it has the "
+    "only one"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +87,20 @@ class RepairReport:
 
 
 def repair(
-    disk: Disk, folder: str, *, now_us: int, expected: LogIdentity | None = None, dry_run: bool = False
+    disk: Disk,
+    folder: str,
+    *,
+    now_us: int,
+    expected: LogIdentity | None = None,
+    has_others: bool = False,
+    dry_run: bool = False,
 ) -> RepairReport:
     """Repair one partition's folder.
 
     Args:
         now_us: Becomes the creation time of a segment that begins anew.
         expected: The partition that the folder's place says it holds.
+        has_others: Other brokers may keep the log, too (M4).
         dry_run: Only tell; nothing on the disk is changed.
     Raises:
         DiskFull, StorageFailed: the disk refuses; it may be tried again (M3).
@@ -96,13 +110,16 @@ def repair(
     refusing = before.of_kind(*BLOCKING)
     if refusing:
         return RepairReport(before=before, actions=[], refused=f"{refusing[0].text}: {refusing[0].consequence}")
+    if has_others and (lost := before.of_kind("wrong_checkpoint")):
+        return RepairReport(before=before, actions=[], refused=f"{lost[0].path}: {lost[0].text}: {_BROKERS_OWN}")
     findings = [finding for finding in before.findings if finding.is_repairable]
     report = RepairReport(before=before, actions=list(dict.fromkeys(map(_action, findings))))
     if not findings or dry_run:
         return report
     wrong = {finding.path for finding in findings}
     _remove_derived(disk, folder, findings, wrong)
-    log = PartitionLog.open(disk, folder, LogSettings(dedup_window_ms=KEEP_MS), boot_id="", now_us=now_us)
+    settings = LogSettings(dedup_window_ms=KEEP_MS, is_sole_replica=not has_others)
+    log = PartitionLog.open(disk, folder, settings, boot_id="", now_us=now_us)
     try:
         for segment, _ in log.sealed_segments():
             if wrong & {segment.path, segment.index_path}:

@@ -236,6 +236,21 @@ def test_repair_refuses_a_folder_in_use_and_one_that_belongs_elsewhere(data: Pat
     assert "belongs to partition 0" in out
 
 
+def test_repair_leaves_the_checkpoint_of_a_broker_in_a_cluster_to_that(data: Path) -> None:
+    """It would begin anew from the others."""
+    (data / "raft.json").write_text("{}")
+    path = data / "streams/orders/i1/0/checkpoint"
+    path.unlink()
+    before = _files(data)
+    out, _ = _run("log", "repair", data, code=1)
+    assert f"left alone: {path}: there is none: start the broker instead" in out
+    assert {name: content for name, content in _files(data).items() if not name.endswith("/lock")} == {
+        name: content for name, content in before.items() if not name.endswith("/lock")
+    }
+    (data / "raft.json").unlink()
+    assert f"rebuilt {path}" in _run("log", "repair", data)[0]
+
+
 def test_a_copy_is_repaired_where_it_stands(data: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     (data / "streams/orders/i1/0").rename(copy)

@@ -11,6 +11,8 @@ from dataclasses import replace
 
 import pytest
 
+from broker.api.errors import CorruptLog
+from broker.storage.inspect.repair import repair
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint, LogSettings
 from tests.support.logs import FOLDER, create_log, open_log, row_batch
@@ -174,3 +176,34 @@ def test_the_power_goes_at_any_step_of_the_open_that_cuts(offset: int) -> None:
         for mode in MODES:
             disk = opened_until(step).after_crash(mode, seed=step)
             assert reopened(disk).is_behind, (step, mode)
+
+
+def test_a_repair_keeps_what_the_broker_would_have_noticed() -> None:
+    """Else it would lead with a log that lacks committed records."""
+    disk = flipped(*prepared(), KEPT)
+    report = repair(disk, FOLDER, now_us=1, has_others=True)
+    assert report.actions
+    log = reopened(disk)
+    assert (log.log_end_offset, log.is_behind) == (KEPT, True)
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_repair_makes_no_checkpoint_anew(how: str, dry_run: bool) -> None:
+    """The broker begins anew from the others; only they know log start and high watermark."""
+    disk, _ = prepared()
+    path = f"{FOLDER}/{CHECKPOINT_FILE}"
+    if how == "missing":
+        disk.unlink(path)
+        disk.sync_dir(FOLDER)
+    else:
+        disk.flip(path, 96)
+    disk = disk.after_crash("lost", seed=1)
+    before = {path: bytes(inode.content) for path, inode in disk.names.items()}
+    report = repair(disk, FOLDER, now_us=1, has_others=True, dry_run=dry_run)
+    assert report.refused is not None
+    assert "replicas" in report.refused
+    assert not report.actions
+    assert {path: bytes(inode.content) for path, inode in disk.names.items()} == before
+    with pytest.raises(CorruptLog, match=how):
+        reopened(disk)
