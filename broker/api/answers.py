@@ -17,6 +17,7 @@ from broker.api.validation import Rule
 
 INT32_MAX: Final = (1 << 31) - 1
 LEADER_EPOCH_MAX: Final = (1 << 32) - 1
+PIN_LENGTH_MAX: Final = 65_536
 
 Name = Annotated[str, Rule(limit=(1, NAME_BYTES_MAX), is_printable=True)]
 PartitionNumber = Annotated[int, Rule(limit=(0, INT32_MAX))]
@@ -336,6 +337,15 @@ class OffsetsCommitted:
     """The number of offsets that were stored."""
 
     committed: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedText:
+    """A pin: a text under a name."""
+
+    text: str
+    version: Annotated[int, Rule(limit=(0, INT64_MAX), doc="0: there is none")]
+    placed: Annotated[bool, Rule(doc="Whether this request has placed it")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

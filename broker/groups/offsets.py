@@ -1,7 +1,8 @@
 """Consumer offsets: what the internal stream `__offsets` holds, and the newest of each in memory.
 
 Key `consumer/stream/partition`, value a JSON object; the newest record of a key counts, a null value
-(tombstone) removes it. The table is rebuilt from the log at start, batch by batch.
+(tombstone) removes it. The table is rebuilt from the log at start, batch by batch. Pins are in the stream, too
+(pins.py): they are no consumers, and are passed over here.
 
 O1  The table equals "newest committed record of each key" of the log.
 O2  An offset is stored as the consumer gave it: lag is computed when asked, against the high watermark.

@@ -32,6 +32,7 @@ from broker.cli.commands.broker import assigned
 from broker.cli.local.datafolder import UpFolder
 from broker.cli.options import byte_count, duration_ms, number, position
 from broker.groups.offsets import ConsumerOffset, OffsetTable, decode_offset
+from broker.groups.pins import decode_pin
 from broker.metadata.journal import encode_line
 from broker.runtime.background.scrubber import load_position
 from broker.runtime.cluster.plane import membership
@@ -332,6 +333,10 @@ def check_offset(data: bytes) -> None:
         table._put(b"c/s/0", None)
         table.silent(1 << 40)
         assert table.get(found.consumer) == [found]
+    pin = decode_pin(key, value)
+    if pin is not None:
+        assert found is None
+        assert decode_pin(pin.key, pin.value()) == pin
 
 
 def check_catalog(data: bytes) -> None:

@@ -249,6 +249,7 @@ FIXED: Final = (
         "attributes of a sink's commit",
         "`invalid_request`",
     ),
+    Row("broker.api.answers:PIN_LENGTH_MAX", "characters", "the text of a pin", "`invalid_request`"),
     Row(
         "broker.serving.contract.schemas:METADATA_LENGTH_MAX",
         "characters",

@@ -5,6 +5,8 @@ read all there is has nothing to commit, however long nothing happens: it is kep
 be looked into, nobody can say that, so its consumers are kept: a stream that is offline, and among several brokers a
 partition that has no replica on the broker that keeps the offsets. A replica that is behind its leader knows of fewer
 records, so those that it shows as unread are unread.
+
+A pin (`groups.pins`) is forgotten when it was not placed anew for that time.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ Look = Callable[[ConsumerOffset], PartitionLog | bool]
 
 
 def expire_offsets(offsets: Consumers, look: Look, loop: asyncio.AbstractEventLoop, *, before_us: int) -> None:
-    """Forget consumers that leave records unread, and have committed nothing since a time. Blocks.
+    """Forget consumers that leave records unread, and have committed nothing since a time; and pins. Blocks.
 
     Args:
         loop: Where `offsets` is used.
@@ -38,6 +40,7 @@ def expire_offsets(offsets: Consumers, look: Look, loop: asyncio.AbstractEventLo
         expired = asyncio.run_coroutine_threadsafe(offsets.expire(left, before_us), loop)
         for name in expired.result(EXPIRE_TIMEOUT_S):
             log.info("offsets.expired consumer=%s", name)
+    asyncio.run_coroutine_threadsafe(offsets.expire_pins(before_us), loop).result(EXPIRE_TIMEOUT_S)
 
 
 def look_alone(streams: Streams) -> Look:

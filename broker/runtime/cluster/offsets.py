@@ -21,6 +21,7 @@ from concurrent.futures import Executor
 from broker.api.errors import LiftlogError, NotReady, UnknownStream
 from broker.api.stream import OFFSETS_STREAM
 from broker.groups.offsets import ConsumerOffset
+from broker.groups.pins import Pin
 from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.committed import check_whole
@@ -104,3 +105,11 @@ class PlacedConsumers:
     async def forget(self, consumer: str) -> None:
         """As `OffsetsView`."""
         await self.here().forget(consumer)
+
+    def pin(self, name: str) -> Pin:
+        """As `OffsetsView`."""
+        return self.here().pin(name)
+
+    async def place_pin(self, name: str, text: str, *, version: int) -> tuple[Pin, bool]:
+        """As `OffsetsView`."""
+        return await self.here().place_pin(name, text, version=version)

@@ -1,6 +1,7 @@
 """Consumer offsets: commits appended to the offset stream, answered when committed, newest in memory.
 
-Commits that arrive while one is on its way to the disk are appended together, as one batch.
+Commits that arrive while one is on its way to the disk are appended together, as one batch. Pins, which are kept in the
+same stream, are placed one after the other for each name: a version is compared with what was committed (`pins.K1`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from broker.api.batch import decode_batch
 from broker.groups.offsets import ConsumerOffset, OffsetTable, offset_rows
+from broker.groups.pins import Pin, PinTable
 from broker.runtime.partitions.leader import Partition
 from broker.storage.rows import RowBatch
 
@@ -31,10 +33,12 @@ class Consumers:
         self._partition = partition
         self._leader_epoch = leader_epoch
         self._table = OffsetTable()
+        self._pins = PinTable()
+        self._placing: dict[str, asyncio.Event] = {}  # by name of pin: set when its change is done
         self._waiting: list[tuple[list[Entry], asyncio.Future[None]]] = []
         self._worker: asyncio.Task[None] | None = None
         for message in partition.log.batches(partition.log.log_start_offset):
-            self._table.apply(decode_batch(message))
+            self._apply(decode_batch(message))
 
     @property
     def at(self) -> tuple[Partition, int | None]:
@@ -72,6 +76,37 @@ class Consumers:
         await self._store([(o.key, None) for consumer in gone for o in self._table.get(consumer)])
         return gone
 
+    def pin(self, name: str) -> Pin:
+        """The newest pin of a name; of version 0 if there is none."""
+        return self._pins.get(name)
+
+    async def place_pin(self, name: str, text: str, *, version: int) -> tuple[Pin, bool]:
+        """Replace a pin if it has this version; returns what is committed then, and whether this call did it."""
+        while (before := self._placing.get(name)) is not None:
+            await before.wait()
+        found = self._pins.get(name)
+        if found.version != version:
+            return found, False
+        placed = found.next(text, now_us=time.time_ns() // 1000)
+        await self._store_pins([(name, placed.value())])
+        return placed, True
+
+    async def expire_pins(self, before_us: int) -> list[str]:
+        """Forget pins that were placed before a time. Returns them."""
+        gone = [name for name in self._pins.silent(before_us) if name not in self._placing]
+        await self._store_pins([(name, None) for name in gone])
+        return gone
+
+    async def _store_pins(self, entries: Sequence[tuple[str, bytes | None]]) -> None:
+        done = asyncio.Event()
+        self._placing |= {name: done for name, _ in entries}
+        try:
+            await self._store([(Pin(name=name).key, value) for name, value in entries])
+        finally:
+            for name, _ in entries:
+                del self._placing[name]
+            done.set()
+
     async def _store(self, entries: list[Entry]) -> None:
         if not entries:
             return
@@ -99,3 +134,4 @@ class Consumers:
 
     def _apply(self, rows: pa.RecordBatch) -> None:
         self._table.apply(rows)
+        self._pins.apply(rows)

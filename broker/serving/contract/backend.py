@@ -20,6 +20,7 @@ from broker.api.answers import LeaderAddress
 from broker.api.errors import LiftlogError
 from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaEnd, RescueEnded, RescueState, Vote
 from broker.groups.offsets import ConsumerOffset
+from broker.groups.pins import Pin
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.producers import NamedProducer
 from broker.sinks.ledger import CommitRequest, CommitResult, NamedStage, OpenResult
@@ -117,6 +118,12 @@ class OffsetsView(Protocol):
 
     async def forget(self, consumer: str) -> None:
         """Remove all that is stored under the name. Raises UnknownConsumer."""
+
+    def pin(self, name: str) -> Pin:
+        """The newest pin of a name; of version 0 if there is none."""
+
+    async def place_pin(self, name: str, text: str, *, version: int) -> tuple[Pin, bool]:
+        """Replace a pin if it has this version; returns what is committed then, and whether this call did it."""
 
 
 class SinksView(Protocol):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from broker.api import answers, placements, sink_answers
-from broker.api.answers import LEADER_EPOCH_MAX, LeaderEpoch, Name, Offset, PartitionNumber
+from broker.api.answers import LEADER_EPOCH_MAX, PIN_LENGTH_MAX, LeaderEpoch, Name, Offset, PartitionNumber
 from broker.api.errors import BY_REASON
 from broker.api.plain import INT64_MAX
 from broker.api.stream import LIMITS, NAME_BYTES_MAX, REPLICAS_MAX, UNALTERABLE, StreamSettings
@@ -118,6 +118,14 @@ class Reset:
     stream: Name
     to: End
     partitions: Annotated[PartitionNumbers | None, ABSENT] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinPlaced:
+    """A text to keep under a name, in the place of the one that has this version."""
+
+    text: Annotated[str, Rule(limit=(1, PIN_LENGTH_MAX), is_printable=True)]
+    version: Annotated[Offset, Rule(limit=(0, INT64_MAX), doc="The one that was seen last; 0: there was none")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,6 +382,7 @@ _ANSWERS: Final = {
     answers.ConsumerLag: "Consumer",
     answers.Consumers: "Consumers",
     answers.OffsetsCommitted: "Committed",
+    answers.PinnedText: "Pin",
     sink_answers.SinkDescription: "Sink",
     sink_answers.SinkOpened: "SinkOpened",
     sink_answers.SinkCommitted: "SinkCommitted",
@@ -401,7 +410,7 @@ _ANSWERS: Final = {
     StreamSettings: "StreamSettings",
 }
 _REQUESTS: Final = (
-    *(ReadOnlyState, Trim, PartitionCount, ProducerName, Positions, Commit, Reset),
+    *(ReadOnlyState, Trim, PartitionCount, ProducerName, Positions, Commit, Reset, PinPlaced),
     *(SinkOpen, SinkRenew, SinkCommit, Bundle, SinkAbort, SinkReset, SinkAdopt, SinkCheck, SilencesAsked, StagesAsked),
     *(Reassignment, Election, Loss, Drain, Excuse, RescueEnd),
 )

@@ -8,6 +8,7 @@ cluster.py    the cluster, health, metrics, and a page of links
 consumers.py  consumers: describe, commit, reset, forget
 heads.py      the heads of partitions that other brokers lead, for those who watch here
 operator.py   partitions moved, leaders elected, brokers drained and removed, by hand
+pins.py       small texts under a name, replaced by who has seen the last one: read, place
 records.py    GET records, as one Arrow stream or as JSON lines
 resolve.py    many positions at once, as offsets
 sinks.py      sinks: open, stage, commit, reset
