@@ -11,8 +11,8 @@ without a state file has neither and does none of this (`state_files.T1`).
 U1  A live table tells of all records below the log end. An append that fails leaves it as it was.
 U2  All that was ever told of subjects holds after a restart: the state file has it, or the log above
     `next_offset` of the file's table; so nothing above that is written anew with fewer records
-    (`rewritable_end`). Retention may take it: then there is none. So may damage: what is lost counts
-    as removed.
+    (`rewritable_end`). Retention may take it: then there is none. So may damage of the only replica:
+    what is lost counts as removed.
 U3  A table that is not certain is dropped, and read anew: it may have missed an append, or its log has
     lost its tail.
 U4  A log that follows brings its tables up to date in the background (`keep_up`), so that there is
@@ -40,6 +40,7 @@ from broker.storage.memory.producers import GroupStamp
 from broker.storage.memory.state_files import PRODUCERS, SUBJECTS, StateFiles, state_name
 from broker.storage.memory.subjects import read_head
 from broker.storage.read import group_start
+from broker.storage.recovery import Ranges
 from broker.storage.segment_log import Log
 from broker.storage.segments.checkpoint import LogSettings
 from broker.storage.writing.let_go import goes_to
@@ -99,14 +100,15 @@ class Remembered:
         told_below = log.log_start_offset
         if memory.missed_to > told_below and window_us is not None:
             told_below = max(told_below, log.state.ages.here_for(window_us + WAITED_US))
-        self._check_whole(memory, told_below)
+        self.check_whole(memory, told_below)
         return memory
 
-    def _check_whole(self, memory: Memory, told_below: int) -> None:
+    def check_whole(self, memory: Memory, told_below: int) -> None:
+        """Raise NotReady if what these tables were read around is not below this offset (U5)."""
         if memory.missed_to > told_below:
             raise NotReady(
                 f"{self.log.folder}: records below {memory.missed_to} are damaged here, so it is not known what they"
-                " told of producers and ids; they are being copied from other replicas"
+                " told of producers, ids and subjects; they are being copied from other replicas"
             )
 
     def forget(self) -> None:
@@ -118,7 +120,7 @@ class Remembered:
 
     def reads_again(self) -> None:
         """What was damaged can be read, or was given up: what was read around it does not count (U5)."""
-        if self.memory is None or self.memory.missed_to:
+        if self.memory is None or self.memory.missed_to or self.memory.growing is not None:
             self.forget()
         else:
             self._drops += 1
@@ -253,10 +255,14 @@ class Remembered:
         with self.log.lock:
             ages, lost = self.log.state.ages.copy(), self.log.lost_ranges
         memory.learn(messages, start, end, ages=ages, window_us=self.log.settings.dedup_window_ms * 1_000)
-        if not self.log.settings.is_sole_replica:  # U5
-            lost += self.log.lost_ranges
-            missed = [min(after, end) for first, after in lost if first < end and start < after]
-            memory.missed_to = max([memory.missed_to, *missed])
+        memory.missed_to = max(memory.missed_to, self.missed(lost, start, end))
+
+    def missed(self, lost: Ranges, start: int, end: int) -> int:
+        """U5. Below it [start, end) was read around damage; 0: around none. `lost`: what was known before it was."""
+        if self.log.settings.is_sole_replica:
+            return 0
+        ranges = *lost, *self.log.lost_ranges
+        return max([0, *(min(after, end) for first, after in ranges if first < end and start < after)])
 
     def sections_of(self, memory: Memory, offset: int) -> dict[str, bytes]:
         now_us = self.log.state.ages.now_us
@@ -358,7 +364,7 @@ class Remembered:
 
     def save(self, offset: int, *, anew: bool = False, frees: bool = False) -> None:
         memory = self.known()
-        self._check_whole(memory, self.log.log_start_offset)
+        self.check_whole(memory, self.log.log_start_offset)
         self._write(self.sections_of(memory, offset), offset, anew=anew, frees=frees)
         self.is_due = False
 
@@ -424,7 +430,7 @@ class Remembered:
         with log.lock:
             end, was_due = log.log_end_offset, self.is_due
             memory = self.known()
-            self._check_whole(memory, max(gone_below, log.log_start_offset))
+            self.check_whole(memory, max(gone_below, log.log_start_offset))
             sections = self.sections_of(memory, end)
             self.is_due = False
         try:
@@ -461,7 +467,7 @@ class Remembered:
         log.sync()
         end = log.ask(lambda view: group_start(view, high_watermark))
         memory = self.read(end, [offset for offset in self.states.offsets if offset <= end] or (-1,))
-        self._check_whole(memory, max(gone_below, log.log_start_offset))
+        self.check_whole(memory, max(gone_below, log.log_start_offset))
         self.states.put(end, self.sections_of(memory, end), high_watermark=high_watermark, frees=True)
 
     def kept_offset(self) -> int:

@@ -84,7 +84,11 @@ class Tracking:
                 return self.lacks_some
 
     def table_for(self, batch: Conditional) -> SubjectTable | None:
-        """The table that a batch's expectations are settled with; None: there is none, or not yet."""
+        """The table that a batch's expectations are settled with; None: there is none, or not yet.
+
+        Raises:
+            NotReady: a record that cannot be read may decide them (`remembered.U5`).
+        """
         log, subjects_max = self._log, self._log.settings.subjects_max
         if not batch.minds_subjects or not subjects_max:
             return None
@@ -101,6 +105,7 @@ class Tracking:
                     self._grow(growing, memory.carried, log.log_end_offset)
                     self._go_live(memory, growing)
         if memory.subjects is not None:
+            self._remembered.check_whole(memory, log.log_start_offset)
             memory.subjects.begin(log.log_start_offset, subjects_max)
         return memory.subjects
 
@@ -121,7 +126,7 @@ class Tracking:
         if growing.table is None:
             growing.next_offset = read_head(carried).next_offset
             growing.table = SubjectTable.restore(carried)
-        table, read_bytes = growing.table, 0
+        table, read_bytes, lost = growing.table, 0, self._log.lost_ranges
         start = max(growing.next_offset, self._log.log_start_offset)
         table.begin(self._log.log_start_offset, self._log.settings.subjects_max)
         for message in self._log.messages(start, end, whole=True) if start < end else ():
@@ -129,12 +134,16 @@ class Tracking:
             growing.next_offset = read_header(message).next_offset
             read_bytes += len(message)
             if read_bytes >= bytes_max:
-                return
-        growing.next_offset = end
+                break
+        else:
+            growing.next_offset = end
+        missed_to = self._remembered.missed(lost, start, growing.next_offset)
+        growing.missed_to = max(growing.missed_to, missed_to)
 
     def _left(self, growing: Growing) -> int:
         return self._log.ask(lambda view: bytes_between(view, growing.next_offset, view.log_end_offset))
 
     def _go_live(self, memory: Memory, growing: Growing) -> None:
         memory.subjects, memory.carried, memory.growing = growing.table, None, None
+        memory.missed_to = max(memory.missed_to, growing.missed_to)
         self._remembered.is_due = True  # so that compaction may go on

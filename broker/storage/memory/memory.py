@@ -46,10 +46,12 @@ IDS_READ_BYTES: Final = 256 << 10
 
 @dataclass(slots=True)
 class Growing:
-    """A table of subjects that is being built: of all records below `next_offset`. None: it is not read yet."""
+    """A table of subjects that is being built: of all records below `next_offset`, around what is damaged below
+    `missed_to`. None: it is not read yet."""
 
     table: SubjectTable | None = None
     next_offset: int = 0
+    missed_to: int = 0
 
 
 class Memory:

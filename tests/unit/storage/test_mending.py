@@ -15,6 +15,7 @@ import pytest
 
 from broker.api.batch import decode_batch, encode_batch, verify_batch
 from broker.api.errors import BadBatch, CorruptLog, LiftlogError, NotReady, StorageFailed
+from broker.storage import tracking
 from broker.storage.inspect.inspection import inspect_partition
 from broker.storage.log import PartitionLog
 from broker.storage.recovery import Ranges
@@ -24,7 +25,7 @@ from broker.storage.rewrite.giving_up import give_up
 from broker.storage.rewrite.mending import lower_mark, mend
 from tests.support.effort import first_quick
 from tests.support.logs import FOLDER, commit, create_log, open_log, row_batch, stamped, verified_records
-from tests.support.published import batch_from_nats, with_id
+from tests.support.published import batch_from_nats, expecting, with_id
 from tests.support.simdisk import Crashed, SimDisk, modes_at
 from tests.unit.storage.test_giving_up import (
     DAMAGES,
@@ -562,3 +563,83 @@ def test_ids_are_decided_once_what_is_damaged_is_older_than_their_window() -> No
     check_decides_nothing(log)
     log.append([batch_from_nats([(b"v", with_id("a"))], 0)], leader_epoch=6, now_us=10**9)
     assert log.log_end_offset == 6
+
+
+def tracked_log(disk: SimDisk) -> PartitionLog:
+    """The last record of "s" is the third one, of three. What the state file of subjects knows ends before it."""
+    log = create_log(disk, settings=REPLICATED)
+    log.lead(5)
+    log.append([batch_from_nats([(b"v" * 100, expecting(0))], 0)], leader_epoch=5, now_us=0)
+    commit(log)
+    log.checkpoint()
+    for _ in range(2):
+        log.append([batch_from_nats([(b"v" * 100, ())], 0)], leader_epoch=5, now_us=0)
+    log.append([row_batch([b"v" * 100])], leader_epoch=5, now_us=0)
+    commit(log)
+    log.checkpoint()
+    return log
+
+
+def tracked_and_damaged() -> tuple[SimDisk, PartitionLog]:
+    disk = SimDisk()
+    flips(2)(disk, tracked_log(disk))
+    disk = disk.after_kill()
+    log = open_log(disk, settings=REPLICATED, now_us=0)
+    log.lead(6)
+    log.advance_high_watermark(4)
+    return disk, log
+
+
+def update(log: PartitionLog, expected: int) -> bool:
+    """Whether a record of "s" is stored by who has seen `expected`."""
+    before = log.log_end_offset
+    log.append([batch_from_nats([(b"v", expecting(expected))], 1)], leader_epoch=6, now_us=1)
+    commit(log)
+    return log.log_end_offset > before
+
+
+@pytest.mark.parametrize("is_read_at_once", [True, False])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_nothing_is_expected_of_a_subject_while_its_last_record_may_be_damaged(
+    is_read_at_once: bool, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`remembered.U5`: who has seen the second record would overwrite the third, which he has not seen."""
+    disk, log = tracked_and_damaged()
+    if not is_read_at_once:
+        monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", -1)
+    if is_known:
+        assert found_by_the_scrub(log) == ((2, 3),)
+    if not is_read_at_once:
+        assert not update(log, 2), "it is not known yet"
+        monkeypatch.undo()
+        while log.build_subjects():
+            pass
+    for _ in range(2):
+        with pytest.raises(NotReady, match="are damaged here"):
+            update(log, 2)
+        log.checkpoint()
+    log.append([row_batch([b"of nobody"])], leader_epoch=6, now_us=1)
+    commit(log)
+    mend(log, (2, 3), answer(tracked_log(SimDisk()), 2, 3))
+    assert not update(log, 2)
+    log.close()
+    log = open_log(disk, settings=REPLICATED, now_us=1)
+    log.lead(6)
+    assert not update(log, 2)
+    assert update(log, 3)
+
+
+def test_it_is_mended_while_the_table_of_subjects_is_built_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, log), other = tracked_and_damaged(), tracked_log(SimDisk())
+    monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", -1)
+    monkeypatch.setattr(tracking, "PIECE_BYTES", 1)
+    assert not update(log, 2), "it is not known yet"
+    for _ in range(3):
+        assert log.build_subjects()
+    assert log.lost_ranges == ((2, 3),)
+    mend(log, (2, 3), answer(other, 2, 3))
+    monkeypatch.undo()
+    while log.build_subjects():
+        pass
+    assert not update(log, 2)
+    assert update(log, 3)
