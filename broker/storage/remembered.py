@@ -465,9 +465,12 @@ class Remembered:
             self.keep_end(frees=True, gone_below=gone_below)
             return
         log.sync()
+        cuts = log.cuts
         end = log.ask(lambda view: group_start(view, high_watermark))
         memory = self.read(end, [offset for offset in self.states.offsets if offset <= end] or (-1,))
         self.check_whole(memory, max(gone_below, log.log_start_offset))
+        if log.cuts != cuts:  # U5: the damage that it was read around may not be there any more
+            raise NotReady(f"{log.folder}: records were taken back or mended meanwhile; to be tried again")
         self.states.put(end, self.sections_of(memory, end), high_watermark=high_watermark, frees=True)
 
     def kept_offset(self) -> int:

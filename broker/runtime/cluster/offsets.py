@@ -24,7 +24,7 @@ from broker.groups.offsets import ConsumerOffset
 from broker.groups.pins import Pin
 from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.committed import check_whole
+from broker.runtime.sinks.committed import WholeRead
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,9 @@ class PlacedConsumers:
     def _read(self, partition: Partition, leader_epoch: int) -> None:
         try:
             if partition.end is not None:
+                read = WholeRead(partition)
                 found = Consumers(partition, leader_epoch=leader_epoch)
-                check_whole(partition)
+                read.check()
                 with self._lock:
                     if self._reading != (partition, leader_epoch):  # another leadership has begun (O4)
                         return

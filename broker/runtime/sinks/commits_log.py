@@ -25,7 +25,7 @@ import pyarrow as pa
 from broker.api.batch import decode_batch
 from broker.api.errors import LiftlogError, NotReady
 from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.committed import append_durable, await_committed, check_whole, let_go
+from broker.runtime.sinks.committed import WholeRead, append_durable, await_committed, let_go
 from broker.sinks.ledger import Ledger
 from broker.sinks.state import SinkState, removal_row, state_rows
 from broker.storage.disk import disk_errors
@@ -118,11 +118,11 @@ class CommitsLog:
             self._ledger = None
             leader_epoch = self._partition.leader_epoch
             await_committed(self._partition)
-            ledger = Ledger()
+            ledger, read = Ledger(), WholeRead(self._partition)
             with disk_errors("reading the sinks"):
                 for message in self._partition.log.batches(self._partition.log.log_start_offset):
                     ledger.load(decode_batch(message))
-            check_whole(self._partition)
+            read.check()
             self._ledger, self._leader_epoch = ledger, leader_epoch
         return self._ledger
 

@@ -11,7 +11,8 @@ W1  After `await_committed` the log shows all that it held when it was called: w
 W2  A caller that gives up waiting does not know the outcome. Its append may be committed later, under the same leader
     epoch. So it waits (W1), and looks, before it appends the same again.
 W3  Where others keep the partition too, nothing is concluded from a log that lacks something by damage: they have it.
-    It is left to the next leader; the replica is about to step out (`placed.V5`).
+    It is read again once that has been copied from them, or is left to the next leader (`placed.V5`). It may be copied
+    while the log is read: then the log is whole in the end, and what was read of it is not.
 """
 
 from __future__ import annotations
@@ -106,11 +107,22 @@ def await_committed(partition: Partition, timeout_s: float = COMMITTED_S) -> Non
         time.sleep(LOOK_S)
 
 
-def check_whole(partition: Partition) -> None:
-    """Raise NotReady if what was read may have passed over something that others have (W3)."""
-    lost = partition.log.lost_ranges
-    if lost and not partition.log.settings.is_sole_replica:
-        raise NotReady(f"{partition}: offsets {lost} are damaged on this broker; another one has to lead")
+class WholeRead:
+    """A read of a partition that is to miss nothing (W3). Made before it begins."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._cuts = partition.log.log.cuts  # first: who copies raises it before, and says that nothing is lost behind
+        self._lost = partition.log.lost_ranges
+
+    def check(self) -> None:
+        """Raise NotReady if what was read may have passed over something that others have."""
+        opened = self._partition.log
+        lost = self._lost or opened.lost_ranges
+        if opened.settings.is_sole_replica or not (lost or opened.log.cuts != self._cuts):
+            return
+        what = f"offsets {lost} are" if lost else "some of what was read may have been"
+        raise NotReady(f"{self._partition}: {what} damaged on this broker, and have to be copied from others first")
 
 
 def let_go(partition: Partition, before: int) -> None:

@@ -33,7 +33,7 @@ from broker.api.batch import read_header
 from broker.api.errors import LiftlogError, StageLost
 from broker.runtime.elapsed import Tenure, elapsed_us
 from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.committed import append_durable, await_committed, check_whole
+from broker.runtime.sinks.committed import WholeRead, append_durable, await_committed
 from broker.runtime.sinks.stage_log import FOLDER, FOREVER_US, HiddenLog
 from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePart, StagePinned
 from broker.sinks.silence import Holding, Owner
@@ -457,14 +457,14 @@ class StageStore:
     def _find(self, decision: int, start: int) -> tuple[int, int] | None:
         """Where the commit group of a decision stands in the partition's log, which is made durable first (G3)."""
         await_committed(self.main)
-        place = None
+        place, read = None, WholeRead(self.main)
         with disk_errors(f"searching {self.main} for a group"):
             for message in self.main.log.batches(max(start, self.main.log.log_start_offset)):
                 header = read_header(message)
                 if header.decision == decision:
                     place = (place[0] if place else header.first_offset, header.next_offset)
         if place is None:
-            check_whole(self.main)
+            read.check()
         return place
 
     def _append_group(self, decision: str, refs: Sequence[StageRef], leader_epoch: int) -> tuple[int, int]:

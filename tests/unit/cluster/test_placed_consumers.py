@@ -40,7 +40,7 @@ class Reads:
 def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     made = Reads()
     monkeypatch.setattr(offsets, "Consumers", made.table)
-    monkeypatch.setattr(offsets, "check_whole", lambda _: None)
+    monkeypatch.setattr(offsets, "WholeRead", lambda _: SimpleNamespace(check=lambda: None))
     return made
 
 

@@ -8,7 +8,7 @@ batches, joined otherwise, compacted, of another history, or in part. The power 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,6 +18,7 @@ from broker.api.errors import BadBatch, CorruptLog, LiftlogError, NotReady, Stor
 from broker.storage import tracking
 from broker.storage.inspect.inspection import inspect_partition
 from broker.storage.log import PartitionLog
+from broker.storage.log_reader import LogReader
 from broker.storage.recovery import Ranges
 from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
@@ -542,6 +543,36 @@ def test_a_follower_that_lacks_a_state_file_gets_one_later_and_is_answered_meanw
     assert log.handover.offered(5, 5) == -1
     mend(log, (1, 4), answer(longer_log(SimDisk()), 1, 4))
     assert log.handover.offered(5, 5) == 5
+
+
+def test_no_state_file_is_made_of_what_is_mended_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The damage is found by that read, and the log is whole when it ends."""
+    disk, other, read = SimDisk(), longer_log(SimDisk()), LogReader.messages
+    held = answer(other, 1, 4)
+    flips(1, 3)(disk, longer_log(disk))
+    disk = disk.after_kill()
+    log = open_log(disk, settings=other.settings, now_us=0)
+    log.lead(6)
+    log.advance_high_watermark(5)
+    log.append([row_batch([b"of nobody"])], leader_epoch=6, now_us=0)
+
+    def read_slowly(reader: LogReader, offset: int, end: int | None, *, whole: bool = False) -> Iterator[memoryview]:
+        found = list(read(reader, offset, end, whole=whole))
+        if log.lost_ranges:
+            mend(log, (1, 4), held)
+        yield from found
+
+    monkeypatch.setattr(LogReader, "messages", read_slowly)
+    with pytest.raises(NotReady, match="meanwhile"):
+        log.remembered.keep_committed()
+    monkeypatch.undo()
+    assert not log.lost_ranges
+    commit(log)
+    assert repeats(log) == [False, False]
+    log.remembered.keep_committed()
+    log = open_log(disk.after_kill(), settings=other.settings, now_us=1)
+    log.lead(6)
+    assert repeats(log, now_us=2) == [False, False]
 
 
 def test_what_is_given_up_or_trimmed_decides_nothing_any_more() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from broker.api.errors import NotReady, StorageFailed
 from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.sinks.committed import COMMITTED_S, Awaited, await_committed, check_whole
+from broker.runtime.sinks.committed import COMMITTED_S, Awaited, WholeRead, await_committed
 from broker.runtime.sinks.stage_log import HiddenLog, read_table
 from broker.sinks.stages import StageTable
 from broker.storage.disk import disk_errors
@@ -63,10 +63,10 @@ class ReplicatedStageLog(HiddenLog):
             self.leader_epoch, self._companion_epoch = epochs
         if self._table is None:
             await_committed(self.companion, wait_s)
-            recoveries = self.companion.generation
+            recoveries, read = self.companion.generation, WholeRead(self.companion)
             with disk_errors(f"reading the stages of {self._main}"):
                 table = read_table(self.companion.log)
-            check_whole(self.companion)
+            read.check()
             if (*epochs, recoveries) != self._now():
                 raise NotReady(f"{self._main}: it has another leader epoch since, or its stages were recovered")
             self._table, self._recoveries = table, recoveries
