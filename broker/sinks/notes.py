@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, TypedDict
 
 import pyarrow as pa
 
 from broker.api.errors import CorruptLog, UnknownFormatVersion
 from broker.api.plain import parse_json
-from broker.api.schema import rows_of
+from broker.api.plain_rows import PlainBatch, plain_batch
 from broker.api.validation import build
 
 NOTE_VERSION: Final = 1
@@ -98,6 +98,7 @@ _KINDS: Final[dict[str, type[Note]]] = {
     "finished": GroupFinished,
 }
 _NAMES: Final = {cls: kind for kind, cls in _KINDS.items()}
+_FIELDS: Final = {cls: tuple(one.name for one in fields(cls)) for cls in _NAMES}
 
 
 def key_of(note: Note) -> bytes:
@@ -107,7 +108,8 @@ def key_of(note: Note) -> bytes:
 
 def encode_note(note: Note) -> bytes:
     """The record's value."""
-    value = {"v": NOTE_VERSION, "kind": _NAMES[type(note)], **asdict(note)}
+    values = {name: getattr(note, name) for name in _FIELDS[type(note)]}
+    value = {"v": NOTE_VERSION, "kind": _NAMES[type(note)], **values}
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -128,9 +130,9 @@ def decode_note(value: bytes) -> Note:
         raise CorruptLog(f"not a note: {value[:200]!r}") from error
 
 
-def note_rows(notes: Sequence[Note], *, subject: str, timestamp_us: int) -> pa.RecordBatch:
-    """Notes as rows."""
-    return rows_of([(key_of(n), encode_note(n)) for n in notes], subject=subject, timestamp_us=timestamp_us)
+def note_batch(notes: Sequence[Note], *, subject: str, timestamp_us: int) -> PlainBatch:
+    """Notes as a batch."""
+    return plain_batch([(key_of(n), encode_note(n)) for n in notes], subject=subject, timestamp_us=timestamp_us)
 
 
 def notes_in(batch: pa.RecordBatch) -> list[Note]:

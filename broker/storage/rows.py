@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from broker.storage.memory.ids import IdTable
     from broker.storage.memory.subjects import SubjectTable
 
-__all__ = ["ROW_COLUMNS", "Conditional", "Encodable", "RowBatch", "StoredGroup", "is_conditional"]
+__all__ = ["ROW_COLUMNS", "Conditional", "Encodable", "Measured", "RowBatch", "StoredGroup", "is_conditional"]
 
 ROW_COLUMNS = tuple(name for name in SCHEMA.names if name != "offset")
 OFFSET_BYTES: Final = 8
@@ -109,6 +109,16 @@ class Conditional(Encodable, Protocol):
 def is_conditional(batch: Encodable) -> TypeGuard[Conditional]:
     """Whether a batch knows its ids. (Asking for the whole protocol takes longer than settling a message.)"""
     return hasattr(batch, "settle")
+
+
+class Measured(Encodable, Protocol):
+    """A batch that knows about how long its message will be.
+
+    Attributes:
+        byte_count_max: Its message has so many bytes or a little fewer.
+    """
+
+    byte_count_max: int
 
 
 class RowBatch:

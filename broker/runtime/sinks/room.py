@@ -12,13 +12,13 @@ from broker.api.errors import LiftlogError, StagesFull
 from broker.runtime.sinks.stages import StageStore
 from broker.sinks.notes import StagePart
 from broker.sinks.silence import Owner, Silence
-from broker.storage.rows import RowBatch
+from broker.storage.rows import Measured
 
 
 def put_with_room(
     store: StageStore,
     silences: Callable[[Sequence[Owner]], Sequence[Silence]],
-    batches: Sequence[RowBatch],
+    batches: Sequence[Measured],
     check: Callable[[], None] = lambda: None,
     **part: Unpack[StagePart],
 ) -> tuple[bool, int]:

@@ -24,7 +24,7 @@ from broker.runtime.sinks.stage_log import StageLog, is_staged
 from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.sinks.notes import StagePart
 from broker.storage.disk import Disk, disk_errors
-from broker.storage.rows import RowBatch
+from broker.storage.rows import Measured
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class SinkService:
         """As `SinksView.ask`."""
         raise InvalidRequest("this broker is alone: no other broker asks it")
 
-    def _stage(self, stream: str, partition: int, batches: Sequence[RowBatch], **part: Unpack[StagePart]) -> bool:
+    def _stage(self, stream: str, partition: int, batches: Sequence[Measured], **part: Unpack[StagePart]) -> bool:
         """Store one part of a stage; false: it was there. Durable when it returns. Raises as `StageStore.store`."""
         check = partial(self.sinks.check_stage, part["sink"], part["epoch"])
         store = self.store(stream, partition)
@@ -173,7 +173,7 @@ class SinkService:
         store.make_durable(generation)
         return is_new
 
-    def _stage_bundle(self, stream: str, parts: Sequence[tuple[int, Sequence[RowBatch], StagePart]]) -> Sequence[int]:
+    def _stage_bundle(self, stream: str, parts: Sequence[tuple[int, Sequence[Measured], StagePart]]) -> Sequence[int]:
         """As `SinksView.stage_bundle`: this broker leads all."""
         put: list[tuple[StageStore, int]] = []
         for partition, batches, part in parts:

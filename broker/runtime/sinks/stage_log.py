@@ -25,14 +25,14 @@ from broker.api.errors import CorruptLog, LiftlogError, NotLeader, StorageFailed
 from broker.runtime.elapsed import elapsed_us
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.committed import COMMITTED_S
-from broker.sinks.notes import Note, note_rows, notes_in
+from broker.sinks.notes import Note, note_batch, notes_in
 from broker.sinks.restamp import RestampedBatch, StampedBatch
 from broker.sinks.stages import Stage, StageTable
 from broker.sinks.state import StageRef
 from broker.storage.disk import Disk, disk_errors
 from broker.storage.inspect.scrub import Piece, scrub
 from broker.storage.log import AppendResult, PartitionLog, StoredGroup
-from broker.storage.rows import RowBatch
+from broker.storage.rows import Measured
 from broker.storage.segments.checkpoint import PARTITION_FILE, LogIdentity, LogSettings, write_identity
 from broker.storage.segments.epochs import load_epochs
 
@@ -116,7 +116,7 @@ class HiddenLog:
             now = self._main.leader_epoch
             raise NotLeader(f"{self._main}: decided in leader epoch {leader_epoch}, the leader epoch is now {now}")
 
-    def append(self, notes: Sequence[Note], batches: Sequence[RowBatch] = (), *, decision: int = 0) -> None:
+    def append(self, notes: Sequence[Note], batches: Sequence[Measured] = (), *, decision: int = 0) -> None:
         """Append one commit group and apply it. Under the lock, with a table that can be trusted.
 
         Raises:
@@ -124,8 +124,8 @@ class HiddenLog:
         """
         assert self._table is not None
         self.check_epoch(self._main.leader_epoch)
-        rows = note_rows(notes, subject=self.open().identity.stream, timestamp_us=self._clock())
-        all_batches = (RowBatch(rows), *batches)
+        noted = note_batch(notes, subject=self.open().identity.stream, timestamp_us=self._clock())
+        all_batches = (noted, *batches)
         result = self._append_group(
             StoredGroup(
                 batches=(StampedBatch(batch, decision) for batch in all_batches),
@@ -186,10 +186,9 @@ class HiddenLog:
 
     def is_intact(self, stage: Stage) -> bool:
         """Whether nothing of a stage is known to be lost. Under the lock."""
-        return not any(
-            start < part.next_offset and part.first_offset < end
-            for part in stage.parts.values()
-            for start, end in self.open().lost_ranges
+        lost = self.open().lost_ranges
+        return not lost or not any(
+            start < part.next_offset and part.first_offset < end for part in stage.parts.values() for start, end in lost
         )
 
     def _damaged(self, ref: StageRef, rows: int) -> NoReturn:

@@ -42,7 +42,7 @@ from broker.sinks.state import StageRef
 from broker.storage.disk import disk_errors
 from broker.storage.inspect.scrub import Piece
 from broker.storage.log import WRITEBACK_BYTES
-from broker.storage.rows import RowBatch
+from broker.storage.rows import Measured
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class StageStore:
 
     def store(
         self,
-        batches: Sequence[RowBatch],
+        batches: Sequence[Measured],
         check: Callable[[], None] = lambda: None,
         **part: Unpack[StagePart],
     ) -> bool:
@@ -121,7 +121,7 @@ class StageStore:
 
     def put(
         self,
-        batches: Sequence[RowBatch],
+        batches: Sequence[Measured],
         check: Callable[[], None] = lambda: None,
         **part: Unpack[StagePart],
     ) -> tuple[bool, int]:

@@ -29,7 +29,7 @@ from broker.sinks.silence import Holding, Owner, Silence
 from broker.sinks.state import SinkState
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece
 from broker.storage.log import AppendResult, Encodable, PartitionLog
-from broker.storage.rows import RowBatch
+from broker.storage.rows import Measured
 
 
 class PartitionHandle(Protocol):
@@ -151,11 +151,11 @@ class SinksView(Protocol):
     async def describe(self, sink: str) -> SinkState:
         """Raises UnknownSink."""
 
-    async def stage(self, stream: str, partition: int, batches: Sequence[RowBatch], **part: Unpack[StagePart]) -> bool:
+    async def stage(self, stream: str, partition: int, batches: Sequence[Measured], **part: Unpack[StagePart]) -> bool:
         """Store one part of a stage; false: it was there. Raises UnknownSink, SinkFenced, StageLost, StagesFull."""
 
     async def stage_bundle(
-        self, stream: str, parts: Sequence[tuple[int, Sequence[RowBatch], StagePart]]
+        self, stream: str, parts: Sequence[tuple[int, Sequence[Measured], StagePart]]
     ) -> Sequence[int]:
         """Store parts of several partitions; returns those that are led elsewhere. Raises as `stage`."""
 

@@ -35,6 +35,7 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.api.plain import INT64_MAX
+from broker.api.plain_rows import PlainRows
 from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
 from broker.serving.contract.backend import PartitionHandle
@@ -46,12 +47,15 @@ from broker.serving.http.body import Reservation, check_media, read_body, reserv
 from broker.serving.http.json_text import parse
 from broker.serving.http.waiting import unbroken
 from broker.serving.payload.decode import decode_stream
-from broker.serving.payload.rows import split, to_rows
+from broker.serving.payload.rows import ROW_OVERHEAD_BYTES, split, to_rows
 from broker.sinks.notes import StagePart
-from broker.storage.rows import RowBatch
+from broker.storage.rows import Measured, RowBatch
 
 ENDPOINTS: Final = Endpoints()
 HEAD_BYTES_MAX: Final = 256 << 10
+SMALL_ROWS: Final = 256
+SMALL_BYTES: Final = 64 << 10
+"""A part that is no larger is composed without Arrow, if the stream's settings allow a batch of that size."""
 
 
 @ENDPOINTS.add(
@@ -150,7 +154,7 @@ def encode(
     now_us: int,
     body_bytes_max: int,
     reservation: Reservation,
-) -> list[list[RowBatch]]:
+) -> list[list[Measured]]:
     """The rows of each part, as batches to store.
 
     Raises:
@@ -172,14 +176,25 @@ def encode(
         decoded_bytes_max=most,
         reserve=reservation.grow_by,
     )
-    found, at = [], 0
+    found: list[list[Measured]] = []
+    plain = PlainRows.of(rows)
+    rows_max = min(SMALL_ROWS, settings.batch_records)
+    bytes_max = min(SMALL_BYTES, settings.batch_bytes)
+    at = 0
     for part in parts:
-        pieces = split(
-            rows.slice(at, part.rows),
-            lengths[at : at + part.rows],
-            batch_bytes=settings.batch_bytes,
-            batch_records=settings.batch_records,
-        )
-        found.append([RowBatch(piece) for piece in pieces])
+        of_part = lengths[at : at + part.rows]
+        size = int(of_part.sum()) + ROW_OVERHEAD_BYTES * part.rows
+        if part.rows == 0:
+            found.append([])
+        elif plain is not None and part.rows <= rows_max and size <= bytes_max:
+            found.append([plain.batch(at, at + part.rows)])
+        else:
+            pieces = split(
+                rows.slice(at, part.rows),
+                of_part,
+                batch_bytes=settings.batch_bytes,
+                batch_records=settings.batch_records,
+            )
+            found.append([RowBatch(piece) for piece in pieces])
         at += part.rows
     return found

@@ -31,8 +31,10 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.api.http import ARROW_STREAM
+from broker.api.schema import HEADERS_TYPE
 from broker.client import Client, Stage, connect
 from broker.client.sinks import BundledPart, Sink
+from broker.serving.endpoints.bundles import SMALL_BYTES, SMALL_ROWS
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import stream_of
 from tests.unit.serving.server import Api, Server
@@ -508,3 +510,21 @@ def test_a_bundle_that_is_none_is_refused_and_stores_nothing(client: Client, sin
     assert client.sinks(staged=True)[0].staged == ()
     with pytest.raises(StageLost):
         sink.commit(0, [Stage(stream="orders", partition=0, stage=A, parts=1, rows=1)])
+
+
+def test_parts_of_a_bundle_may_be_large_and_have_headers(client: Client, sink: Sink) -> None:
+    """Small ones without are composed otherwise."""
+    large = rows(*(b"%d" % n for n in range(2 * SMALL_ROWS)), bytes(SMALL_BYTES))
+    count = large.num_rows
+    parts = [part(0, A, count), part(1, "b" * 32, 1)]
+    assert sink.send_bundle(parts, [large, rows(b"x")], "orders", incarnation=None) == ()
+    headed = pa.RecordBatch.from_pydict(
+        {"value": [b"y"], "headers": pa.array([[{"key": "k", "value": b"v"}]], HEADERS_TYPE)}
+    )
+    assert sink.send_bundle([part(1, "c" * 32, 1)], [headed], "orders", incarnation=None) == ()
+    named = [(0, A, count), (1, "b" * 32, 1), (1, "c" * 32, 1)]
+    sink.commit(0, [Stage(stream="orders", partition=n, stage=stage, parts=1, rows=many) for n, stage, many in named])
+    found = [client.read("orders", partitions=[n]).to_table() for n in (0, 1)]
+    assert found[0].column("value").to_pylist() == large.column(0).to_pylist()
+    assert found[1].column("value").to_pylist() == [b"x", b"y"]
+    assert found[1].column("headers").to_pylist() == [None, [{"key": "k", "value": b"v"}]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker.api.batch import decode_batch
 from broker.api.errors import (
     CorruptLog,
     InvalidRequest,
@@ -21,7 +22,7 @@ from broker.sinks.notes import (
     StagePinned,
     decode_note,
     encode_note,
-    note_rows,
+    note_batch,
     notes_in,
 )
 from broker.sinks.stages import StageTable
@@ -173,7 +174,10 @@ def test_a_full_table_names_its_limit() -> None:
 @pytest.mark.parametrize("note", [part(3, is_last=True), pin(), StageDropped(stage=A, why="expired"), FINISHED])
 def test_notes_survive_their_records(note: Note) -> None:
     assert decode_note(encode_note(note)) == note
-    assert notes_in(note_rows([note, note], subject="s", timestamp_us=0)) == [note, note]
+    message = note_batch([note, note], subject="s", timestamp_us=0).compose(
+        first_offset=0, leader_epoch=0, high_watermark=0
+    )
+    assert notes_in(decode_batch(message)) == [note, note]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ from broker.runtime.sinks.stores import Stages
 from broker.serving.http.peers import Peers
 from broker.sinks.notes import StagePart
 from broker.sinks.silence import Owner, Silence
-from broker.storage.rows import RowBatch
+from broker.storage.rows import Measured
 
 log = logging.getLogger(__name__)
 
@@ -311,7 +311,7 @@ class PlacedSinks:
                 self._stores[at] = {**kept, (main, companion): found}
             return found
 
-    def _stage(self, stream: str, partition: int, batches: Sequence[RowBatch], **part: Unpack[StagePart]) -> bool:
+    def _stage(self, stream: str, partition: int, batches: Sequence[Measured], **part: Unpack[StagePart]) -> bool:
         """As `SinksView.stage`. Committed when it returns."""
         self._may_stage(part["sink"], part["epoch"])
         store = self._store_of(stream, partition, wait_s=WAIT_S)
@@ -319,7 +319,7 @@ class PlacedSinks:
         store.make_durable(generation)
         return is_new
 
-    def _stage_bundle(self, stream: str, parts: Sequence[tuple[int, Sequence[RowBatch], StagePart]]) -> Sequence[int]:
+    def _stage_bundle(self, stream: str, parts: Sequence[tuple[int, Sequence[Measured], StagePart]]) -> Sequence[int]:
         """As `SinksView.stage_bundle`. Committed when it returns: all of it is on its way to the others at once."""
         put: list[tuple[StageStore, int]] = []
         elsewhere: list[int] = []
