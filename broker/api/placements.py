@@ -127,6 +127,8 @@ class ReplicaEnd:
     Attributes:
         last_epoch: The leader epoch of its last record; -1: it has none.
         log_end_offset: The offset behind it. The copy with the greater (last_epoch, log_end_offset) has more.
+        is_interrupted: Whether it ends amid a copy of a compacted log: keys may be missing in it whose newer records
+            come behind its end.
     """
 
     broker: str
@@ -134,6 +136,7 @@ class ReplicaEnd:
     partition: PartitionNumber
     last_epoch: LeaderEpoch
     log_end_offset: Offset
+    is_interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ from broker.serving.http.waiting import unbroken
 
 ENDPOINTS: Final = Endpoints()
 ENDS: Final = "/v1/cluster/replicas"
+_INTERRUPTED: Final = ", and so are keys whose newer records it does not have yet, as its copy was interrupted"
 LOSS: Final = "/v1/cluster/accept-loss"
 PEER_LOSS_S: Final = 20.0
 """A segment is written anew for each range."""
@@ -117,12 +118,23 @@ async def _elect_unclean(serving: Serving, asked: Election) -> web.StreamRespons
     copies = await _copies(serving, now)
     chosen = _chosen(now, copies, asked.broker)
     away = sorted({*(now.isr or now.last_isr)} - {each.broker for each in copies})
+    others = ", ".join(map(_copy_text, copies))
+    if chosen.is_interrupted and asked.broker is None:
+        raise InvalidRequest(
+            f"{now.stream}/{now.partition}: the copy of {chosen.broker} is the longest, and was interrupted: it lacks"
+            f" keys whose newer records it does not have yet. Copies that are there: {others}. To elect one of them,"
+            " name it with `broker` (--broker)",
+            field="broker",
+            chosen=asdict(chosen),
+            may_have_more=away,
+            copies=[asdict(each) for each in copies],
+        )
     if not asked.accept_loss:
-        others = ", ".join(f"{c.broker} (epoch {c.last_epoch}, offset {c.log_end_offset})" for c in copies)
         raise InvalidRequest(
             f"{now.stream}/{now.partition}: {chosen.broker} would lead from offset {chosen.log_end_offset} of epoch"
             f" {chosen.last_epoch}. Every committed record is on {_joined(away)}, which cannot lead now: what only they"
-            f" have is lost for good. Copies that are there: {others}. To do it, repeat it with accept_loss (--yes)",
+            f" have is lost for good{_INTERRUPTED if chosen.is_interrupted else ''}. Copies that are there: {others}."
+            " To do it, repeat it with accept_loss (--yes)",
             field="accept_loss",
             chosen=asdict(chosen),
             may_have_more=away,
@@ -184,6 +196,11 @@ async def _copies(serving: Serving, now: Placement) -> list[ReplicaEnd]:
         if (each.stream, each.partition) == (now.stream, now.partition) and each.broker in now.replicas
     ]
     return sorted(copies, key=lambda each: (-each.last_epoch, -each.log_end_offset, each.broker))
+
+
+def _copy_text(copy: ReplicaEnd) -> str:
+    more = ", interrupted" if copy.is_interrupted else ""
+    return f"{copy.broker} (epoch {copy.last_epoch}, offset {copy.log_end_offset}{more})"
 
 
 def _chosen(now: Placement, copies: Sequence[ReplicaEnd], broker: str | None) -> ReplicaEnd:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from broker.api.errors import (
 from broker.metadata.catalog import COMMAND_VERSION, Catalog
 from broker.metadata.partition import PartitionState, Place
 from broker.runtime.cluster.operating.admin import ClusterAdmin
+from tests.support.logs import create_log, row_batch
+from tests.support.simdisk import SimDisk
 
 
 class Service:
@@ -378,3 +381,17 @@ def test_what_a_rescue_cannot_do_is_refused_and_nothing_is_sent() -> None:
     assert not service.sent
     with pytest.raises(InvalidRequest, match=r"start, or excuse: b; start, or leave out .*: z"):
         run(admin.end_rescue(["a", "b", "z"]))
+
+
+def test_a_copy_of_a_compacted_log_that_was_interrupted_says_so() -> None:
+    """`follower.F12`: what it was told is on disk. It has all once it ends above."""
+    log = create_log(SimDisk())
+    kept: Any = SimpleNamespace(stream="s", partition=1, log=log)
+    service: Any = Service("a", 1)
+    admin = ClusterAdmin("a", service, open_here=lambda: [kept], may_change=lambda: True)
+    said = []
+    for _ in range(3):
+        log.log.note_superseded(2, 1)
+        said += [(end.log_end_offset, end.is_interrupted) for end in admin.ends()]
+        log.append([row_batch([b"x"])], leader_epoch=1, now_us=1)
+    assert said == [(0, False), (1, True), (2, False)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.api.placements import Vote
+from broker.api.placements import Placement, ReplicaEnd, Vote
 from tests.unit.serving.server import Api, Server
 
 
@@ -97,3 +99,40 @@ def test_a_rescue_is_not_for_a_lone_broker_and_costs_nothing_by_accident(api: Ap
     assert api.post("/v1/cluster/rescue/excuse", {"broker": "b", "accept_loss": True}).reason == "not_supported"
     assert api.post("/v1/cluster/rescue/end", {"brokers": ["a"]}).reason == "not_supported"
     assert api.post("/v1/cluster/rescue/end", {"brokers": []}).status == 400
+
+
+def test_a_copy_that_was_interrupted_is_elected_only_by_its_name(
+    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leads without keys whose newer records it does not have yet. Which copy lacks less, a person has to say."""
+    elected: list[str] = []
+    api.create("orders")
+    where = {"stream": "orders", "partition": 0}
+    placed = Placement(**where, leader=None, leader_epoch=3, replicas=("a", "b", "c"), isr=(), last_isr=("a",))
+    ends = [
+        ReplicaEnd(**where, broker="b", last_epoch=2, log_end_offset=30),
+        ReplicaEnd(**where, broker="c", last_epoch=2, log_end_offset=80, is_interrupted=True),
+    ]
+
+    async def elect_unclean(stream: str, partition: int, broker: str, epoch_seen: int) -> Placement:
+        elected.append(broker)
+        return replace(placed, leader=broker)
+
+    admin = server.backend.admin
+    monkeypatch.setattr(admin, "placements", lambda: [placed])
+    monkeypatch.setattr(admin, "ends", lambda: ends)
+    monkeypatch.setattr(admin, "elect_unclean", elect_unclean)
+    asked = {**where, "unclean": True}
+    for accept_loss in (False, True):
+        refused = api.post("/v1/cluster/elect", {**asked, "accept_loss": accept_loss})
+        assert (refused.status, refused.problem["field"]) == (400, "broker")
+        assert "c (epoch 2, offset 80, interrupted), b (epoch 2, offset 30)" in refused.problem["detail"]
+        assert refused.problem["chosen"]["broker"] == "c"
+    refused = api.post("/v1/cluster/elect", {**asked, "broker": "c"})
+    assert (refused.status, refused.problem["field"]) == (400, "accept_loss")
+    assert "its copy was interrupted" in refused.problem["detail"]
+    assert "interrupted." not in api.post("/v1/cluster/elect", {**asked, "broker": "b"}).problem["detail"]
+    assert elected == []
+    for broker in ("c", "b"):
+        assert api.post("/v1/cluster/elect", {**asked, "broker": broker, "accept_loss": True}).status == 200
+    assert elected == ["c", "b"]

@@ -314,6 +314,7 @@ def _end_of(me: str, kept: ReplicatedPartition) -> ReplicaEnd:
         partition=kept.partition,
         last_epoch=kept.log.epoch_of(end - 1) if end else -1,
         log_end_offset=end,
+        is_interrupted=kept.log.log_start_offset < end < kept.log.superseded[0],
     )
 
 
