@@ -5,6 +5,7 @@ cluster.py     brokers and partitions: the state, and what several commands do w
 broker_commands.py     a broker starts, lives, fails, stops, goes
 partition_commands.py  elections, in-sync replicas, step-outs, reassignment
 controller.py  what the broker that leads Raft does by itself: sessions, elections at their deadline, balance
+leader_reports.py  which reports that a leader cannot be reached become commands
 session.py     a session, as the broker itself counts it
 heard.py       which brokers have said something of late: to whom a damaged replica gives way
 voting.py      which brokers have a vote in the Raft group

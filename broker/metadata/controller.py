@@ -19,7 +19,7 @@ H4  A command of a deposed controller may be committed late, once. No command do
 
     renew_sessions     names registrations; at worst a dead broker is live for one more session
     fail_broker        names registration and renewal: refused if it was renewed since
-    report_leader      names the leader's epoch; only reports of one window count together
+    report_leader      names the leader's epoch; only reports of one window count together (`leader_reports`)
     elect_first        only before the first leader, only of those that have opened it and live
     elect_preferred    only to the first replica, if that is in sync and lives
     raise_replication  only adds, and only where there are fewer
@@ -46,6 +46,7 @@ from typing import Any, Final, assert_never
 
 from broker.metadata.catalog import COMMAND_VERSION, Catalog
 from broker.metadata.cluster import FEATURE_LEVEL, Cluster
+from broker.metadata.leader_reports import REPORT_WINDOW_MS, LeaderReports, ReportArrived
 from broker.metadata.partition import PartitionState, Place
 from broker.metadata.session import HEARTBEAT_MS, SESSION_MS
 
@@ -53,7 +54,6 @@ LAPSE_MS: Final = SESSION_MS + 100
 """A little more than the broker's own count: its clock may be slower by one in twenty."""
 RENEW_MS: Final = 200
 """Renewals are so far apart at least: each is an fsync of every voter."""
-REPORT_WINDOW_MS: Final = 2_000
 FIRST_ELECTION_MS: Final = 5_000
 SCAN_MS: Final = 500
 """So often all partitions are looked at."""
@@ -76,21 +76,6 @@ class HeartbeatArrived:
     broker: str
     registration: int
     number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportArrived:
-    """A follower cannot fetch from its leader. It says so again as long as that is so.
-
-    Attributes:
-        wall_ms: The wall clock now: the window is to mean the same to the next controller.
-    """
-
-    broker: str
-    registration: int
-    at: Place
-    leader_epoch: int
-    wall_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +119,17 @@ Effect = Submit | Renewed
 
 @dataclass(slots=True)
 class _Out:
-    """A submission without an answer. `beats`: what it renews: broker -> (registration, number)."""
+    """A submission without an answer.
+
+    Attributes:
+        beats: What it renews: broker -> (registration, number).
+        report: What it passes on.
+    """
 
     duty: str
     rest_ms: int
     beats: dict[str, tuple[int, int]]
+    report: ReportArrived | None = None
 
 
 @dataclass(slots=True)
@@ -184,6 +175,8 @@ class Controller:
     _scan_at_ms: int = field(init=False)
     _number: int = 0
     _out: dict[int, _Out] = field(default_factory=dict)
+    _duties: set[str] = field(default_factory=set)  # of those
+    _reports: LeaderReports = field(default_factory=LeaderReports)
     _rest: dict[str, int] = field(default_factory=dict)  # duty -> not before
     _brokers: dict[str, _Seen] = field(default_factory=dict)
     _beats: dict[str, tuple[int, int]] = field(default_factory=dict)  # to be renewed
@@ -199,7 +192,7 @@ class Controller:
             case HeartbeatArrived():
                 return self._on_heartbeat(event, catalog, now_ms)
             case ReportArrived():
-                return self._on_report(event)
+                return self._report(event) if self._reports.arrived(event, catalog.cluster, now_ms) else []
             case SubmitAnswered():
                 return self._on_answer(event, catalog, now_ms)
             case TimePassed():
@@ -262,27 +255,33 @@ class Controller:
 
     # -- all events -------------------------------------------------------------------------------------------
 
-    def _on_report(self, event: ReportArrived) -> list[Effect]:
-        stream, partition = event.at
-        return self._submit(
-            f"report {event.broker} {stream}/{partition}",
+    def _report(self, report: ReportArrived) -> list[Effect]:
+        stream, partition = report.at
+        effects = self._submit(
+            f"report {report.broker} {stream}/{partition}",
             None,
             "report_leader",
             rest_ms=0,
-            broker_id=event.broker,
-            registration=event.registration,
+            broker_id=report.broker,
+            registration=report.registration,
             stream=stream,
             partition=partition,
-            leader_epoch=event.leader_epoch,
-            at_ms=event.wall_ms,
+            leader_epoch=report.leader_epoch,
+            at_ms=report.wall_ms,
             window_ms=REPORT_WINDOW_MS,
         )
+        self._out[self._number].report = report
+        return effects
 
     def _on_answer(self, event: SubmitAnswered, catalog: Catalog, now_ms: int) -> list[Effect]:
         out = self._out.pop(event.number, None)
         if out is None:
             return []
+        self._duties.discard(out.duty)
         self._rest[out.duty] = now_ms + out.rest_ms
+        if out.report is not None:
+            following = self._reports.answered(out.report, catalog.cluster, now_ms)
+            return self._report(following) if following is not None else []
         if event.result is None or "ok" not in event.result:
             self._beats = {**out.beats, **self._beats}  # those that came since are newer
             return []
@@ -316,12 +315,13 @@ class Controller:
         self, duty: str, now_ms: int | None, kind: str, *, rest_ms: int = RETRY_MS, **named: Any
     ) -> list[Effect]:
         """H3. `now_ms`: None: not held back by the rest after the last answer."""
-        if any(out.duty == duty for out in self._out.values()):
+        if duty in self._duties:
             return []
         if now_ms is not None and self._rest.get(duty, now_ms) > now_ms:
             return []
         self._number += 1
         self._out[self._number] = _Out(duty, rest_ms, {})
+        self._duties.add(duty)
         return [Submit(number=self._number, command={"v": COMMAND_VERSION, "kind": kind, **named})]
 
     # -- partitions -------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from broker.metadata import controller as c
+from broker.metadata.leader_reports import ReportArrived
 from broker.metadata.session import Beat, Effect, Lapsed, Session
 from tests.sim.metadata import place_of
 
@@ -116,7 +117,7 @@ class Sessions:
             wall_ms = self.wall_us // 1_000
             at = place_of(stream)
             self.office.step(
-                c.ReportArrived(broker=name, registration=registration, at=at, leader_epoch=epoch, wall_ms=wall_ms)
+                ReportArrived(broker=name, registration=registration, at=at, leader_epoch=epoch, wall_ms=wall_ms)
             )
 
     def renewed(self: Broker, registration: int, number: int, renewal: int) -> None:  # type: ignore[misc]

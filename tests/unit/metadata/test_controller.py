@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from broker.metadata import controller as module
 from broker.metadata.catalog import Catalog
 from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.controller import (
@@ -20,11 +19,11 @@ from broker.metadata.controller import (
     Controller,
     HeartbeatArrived,
     Renewed,
-    ReportArrived,
     Submit,
     SubmitAnswered,
     TimePassed,
 )
+from broker.metadata.leader_reports import REPORT_WINDOW_MS, REPORTS_MAX, ReportArrived
 from broker.metadata.session import HEARTBEAT_MS
 
 TICK_MS = 100
@@ -103,6 +102,15 @@ class Bench:
         assert isinstance(submitted, Submit)
         assert self.controller.step(report, self.catalog, self.now_ms) == [], "one is out"
         return submitted
+
+    def arrive(self, reporter: str, led: list[tuple[Any, int]]) -> list[Any]:
+        """Reports of a follower for these partitions, by their leader epochs."""
+        number = self.catalog.brokers[reporter].registration
+        said: list[Any] = []
+        for at, epoch in led:
+            report = ReportArrived(broker=reporter, registration=number, at=at, leader_epoch=epoch, wall_ms=5)
+            said += self.controller.step(report, self.catalog, self.now_ms)
+        return said
 
     def answer(self, submitted: Submit) -> list[Any]:
         result = self.catalog.apply(submitted.command)
@@ -337,11 +345,55 @@ def test_reports_count_together_within_their_window_only() -> None:
     bench = Bench("a", "b", "c")
     bench.create(1, 3)
     bench.open("a", "b", "c")
-    for wall_ms, reporter in ((0, "b"), (module.REPORT_WINDOW_MS + 1, "c"), (module.REPORT_WINDOW_MS + 2, "b")):
+    for wall_ms, reporter in ((0, "b"), (REPORT_WINDOW_MS + 1, "c"), (REPORT_WINDOW_MS + 2, "b")):
         assert bench.leaders() == ["a"]
         bench.controller = Controller(bench.now_ms)
         bench.answer(bench.report(reporter, wall_ms=wall_ms))
     assert bench.leaders() == ["b"]
+
+
+def test_a_dead_leader_of_ten_thousand_partitions_costs_few_commands() -> None:
+    """Each survivor reports each partition, in another order. Two reports of one are enough; the rest would be refused,
+    and held up heartbeats before that."""
+    bench = Bench("a", "b", "c")
+    for number in range(10):
+        bench.create(1_000, 3, name=f"s{number}")
+    bench.open("a", "b", "c")
+    bench.run(FIRST_ELECTION_MS)
+    led = [(at, s.leader_epoch) for at, s in bench.catalog.cluster.partitions.items() if s.leader == "a"]
+    assert len(led) > 3_000
+    out = bench.arrive("b", led)
+    assert len(out) == REPORTS_MAX
+    out += bench.arrive("c", led[::-1])
+    assert len(out) == 2 * REPORTS_MAX + REPORTS_MAX, "those of c that b has reported go beside"
+    sent = 0
+    while out:
+        sent += 1
+        out += bench.answer(out.pop(0))
+    assert "a" not in bench.leaders()
+    assert sent == 3 * REPORTS_MAX + REPORTS_MAX, "those of b that have waited"
+    out = bench.arrive("b", led)
+    assert len(out) == REPORTS_MAX, "of an epoch that is over"
+    assert [bench.answer(each) for each in out] == [[]] * REPORTS_MAX, "and none waits"
+
+
+def test_reports_that_wait_go_in_order_unless_they_are_old() -> None:
+    """Nobody else reports: each goes once, a few at a time. What has waited for too long comes again."""
+    bench = Bench("a", "b", "c")
+    bench.create(300, 3)
+    bench.open("a", "b", "c")
+    bench.run(FIRST_ELECTION_MS)
+    led = [(at, s.leader_epoch) for at, s in bench.catalog.cluster.partitions.items() if s.leader == "a"]
+    out, sent = bench.arrive("b", led), []
+    while out:
+        assert len(out) <= REPORTS_MAX
+        sent.append((out[0].command["stream"], out[0].command["partition"]))
+        out += bench.answer(out.pop(0))
+    assert sent == [at for at, _ in led]
+    out = bench.arrive("b", led)
+    bench.now_ms += REPORT_WINDOW_MS + 1
+    assert [bench.answer(each) for each in out] == [[]] * REPORTS_MAX
+    assert len(bench.arrive("b", led)) == REPORTS_MAX
 
 
 def test_internal_streams_get_replicas_as_brokers_join() -> None:

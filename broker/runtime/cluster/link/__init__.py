@@ -8,7 +8,7 @@
     replicas.stop()
     link.stop()
 
-`report(at, leader_epoch)` tells the controller (`controller.ReportArrived`) and must not wait. Importing this loads
+`report(at, leader_epoch)` tells the controller (`leader_reports.ReportArrived`) and must not wait. Importing this loads
 grpc: a single broker does not.
 
 link.py       Its server and its connections, and `Wiring` for replicas.

@@ -30,11 +30,11 @@ from broker.metadata.controller import (
     Event,
     HeartbeatArrived,
     Renewed,
-    ReportArrived,
     Submit,
     SubmitAnswered,
     TimePassed,
 )
+from broker.metadata.leader_reports import ReportArrived
 from broker.metadata.partition import Place
 from broker.metadata.voting import next_change
 from broker.raft.node import CHANGE_VOTERS, Answer, RaftNode
