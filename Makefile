@@ -50,10 +50,10 @@ check: install
 quick: install
 	$(SCRATCH) $(BIN)/python -m pytest -q -n 3 -m "not process and not slow" -o tmp_path_retention_policy=failed tests/unit
 
-# The first lane (docs/adr/0144): what a person runs once and judges by. One worker for each core.
+# The first lane (docs/adr/0144): what a person runs once and judges by. One worker for each core, one for what waits,
+# and lint beside them (docs/adr/0150).
 test: install
-	$(MAKE) --no-print-directory lint
-	$(SCRATCH) PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m tests first
+	$(SCRATCH) PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m tests first --lint
 
 test-long: install
 	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m tests $(or $(SHARD),long)

@@ -1,7 +1,7 @@
 """All tests of a lane: `python -m tests first`, or `python -m tests cluster spark` for shards; `long`: every shard.
 
 `make test` runs the first lane, `make test-long` the shards (lanes.py). There are no second tries: a test that waits
-in vain is a fault of the test or of the product.
+in vain is a fault of the test or of the product. With `--lint`, lint runs beside them, and is told in the end.
 
 Each shard leaves `build/long/SHARD.json`: commit, seeds, counts and times. The last lines are a table of all results
 that are there, so that shards may run one by one. Further arguments go to pytest.
@@ -16,7 +16,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
@@ -65,6 +67,8 @@ def run(lane: str, arguments: Sequence[str]) -> int:
     outcomes, began, cpu_began = Outcomes(), time.time(), _cpu_seconds()
     workers = WORKERS.get(lane, WORKERS_DEFAULT)
     code = int(pytest.main(["--lane", lane, "-q", "-n", str(workers), *arguments], plugins=[outcomes]))
+    seconds, cpu_seconds = round(time.time() - began), round(_cpu_seconds() - cpu_began)
+    print(f"{seconds} s, {cpu_seconds} s of CPU time without that of Spark's JVMs")
     if lane != FIRST:
         RESULTS.mkdir(parents=True, exist_ok=True)
         result = {
@@ -74,8 +78,8 @@ def run(lane: str, arguments: Sequence[str]) -> int:
             "counts": dict(outcomes.counts),
             "failed": outcomes.failed,
             "skipped": outcomes.skipped,
-            "seconds": round(time.time() - began),
-            "cpu_seconds": round(_cpu_seconds() - cpu_began),
+            "seconds": seconds,
+            "cpu_seconds": cpu_seconds,
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
             "seed": SEED,
             "effort": EFFORT,
@@ -85,6 +89,26 @@ def run(lane: str, arguments: Sequence[str]) -> int:
         }
         (RESULTS / f"{lane}.json").write_text(json.dumps(result, indent=1) + "\n")
     return code
+
+
+@contextmanager
+def beside(wanted: bool) -> Iterator[list[int]]:
+    """Lint, behind everything that wants a core. The list gets its exit code when the block ends."""
+    codes: list[int] = []
+    if not wanted:
+        yield codes
+        return
+    with TemporaryFile("w+") as output:
+        command = ["nice", "make", "--no-print-directory", "lint"]
+        lint = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            yield codes
+        except BaseException:
+            lint.terminate()
+            raise
+        codes.append(lint.wait())
+        output.seek(0)
+        print("\n" + output.read() + ("lint FAILED" if codes[0] else "lint passed"))
 
 
 def _cpu_seconds() -> float:
@@ -116,8 +140,12 @@ def main(arguments: list[str]) -> int:
     if not lanes:
         print(f"which lane? {FIRST}, long, {', '.join(SHARDS)}", file=sys.stderr)
         return 2
+    lints = "--lint" in arguments
+    arguments = [each for each in arguments if each != "--lint"]
     if len(lanes) == 1:
-        code = run(lanes[0], arguments)
+        with beside(lints) as codes:
+            code = run(lanes[0], arguments)
+        code = max(code, *codes, 0)
     else:  # each in a process of its own
         codes = [subprocess.run([sys.executable, "-m", "tests", lane, *arguments]).returncode for lane in lanes]
         code = max(codes)

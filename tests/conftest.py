@@ -5,8 +5,7 @@ Hypothesis   tries the same examples in each run; `make prop` sets LIFTLOG_PROP_
 output       A long comparison is cut and a long log ends with its end; the last lines name each failure once more.
 processes    A test that starts one is marked `process`; the audit hook here ends any other one that tries.
 lanes        `--lane NAME` runs the tests of a lane (lanes.py), those with processes first, so that no worker ends with
-             a long one. A worker gets all tests of one file. The files of tests/spark with the common session are as
-             one; each test of the simulator is by itself.
+             a long one. Workers get whole files (support/by_file.py).
 slow tests   `make check` leaves out what is marked `slow`: tests that take about a second of a core, or wait for some,
              and all seeds but the first of a heavy test. What is marked `long` is not in `make test`.
 """
@@ -21,10 +20,10 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadScopeScheduling
 
 from tests.lanes import FIRST, PROCESS_FOLDERS, SHARDS, lane_of
 from tests.support import spark_classes, spark_home
+from tests.support.by_file import ByFile
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", spark_classes.USES)  # of each JVM below, whoever starts it
 os.environ.setdefault("SPARK_HOME", str(spark_home.unpacked()))
@@ -43,8 +42,6 @@ settings.register_profile(
 )
 settings.load_profile("liftlog")
 
-SPARK_ALONE = ("bare", "discovery", "kills", "standalone")
-"""In the names of the files of tests/spark that start sessions of their own."""
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
 """Audit events of a process that is started."""
 SECTION_CHARS_MAX = 3_000
@@ -111,18 +108,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         _no_process.running = ""
-
-
-class ByFile(LoadScopeScheduling):
-    """Gives a worker all tests of one file, in the order of the collection."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        if path.startswith("tests/sim/"):
-            return nodeid
-        if path.startswith("tests/spark/") and not any(name in path for name in SPARK_ALONE):
-            return "tests/spark"
-        return path
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -15,7 +15,7 @@ END_TO_END: Final = (
     "tests/cluster/test_cli.py::test_from_nothing_to_records_through_kill_9_and_back",
     "tests/cluster/test_cli.py::test_a_stream_is_created_described_altered_and_deleted",
     "tests/cluster/test_intake.py::test_stock_js_publish_returns_a_puback",
-    "tests/cluster/test_faults.py::test_every_acked_record_survives_kill_9_of_the_broker",
+    "tests/cluster/test_faults.py::test_every_acked_record_survives_kill_9_of_the_broker[0]",
     "tests/cluster/test_faults.py::test_sigterm_keeps_what_nats_had_accepted",
     "tests/cluster/test_dedup.py::test_killed_and_all_published_again_nothing_is_twice_and_nothing_lost",
     # three brokers
@@ -47,9 +47,16 @@ SHARDS: Final = {
 PROCESS_FOLDERS: Final = ("cluster", "soak", "benchmarks", "spark", "examples", "notebooks")
 """Each of their tests counts as one that starts a process."""
 
-WORKERS: Final = {"cluster": 3, "soak": 2}
-"""How many tests of a shard run at once, if not `WORKERS_DEFAULT`: brokers are mostly waited for."""
+WORKERS: Final = {FIRST: 3, "cluster": 3, "soak": 2}
+"""How many tests of a lane run at once, if not `WORKERS_DEFAULT`: brokers are mostly waited for."""
 WORKERS_DEFAULT: Final = 2
+
+MOSTLY_WAITS: Final = (
+    *(f"tests/{folder}" for folder in PROCESS_FOLDERS),
+    *(f"tests/unit/{part}" for part in ("client/", "link/", "serving/", "raft/test_wire", "runtime/test_placed")),
+)
+"""How paths begin of tests that wait for sockets, threads and processes longer than they compute. One worker of the
+first lane takes nothing else, so that computing has one worker for each core (record 150)."""
 
 
 def lane_of(nodeid: str, marks: frozenset[str]) -> str:
