@@ -139,16 +139,15 @@ def by_mistake(found: Iterator[Found]) -> dict[str, tuple[list[str], list[str]]]
 
 def page() -> str:
     """All of docs/explain/mistakes.md."""
-    sections, missed, count = [], [], 0
+    sections, missed = [], []
     for heading, (path, finders) in TABLES.items():
         rows = by_mistake(finders())
-        count += len(rows)
         missed += [f"- {name} ({path})" for name, (first, _) in rows.items() if not first]
         cells = [(name, *("<br>".join(lane) or "-" for lane in lanes)) for name, lanes in rows.items()]
         heads = ("mistake", "found in `make test` by", "in `make test-long` by")
         sections.append(f"## {heading}\n\nThe list: `{path}`.\n\n{table(heads, cells)}")
     lost = "\n".join(missed) or "None of these."
-    return HEAD.format(count=count, missed=lost, tables="\n".join(sections))
+    return HEAD.format(missed=lost, tables="\n".join(sections))
 
 
 def _name(test: Any) -> str:
@@ -181,7 +180,7 @@ def _cases(test: Any, first: str) -> Iterator[tuple[Any, Any]]:
 
 HEAD: Final = """# Deliberate mistakes
 
-A test that has never failed shows little. {count} mistakes are made in the code on purpose, one at a
+A test that has never failed shows little. These mistakes are made in the code on purpose, one at a
 time, and this page says which test finds each. `make test` runs the tests of the second column,
 `make test-long` those of the third; there the shard stands in brackets. `python -m tests.pages`
 writes this page from the lists in the tests and from `tests/lanes.py`.
