@@ -77,7 +77,7 @@ MUTANTS: Final = (
     of("acknowledges by fetch offset", "insync", "max(follower.durable_end, fetch.durable_end)", "max(follower.durable_end, fetch.offset)"),
     of("counts a pending removal out", "insync", "if broker in self.members or", "if broker in self.members and broker != (self.pending.remove if self.pending else None) or", seed=4),
     of("does not count a pending addition", "insync", "or broker == added", "", seed=8, seeds=60),
-    of("commits with too few in sync", "leader", "elif len(in_sync.members) >= self.min_insync_replicas:", "elif True:", seed=17),
+    of("commits with too few in sync", "leader", "elif len(in_sync.members) >= self.min_insync_replicas:", "elif True:", seed=21),
     # fencing
     of("lets a restarted leader lead on in its epoch", "broker_commands", "            after = after.deposed(number)\n", "            pass\n"),
     of("leads on in its epoch when the replicas become others", "partition", "return self if self.leader is None else replace(self, leader_epoch=epoch)", "return self", seed=1),
