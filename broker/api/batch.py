@@ -31,6 +31,7 @@ Format: docs/reference/storage.md.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Final
@@ -335,13 +336,23 @@ def verify_batch(message: bytes | bytearray | memoryview, *, where: str = "") ->
     return read_header(message, where=where)
 
 
-def decode_batch(message: bytes | bytearray | memoryview | pa.Buffer, *, where: str = "") -> pa.RecordBatch:
+def decode_batch(
+    message: bytes | bytearray | memoryview | pa.Buffer,
+    *,
+    where: str = "",
+    reserve: Callable[[int], None] = lambda byte_count: None,
+) -> pa.RecordBatch:
     """Verify one message and return its rows (zero-copy views into `message`, unless it is compressed).
 
+    Args:
+        reserve: Takes the memory of what is decompressed, before it is.
     Raises:
         BadBatch: the message is damaged.
     """
-    verify_batch(memoryview(message), where=where)
+    view = memoryview(message)
+    verify_batch(view, where=where)
+    if not is_plain(view):
+        reserve(decoded_bytes(view) or 0)
     try:
         return pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA)
     except (pa.ArrowException, OSError) as error:  # the CRC is right, so whoever wrote it was wrong

@@ -31,7 +31,8 @@ from broker.storage.read import FileRange, ReadPlan
 CHUNK_BYTES: Final = 256 << 10
 ROWS_AT_ONCE_MAX: Final = 1024
 BATCH_COPIES: Final = 2
-"""So many times a batch is taken: as it is stored, and the rows that are made of it."""
+"""So many times a batch is taken: as it is stored, and the rows that are made of it. What is decompressed comes on
+top."""
 CHUNK_COPIES: Final = 3
 """So many times a chunk: as it grows, as it is handed on, and as it waits to be sent."""
 
@@ -114,12 +115,21 @@ def lines(
 
 def _batches(ranges: list[FileRange], reserve: Callable[[int], None]) -> Iterator[tuple[pa.RecordBatch, int]]:
     """Each batch, and what it takes."""
+    held = 0
+
+    def reserve_more(byte_count: int) -> None:
+        nonlocal held
+        held += byte_count
+        reserve(held)
+
     for part in ranges:
         at, stop = part.position, part.position + part.length
         while at < stop:
             where = f"{part.path} at {at}: "
             length = message_bytes(read_piece(part, HEADER_BYTES, at), where=where)
-            held = BATCH_COPIES * min(length, stop - at)
-            reserve(held)
-            yield decode_batch(read_piece(part, min(length, stop - at), at), where=where), held
+            held = 0
+            reserve_more(BATCH_COPIES * min(length, stop - at))
+            message = read_piece(part, min(length, stop - at), at)
+            batch = decode_batch(message, where=where, reserve=reserve_more)
+            yield batch, held
             at += length

@@ -18,10 +18,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.api.batch import BatchHeader, encode_batch
 from broker.api.http import ARROW_STREAM, NDJSON
 from broker.api.legible import iso_time
+from broker.api.schema import SCHEMA
 from broker.serving.http import body
 from broker.serving.payload import ndjson
+from broker.storage.read import FileRange, ReadPlan
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Answer, Api, Server
@@ -209,3 +212,19 @@ def test_readers_that_take_nothing_hold_no_more_than_the_budget(
         for reader in readers:
             reader.close()
         eventually(lambda: budget.bytes_now == 0, what="all is given back")
+
+
+def test_a_compressed_batch_is_reserved_as_it_is_in_memory(tmp_path: Path) -> None:
+    """In the background batches are compressed: 8 MB of zeros take 2 kB on the disk."""
+    rows = [{"offset": i, "timestamp": 0, "subject": "s", "value": bytes(8_000)} for i in range(1_000)]
+    header = BatchHeader(first_offset=0, last_offset=999)
+    message = encode_batch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), header, compression="zstd")
+    assert len(message) < 100_000
+    (tmp_path / "segment").write_bytes(message)
+    plan, reserved = ReadPlan(0), list[int]()
+    with (tmp_path / "segment").open("rb") as file:
+        plan.ranges.append(FileRange(file.fileno(), 0, len(message), "segment"))
+        next(ndjson.lines(plan, offset=0, end=None, limit=None, reserve=reserved.append))
+    assert reserved[0] < 1_000_000
+    assert reserved[1] > 8_000_000, "before it is decompressed"
+    assert reserved[-1] > 8_000_000 + ndjson.CHUNK_BYTES, "it is kept while its rows are sent"
