@@ -227,10 +227,12 @@ class Remembered:
 
     def read(self, end: int, offsets: Sequence[int]) -> Memory:
         """The tables of all below `end`: what a state file says, the first of `offsets` that is whole, and the log from
-        there on. OSError passes through.
+        there on; all of it where a file is lacking. OSError passes through.
         """
         log, start = self.log, -1
         sections: Mapping[str, bytes] = {}
+        if not offsets and self.lacks_state:
+            offsets = (-1,)  # it leads all the same, and its disk is full (`begin_to_lead`)
         for offset in offsets:
             found = self.states.load(offset) if offset >= 0 else None
             if found is not None and PRODUCERS in found:

@@ -173,6 +173,22 @@ def test_who_leads_without_one_tells_what_its_log_tells(leader: PartitionLog) ->
     assert not append(log, 10, epoch=2)
 
 
+def test_who_leads_on_a_full_disk_tells_what_its_log_tells_once_there_is_room(leader: PartitionLog) -> None:
+    """Its file could not be written then. It took its log for one that no producer had come to, and said so in one."""
+    disk, log = begins_anew(leader)
+    log.advance_high_watermark(9)
+    disk.bytes_max = disk.used_bytes
+    log.lead(2)
+    assert log.handover.lacks
+    disk.bytes_max = None
+    assert append(log, 9, epoch=2)
+    assert not append(log, 10, epoch=2)
+    log.sync()
+    log = open_log(disk.after_kill(), settings=SETTINGS)
+    log.lead(3)
+    assert append(log, 9, epoch=3)
+
+
 def test_who_copies_what_was_written_anew_lacks_one_from_then_on(leader: PartitionLog) -> None:
     """The rule: only a state file tells of records that compaction has removed. The replica's own, older one does
     not."""
