@@ -104,6 +104,12 @@ WRITERS: Final = (
         "tests/cluster/test_full_disk.py::test_a_trim_makes_room_on_a_disk_without_a_byte_and_appends_go_on",
     ),
     Writer(
+        "`ends`, before a log is cut",
+        SPARE,
+        ("runtime/cluster/replicas/log_ends.py",),
+        "tests/unit/runtime/test_log_ends.py::test_on_a_disk_without_a_free_byte_a_log_takes_records_back_all_the_same",
+    ),
+    Writer(
         "`catalog.log` of a lone broker: deletions, shorter retention, a start",
         SPARE,
         ("runtime/partitions/catalog_store.py",),

@@ -360,3 +360,21 @@ def test_nothing_is_written_where_nothing_is_new() -> None:
     log.follow(2)
     folders.ends.forget(("other", 0))
     assert disk.steps == steps
+
+
+@pytest.mark.parametrize("act", ["is cut", "begins anew"])
+def test_on_a_disk_without_a_free_byte_a_log_takes_records_back_all_the_same(act: str) -> None:
+    """The rule (`spare_files.B1`): it makes room by that. Its end was lowered before, in a file that found none."""
+    disk = MovingDisk()
+    folders = folders_on(disk)
+    log = folders.create(INFO, 0)
+    grow(log, 1, 6, committed=4)
+    log.checkpoint()
+    folders.ends.note()
+    log.follow(2)
+    disk.spares, disk.bytes_max = [4 << 10] * 4, disk.used_bytes
+    if act == "is cut":
+        log.truncate(6)
+    else:
+        log.reset(6)
+    assert log.log_end_offset == folders.ends.known(AT) == 6

@@ -105,16 +105,17 @@ class LogEnds:
         with self._lock:
             self._cuts[at] = to, cuts
             if self._ends.get(at, 0) > to:
-                self._write({**self._ends, at: to})
+                self._write({**self._ends, at: to}, frees=True)  # `spare_files.B1`: what is cut makes room
 
-    def _write(self, ends: dict[Place, int]) -> None:
+    def _write(self, ends: dict[Place, int], *, frees: bool = False) -> None:
         before = self._ends
         if self._is_sure and ends == before:
             return
         self._is_sure = False
         self._ends = {at: max(before.get(at, 0), ends.get(at, 0)) for at in before | ends}  # E6
         with disk_errors(f"write {self._path}"):
-            self._disk.replace_file(self._path, seal_json({"ends": [[*at, end] for at, end in ends.items()]}))
+            data = seal_json({"ends": [[*at, end] for at, end in ends.items()]})
+            self._disk.replace_file(self._path, data, frees=frees)
         self._ends, self._is_sure = ends, True
 
 
