@@ -159,6 +159,16 @@ class Trimmed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BundleAppended:
+    """Records for several partitions that were appended."""
+
+    failed: Annotated[
+        tuple[PartitionNumber, ...],
+        Rule(doc="Partitions that are led elsewhere, or met an error: their records are to be sent again"),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AppendAnswer:
     """The place of appended records: offsets [first_offset, next_offset) of the partition of the request."""
 

@@ -19,7 +19,6 @@ ones. The answer `already_done` describes what was decided first. Protocol: docs
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,8 +55,6 @@ PART_BYTES: Final = 16 << 20
 """About how much goes into one request. The broker takes 64 MiB unless it is told otherwise."""
 PARTS_IN_FLIGHT: Final = 2
 RENEW_TIMEOUT_S: Final = 5.0
-ALIGNED: Final = 64
-"""Arrow's buffers begin at such places."""
 COMMITS: Final = (COMMITS_STREAM, 0)
 """Its leader decides for all sinks."""
 
@@ -336,18 +333,17 @@ class Sink:
         Returns:
             The partitions that are led elsewhere, whose parts are not stored; None: brokers take no bundles yet.
         """
-        from broker.client.writing.append import TIMEOUT_S, encode
+        from broker.client.writing.append import BUNDLE_HEADERS, TIMEOUT_S, bundled
 
-        named = json.dumps({"parts": [part.as_json() for part in parts]}).encode()
-        head = named.ljust(-(-len(named) // ALIGNED) * ALIGNED)
-        query: dict[str, Any] = {"sink": self.sink, "epoch": self._known_epoch(), "head": len(head)}
+        head, body = bundled([part.as_json() for part in parts], batches)
+        query: dict[str, Any] = {"sink": self.sink, "epoch": self._known_epoch(), "head": head}
         if incarnation is not None:
             query["incarnation"] = incarnation
         request = Request(
             method="POST",
             target=f"{path('streams', stream, 'stages')}?{urlencode(query)}",
-            body=b"".join((head, memoryview(encode(batches)))),
-            headers={"Content-Type": "application/octet-stream", "Accept": "application/json"},
+            body=body,
+            headers=BUNDLE_HEADERS,
             timeout_s=max(self._calls.timeout_s, TIMEOUT_S),
             interrupt=interrupt,
         )

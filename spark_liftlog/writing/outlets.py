@@ -2,7 +2,8 @@
 
     Appending   each piece is an append, and can be read at once              at least once
     Staging     each piece is a part of a stage, hidden until its commit      exactly once
-                what is left in the end goes in bundles, one for each broker and stream
+
+What is left in the end goes in bundles: one request for each stream and broker.
 
 L1  A piece is at most `PIECE_BYTES` of columns, or one row: far below what a broker takes.
 L2  A task holds back a bounded number of bytes over all partitions: `PENDING_BYTES_MAX`, and as many again in batches
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -38,6 +39,8 @@ IN_FLIGHT_MAX: Final = 8
 """Parts of one task that are under way: an answer waits for an fsync, which several may share."""
 
 Key: TypeAlias = tuple[str, int]
+Bundle: TypeAlias = list[tuple[Key, list[pa.RecordBatch]]]
+"""Rows of several partitions of one stream."""
 
 
 class Collecting:
@@ -67,6 +70,25 @@ class Collecting:
                 self._send(largest)
                 if sum(self._bytes.values()) <= PENDING_BYTES_MAX // 2:
                     break
+
+    def _bundles(self, keys: Collection[Key], asked_first: Callable[[str, int], object]) -> Iterator[Bundle]:
+        """What waits for these partitions: that of one stream and one broker together."""
+        groups: dict[tuple[str, str, pa.Schema], Bundle] = {}
+        for key in sorted(keys):
+            batches = self._pending.get(key) or [pa.RecordBatch.from_pydict({"value": pa.array([], pa.binary())})]
+            leader = str(asked_first(*key)) if len(keys) > 1 else ""
+            groups.setdefault((key[0], leader, batches[0].schema), []).append((key, batches))
+        for group in groups.values():
+            bundle: Bundle = []
+            size = 0
+            for key, batches in group:
+                more = self._bytes.get(key, 0)
+                if bundle and size + more > self._piece_bytes:
+                    yield bundle
+                    bundle, size = [], 0
+                bundle.append((key, batches))
+                size += more
+            yield bundle
 
     def _send(self, key: Key) -> None:
         batches = self._pending.pop(key)
@@ -98,8 +120,9 @@ class Appending(Collecting):
     def finish(self) -> None:
         """Append what waits. Durable when it returns. Raises what the broker says; rows may have been appended then."""
         self._wait()
-        for key in sorted(self._pending):  # nothing is collected meanwhile, so no thread need do it
-            self._append(key, self._pending.pop(key))
+        for bundle in self._bundles(self._pending, self._appender.asked_first):
+            self._append_bundle(bundle)  # nothing is collected meanwhile, so no thread need do it
+        self._pending.clear()
         self._bytes.clear()
         self._thread.shutdown()
 
@@ -110,6 +133,18 @@ class Appending(Collecting):
     def _sent(self, key: Key, batches: list[pa.RecordBatch]) -> None:
         self._wait()
         self._under_way = self._thread.submit(self._append, key, batches)
+
+    def _append_bundle(self, bundle: Bundle) -> None:
+        failed: Collection[int] | None = None
+        if len(bundle) > 1:
+            (stream, partition), _ = bundle[0]
+            parts = [(key[1], sum(batch.num_rows for batch in batches)) for key, batches in bundle]
+            rows = pa.concat_batches([batch for _, batches in bundle for batch in batches])
+            incarnation = self._targets[stream, partition].incarnation
+            failed = self._appender.append_bundle(stream, parts, rows, incarnation=incarnation)
+        for key, batches in bundle:
+            if failed is None or key[1] in failed:
+                self._append(key, batches)
 
     def _append(self, key: Key, batches: list[pa.RecordBatch]) -> None:
         incarnation = self._targets[key].incarnation
@@ -151,7 +186,7 @@ class Staging(Collecting):
 
     def finish(self) -> tuple[Stage, ...]:
         """Store what waits, and end every stage. Durable when it returns. Raises what the broker says."""
-        for bundle in self._bundles():
+        for bundle in self._bundles({*self._stages, *self._pending}, self._sink.asked_first):
             if len(bundle) > 1:
                 self._submit_bundle(bundle)
             else:
@@ -183,26 +218,7 @@ class Staging(Collecting):
     def _sent(self, key: Key, batches: list[pa.RecordBatch]) -> None:
         self._submit(key, self._stages.setdefault(key, _Open()), batches, is_last=False)
 
-    def _bundles(self) -> Iterator[list[tuple[Key, list[pa.RecordBatch]]]]:
-        """What waits, as the last parts of all stages: those of one stream and one broker together."""
-        groups: dict[tuple[str, str, pa.Schema], list[tuple[Key, list[pa.RecordBatch]]]] = {}
-        for key in sorted({*self._stages, *self._pending}):
-            batches = self._pending.get(key) or [pa.RecordBatch.from_pydict({"value": pa.array([], pa.binary())})]
-            leader = str(self._sink.asked_first(*key))
-            groups.setdefault((key[0], leader, batches[0].schema), []).append((key, batches))
-        for group in groups.values():
-            bundle: list[tuple[Key, list[pa.RecordBatch]]] = []
-            size = 0
-            for key, batches in group:
-                more = self._bytes.get(key, 0)
-                if bundle and size + more > STAGE_BYTES:
-                    yield bundle
-                    bundle, size = [], 0
-                bundle.append((key, batches))
-                size += more
-            yield bundle
-
-    def _submit_bundle(self, bundle: list[tuple[Key, list[pa.RecordBatch]]]) -> None:
+    def _submit_bundle(self, bundle: Bundle) -> None:
         """Store the last parts of several stages in one request."""
         lasts = []
         for key, batches in bundle:

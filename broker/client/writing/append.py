@@ -11,6 +11,8 @@ sent again and stored once; `sent` is true if time ran out, or the broker refuse
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -18,8 +20,9 @@ from urllib.parse import urlencode
 import pyarrow as pa
 
 from broker.api import http
-from broker.api.answers import AppendAnswer, Appended
+from broker.api.answers import AppendAnswer, Appended, BundleAppended
 from broker.api.errors import InvalidRecords, InvalidRequest
+from broker.client.http.address import Address
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.patience import DEADLINE_S
@@ -28,6 +31,9 @@ from broker.client.positions import whole
 from broker.client.writing.records import Records, record_batches
 
 TIMEOUT_S: Final = 30.0
+BUNDLE_HEADERS: Final = {"Content-Type": "application/octet-stream", "Accept": "application/json"}
+ALIGNED: Final = 64
+"""Arrow's buffers begin at such places."""
 ARROW_HEADERS: Final = {"Content-Type": http.ARROW_STREAM, "Accept": "application/json"}
 
 
@@ -105,6 +111,47 @@ class AppendCalls:
         value = self._calls.send(request, key=(stream, partition))
         found = understand(AppendAnswer, value, where=f"appending to {stream}/{partition}")
         return Appended(partition=partition, **asdict(found))
+
+    def append_bundle(
+        self, stream: str, parts: Sequence[tuple[int, int]], records: Records, *, incarnation: str | None = None
+    ) -> tuple[int, ...] | None:
+        """Append records to several partitions, at least once, in one request to the broker that leads the first one.
+
+        Args:
+            parts: Each a partition, and how many of the records, in their order, are for it.
+        Returns:
+            The partitions whose records were not appended, or may not be; None: brokers take no bundles yet.
+        Raises:
+            As `append`, of the bundle as a whole.
+        """
+        named = [{"partition": partition, "rows": rows} for partition, rows in parts]
+        head, body = bundled(named, records)
+        query = {"head": head, **({} if incarnation is None else {"incarnation": incarnation})}
+        request = Request(
+            method="POST",
+            target=f"{path('streams', stream, 'records')}?{urlencode(query)}",
+            body=body,
+            headers=BUNDLE_HEADERS,
+            timeout_s=self._calls.timeout_s,
+        )
+        try:
+            value = self._calls.send(request, key=(stream, parts[0][0]))
+        except InvalidRequest as error:
+            if "path" in error.fields:  # of an older release
+                return None
+            raise
+        return understand(BundleAppended, value, where=f"appending to {stream}").failed
+
+    def asked_first(self, stream: str, partition: int) -> Address:
+        """As `Sink.asked_first`."""
+        return self._calls.brokers.candidates((stream, partition))[0]
+
+
+def bundled(parts: Sequence[Mapping[str, Any]], records: Records) -> tuple[int, bytes]:
+    """The body of a bundle, and how many bytes of it name the parts. Raises InvalidRecords."""
+    named = json.dumps({"parts": list(parts)}).encode()
+    head = named.ljust(-(-len(named) // ALIGNED) * ALIGNED)
+    return len(head), b"".join((head, memoryview(encode(records))))
 
 
 def encode(records: Records) -> Any:

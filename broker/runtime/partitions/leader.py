@@ -39,6 +39,7 @@ from broker.api.errors import (
     ReadOnly,
     StreamPaused,
 )
+from broker.api.plain_rows import PlainBatch
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import PartitionState
 from broker.replication.events import (
@@ -459,4 +460,4 @@ def _size(batches: Sequence[Encodable] | StoredGroup) -> int:
     """Bytes of what is large: of a sink's group, and of a body. What comes over NATS is bounded by its batches."""
     if isinstance(batches, StoredGroup):
         return batches.byte_count
-    return sum(batch.byte_count_max for batch in batches if isinstance(batch, RowBatch))
+    return sum(batch.byte_count_max for batch in batches if isinstance(batch, RowBatch | PlainBatch))

@@ -250,6 +250,21 @@ class Bundle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AppendedPart:
+    """The next `rows` records of the body go to this partition."""
+
+    partition: PartitionNumber
+    rows: Annotated[int, Rule(limit=(0, INT64_MAX))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendBundle:
+    """The parts of a bundle that is appended."""
+
+    parts: Annotated[tuple[AppendedPart, ...], Rule(limit=(1, LIMITS["partitions"][1]))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinkAbort:
     """Stages to drop."""
 
@@ -375,6 +390,7 @@ _ANSWERS: Final = {
     answers.Streams: "Streams",
     answers.Trimmed: "Trimmed",
     answers.AppendAnswer: "Appended",
+    answers.BundleAppended: "BundleAppended",
     answers.ProducerIdentity: "Producer",
     answers.Producers: "Producers",
     answers.Watch: "Watch",
@@ -411,7 +427,8 @@ _ANSWERS: Final = {
 }
 _REQUESTS: Final = (
     *(ReadOnlyState, Trim, PartitionCount, ProducerName, Positions, Commit, Reset, PinPlaced),
-    *(SinkOpen, SinkRenew, SinkCommit, Bundle, SinkAbort, SinkReset, SinkAdopt, SinkCheck, SilencesAsked, StagesAsked),
+    *(SinkOpen, SinkRenew, SinkCommit, Bundle, AppendBundle, SinkAbort, SinkReset, SinkAdopt),
+    *(SinkCheck, SilencesAsked, StagesAsked),
     *(Reassignment, Election, Loss, Drain, Excuse, RescueEnd),
 )
 

@@ -1,14 +1,18 @@
-"""A bundle: parts of many stages, of partitions of one stream that one broker leads, in one request.
+"""Bundles: records for many partitions of one stream, which one broker leads, in one request.
 
     body    {"parts": [{"partition", "stage", "part", "last", "rows"}, ...]}  |  Arrow stream: their rows, part by part
             `head` bytes
 
-Each part is stored as `stage_records` stores it, and is as idempotent. A bundle that fails may be stored in part: send
-it again. Parts of partitions that are led elsewhere are not stored; the answer names them.
+A part of a stage is stored as `stage_records` stores it, and is as idempotent. A bundle that fails may be stored in
+part: send it again. Parts of partitions that are led elsewhere are not stored; the answer names them.
+
+Records to append are appended as by `append_records`, each part whole or not at all. A part that met an error is named,
+too, unless all have; it alone is to be sent again, or what the others appended would be there twice.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,6 +23,7 @@ from broker.api.errors import (
     InvalidName,
     InvalidRecords,
     InvalidRequest,
+    LiftlogError,
     NotLeader,
     Overloaded,
     ReadOnly,
@@ -40,10 +45,11 @@ from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, integer, request_of, text
-from broker.serving.contract.schemas import Bundle, BundledPart
+from broker.serving.contract.schemas import AppendBundle, AppendedPart, Bundle, BundledPart
 from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, appendable, default_subject
 from broker.serving.endpoints.records import INCARNATION, stale
 from broker.serving.http.body import Reservation, check_media, read_body, reservation_now
+from broker.serving.http.gone import check_asker
 from broker.serving.http.json_text import parse
 from broker.serving.http.waiting import unbroken
 from broker.serving.payload.decode import decode_stream
@@ -122,8 +128,80 @@ async def stage_bundle(serving: Serving, request: web.Request, query: Query) -> 
     return web.json_response({"elsewhere": sorted(elsewhere)})
 
 
+@ENDPOINTS.add(
+    "POST",
+    "/v1/streams/{stream}/records",
+    "append_bundle",
+    answer("Committed, but for the parts of partitions that are named.", "BundleAppended"),
+    query=(
+        integer("head", "So many bytes of the body name the parts. Required.", least=1, greatest=HEAD_BYTES_MAX),
+        INCARNATION,
+    ),
+    request=Content(
+        description="A JSON object (`AppendBundle`) of `head` bytes, then an Arrow stream with the records of all parts"
+        " in their order, as for `append_records`.",
+        media={"application/octet-stream": None},
+    ),
+    errors=(
+        StaleIncarnation,
+        InvalidRecords,
+        RecordTooLarge,
+        RequestTooLarge,
+        Overloaded,
+        DiskFull,
+        StorageFailed,
+        StreamPaused,
+        ReadOnly,
+        UnknownStream,
+        UnknownPartition,
+    ),
+)
+async def append_bundle(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Append records to several partitions, to each all of its part or nothing."""
+    info = appendable(serving, request.match_info["stream"])
+    if query["head"] is None:
+        raise InvalidRequest("query parameter 'head' is missing", parameter="head")
+    check_media(request, ("application/octet-stream",))
+    body = await read_body(request, serving.body_bytes_max)
+    serving.meters.posted_bytes.inc(len(body))
+    reservation = reservation_now.get()
+    view = memoryview(body)
+    parts = request_of(AppendBundle, parse(view[: query["head"]], reservation)).parts
+    led_here(serving, info, parts, query["incarnation"] or info.incarnation)
+    arguments = (view[query["head"] :], parts, info, serving.now_us(), serving.body_bytes_max, reservation)
+    is_small = len(body) <= INLINE_BYTES_MAX
+    batches = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+    del body, view, arguments
+    handles = led_here(serving, info, parts, info.incarnation)
+    check_asker()  # before it begins
+    outcomes = await asyncio.gather(
+        *(
+            _appended(handles.get(part.partition), rows, info.settings.acks)
+            for part, rows in zip(parts, batches, strict=True)
+        )
+    )
+    failed = [part.partition for part, outcome in zip(parts, outcomes, strict=True) if outcome is not None]
+    errors = [outcome for outcome in outcomes if isinstance(outcome, LiftlogError)]
+    if errors and len(failed) == len(parts):
+        raise errors[0]
+    serving.meters.posted_records.inc(sum(part.rows for part in parts if part.partition not in failed))
+    return web.json_response({"failed": failed})
+
+
+async def _appended(handle: PartitionHandle | None, rows: Sequence[Measured], acks: str) -> LiftlogError | bool | None:
+    """Append one part. Returns None: it is; True: the partition is led elsewhere; or why it may not be."""
+    if handle is None:
+        return True
+    if rows:
+        try:
+            await unbroken(handle.append(rows, acks=acks))
+        except LiftlogError as error:
+            return error
+    return None
+
+
 def led_here(
-    serving: Serving, info: StreamInfo, parts: Sequence[BundledPart], incarnation: str
+    serving: Serving, info: StreamInfo, parts: Sequence[BundledPart | AppendedPart], incarnation: str
 ) -> dict[int, PartitionHandle]:
     """The partitions of a bundle that this broker leads.
 
@@ -149,7 +227,7 @@ def led_here(
 
 def encode(
     body: memoryview,
-    parts: Sequence[BundledPart],
+    parts: Sequence[BundledPart | AppendedPart],
     info: StreamInfo,
     now_us: int,
     body_bytes_max: int,

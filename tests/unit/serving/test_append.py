@@ -10,16 +10,22 @@ import gzip
 import random
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from broker.api.batch import read_header
+from broker.api.encodable import Encodable
+from broker.api.errors import DiskFull, InvalidRecords, RecordTooLarge, StaleIncarnation, UnknownPartition
 from broker.api.http import ARROW_STREAM
+from broker.client import Client, connect
+from broker.runtime.partitions.leader import Partition
 from broker.serving.http.app import BODIES_AT_ONCE
 from broker.serving.http.body import ROOM_MADE_BYTES
+from broker.storage.log import AppendResult
 from tests.support.messages import split_messages
 from tests.support.rows import random_rows
 from tests.unit.serving.arrow import stream_of, values
@@ -309,3 +315,66 @@ def test_a_post_whose_time_is_up_says_so(server: Server, api: Api) -> None:
         held.set()
     late = api.read("orders", max_wait_ms=60_000).rows()
     assert late.num_rows == 1
+
+
+# --- bundles
+
+
+@pytest.fixture
+def client(server: Server, api: Api) -> Iterator[Client]:
+    api.create("orders", partitions=3)
+    with connect(f"127.0.0.1:{server.port}", deadline_s=0) as client:
+        yield client
+
+
+def rows_of(*texts: str) -> pa.RecordBatch:
+    return pa.record_batch({"value": pa.array([text.encode() for text in texts], pa.binary())})
+
+
+def found_in(client: Client) -> list[list[bytes]]:
+    return [client.read("orders", partitions=[n]).to_table().column("value").to_pylist() for n in range(3)]
+
+
+def test_records_for_many_partitions_are_appended_by_one_request(client: Client) -> None:
+    parts = [(2, 2), (0, 1), (1, 0)]
+    assert client._appender.append_bundle("orders", parts, rows_of("a", "b", "c")) == ()
+    assert client._appender.append_bundle("orders", [(0, 1)], rows_of("d")) == ()
+    assert found_in(client) == [[b"c", b"d"], [], [b"a", b"b"]]
+
+
+def test_a_part_that_meets_an_error_is_named_and_the_others_are_appended(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It alone is sent again: what the others appended would be there twice."""
+    broken = {1}
+
+    def append(partition: Partition, batches: Sequence[Encodable], *, acks: str = "all") -> Future[AppendResult]:
+        if partition.partition in broken:
+            raise DiskFull("no room")
+        return partition._queued.append(batches, acks=acks)
+
+    monkeypatch.setattr(Partition, "append", append)
+    parts = [(0, 1), (1, 1)]
+    assert client._appender.append_bundle("orders", parts, rows_of("a", "b")) == (1,)
+    assert found_in(client) == [[b"a"], [], []]
+    broken.add(0)
+    with pytest.raises(DiskFull, match="no room"):
+        client._appender.append_bundle("orders", parts, rows_of("a", "b"))
+    assert found_in(client) == [[b"a"], [], []]
+
+
+def test_an_appended_bundle_that_is_none_is_refused_whole(client: Client, api: Api) -> None:
+    append = client._appender.append_bundle
+    api.create("small", partitions=2, record_bytes_max=4_096)
+    with pytest.raises(InvalidRecords, match="3 records by their head, the body has 2"):
+        append("orders", [(0, 1), (1, 2)], rows_of("a", "b"))
+    with pytest.raises(UnknownPartition):
+        append("orders", [(0, 1), (3, 1)], rows_of("a", "b"))
+    with pytest.raises(StaleIncarnation):
+        append("orders", [(0, 1)], rows_of("a"), incarnation="0" * 32)
+    with pytest.raises(RecordTooLarge):
+        append("small", [(0, 1), (1, 1)], rows_of("a", "b" * 5_000))
+    headers = {"Content-Type": "application/octet-stream"}
+    answer = api.request("POST", "/v1/streams/orders/records", body=b"{}", headers=headers)
+    assert "'head' is missing" in answer.problem["detail"]
+    assert found_in(client) == [[], [], []]

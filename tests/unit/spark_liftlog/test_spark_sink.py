@@ -260,6 +260,9 @@ def test_appends_are_under_way_one_at_a_time_while_rows_are_collected(failing: i
     allowed, calls, met = Semaphore(0), [], []
 
     class Slow:
+        def asked_first(self, *_: object) -> None:
+            pass
+
         def append(self, stream: str, partition: int, batches: list[pa.RecordBatch], **_: object) -> None:
             calls.append(sum(batch.num_rows for batch in batches))
             allowed.acquire()
@@ -420,6 +423,41 @@ def test_a_stage_of_many_parts_ends_in_a_bundle() -> None:
     stages = staged_by(sink, large=4)
     assert [stage.parts for stage in stages] == [1, 1, 1, 1, 2]
     assert [part[:3] for part in sink.parts] == [(4, 0, False)]
+
+
+class AppendingBundles:
+    """Appends that take bundles. Arguments as `Bundling`."""
+
+    def __init__(self, failed: tuple[int, ...] | None = ()) -> None:
+        self.failed = failed
+        self.bundles: list[list[tuple[int, int]]] = []
+        self.single: list[tuple[int, int]] = []
+
+    def asked_first(self, _: str, partition: int) -> int:
+        return partition % 2
+
+    def append_bundle(
+        self, _: str, parts: list[tuple[int, int]], rows: pa.RecordBatch, **__: object
+    ) -> tuple[int, ...] | None:
+        assert rows.num_rows == sum(count for _, count in parts)
+        self.bundles.append(parts)
+        return self.failed
+
+    def append(self, _: str, partition: int, batches: list[pa.RecordBatch], **__: object) -> None:
+        self.single.append((partition, sum(batch.num_rows for batch in batches)))
+
+
+@pytest.mark.parametrize(
+    "failed, single", [((), []), ((2, 3), [(2, 1), (3, 1)]), (None, [(0, 2), (2, 1), (1, 1), (3, 1)])]
+)
+def test_appends_of_a_task_end_in_bundles_too(failed: tuple[int, ...] | None, single: list[tuple[int, int]]) -> None:
+    appender = AppendingBundles(failed)
+    outlet = Appending(appender)  # type: ignore[arg-type]
+    for partition in (3, 0, 2, 1, 0):
+        outlet.add(TARGET, partition, pa.RecordBatch.from_pydict({"value": [b"a"]}))
+    outlet.finish()
+    assert appender.bundles == [[(0, 2), (2, 1)], [(1, 1), (3, 1)]]
+    assert appender.single == single
 
 
 def test_rows_that_wait_keep_no_others_in_memory() -> None:
