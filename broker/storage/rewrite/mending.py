@@ -16,6 +16,9 @@ M3  Another replica may have removed records for newer ones: its mark of that is
     exchanged (`clean_state`).
 M4  Another replica may have compacted less. So the mark of compaction is lowered to the beginning of what is lost, on
     disk, before anything is exchanged (`compaction.Q2`); a pass that is under way counts for nothing (`compaction.Q5`).
+M5  What a record told of its id and its subject outlives it in state files (`state_files.T3`). So of a replica from
+    which records may have gone there a batch is taken only where a state file here tells of all of it, or can be made
+    to. Else this log begins anew, with its leader's (`follower.F8`).
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from broker.api.batch import BatchHeader, decode_batch, encode_batch
-from broker.api.errors import BadBatch, CorruptLog
+from broker.api.errors import BadBatch, CorruptLog, NotReady
 from broker.storage.disk import File, ReadableBuffer, storage_error
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.clean_state import lower_clean_state
@@ -59,7 +62,7 @@ def mend(
     Returns:
         The part of `lost` that can be read now.
     Raises:
-        BadBatch: they are damaged, or not what stood here (M1, M2); nothing was changed.
+        BadBatch: they are damaged, or not what stood here (M1, M2), or less (M5); nothing was changed.
         CorruptLog: it is not lost (any more), or more is.
         StorageFailed, DiskFull: the disk refuses; it is still lost, and this may be tried again.
     """
@@ -149,8 +152,24 @@ class _Mending(GapRewrite):
             self.disk.sync_dir(log.folder)
 
     def prepare(self) -> None:
+        if self.superseded[0] > self.ranges[0][0]:
+            self.keep_told()
         self.log.log.note_superseded(*self.superseded)
         lower_mark(self.log, self.ranges[0][0])
+
+    def keep_told(self) -> None:
+        """M5."""
+        log, remembered = self.log.log, self.log.remembered
+        stop = min(self.ranges[0][1], log.high_watermark)  # nothing has gone above that
+        with log.sync_lock, log.guarded("write state"):
+            remembered.states.look()
+            if not remembered.has_states() or remembered.kept_offset() >= stop:
+                return
+            try:
+                remembered.keep_committed()
+            except NotReady as error:
+                says = f"no state file tells of what is below {stop}, and what came may lack records"
+                raise BadBatch(f"{log.folder}: {says}") from error
 
     def close(self, source: File, copy: GapCopy, place: tuple[int, int], offsets: tuple[int, int]) -> bool:
         first, stop = offsets

@@ -22,6 +22,7 @@ from broker.storage.log_reader import LogReader
 from broker.storage.recovery import Ranges
 from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
+from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.giving_up import give_up
 from broker.storage.rewrite.mending import lower_mark, mend
 from tests.support.effort import first_quick
@@ -674,3 +675,59 @@ def test_it_is_mended_while_the_table_of_subjects_is_built_around_it(monkeypatch
         pass
     assert not update(log, 2)
     assert update(log, 3)
+
+
+def keyed_log(disk: SimDisk) -> PartitionLog:
+    """Messages of one key, each with an id that no state file tells of."""
+    log = create_log(disk, settings=replace(REPLICATED, dedup_window_ms=120_000, is_compacted=True))
+    log.lead(5)
+    log.append([row_batch([b"v"])], leader_epoch=5, now_us=0)
+    for name in ("a", "b", "c"):
+        headers = (*with_id(name), ("Liftlog-Key", "k"))
+        log.append([batch_from_nats([(b"v" * 100, headers)], 0)], leader_epoch=5, now_us=0)
+    commit(log)
+    log.log.checkpoint()
+    return log
+
+
+def compacted() -> PartitionLog:
+    """Of which the last is left."""
+    log = keyed_log(SimDisk())
+    log.roll_if_due(1 << 60)
+    commit(log)
+    compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=1 << 60)
+    assert log.superseded[0] == 4
+    return log
+
+
+def stores_the_first_again(log: PartitionLog) -> bool:
+    before, again = log.log_end_offset, batch_from_nats([(b"v" * 100, (*with_id("a"), ("Liftlog-Key", "k")))], 1)
+    log.append([again], leader_epoch=log.leader_epoch, now_us=1)
+    return log.log_end_offset > before
+
+
+def test_what_came_without_a_record_that_had_gone_does_not_tell_its_id() -> None:
+    """M5: the repeat of an older value of a key would come to stand above the newer one."""
+    disk, other = SimDisk(), compacted()
+    flips(1)(disk, keyed_log(disk))
+    log = open_log(disk.after_kill(), settings=other.settings, now_us=0)
+    log.lead(6)
+    log.advance_high_watermark(4)
+    assert found_by_the_scrub(log) == ((1, 2),)
+    with pytest.raises(BadBatch, match="state file"):
+        mend(log, (1, 2), answer(other, 1, 2), superseded=other.superseded)
+    with pytest.raises(NotReady):
+        stores_the_first_again(log)
+    assert log.lost_ranges == ((1, 2),)
+
+
+def test_where_the_id_is_known_a_state_file_tells_of_it_before_it_comes() -> None:
+    disk, other = SimDisk(), compacted()
+    log = keyed_log(disk)
+    flips(1)(disk, log)
+    assert found_by_the_scrub(log) == ((1, 2),)
+    assert mend(log, (1, 2), answer(other, 1, 2), superseded=other.superseded) == (1, 2)
+    assert not stores_the_first_again(log)
+    log = open_log(disk.after_kill(), settings=other.settings, now_us=0)
+    log.lead(6)
+    assert not stores_the_first_again(log)
