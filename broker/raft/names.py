@@ -1,6 +1,7 @@
 """Addresses of hosts, without waiting for a name server.
 
 D1  `address` answers at once. A thread of its own looks up what is not known yet, or was looked up long ago.
+    Where there is no thread for it, it is asked for later: the thread of the Raft group asks, and must not end by that.
 D2  The last address is kept while nobody answers. After REFRESH_S it is looked up again: a host may come back at
     another one.
 """
@@ -41,14 +42,15 @@ class Names:
         with self._lock:
             found, at_s = self._found.get(host, (None, float("-inf")))
             if host not in self._asked and self._clock() - at_s > (REFRESH_S if found else AGAIN_S):
-                self._asked.add(host)
-                threading.Thread(target=self._ask, args=(host,), name="names", daemon=True).start()
+                with contextlib.suppress(RuntimeError):  # no more threads are allowed
+                    threading.Thread(target=self._ask, args=(host,), name="names", daemon=True).start()
+                    self._asked.add(host)
         return found
 
     def _ask(self, host: str) -> None:
         try:
             found = self._look_up(host)
-        except OSError:
+        except (OSError, UnicodeError):  # the latter: it can be no name
             found = None
         with self._lock:
             self._asked.discard(host)

@@ -439,3 +439,35 @@ def test_what_was_half_there_when_it_is_closed_is_not_handed_on() -> None:
                 connection.sendall(HOLDS)
         reader.close()
     assert (asked, handed) == (b"", [])
+
+
+def no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_without_a_thread_for_a_transfer_the_next_one_is_sent(
+    server: BulkServer, plan: Plan, refused: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system allows few threads, strangers may take all that are left."""
+    transfer = Transfer("b", plan, lambda: True)
+    server.offer(transfer)
+    with monkeypatch.context() as patched:
+        patched.setattr(bulk.threading.Thread, "start", no_thread)
+        with dialled(server, transfer.ticket) as connection, contextlib.suppress(ConnectionResetError):  # unread bytes
+            assert connection.recv(1) == b""
+    eventually(lambda: refused == ["no_thread"], what="it is counted")
+    with dialled(server, transfer.ticket) as connection:
+        assert len(taken(connection, plan.bytes)) == plan.bytes
+
+
+def test_a_reader_without_a_thread_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed, counts = list[Place](), Counter[str]()
+    reader = BulkReader("a", lambda said, data: True, failed.append, counts)
+    at = "i", 0
+    with monkeypatch.context() as patched:
+        patched.setattr(bulk_reader.threading.Thread, "start", no_thread)
+        reader.take(
+            "127.0.0.1", Answered(at, Fenced(epoch=1, incarnation=(1, 0)), b"", Bulk(bytes(TICKET_BYTES), 1, 1))
+        )
+    assert (failed, counts["bulk_failed"]) == ([at], 1)
+    reader.close()

@@ -354,3 +354,38 @@ def test_nobody_asks_as_a_later_life_of_a_broker(one: Linked) -> None:
     one.stored(at, b"y")
     one.in_sync(at)
     one.same(at)
+
+
+def test_without_a_thread_for_a_call_the_next_one_is_answered(one: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system allows few threads, strangers may take all that are left. gRPC listened no more then, for good,
+    and no follower came back."""
+    missed, start = list[str](), threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name.startswith("replica-link"):
+            missed.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", started)
+        strangers = [Call(one) for _ in range(3)]
+        eventually(lambda: missed, what="a call for which there is no thread")
+    let_in(one).close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_stream_without_a_thread_for_its_questions_ends(one: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name == "link-from-b":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", started)
+        assert let_in(one).end() == ("RESOURCE_EXHAUSTED", "can't start new thread")
+    assert not one.nodes["a"].link.server.streams()
+    let_in(one).close()

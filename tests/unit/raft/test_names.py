@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 import time
 
-from broker.raft.names import Names
+import pytest
+
+from broker.raft.names import Names, look_up
+from tests.support.processes import eventually
 
 
 def test_a_name_server_that_hangs_holds_up_nobody() -> None:
@@ -38,3 +41,26 @@ def test_a_name_server_that_hangs_holds_up_nobody() -> None:
     assert known.address("b.example") == "10.0.0.1"
     settled(known)
     assert known.address("b.example") == "10.0.0.2"
+
+
+def test_without_a_thread_it_is_looked_up_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of the group asks: an error would end the process."""
+    now_s = [1000.0]
+    known = Names(lambda _: "10.0.0.1", clock=lambda: now_s[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        assert known.address("b.example") is None
+    assert not known._asked
+    now_s[0] += 60
+    eventually(lambda: known.address("b.example") == "10.0.0.1", what="it is looked up")
+
+
+def test_a_name_that_is_none_is_looked_up_again() -> None:
+    """getaddrinfo raises UnicodeError for it."""
+    known = Names(look_up)
+    assert known.address("b..example") is None
+    eventually(lambda: not known._asked, what="it is told that there is none")
+
+
+def no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")

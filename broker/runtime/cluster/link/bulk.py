@@ -189,7 +189,12 @@ class BulkServer:
                 self._refuse("crowded", str(address[0]), f"{CONNECTIONS_MAX} bulk connections are open")
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection, str(address[0])), name="bulk", daemon=True).start()
+            thread = threading.Thread(target=self._serve, args=(connection, str(address[0])), name="bulk", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no more threads are allowed
+                self._refuse("no_thread", str(address[0]), str(error))
+                self._over(connection)
 
     def _drop_oldest(self) -> bool:
         """Under the lock: make room for another one. False: all have their tickets."""
@@ -222,10 +227,13 @@ class BulkServer:
         finally:
             if transfer is not None:
                 transfer.end()
-            with self._lock:
-                self._connections.discard(connection)
-                self._strangers.pop(connection, None)
-            connection.close()
+            self._over(connection)
+
+    def _over(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+            self._strangers.pop(connection, None)
+        connection.close()
 
     def _claimed(self, connection: socket.socket) -> Transfer | None:
         """B1. OSError: nothing came in time."""

@@ -76,8 +76,13 @@ class BulkReader:
     def take(self, host: str, said: Answered) -> None:
         """Fetch the bytes of this answer; for one thread."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"bulk-from-{self._to}", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=f"bulk-from-{self._to}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no more threads are allowed
+                self._fail(said.place, str(error))
+                return
+            self._thread = thread
         self._queue.put((host, said))
 
     def close(self) -> None:
