@@ -9,6 +9,7 @@ poller, on the thread that calls it; it knows no clock but the one that it is gi
 G1  One message each way, then the connection ends. Nothing is carried out.
 G2  An asker with another secret gets no answer: the connection is cut, and the asker is told so.
 G3  There are `wire.STRANGERS_MAX` guests; another one takes the place of the oldest.
+G4  pysyncobj listens no more once nothing can be accepted, as without a descriptor. A lobby listens again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pysyncobj.dns_resolver import globalDnsResolver
 from pysyncobj.encryptor import getEncryptor
 from pysyncobj.poller import createPoller
 from pysyncobj.tcp_connection import TcpConnection
-from pysyncobj.tcp_server import TcpServer
+from pysyncobj.tcp_server import SERVER_STATE, TcpServer
 
 from broker.api.errors import PortInUse
 from broker.raft import wire
@@ -92,6 +93,7 @@ class Lobby:
         """Answer whoever asks, for so long."""
         end = self._clock() + seconds
         while (left := end - self._clock()) > 0:
+            self._listen_again()
             self._poller.poll(min(left, 0.05))
 
     def ask(self, addresses: Iterable[str], hello: Hello, *, timeout_s: float) -> dict[str, dict[str, Any] | str]:
@@ -99,10 +101,17 @@ class Lobby:
         calls = [_Call(self._poller, address, hello, self._encryptor) for address in addresses]
         end = self._clock() + timeout_s
         while any(call.outcome is None for call in calls) and (left := end - self._clock()) > 0:
+            self._listen_again()
             self._poller.poll(min(left, 0.05))
         for call in calls:
             call.end(SILENT)
         return {call.address: call.outcome or SILENT for call in calls}
+
+    def _listen_again(self) -> None:
+        """G4."""
+        if self._server is not None and self._server._TcpServer__state is SERVER_STATE.UNBINDED:
+            with contextlib.suppress(OSError):
+                self._server.bind()
 
     def _arrived(self, conn: TcpConnection) -> None:
         """G3."""
@@ -143,7 +152,9 @@ class _Call:
         conn.setOnMessageReceivedCallback(self._heard)
         conn.setOnDisconnectedCallback(lambda: self.end(CUT if self._is_connected else NOBODY))
         host, _, port = address.rpartition(":")
-        ip = globalDnsResolver().resolve(host.strip("[]"))
+        ip = None
+        with contextlib.suppress(UnicodeError):  # it can be no name
+            ip = globalDnsResolver().resolve(host.strip("[]"))
         if ip is None:
             self.end(f"{host} has no address")
             return

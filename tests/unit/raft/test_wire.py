@@ -360,20 +360,34 @@ def test_a_message_that_is_longer_than_it_looks_is_refused() -> None:
             BoundedZlib.decompress(damaged)
 
 
+HELLO = {"type": "hello", "cluster": "c", "broker": "b", "node_id": "n", "group": "", "named": [], "is_forming": True}
+
+
+def test_a_broker_that_waits_listens_again_too() -> None:
+    """`greeting.G4`. Without descriptors it listened no more, and the group was never formed."""
+    [port] = ports(1)
+    address, answer = f"127.0.0.1:{port}", {"type": "hello", "refusal": "not now"}
+    with Lobby(bind=address, secret=SECRET, answer=lambda hello: answer, clock=time.monotonic) as lobby:
+        assert lobby._server is not None
+        lobby._server.unbind()
+        assert not listening(port)
+        lobby.wait(0.01)
+        assert lobby.ask([address], HELLO, timeout_s=60) == {address: answer}
+    assert not listening(port)
+
+
+@pytest.mark.parametrize("host", ["b..example", "b" * 64 + ".example"])
+def test_what_can_be_no_name_has_no_address(host: str) -> None:
+    """getaddrinfo raises UnicodeError for it: a broker with such a voter ended with `internal`."""
+    with Lobby(bind=None, secret=SECRET, answer=lambda hello: hello, clock=time.monotonic) as lobby:
+        assert lobby.ask([f"{host}:9294"], HELLO, timeout_s=60) == {f"{host}:9294": f"{host} has no address"}
+
+
 def test_guests_of_a_broker_that_waits_are_few() -> None:
     """`greeting.G3`: the oldest goes first, and who asks something hears an answer."""
     [port] = ports(1)
     address = f"127.0.0.1:{port}"
     answer = {"type": "hello", "refusal": "not now"}
-    hello = {
-        "type": "hello",
-        "cluster": "c",
-        "broker": "b",
-        "node_id": "n",
-        "group": "",
-        "named": [],
-        "is_forming": True,
-    }
     with (
         Lobby(bind=address, secret=SECRET, answer=lambda hello: answer, clock=time.monotonic) as lobby,
         contextlib.ExitStack() as stack,
@@ -387,4 +401,4 @@ def test_guests_of_a_broker_that_waits_are_few() -> None:
         lobby.wait(0.05)
         assert len(lobby._guests) <= STRANGERS_MAX
         assert silent[0].recv(1) == b""
-        assert lobby.ask([address], hello, timeout_s=60) == {address: answer}
+        assert lobby.ask([address], HELLO, timeout_s=60) == {address: answer}
