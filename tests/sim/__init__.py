@@ -15,6 +15,7 @@ and clocks that fail.
     joined.py     in its place: the real pysyncobj, a node in each process
     broker.py     a process, its disk, its catalog; controlling.py  its session, and the controller's core in it
     growing.py    its part in streams that get more partitions
+    isr_asks.py   how it asks for changes of in-sync replicas
     joining.py    an operator who lets brokers join and leave, and what must hold of them
     replica.py    one replica: drives the cores; held.py its log; leading.py, following.py what the cores want;
                   rewriting.py  what it compacts and joins by itself

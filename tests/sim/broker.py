@@ -15,6 +15,7 @@ from broker.metadata.session import Session
 from broker.replication.messages import Message
 from tests.sim.controlling import Sessions
 from tests.sim.growing import Growing
+from tests.sim.isr_asks import IsrAsks
 from tests.sim.metadata import Answered, by_stream, name_of, place_of
 from tests.sim.replica import Replica
 from tests.support.simdisk import Crashed, SimDisk
@@ -60,6 +61,7 @@ class Broker(Sessions, Growing):
         catalog: The catalog that it has applied; `applied`: so many commands.
         incarnation: The registration of this process, as that catalog has it; 0: none yet.
         heard: Who has said something of late.
+        isr_asks: How this process asks for changes of in-sync replicas.
         replicas: Replicas of partitions that the applied catalog, or a folder here, knows.
         paused_until_ms: Stopped until then.
         clock: Its monotonic one.
@@ -80,6 +82,7 @@ class Broker(Sessions, Growing):
         self.process = 0
         self.incarnation = 0
         self.heard = Heard()
+        self.isr_asks = IsrAsks(self)
         self.catalog = Catalog()
         self.applied = 0
         self.replicas: dict[str, Replica] = {}
@@ -164,6 +167,7 @@ class Broker(Sessions, Growing):
         assert self.process == 0
         self.process = self.cluster.next_process()
         self.incarnation = 0
+        self.isr_asks = IsrAsks(self)
         self._restore()
         self.paused_until_ms = 0.0
         self._registering_ms = self.now_ms
@@ -194,6 +198,7 @@ class Broker(Sessions, Growing):
             {
                 "kind": "register_broker",
                 **({"raft": self.raft} if self.cluster.has_folders else {}),
+                **self.cluster.level,
                 "broker_id": self.name,
                 "incarnation": f"{self.process}",
                 "http": f"{self.name}:9293",

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.controller import CALM_MS
 from tests.sim.batches import columns
 from tests.sim.broker import Broker
@@ -55,6 +56,8 @@ class Cluster:
         alters: Whether the settings of streams are altered. Then those are compacted only while the catalog says so.
         luck_of_growth: The luck of the operator who asks for more partitions, in the seeds that have one.
         operator: Lets brokers join and leave, in the seeds that have one.
+        level: What brokers say of it as they register: in one of four seeds that of this release, in half of which the
+            cluster began with the first one. In the others they are of an earlier release.
         has_folders: Whether brokers register with the id of their folder.
         trims: Whether consumers ask for trims.
         calm_ms: The time that the controller calls calm: with its own ten seconds it would hardly ever give anything
@@ -97,6 +100,7 @@ class Cluster:
         checker.registered, metadata.came = lambda: metadata.catalog.brokers, checker.came
         minima = [min_insync_replicas or rng.choice((1, 2, 2)) for _ in range(partitions or rng.choice((1, 2, 3)))]
         checker.known = {f"p{number}": Known() for number in range(len(minima))}
+        self.level = {"feature_level_max": FEATURE_LEVEL} if seed % 4 == 2 else {}
         self.rewrites = seed % 8 in REWRITING and faults if rewrites is None else rewrites
         self.alters = seed % 16 in ALTERING and faults and rewrites is None
         self.compacted = {"p1"} if len(minima) > 1 or not self.rewrites else {"p0"}
@@ -149,11 +153,12 @@ class Cluster:
             internal: The name of the last stream, with two replicas, as if there had been two brokers; empty: none is
                 so.
         """
-        commands: list[dict[str, Any]] = [{"kind": "form_cluster", "cluster_id": "c"}]
+        began_with = {"feature_level": FEATURE_LEVEL} if self.level and self.seed % 8 == 2 else {}
+        commands: list[dict[str, Any]] = [{"kind": "form_cluster", "cluster_id": "c", **began_with}]
         for name in names:
             rack = self.world.rng.choice(("", "north", "south"))
             of = {"broker_id": name, "incarnation": "0", "http": f"{name}:9293", "grpc": f"{name}:9292", "rack": rack}
-            commands.append({"kind": "register_broker", **of})
+            commands.append({"kind": "register_broker", **of, **self.level})
         for number, minimum in enumerate(minima):
             stream = {"name": f"p{number}", "incarnation": f"p{number}", "created_us": 1, "settings": {}}
             placed = {"replication_factor": 3, "min_insync_replicas": minimum}

@@ -6,7 +6,7 @@ An answer that would tell nothing is held back for a while (long poll).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from broker.storage.read import verified_messages
 from broker.storage.segments.checkpoint import LogSettings
 from tests.sim.batches import Batch
 from tests.sim.held import Held, stored_of
-from tests.sim.metadata import place_of
 from tests.support.published import batch_from_nats, with_id
 from tests.unit.ingest.wire import answers_in
 
@@ -93,26 +92,15 @@ class Leading(Held):
         )
 
     def _ask_isr(self, ask: e.AskIsr) -> None:
-        stream, number = place_of(self.name)
-        change = {"add": [ask.add, *ask.incarnation]} if ask.add else {"remove": ask.remove}
-        command = {
-            "kind": "alter_isr",
-            "broker_id": self.broker.name,
-            "stream": stream,
-            "partition": number,
-            "leader_epoch": ask.epoch,
-            "partition_epoch": ask.partition_epoch,
-            **change,
-        }
         self.world.saw("ISR asked to grow" if ask.add else "ISR asked to shrink")
         self.note(f"asks {ask.add} into the ISR" if ask.add else f"asks {ask.remove} out of the ISR")
-        self.submit(command, lambda result, _: self.broker.after(0, self._isr_answered, ask, result))
+        self.broker.isr_asks.ask(self.name, ask, self._isr_answered)
 
-    def _isr_answered(self, ask: e.AskIsr, result: dict[str, Any]) -> None:
+    def _isr_answered(self, ask: e.AskIsr, said: Mapping[str, Any]) -> None:
         """With the state that it was judged by: a second try is refused because the first was accepted."""
-        said = result.get("ok") or result["error"]
-        if "state" in said:  # else it is not known yet (`cluster.C4`): asked again at a tick
-            self._lead_step(self.isr_of(state_from(said["state"]), ask.request))
+        state = said.get("error", said).get("state")
+        if state is not None:  # else it is not known yet (`cluster.C4`), or in doubt: asked again at a tick
+            self._lead_step(self.isr_of(state_from(state), ask.request))
         else:
             self.world.saw("ISR change not judged yet")
 

@@ -230,7 +230,7 @@ class Metadata:
         world = self.world
         if term < self.first_term:
             return
-        if command["kind"] == self.depose_at and self.controller is not None:
+        if command["kind"] in (self.depose_at, f"{self.depose_at}s") and self.controller is not None:
             self.depose_at = ""
             world.note("catalog", f"the controller steps down, with {command['kind']} in its log")
             self.depose()
@@ -348,6 +348,9 @@ class Metadata:
 
 
 def _brief(command: Mapping[str, Any]) -> str:
+    if command["kind"] == "alter_isrs":
+        changes = [f"+{row[4]}" for row in command["add"]] + [f"-{row[4]}" for row in command["remove"]]
+        return f"alter_isrs {' '.join(changes)}"
     who = command["add"][0] if "add" in command else command.get("remove", command.get("broker_id", ""))
     sign = "+" if "add" in command else "-" if "remove" in command else ""
     return f"{command['kind']} {sign}{who}".strip()
