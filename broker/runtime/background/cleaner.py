@@ -22,6 +22,7 @@ from weakref import WeakSet
 from broker.api.errors import DiskFull, LiftlogError
 from broker.runtime.background.doubted_clock import DoubtedClock
 from broker.runtime.background.interval_syncs import IntervalSyncs
+from broker.runtime.background.lasting import Lasting
 from broker.runtime.config.configuration import Config
 from broker.runtime.elapsed import elapsed_us
 from broker.runtime.partitions.leader import Partition
@@ -70,6 +71,7 @@ class Cleaner:
         self._partitions = partitions
         self._moved = moved
         self._also = also
+        self._lasting = Lasting()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cleaner", daemon=True)
 
@@ -96,7 +98,9 @@ class Cleaner:
             self._each(moved, Replica.keep_up, "keep up")
             if now - checkpoint_at >= self._checkpoint_s:
                 checkpoint_at = now
-                self._checkpoint(to_checkpoint, self._replicas(), now)
+                replicas = self._replicas()
+                self._lasting.note(len(replicas))
+                self._checkpoint(to_checkpoint, replicas, now)
             if now - clean_at >= self._clean_s:
                 clean_at = now
                 wall_us = self._clock.now_us()
