@@ -104,7 +104,10 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls):
 
         Close producers, readers and sinks by themselves: closing the client does not lose what they hold.
         """
+        from broker.client.renewing import end_renewing
+
         self._is_closed = True
+        end_renewing(self.brokers)
         self.brokers.pool.close()
 
     @cached_property

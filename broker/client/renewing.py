@@ -1,7 +1,7 @@
 """Signs of life of sinks: one thread of a process says for each open sink that its run lives, once in some seconds.
 
     with renewing(sink): ...      while this lasts
-    keep_renewing(sink)           as long as the object is there
+    keep_renewing(sink)           as long as the object is there, and its client is not closed
 
 A run that is silent for long loses what it has staged when others need the room (docs/guides/sinks.md). Several objects
 of one run, as Spark's tasks have in one process, renew together, and the next one begins where the last one ended.
@@ -25,6 +25,7 @@ from broker.api.errors import LiftlogError, Retryable
 from broker.client.http.forks import renew_after_fork
 
 if TYPE_CHECKING:
+    from broker.client.http.brokers import Brokers
     from broker.client.sinks import Sink
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,12 @@ class Renewing:
             for due in self._runs.values():
                 due.sinks.discard(sink)
 
+    def end(self, brokers: Brokers) -> None:
+        """Renew no more for sinks of a client that is closed."""
+        with self._changed:
+            for due in self._runs.values():
+                due.sinks = weakref.WeakSet(sink for sink in due.sinks if sink.brokers is not brokers)
+
     def _work(self) -> None:
         while (found := self._next()) is not None:
             run, sink = found
@@ -126,6 +133,11 @@ def keep_renewing(sink: Sink, renew_ms: int) -> None:
     """Say that the sink's run lives, as long as this object is there. 0: its brokers do not ask for it."""
     if renew_ms:
         _RENEWING.add(sink, renew_ms / 1000)
+
+
+def end_renewing(brokers: Brokers) -> None:
+    """Renew no more for sinks that use these connections: their client is closed."""
+    _RENEWING.end(brokers)
 
 
 @contextmanager

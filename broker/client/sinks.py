@@ -41,6 +41,7 @@ from broker.api.sink_answers import (
 )
 from broker.api.stream import COMMITS_STREAM
 from broker.client.http.address import Address
+from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.pool import Request
@@ -111,7 +112,8 @@ class Sink:
         Args:
             one_shot: If this call makes the sink, the sink is for one batch, and vanishes some time after that is done.
             is_kept: From now on a thread says once in some seconds that this run lives, as long as this object is
-                there. What a run that is silent for `sinks.owner_silent_ms` has staged goes when others need the room.
+                there and its client is not closed. What a run that is silent for `sinks.owner_silent_ms` has staged
+                goes when others need the room.
         Raises:
             SinkFenced: another run has committed since this one opened the sink.
             InvalidName: the name is not allowed.
@@ -123,6 +125,11 @@ class Sink:
         if is_kept:
             keep_renewing(self, self.renew_ms)
         return self._sink(value)
+
+    @property
+    def brokers(self) -> Brokers:
+        """The connections that it uses."""
+        return self._calls.brokers
 
     @property
     def run(self) -> tuple[str, str, str]:

@@ -7,5 +7,6 @@ doubted_clock.py the time for what deletes by age: a jump ahead is not believed 
 expiry.py        consumers that were given up are forgotten
 interval_syncs.py
                  `fsync = interval`: a thread has logs synced when that is due
+lasting.py       what lives as long as the process is not searched for cycles
 scrubber.py      reads everything again, slowly, and checks it
 """

@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -43,6 +45,8 @@ log = logging.getLogger(__name__)
 A = TypeVar("A")
 B = TypeVar("B")
 
+LOOK_S: Final = 4.0
+"""Whoever lists sinks waits no longer for brokers that do not answer."""
 RENEW_MS: Final = 10_000
 RENEWALS: Final = 6
 """An owner says so often within `sinks.owner_silent_ms` that it lives."""
@@ -137,18 +141,16 @@ class Sinks:
             return self._signs.look(self.commits.leader_epoch, states, owners)
 
     def holdings(self) -> dict[Owner, tuple[Holding, Silence]]:
-        """What is staged in all partitions that answer, by owner."""
-
-        def ask(store: Stages) -> list[Holding]:
-            try:
-                return store.holdings()
-            except LiftlogError:  # it is led by nobody now, or by a broker of an older release
-                return []
-
+        """What is staged in all partitions that answer within `LOOK_S`, by owner."""
         found: dict[Owner, Holding] = {}
-        for each in (one for many in self._each(ask, self.stores.stores()) for one in many):
-            owner = each.sink, each.epoch
-            found[owner] = found[owner] + each if owner in found else each
+        until_s = time.monotonic() + LOOK_S
+        for store in self.stores.stores():  # one after the other: a commit needs the executor more than a list does
+            if time.monotonic() > until_s:
+                break
+            with suppress(LiftlogError):  # it is led by nobody now, or by a broker of an older release
+                for each in store.holdings():
+                    owner = each.sink, each.epoch
+                    found[owner] = found[owner] + each if owner in found else each
         silences = self.silences(list(found))
         return {owner: (held, silence) for (owner, held), silence in zip(found.items(), silences, strict=True)}
 

@@ -18,7 +18,7 @@ class FakeSink:
     """A sink of a run; counts its signs of life, and where they came from."""
 
     def __init__(self, owner: str = "run", answer: Callable[[], int] = lambda: 1) -> None:
-        self.sink, self.owner = "s", owner
+        self.sink, self.owner, self.brokers = "s", owner, object()
         self.run = ("broker", "s", owner)
         self.count = 0
         self.threads: set[str] = set()
@@ -70,6 +70,16 @@ def test_an_object_that_is_gone_is_not_kept() -> None:
         return list(renewing._runs) == [other.run]
 
     eventually(is_gone, timeout_s=30, what="the thread lets go of it")
+
+
+def test_sinks_of_a_closed_client_are_renewed_no_more() -> None:
+    renewing = Renewing()
+    other, sink = added(renewing, FakeSink("other")), added(renewing, FakeSink("closed"))
+    more(sink)
+    renewing.end(sink.brokers)  # type: ignore[arg-type]
+    before = sink.count
+    more(other, 5)
+    assert sink.count <= before + 1, "one may have been under way"
 
 
 def test_a_failure_is_tried_again_and_a_refusal_ends_it() -> None:

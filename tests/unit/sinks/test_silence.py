@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from broker.api.errors import NotReady, SinkFenced, StageLost, StagesFull, UnknownSink
+from broker.runtime.sinks import coordinator
 from broker.runtime.sinks.coordinator import renew_ms
 from broker.runtime.sinks.room import put_with_room, silent_first
-from broker.runtime.sinks.stages import StageLimits
-from broker.sinks.silence import PATIENCE, Signs
+from broker.runtime.sinks.stages import StageLimits, StageStore
+from broker.sinks.silence import PATIENCE, Holding, Signs
 from broker.sinks.state import SinkState
 from tests.support.simdisk import SimDisk
 from tests.support.sinks import SINK, STREAM, Driver, Rig, World, rows_of
@@ -250,6 +251,21 @@ def test_renewing_needs_an_owner_that_may_commit(rig: Rig) -> None:
     Job(rig, "s")
     with pytest.raises(SinkFenced, match="has not opened"):
         rig.sinks.renew("s", "another")
+
+
+def test_a_list_of_what_is_staged_waits_for_nobody_who_does_not_answer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Job(rig, "s").stage()
+    monkeypatch.setattr(coordinator, "LOOK_S", -1.0)
+    assert rig.sinks.holdings() == {}
+    monkeypatch.undo()
+
+    def away(_: StageStore) -> list[Holding]:
+        raise NotReady("nobody leads it")
+
+    monkeypatch.setattr(StageStore, "holdings", away)
+    assert rig.sinks.holdings() == {}
 
 
 def test_what_is_staged_is_told_by_owner(rig: Rig) -> None:

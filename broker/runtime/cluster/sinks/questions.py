@@ -24,6 +24,7 @@ from broker.sinks.state import StageRef
 T = TypeVar("T")
 
 QUICK_S: Final = 10.0
+HELD_S: Final = 2.0
 FINISH_S: Final = 60.0
 """A group of a gigabyte is copied meanwhile. An asker that gave up asks again, and waits for the same copy."""
 
@@ -269,7 +270,7 @@ class RemoteStages:
 
     def holdings(self) -> list[Holding]:
         """As `StageStore.holdings`."""
-        return [_built(Holding, each, "a holding") for each in self._ask(Held())["holdings"]]
+        return [_built(Holding, each, "a holding") for each in self._ask(Held(), HELD_S)["holdings"]]
 
     def staged(self, sink: str | None = None) -> Staged:
         """As `StageStore.staged`: no more of a stage than is judged."""
