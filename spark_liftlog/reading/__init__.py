@@ -16,6 +16,9 @@ offsets.py        The offset JSON: what Spark keeps in the checkpoint and hands 
 advance.py        From where the query stands to where its next batch ends: the decisions, without
                   the network.
 refresh.py        A frame that is planned once and read again: what it has grown by is asked then.
+pins.py           What the tasks of a micro-batch, and its replays, agree on: pure.
+pinning.py        The agreement itself: brokers keep it.
+resolving.py      The ranges of a task as they are now, or as they are pinned.
 plan.py           Which records go into which Spark task. Arithmetic only.
 task.py           The work of an executor: read the ranges of one input partition. HTTP only,
                   nothing of the driver's.

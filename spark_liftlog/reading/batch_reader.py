@@ -1,14 +1,19 @@
 """A batch read: where it starts and ends is asked when it is planned; its end again when it is read, if need be.
 
 Spark plans a frame once, however often it is used. In a micro-batch (the static side of a join), and with resolve=read
-everywhere, its tasks ask where its open ends are now (refresh.py).
+everywhere, its tasks ask where its open ends are now (refresh.py). In a micro-batch they agree on them (pins.py).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import uuid
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -17,15 +22,20 @@ from pyspark.sql.types import StructType
 from broker.api.errors import InvalidSetting, StaleIncarnation
 from spark_liftlog.errors import shown_to_spark
 from spark_liftlog.options import SourceOptions
-from spark_liftlog.reading.advance import Heads
+from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.cluster import ANY, Cluster
 from spark_liftlog.reading.offsets import Key
 from spark_liftlog.reading.plan import Range, plan
 from spark_liftlog.reading.positions import keys_of, resolve_where
-from spark_liftlog.reading.refresh import Opening, opened
+from spark_liftlog.reading.refresh import FramePlan, Opening, opened
 from spark_liftlog.reading.task import TaskRanges, read_task
 from spark_liftlog.reading.where import LATEST, ByTime, Where, option_of
 from spark_liftlog.schema import Projection
+
+PINNED_PARTITIONS_MAX: Final = 2_000
+"""Partitions of a frame that a micro-batch pins: each of its tasks is handed them."""
+
+log = logging.getLogger("spark_liftlog")
 
 
 class LiftlogReader(DataSourceReader):
@@ -65,6 +75,7 @@ class LiftlogReader(DataSourceReader):
             from_earliest=options.starting == "earliest",
             added={},
             watched=() if selection.pattern is None else selection.watched,
+            frame=_frame(options, ranges),
         )
         found: list[InputPartition] = [TaskRanges(task, opening) for task in opened(tasks, open_ranges)]
         if grows and selection.partitions is None:
@@ -135,3 +146,25 @@ def _is_latest(where: Where, key: Key) -> bool:
     if isinstance(where, ByTime):
         return False
     return (where if isinstance(where, str) else where[key[0]][key[1]]) in ("latest", LATEST)
+
+
+def _frame(options: SourceOptions, ranges: list[Range]) -> FramePlan | None:
+    if len(ranges) > PINNED_PARTITIONS_MAX:
+        log.warning("source.not_pinned streams=%s reason=%d partitions", options.selection, len(ranges))
+        return None
+    selection = options.selection
+    which = (selection.names, selection.pattern, selection.partitions, options.starting, options.ending)
+    text = json.dumps(which, default=_plain, sort_keys=True)
+    return FramePlan(
+        name=hashlib.sha256(text.encode()).hexdigest()[:16],
+        load=uuid.uuid4().hex[:12],
+        selection=selection,
+        plan=Heads(
+            incarnations={r.stream: r.incarnation for r in ranges},
+            partitions={(r.stream, r.partition): Head(r.start, r.end, -1) for r in ranges},
+        ),
+    )
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, frozenset) else asdict(value)

@@ -10,6 +10,8 @@ T1  A closed range gives the same rows in the same order every time, or an error
 T2  A read that broke is taken up again at the next offset (broker.client.reading.fetch), within DEADLINE_S.
 T3  No gap of a range is passed on before its leader has said that no disk lost it, whatever the read survived.
 T4  That the stream is another one, or gone, is believed as the driver does (asking_again.D1).
+T5  In a micro-batch an open range ends where the first task that asked has pinned it (resolving.py). What retention
+    took since is left out by the run that pinned it (`refresh.R2`); for a replay it is a loss.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from broker.api.answers import StreamDescription
@@ -42,12 +43,13 @@ from broker.client.reading.reused_memory import ReusedMemory
 from broker.client.reading.session import FetchSession
 from spark_liftlog.errors import for_spark
 from spark_liftlog.options import SourceOptions
-from spark_liftlog.reading.advance import Head, Heads, expired, lost, missing, recreated, truncated
+from spark_liftlog.reading.advance import Head, expired, lost, missing, recreated, truncated
 from spark_liftlog.reading.asking_again import AskingAgain
-from spark_liftlog.reading.cluster import TIMEOUT_S, Cluster
+from spark_liftlog.reading.cluster import TIMEOUT_S
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.prefetch import read_ahead
-from spark_liftlog.reading.refresh import QUERY_ID, Opening, grown
+from spark_liftlog.reading.refresh import Opening
+from spark_liftlog.reading.resolving import resolved
 from spark_liftlog.schema import GATHERED_BYTES, Projection, joined
 
 DEADLINE_S: Final = 120.0
@@ -107,39 +109,18 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
         for wanted in ranges:
             shape = projection.shape(wanted.stream, wanted.partition, with_subject=bool(subjects))
             gathering = Gathering(shape, rows_max=batch_rows, bytes_enough=GATHERED_BYTES, memory=_memory)
-            found = _records(wanted, gathering, brokers, rack, options.fail_on_data_loss, interrupt)
+            found = _records(
+                wanted, gathering, brokers, rack, options.fail_on_data_loss, interrupt, may_begin_later=may_begin_later
+            )
             found = projection.without_empty_headers(found)
             yield from projection.of_subjects(found, subjects) if subjects else found
 
     try:
-        ranges = _now(partition, brokers)
+        opening: Opening | None = getattr(partition, "opening", None)
+        ranges, may_begin_later = resolved(partition.value or (), opening, session(brokers).brokers, options)
         yield from read_ahead(joined(batches(), rows_max=batch_rows), interrupt)
     except LiftlogError as error:
         raise for_spark(error)  # noqa: B904 -- for_spark decides about the cause
-
-
-def _now(partition: InputPartition, brokers: str) -> list[Range]:
-    """The ranges of a task, grown if it is one of a micro-batch, or was told to ask."""
-    ranges: list[Range] = list(partition.value or ())
-    opening: Opening | None = getattr(partition, "opening", None)
-    context = TaskContext.get()
-    is_streaming = context is not None and context.getLocalProperty(QUERY_ID) is not None
-    if opening is None or not (opening.always or is_streaming):
-        return [wanted for wanted in ranges if wanted.record_count]
-    streams = opening.watched or sorted({wanted.stream for wanted in ranges} | set(opening.added))
-    keys, cluster = {(wanted.stream, wanted.partition) for wanted in ranges}, Cluster(session(brokers).brokers)
-
-    def now() -> Heads:
-        return cluster.heads_now(streams)[1]
-
-    asking = cluster.asking_again()
-    while True:
-        heads = cluster.whole(now(), now, of=lambda key: key in keys or opening.takes(key[0]))
-        try:
-            return grown(ranges, opening, heads)
-        except (StaleIncarnation, UnknownStream):
-            if not asking.again():
-                raise
 
 
 def _records(
@@ -149,8 +130,14 @@ def _records(
     rack: str | None,
     fail_on_data_loss: bool,
     interrupt: Interrupt,
+    *,
+    may_begin_later: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range; what the log lost of it since it was planned is an error or, if chosen, left out."""
+    """The records of a range; what the log lost of it since it was planned is an error or, if chosen, left out.
+
+    Args:
+        may_begin_later: What retention took of its beginning is left out, and is no loss (T5).
+    """
     reader = session(brokers, rack=rack)
     key = (wanted.stream, wanted.partition)
     if wanted.address:
@@ -174,6 +161,9 @@ def _records(
         except OffsetOutOfRange as error:
             at, head = fetch.position, Head(int(error.log_start_offset), int(error.high_watermark), -1)
             is_expired = at < head.log_start_offset
+            if is_expired and may_begin_later and at == wanted.start:
+                fetch.position = min(head.log_start_offset, wanted.end)
+                continue
             loss = expired(key, at, head) if is_expired else truncated(key, at, head.high_watermark, head)
             if fail_on_data_loss:
                 raise loss from error

@@ -548,6 +548,16 @@ FILES: Final = (
         words=(*JSON_WORDS, b"/", b"\n"),
     ),
     Decoder(
+        name="pin",
+        modules=("broker/groups/pins.py",),
+        check=check_offset,
+        errors=(),
+        form="json",
+        unseal=lambda data: data.partition(b"\n")[2],
+        seal=lambda inner: b"//pin/query.frame\n" + inner,
+        words=(*JSON_WORDS, b"/", b"\n"),
+    ),
+    Decoder(
         name="catalog",
         modules=(
             "broker/metadata/journal.py",

@@ -52,6 +52,8 @@ from broker.serving.http.body import JSON_MEDIA, BodyBudget, Reservation
 from spark_liftlog.options import source_options
 from spark_liftlog.progress.query_lag import lag
 from spark_liftlog.reading import offsets as spark_offsets
+from spark_liftlog.reading import pins
+from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.writing.sink_options import sink_options
 from tests.fuzz.decoder import CORPUS, Decoder
 from tests.unit.client.rawserver import RawServer, Reply, Request
@@ -185,7 +187,7 @@ def check_request(data: bytes) -> None:
 
 
 BODIES: Final = tuple(
-    endpoint.path.format(stream="orders", consumer="c", sink="q", partition="0", broker="b")
+    endpoint.path.format(stream="orders", consumer="c", sink="q", pin="p", partition="0", broker="b")
     for endpoint in ENDPOINTS
     if endpoint.method == "POST" and endpoint.request is not None and JSON_MEDIA in endpoint.request.media
 )
@@ -477,6 +479,17 @@ def check_spark_offset(data: bytes) -> None:
         assert spark_offsets.decode(spark_offsets.encode(found)) == found
 
 
+def check_spark_pins(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    found = pins.decoded(text)
+    assert pins.decoded(pins.encoded(found)) == found
+    plan = Heads(incarnations={"s": "i"}, partitions={("s", 0): Head(0, 1, -1)})
+    for of_run in ("a", "b", ""):
+        batch = pins.Batch(query="q", number=7, run=of_run)
+        pins.agreed(found, batch, "x")
+        found, _ = pins.pin(found, batch, "new", plan, lambda: plan)
+
+
 def check_spark_options(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     for kind in ("batch", "stream"):
@@ -685,6 +698,14 @@ NETWORK: Final = (
         modules=("spark_liftlog/reading/offsets.py",),
         check=check_spark_offset,
         errors=(LiftlogError,),
+        form="json",
+        words=JSON_WORDS,
+    ),
+    Decoder(
+        name="spark-pins",
+        modules=("spark_liftlog/reading/pins.py",),
+        check=check_spark_pins,
+        errors=(),
         form="json",
         words=JSON_WORDS,
     ),

@@ -19,6 +19,7 @@ import pyarrow as pa
 from broker.api.errors import NotLeader, OffsetOutOfRange, StreamExists
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.groups.offsets import ConsumerOffset
+from broker.groups.pins import Pin
 from broker.metadata.catalog import Catalog
 from broker.metadata.journal import encode_line
 from broker.sinks.notes import GroupFinished, PartStored, StageDropped, StagePinned, encode_note
@@ -27,6 +28,8 @@ from broker.storage.memory.ids import IdTable
 from broker.storage.memory.producers import GroupStamp, ProducerTable
 from broker.storage.memory.state_files import encode_state, state_name
 from broker.storage.memory.subjects import SubjectTable
+from spark_liftlog.reading.advance import Head, Heads
+from spark_liftlog.reading.pins import Pinned, encoded
 from tests.fuzz.decoder import CORPUS
 from tests.fuzz.files import STATE_OFFSET, folder, good_batch, seal_index, seal_journal, seal_json, seal_snapshot
 from tests.fuzz.raw_seeds import of_connections
@@ -151,6 +154,8 @@ def of_values() -> Inputs:
     )
     yield "consumer-offset", "whole", offset.key + b"\n" + offset.value()
     yield "consumer-offset", "other-partition", b"spark/orders/\xd9\xa3\n" + offset.value()
+    pin = Pin(name="query.frame", text="{}", version=17, timestamp_us=17)
+    yield "pin", "whole", pin.key + b"\n" + pin.value()
 
 
 def of_metadata() -> Inputs:
@@ -455,6 +460,11 @@ def of_spark() -> Inputs:
     yield "spark-options", "word", b"earliest"
     yield "spark-options", "deep", b'{"orders":' + b"[" * 3000
     yield "spark-options", "other-digits", '{"orders":{"٣":4}}'.encode()
+    state = Heads(incarnations={"orders": "i"}, partitions={("orders", n): Head(0, 9 * n, 3) for n in range(3)})
+    pinned = Pinned(number=7, states=(state, state), loads=(0, 1), runs={"a": {"x": 0, "y": 1}, "b": {"z": 0}})
+    yield "spark-pins", "plain", encoded([pinned]).encode()
+    yield "spark-pins", "compressed", encoded([pinned] * 10).encode()
+    yield "spark-pins", "deep", b"[" * 3000
     yield "spark-lag", "ours", js({"v": 1, "streams": {"s": {"0": {"high_watermark": 9, "lag": 4}}}})
     yield "spark-lag", "deep", b"[" * 3000
 

@@ -349,6 +349,15 @@ FIXED: Final = (
         "`txnAppId` of Spark's sink",
         "`invalid_setting`",
     ),
+    Row(
+        "spark_liftlog.reading.batch_reader:PINNED_PARTITIONS_MAX",
+        "partitions",
+        "of a frame that a micro-batch pins",
+        "it is not pinned",
+    ),
+    Row(
+        "spark_liftlog.reading.pins:LOADS_MAX", "loads", "of equal frames in one micro-batch that it pins", "not pinned"
+    ),
     Row("spark_liftlog.session:ROWS_MAX", "rows", "shown of a stream in a notebook", "cut there"),
 )
 
@@ -362,7 +371,7 @@ NO_LIMIT: Final = frozenset(
         "SEQUENCE_DIGITS_MAX MAX_WAIT_MS PLAIN_BODY_BYTES_MAX UNREADABLE_BYTES_MAX OVERHEAD_BYTES_MAX AHEAD_MAX",
         "ERROR_SHOWN_MAX KEPT_MAX REASONS_MAX EXAMPLE_CHARS_MAX TEXT_CHARS_MAX KINDS_MAX ASKED_MAX",
         "ROWS_AT_ONCE_MAX IN_FLIGHT_MAX EPOCHS_MAX ERROR_LENGTH_MAX OFFSET_MAX CALM_MS_MAX EPOCH_MAX NUMBER_MAX",
-        "SILENT_S_MAX WAIT_MS_MAX HERE_BYTES_MAX MARKS_MAX REPORTS_MAX",
+        "SILENT_S_MAX WAIT_MS_MAX HERE_BYTES_MAX MARKS_MAX REPORTS_MAX PLAIN_CHARS_MAX",
     }
 )
 

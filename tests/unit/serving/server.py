@@ -32,7 +32,8 @@ from tests.unit.serving.arrow import stream_of
 
 T = TypeVar("T")
 CONTRACT = document(ENDPOINTS)
-_TEMPLATES = [(re.compile(re.sub(r"{\w+}", "[^/]+", path)), path) for path in CONTRACT["paths"]]
+_TEMPLATES = [(re.compile(re.sub(r"{\w+}", "[^/]+", path)), path) for path in sorted(CONTRACT["paths"])]
+"""A literal path before a template that matches it: `{` stands behind all letters."""
 
 
 @dataclass

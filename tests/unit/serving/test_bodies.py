@@ -39,6 +39,7 @@ PATH = {
     "{producer}": "p",
     "{broker}": "b",
     "{group}": "g",
+    "{pin}": "p",
     "{consumer}": "c",
 }
 QUERY = {"stage_records": f"?sink=s&epoch=0&stage={'0' * 32}&part=0"}

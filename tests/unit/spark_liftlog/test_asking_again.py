@@ -23,10 +23,11 @@ from broker.api.errors import (
     UnknownPartition,
     UnknownStream,
 )
+from broker.client.http.brokers import Brokers
 from broker.client.http.interrupt import Interrupt
 from spark_liftlog.errors import LogTruncated, RecordsLost
 from spark_liftlog.options import source_options
-from spark_liftlog.reading import asking_again, batch_reader, cluster, task
+from spark_liftlog.reading import asking_again, batch_reader, cluster, resolving, task
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.batch_reader import LiftlogReader
 from spark_liftlog.reading.cluster import Cluster, Resolved
@@ -98,7 +99,7 @@ Play = Callable[..., None]
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Play:
     monkeypatch.setattr(asking_again, "AGAIN_S", 0.0)
-    for module in (driver, task, batch_reader):
+    for module in (driver, resolving, batch_reader):
         monkeypatch.setattr(module, "Cluster", Played)
 
     def played(views: Sequence[Heads], answers: Sequence[Resolved], *, brokers: str = "a:1,b:2") -> None:
@@ -399,8 +400,10 @@ def test_a_gap_that_nobody_can_explain_any_more_is_an_error(
 def test_a_frame_that_is_read_again_asks_again_before_its_stream_is_another_one(play: Play) -> None:
     play([view("old", 99), view(None), view("new", AT + 2)], [GONE])
     wanted = Range(stream="s", partition=0, incarnation="new", start=0, end=AT, is_open=True)
-    planned = task.TaskRanges([wanted], Opening(always=True, from_earliest=True, added={}))
-    assert [(r.start, r.end) for r in task._now(planned, "a:1,b:2")] == [(0, AT + 2)]
+    opening = Opening(always=True, from_earliest=True, added={})
+    options = source_options({"brokers": "a:1,b:2", "stream": "s"}, "batch")
+    found, _ = resolving.resolved([wanted], opening, Brokers("a:1,b:2"), options)
+    assert [(r.start, r.end) for r in found] == [(0, AT + 2)]
 
 
 def test_the_time_until_a_loss_is_believed_is_longer_than_a_session() -> None:

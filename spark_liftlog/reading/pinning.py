@@ -1,0 +1,92 @@
+"""The network's side of pins: a task asks which state its load has in this micro-batch, and pins one if it has none.
+
+    task     GET  /v1/pins/<query>.<frame>      the text of pins.py, and its version
+             POST /v1/pins/<query>.<frame>      once for each load and batch: replaced if nobody else was first
+
+Q1  The leader of the offset stream compares and stores. It is waited for while it is away: a batch that does not know
+    its state would read another one.
+Q2  A broker that does not know pins, and a frame that is too large for one, are told once. Each task looks for itself
+    then, as it did before there were pins.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from pyspark import TaskContext
+
+from broker.api.answers import PIN_LENGTH_MAX, PinnedText
+from broker.api.errors import InvalidRequest
+from broker.client.consumers import OFFSETS
+from broker.client.http.calls import Calls, path, understand
+from spark_liftlog.reading.advance import Heads
+from spark_liftlog.reading.pins import Agreed, Batch, agreed, decoded, encoded, pin
+from spark_liftlog.reading.refresh import FramePlan
+
+QUERY_ID: Final = "sql.streaming.queryId"
+BATCH_ID: Final = "streaming.sql.batchId"
+JOB_GROUP: Final = "spark.jobGroup.id"
+"""A streaming query sets it to the id of its run, a UUID; what a program sets is anything."""
+
+log = logging.getLogger("spark_liftlog")
+
+_told: set[str] = set()
+
+
+def batch_here() -> Batch | None:
+    """The micro-batch of this task; None: it is one of another job."""
+    context = TaskContext.get()
+    if context is None or (query := context.getLocalProperty(QUERY_ID)) is None:
+        return None
+    number, group = context.getLocalProperty(BATCH_ID), context.getLocalProperty(JOB_GROUP)
+    return Batch(query=query, number=-1 if number is None else int(number), run=_run(group))
+
+
+def _run(group: str | None) -> str:
+    try:
+        return "" if group is None else str(uuid.UUID(group))
+    except ValueError:
+        return ""
+
+
+def agree(calls: Calls, frame: FramePlan, batch: Batch, now: Callable[[], Heads]) -> Agreed | None:
+    """The state of the frame in the batch, pinned by whoever asks first; None: it cannot be pinned (Q2).
+
+    Args:
+        now: What the whole frame would read now; called if nobody has asked before.
+    Raises:
+        Retryable: nobody keeps pins for so long that the deadline has passed (Q1).
+    """
+    target = path("pins", f"{batch.query}.{frame.name}")
+    try:
+        found = understand(PinnedText, calls.json("GET", target, key=OFFSETS), where="reading a pin")
+        while True:
+            pinned = decoded(found.text)
+            known = agreed(pinned, batch, frame.load)
+            if known is not None:
+                return known
+            pinned, made = pin(pinned, batch, frame.load, frame.plan, now)
+            text = encoded(pinned)
+            if len(text) > PIN_LENGTH_MAX:
+                text = encoded(pinned[-1:])
+            if len(text) > PIN_LENGTH_MAX:
+                _not_pinned(frame, f"it takes {len(text)} characters, {PIN_LENGTH_MAX} are allowed")
+                return None
+            answer = calls.json("POST", target, {"text": text, "version": found.version}, key=OFFSETS)
+            found = understand(PinnedText, answer, where="placing a pin")
+            if found.placed:
+                return made
+    except InvalidRequest as error:
+        if type(error) is InvalidRequest and "path" in error.fields:
+            _not_pinned(frame, f"the broker is of an earlier release: {error}")
+            return None
+        raise
+
+
+def _not_pinned(frame: FramePlan, why: str) -> None:
+    if frame.name not in _told:
+        _told.add(frame.name)
+        log.warning("source.not_pinned streams=%s reason=%s", frame.selection, why)
