@@ -25,7 +25,7 @@ from pysyncobj.poller import createPoller
 from pysyncobj.tcp_connection import TcpConnection
 from pysyncobj.tcp_server import SERVER_STATE, TcpServer
 
-from broker.api.errors import PortInUse
+from broker.api.errors import InvalidSetting, PortInUse
 from broker.raft import wire
 from broker.raft.messages import HELLO_ANSWER, is_hello
 
@@ -41,7 +41,7 @@ class Lobby:
         bind: host:port to listen at; None: it only asks.
         clock: Monotonic, in seconds.
     Raises:
-        PortInUse: somebody listens there already.
+        PortInUse: somebody listens there already. InvalidSetting: that is no address.
     """
 
     def __init__(
@@ -59,13 +59,10 @@ class Lobby:
         self._guests: dict[TcpConnection, None] = {}  # the oldest first
         self._server: TcpServer | None = None
         if bind is not None:
-            host, _, port = bind.rpartition(":")
-            found = host.strip("[]")
-            ip = found if found in ("0.0.0.0", "::") else globalDnsResolver().resolve(found)
             self._server = TcpServer(
                 self._poller,
-                ip,
-                int(port),
+                listening_ip(bind),
+                int(bind.rpartition(":")[2]),
                 self._arrived,
                 sendBufferSize=BUFFER_BYTES,
                 recvBufferSize=BUFFER_BYTES,
@@ -152,9 +149,7 @@ class _Call:
         conn.setOnMessageReceivedCallback(self._heard)
         conn.setOnDisconnectedCallback(lambda: self.end(CUT if self._is_connected else NOBODY))
         host, _, port = address.rpartition(":")
-        ip = None
-        with contextlib.suppress(UnicodeError):  # it can be no name
-            ip = globalDnsResolver().resolve(host.strip("[]"))
+        ip = _ip(host)
         if ip is None:
             self.end(f"{host} has no address")
             return
@@ -186,3 +181,18 @@ class _Call:
                 self.end(CUT)
         else:
             self.end(message if is_hello(message, HELLO_ANSWER) else CUT)
+
+
+def listening_ip(bind: str) -> str:
+    """The address to listen at, of host:port. Raises InvalidSetting."""
+    host = bind.rpartition(":")[0].strip("[]")
+    ip = host if host in ("0.0.0.0", "::") else _ip(host)
+    if ip is None:
+        raise InvalidSetting(f"raft.host: {host} has no address", key="raft.host", value=host)
+    return ip
+
+
+def _ip(host: str) -> str | None:
+    with contextlib.suppress(UnicodeError):  # it can be no name
+        return globalDnsResolver().resolve(host.strip("[]"))  # type: ignore[no-any-return]
+    return None

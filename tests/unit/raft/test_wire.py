@@ -17,6 +17,7 @@ import pytest
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
 
+from broker.api.errors import InvalidSetting
 from broker.raft import wire
 from broker.raft.greeting import Lobby
 from broker.raft.node import RaftNode, configuration, form
@@ -381,6 +382,8 @@ def test_what_can_be_no_name_has_no_address(host: str) -> None:
     """getaddrinfo raises UnicodeError for it: a broker with such a voter ended with `internal`."""
     with Lobby(bind=None, secret=SECRET, answer=lambda hello: hello, clock=time.monotonic) as lobby:
         assert lobby.ask([f"{host}:9294"], HELLO, timeout_s=60) == {f"{host}:9294": f"{host} has no address"}
+    with pytest.raises(InvalidSetting, match=r"raft\.host"):
+        Lobby(bind=f"{host}:9294", secret=SECRET, answer=lambda hello: hello, clock=time.monotonic)
 
 
 def test_guests_of_a_broker_that_waits_are_few() -> None:

@@ -27,6 +27,7 @@ from broker.api.errors import InvalidRequest, LiftlogError, NotReady, PortInUse,
 from broker.metadata.catalog import COMMAND_VERSION
 from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.partition import Place
+from broker.raft.greeting import listening_ip
 from broker.raft.node import Answer, RaftNode, configuration
 from broker.raft.wire import GuardedTcp, Voter
 from broker.runtime.cluster.plane import status
@@ -155,6 +156,7 @@ class Plane:
     def _open(self, entered: Entered) -> RaftNode:
         conf = configuration(secret=self.identity.secret, bind=self.identity.bind, **self._options)
         try:
+            listening_ip(self.identity.bind)
             self._node = RaftNode(
                 entered.journal,
                 transport=GuardedTcp,
