@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -147,7 +148,14 @@ class ClusterBroker(Assembled):
             check_disk=self._room.users.check,
         )
         self._own = {
-            name: OwnStream(plane.service, name, settings, voters=len(identity.named), executor=self._commands)
+            name: OwnStream(
+                plane.service,
+                name,
+                settings,
+                voters=len(identity.named),
+                executor=self._commands,
+                clock_s=time.monotonic,
+            )
             for name, settings in ((OFFSETS_STREAM, OFFSETS_SETTINGS), (COMMITS_STREAM, COMMITS_SETTINGS))
         }
         self.offsets = PlacedConsumers(self._streams.partition, self._commands, self._own[OFFSETS_STREAM].why_missing)

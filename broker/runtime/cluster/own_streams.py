@@ -18,7 +18,6 @@ Design: docs/explain/metadata.md.
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -27,6 +26,7 @@ from typing import Any, Final
 from broker.api.errors import LiftlogError
 from broker.metadata.catalog import COMMAND_VERSION
 from broker.runtime.cluster.wiring import CatalogService
+from broker.runtime.elapsed import wall_us
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ class OwnStream:
     Args:
         voters: How many first voters the configuration names.
         executor: Waits for the controller.
+        clock_s: Never goes back.
+        now_us: The time of day.
     """
 
     def __init__(
@@ -57,11 +59,13 @@ class OwnStream:
         *,
         voters: int,
         executor: Executor,
-        clock_s: Callable[[], float] = time.monotonic,
+        clock_s: Callable[[], float],
+        now_us: Callable[[], int] = wall_us,
     ) -> None:
         self.name = name
         self._service, self._settings, self._executor = service, settings, executor
         self._voters, self._clock_s = voters, clock_s
+        self._now_us = now_us
         self._incarnation = uuid.uuid4().hex
         self._began_s = self._not_before_s = clock_s()
         self._is_asked = False
@@ -103,7 +107,7 @@ class OwnStream:
                     "kind": "create_stream",
                     "name": self.name,
                     "incarnation": self._incarnation,
-                    "created_us": time.time_ns() // 1000,
+                    "created_us": self._now_us(),
                     "settings": self._settings,
                     "internal": True,
                     "replication_factor": factor,

@@ -121,9 +121,10 @@ def led(disk: SimDisk, pool: HeldPool) -> Iterator[Leader]:
             leader.partition,
             bytes_max=1 << 20,
             wait_s=0.2,
-            pace=Pace(1 << 40),
+            pace=Pace(1 << 40, time.monotonic),
             bulk=leader.bulk,
             closed=lambda made: None,
+            now_s=time.monotonic,
         )
         outward = leader.outward
 
@@ -321,7 +322,7 @@ def test_a_stream_that_is_over_takes_nobodys_place(led: Leader) -> None:
 
 
 def test_a_slow_pace_holds_back_who_is_not_in_sync_alone(led: Leader) -> None:
-    led.answering._pace = Pace(1 << 10)
+    led.answering._pace = Pace(1 << 10, time.monotonic)
     led.answering._pace.take(1 << 20)
     b, c = Stream("b"), Stream("c")
     led.answer_isr("a", "b")
@@ -394,7 +395,7 @@ def test_all_others_get_their_bytes_by_grpc(far: Leader, why: str, monkeypatch: 
         case "little":
             monkeypatch.setattr(answering, "BULK_BYTES_LEAST", 1 << 20)
         case "slow":
-            far.answering._pace = Pace(3)
+            far.answering._pace = Pace(3, time.monotonic)
         case "no port":
             far.bulk.told_port = 0
         case "too many":
@@ -418,7 +419,7 @@ def test_while_it_fetches_in_bulk_it_is_answered_without_bytes(far: Leader, monk
     assert due_s < time.monotonic() + 1, "it is not taken for one that has all"
     found = far.answering._slots["b"]
     assert id(found) == slot
-    monkeypatch.setattr(time, "monotonic", lambda: due_s + 0.01)
+    monkeypatch.setattr(far.answering, "_now_s", lambda: due_s + 0.01)
     b.ready(found)
     [said] = told(b)
     assert (said.bulk, said.data) == (None, b"")
@@ -480,7 +481,7 @@ def test_a_leadership_that_ends_while_it_looks_names_nothing(far: Leader, monkey
 def test_bytes_in_bulk_count_for_the_pace(far: Leader) -> None:
     """Q5."""
     b = Stream("b")
-    far.answering._pace = pace = Pace(1_000_000_000)
+    far.answering._pace = pace = Pace(1_000_000_000, time.monotonic)
     free_s = pace._free_s
     far.fetch(b, 0, takes_bulk=True)
     [said] = told(b)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,7 @@ class Follower:
             step_out=self.steps_out.append,
             pool=pool,
             counts=Counter(),
+            now_s=time.monotonic,
         )
         self.leader = PartitionLog.create(SimDisk(), "/l", IDENTITY, SETTINGS, now_us=0)
 

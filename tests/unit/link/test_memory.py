@@ -7,6 +7,7 @@ made: what a table takes is not counted by one, so it would come late.
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_an_outbox_keeps_nothing_of_what_it_has_forgotten() -> None:
     class Source:
         pass
 
-    outbox: Outbox[Source] = Outbox()
+    outbox: Outbox[Source] = Outbox(time.monotonic)
     refs = []
     for is_ready in (False, True):
         source = Source()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from typing import cast
 
@@ -67,6 +68,7 @@ def test_what_is_written_anew_between_the_answer_and_its_bytes_is_said_to_be_so(
     answering = Answering.__new__(Answering)
     answering.at, answering._log, answering._partition = ("i", 0), log, cast(ReplicatedPartition, Leading(log))
     answering._bytes_max, answering._wait_s, answering._lock = 1 << 20, 0.2, threading.Condition()
+    answering._now_s = time.monotonic
     fetch = Fetch(follower="b", incarnation=(1, 0), epoch=1, offset=0, last_epoch=-1, durable_end=0, log_start=0)
     looked_up = answering._fetch_arrived(fetch, -1)
     records = Records(

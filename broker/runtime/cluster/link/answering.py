@@ -38,7 +38,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
@@ -168,6 +167,7 @@ class Answering:
     Args:
         bytes_max: Most bytes of one answer; a single batch may be larger.
         closed: Called once it is of no use any more.
+        now_s: A clock that never goes back.
     """
 
     def __init__(
@@ -180,6 +180,7 @@ class Answering:
         pace: Pace,
         bulk: BulkServer,
         closed: Callable[[Answering], None],
+        now_s: Callable[[], float],
     ) -> None:
         self.at = at
         self._partition = partition
@@ -189,6 +190,7 @@ class Answering:
         self._pace = pace
         self._bulk = bulk
         self._closed = closed
+        self._now_s = now_s
         self._lock = threading.Condition()
         self._slots: dict[str, FollowerSlot] = {}
         self._reading = 0
@@ -326,7 +328,7 @@ class Answering:
 
     def send(self, effect: Send) -> None:
         """As `Followers.send`."""
-        message, now_s = effect.message, time.monotonic()
+        message, now_s = effect.message, self._now_s()
         with self._lock:
             slot = self._slots.get(effect.to)
             if slot is None:
@@ -346,7 +348,7 @@ class Answering:
         """Something was appended or committed here, or the leadership has changed. Waits for nobody's disk."""
         if not self._slots:
             return
-        now_s = time.monotonic()
+        now_s = self._now_s()
         with self._lock:
             for slot in self._slots.values():
                 if slot.early is not None:
@@ -410,11 +412,11 @@ class Answering:
             return frames
         except LiftlogError as error:
             self._complain(slot.stream.broker, error)
-            slot.stream.later(slot, time.monotonic() + self._wait_s)
+            slot.stream.later(slot, self._now_s() + self._wait_s)
             return []
         except Exception:  # Q9
             log.exception("replica.answer_bug partition=%s to=%s", self._partition, slot.stream.broker)
-            slot.stream.later(slot, time.monotonic() + self._wait_s)
+            slot.stream.later(slot, self._now_s() + self._wait_s)
             return []
         finally:
             self._has_read()
@@ -455,7 +457,7 @@ class Answering:
         return self._frame(said, found.data)
 
     def _records(self, slot: FollowerSlot, records: Records) -> list[bytes]:
-        now_s, opened = time.monotonic(), self._log
+        now_s, opened = self._now_s(), self._log
         has_news = self._has_news(slot, now_s)
         due_s = self._due_s(slot, records, now_s)
         is_due = now_s >= due_s

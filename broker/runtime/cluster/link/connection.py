@@ -97,7 +97,7 @@ class LeaderStream:
         self.welcomed_s = 0.0
         self.answers_ranges = False
         self.call: Any = None
-        self.outbox: Outbox[Key] = Outbox()
+        self.outbox: Outbox[Key] = Outbox(time.monotonic)
         self.greetings: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def end(self) -> None:

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -72,6 +71,7 @@ class Following:
         report: The leader of this epoch does not answer: which partition, epoch, leader. Must not wait.
         step_out: As `PlacedReplica.step_out`.
         counts: The link's: `bad_batches` are those whose bytes are not what was stored.
+        now_s: A clock that never goes back.
     """
 
     def __init__(
@@ -85,10 +85,12 @@ class Following:
         step_out: Callable[[str], None],
         pool: SyncPool,
         counts: Counter[str],
+        now_s: Callable[[], float],
     ) -> None:
         self.at = at
         self._partition = partition
         self._counts = counts
+        self._now_s = now_s
         self._replica = partition.replica
         self._log = partition.log
         self._core = Follower(me)
@@ -165,7 +167,7 @@ class Following:
 
     def _look_for_room(self) -> None:
         """U8."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         if now_s - self._room_asked_s < ROOM_S:
             return
         self._room_asked_s = now_s
@@ -182,7 +184,7 @@ class Following:
         connection = self._connection
         if connection is None:
             return
-        now_s = connection.heard_to(time.monotonic())
+        now_s = connection.heard_to(self._now_s())
         passed_ms = max(0.0, now_s - self._clock_s) * 1_000 if self._clock_s else 0.0
         self._clock_s = max(self._clock_s, now_s)
         slower = 1
@@ -272,7 +274,7 @@ class Following:
             act()
         except LiftlogError as error:
             if isinstance(error, DiskFull):
-                self._lacks_room, self._room_asked_s = True, time.monotonic()
+                self._lacks_room, self._room_asked_s = True, self._now_s()
             self._refuse(error)
             if self._log.failure is None:
                 self._step(self._holds(is_refused=True))

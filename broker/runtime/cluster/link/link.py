@@ -65,7 +65,7 @@ class ReplicaLink:
         self._report = report
         self._pool = sync_pool
         self._settings = settings
-        self._pace = Pace(settings.catch_up_bytes_per_s)
+        self._pace = Pace(settings.catch_up_bytes_per_s, time.monotonic)
         self._lock = threading.Lock()
         self._answering: dict[Place, Answering] = {}
         self._connections: dict[str, Connection] = {}
@@ -111,6 +111,7 @@ class ReplicaLink:
             step_out=step_out,
             pool=self._pool,
             counts=self.counts,
+            now_s=time.monotonic,
         )
 
     def followers(self, at: Place, partition: ReplicatedPartition) -> Answering:
@@ -129,6 +130,7 @@ class ReplicaLink:
             pace=self._pace,
             bulk=self.bulk,
             closed=closed,
+            now_s=time.monotonic,
         )
         with self._lock:
             self._answering[at] = made

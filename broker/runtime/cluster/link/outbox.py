@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import heapq
 import threading
-import time
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Outbox(Generic[T]):
-    """See the module. Thread-safe. Sources are compared by identity or value, and hashed."""
+    """See the module. Thread-safe. Sources are compared by identity or value, and hashed.
 
-    def __init__(self) -> None:
+    Args:
+        now_s: A clock that never goes back.
+    """
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
         self._lock = threading.Condition()
         self._ready: deque[T] = deque()
         self._queued: set[T] = set()
@@ -43,7 +48,7 @@ class Outbox(Generic[T]):
                 self._lock.notify()
 
     def later(self, source: T, at_s: float) -> None:
-        """It has, by `time.monotonic`, then; or earlier, if it is said to be ready. A later call replaces this one."""
+        """It has, by its clock, then; or earlier, if it is said to be ready. A later call replaces this one."""
         with self._lock:
             if source not in self._queued and self._due.get(source, (None, 0))[0] != at_s:
                 self._untime(source)
@@ -68,7 +73,7 @@ class Outbox(Generic[T]):
 
     def next(self, wait_s: float = 3_600.0) -> T | None:
         """Wait for one; None: there was none for so long, or it is closed."""
-        until_s = time.monotonic() + wait_s
+        until_s = self._now_s() + wait_s
         with self._lock:
             while not self.is_closed:
                 due_s = self._fire()
@@ -76,7 +81,7 @@ class Outbox(Generic[T]):
                     source = self._ready.popleft()
                     self._queued.discard(source)
                     return source
-                left_s = until_s - time.monotonic()
+                left_s = until_s - self._now_s()
                 if left_s <= 0:
                     return None
                 self._lock.wait(left_s if due_s is None else min(due_s, left_s))
@@ -84,7 +89,7 @@ class Outbox(Generic[T]):
 
     def _fire(self) -> float | None:
         """Those whose time has come are ready. Returns how long until the next one."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         while self._timers:
             at_s, number = self._timers[0]
             source = self._timed.get(number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -14,7 +13,7 @@ BURST_S: Final = 0.1
 class Pace:
     """See the module. Thread-safe. One may take more than there is: whoever comes next waits for it."""
 
-    def __init__(self, bytes_per_s: int, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, bytes_per_s: int, now_s: Callable[[], float]) -> None:
         self._bytes_per_s = bytes_per_s
         self._now_s = now_s
         self._lock = threading.Lock()

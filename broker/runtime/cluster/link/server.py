@@ -98,7 +98,7 @@ class FollowerStream:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.ended: tuple[str, str] | None = None
-        self.outbox: Outbox[FollowerSlot] = Outbox()
+        self.outbox: Outbox[FollowerSlot] = Outbox(time.monotonic)
         self.early: dict[Place, Question] = {}
         self._slots: set[FollowerSlot] | None = set()  # None: it is over, and nobody keeps them
         self._lock = threading.Lock()  # innermost
