@@ -101,6 +101,22 @@ def test_a_consumer_that_leaves_records_unread_is_forgotten_and_one_with_nothing
     eventually(lambda: "offsets.expired consumer=behind" in broker.output(), what="its line, written after the deed")
 
 
+def test_a_pin_that_is_not_placed_anew_is_forgotten(broker: BrokerProcess) -> None:
+    def place(text: str) -> int:
+        placed = broker.request("POST", "/v1/pins/query.frame", {"text": text, "version": 0})
+        assert (placed["text"], placed["placed"]) == (text, True)
+        version: int = placed["version"]
+        return version
+
+    first = place("a")
+    eventually(lambda: broker.get("/v1/pins/query.frame")["version"] == 0, what="the pin to be forgotten")
+    broker.kill9()
+    broker.start()
+    assert broker.get("/v1/pins/query.frame")["version"] == 0
+    assert place("b") > first
+    assert_no_fault(broker)
+
+
 def test_a_consumer_of_a_stream_that_is_offline_is_not_forgotten(broker: BrokerProcess, client: Client) -> None:
     """It had read all there is; whether it still has, nobody can say before the stream is back."""
     for name in ("away", "here"):
