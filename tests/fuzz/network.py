@@ -236,6 +236,17 @@ def check_posted(data: bytes) -> None:
     assert api.read("orders", format="json").status == 200
 
 
+def check_bundle(data: bytes) -> None:
+    """Two bytes: the length of the head; then head and records, of a bundle that is appended, and of one that is
+    staged."""
+    api, (size, rest) = _api(), (int.from_bytes(data[:2], "big"), data[2:])
+    octets = {"Content-Type": "application/octet-stream"}
+    for path, query in (("records", {}), ("stages", {"sink": "q", "epoch": 1})):
+        answer = api.request("POST", f"/v1/streams/orders/{path}", body=rest, headers=octets, head=size or 1, **query)
+        assert answer.status < 500 or answer.json()["reason"] in RETRYABLE, (answer.status, answer.body[:300])
+    assert api.read("orders", format="json").status == 200
+
+
 def check_ndjson(data: bytes) -> None:
     """Any bytes as key, value and header, any text as subject, come out as JSON that says the same."""
     text = data.decode("utf-8", "replace")
@@ -609,6 +620,14 @@ NETWORK: Final = (
         check=check_posted,
         errors=(),
         words=(b"\xff\xff\xff\xff",),
+        weight=25,
+    ),
+    Decoder(
+        name="http-bundle",
+        modules=("broker/serving/endpoints/bundles.py",),
+        check=check_bundle,
+        errors=(),
+        words=(b"\xff\xff\xff\xff", b'"rows":', b'"partition":', b'"part":'),
         weight=25,
     ),
     Decoder(name="ndjson", modules=("broker/serving/payload/ndjson.py",), check=check_ndjson, errors=(), weight=5),

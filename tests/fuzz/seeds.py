@@ -334,6 +334,15 @@ def of_http() -> Inputs:
     for name, data in streams.items():
         yield "http-arrow", name, data
         yield "http-posted", name, data
+    staged = {"stage": "0" * 32, "part": 0, "last": True}
+    bundles = {
+        "appended": js({"parts": [{"partition": 0, "rows": 1}, {"partition": 0, "rows": 1}]}),
+        "staged": js({"parts": [{"partition": 0, "rows": 2, **staged}]}),
+        "too-many": js({"parts": [{"partition": 0, "rows": (1 << 63) - 1}]}),
+        "none": js({"parts": []}),
+    }
+    for name, head in bundles.items():
+        yield "http-bundle", name, len(head).to_bytes(2, "big") + head + streams["all-columns"]
     for name, data in (("text", "é".encode()), ("binary", b"\xff\0\xfe"), ("quotes", b'"\\\n\r\t\x7f'), ("none", b"")):
         yield "ndjson", name, data
 

@@ -32,5 +32,6 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/storage/memory/handover.py": "takes what file-state decodes",
     "broker/storage/log.py": "applies what file-state decodes",
     "broker/raft/journal.py": "torn writes and flipped bits: tests/unit/raft, tests/sim/raft",
+    "broker/api/plain_rows.py": "joins the columns of rows that Arrow has read (target batch); takes no bytes apart",
     "spark_liftlog/writing/digest.py": "a sum over Arrow columns that Spark hands over: every buffer has one",
 }

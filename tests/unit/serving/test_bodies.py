@@ -42,7 +42,11 @@ PATH = {
     "{pin}": "p",
     "{consumer}": "c",
 }
-QUERY = {"stage_records": f"?sink=s&epoch=0&stage={'0' * 32}&part=0"}
+QUERY = {
+    "stage_records": f"?sink=s&epoch=0&stage={'0' * 32}&part=0",
+    "stage_bundle": "?sink=s&epoch=0&head=2",
+    "append_bundle": "?head=2",
+}
 
 
 def of(endpoint: Endpoint) -> str:
