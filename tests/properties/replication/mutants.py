@@ -73,7 +73,7 @@ MUTANTS: Final = (
     Mutant("an old answer is news", "insync", "if event.partition_epoch < self.partition_epoch:", "if False:"),
     Mutant("an answer to another question settles this one", "insync", "is_answer = self.pending is not None and event.request == self.pending.request", "is_answer = self.pending is not None"),
     Mutant("an earlier incarnation counts", "insync", "broker in self.followers and incarnation >= self.followers[broker].incarnation", "broker in self.followers"),
-    Mutant("a new incarnation keeps the old one's end", "insync", "follower.incarnation, follower.durable_end, follower.log_start = fetch.incarnation, -1, 0", "follower.incarnation = fetch.incarnation"),
+    Mutant("a new incarnation keeps the old one's end", "insync", "follower.incarnation, follower.durable_end, follower.log_start = incarnation, -1, 0", "follower.incarnation = incarnation"),
     Mutant("believes more than there is", "leader", "fetch.offset > self.log_end or not (", "not ("),
     Mutant("a spurious shrink after a leader change", "insync", "caught_up_ms: int | None = None", "caught_up_ms: int | None = 0"),
     Mutant("never asks anybody out", "insync", "follower.caught_up_ms < worst_ms", "False"),
