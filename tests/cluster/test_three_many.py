@@ -1,0 +1,87 @@
+"""A broker that comes back to many partitions costs nobody a session (issue of the Raft thread and of searches for
+cycles: records 135, 156 and 159).
+
+Method: three brokers, each with a replica of every partition; one is killed and comes back. Lapses are counted in the
+logs, from when it is started until all replicas are in sync.
+
+A machine that gives this test no core for a while gives brokers none either. A thread that only sleeps tells how long
+that was; where it was for long, a lapse says nothing of the brokers. `LIFTLOG_TEST_PARTITIONS=10000` is what an
+operator may have; what becomes of it is in docs/status.md.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.clusters import RealCluster
+from tests.support.processes import eventually
+
+PARTITIONS: Final = int(os.environ.get("LIFTLOG_TEST_PARTITIONS", "1500"))
+STREAMS: Final = 10
+LONG_S: Final = 300.0
+STALL_S: Final = 0.5
+"""A quarter of a session: brokers, which have more to do than a thread that sleeps, may then miss theirs."""
+
+
+@contextmanager
+def longest_stall() -> Iterator[list[float]]:
+    """The longest time by which this process woke late, in seconds."""
+    found, is_over = [0.0], threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            began = time.monotonic()
+            time.sleep(0.02)
+            found[0] = max(found[0], time.monotonic() - began - 0.02)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def lapses(cluster: RealCluster) -> dict[str, int]:
+    return {broker: process.output().count(" session.lapsed ") for broker, process in cluster.brokers.items()}
+
+
+def in_sync(cluster: RealCluster, count: int, *, by: str) -> bool:
+    """Whether each partition has so many in sync, and a leader that runs."""
+    found = [p for n in range(STREAMS) for p in cluster.describe(f"s{n}", by=by)["partitions"]]
+    assert len(found) == PARTITIONS
+    return all(len(p["isr"]) == count and p["leader"] and p["leader"]["id"] in cluster.running for p in found)
+
+
+@pytest.mark.process
+@pytest.mark.timeout(1_500)
+def test_a_broker_that_rejoins_with_many_partitions_lapses_no_session(tmp_path: Path) -> None:
+    cluster = RealCluster(tmp_path, None, LIFTLOG_INTAKE_ENABLED="false")
+    try:
+        cluster.start()
+        with cluster.client(deadline_s=LONG_S) as client:
+            for number in range(STREAMS):
+                client.create_stream(f"s{number}", partitions=PARTITIONS // STREAMS, replication_factor=3)
+        eventually(lambda: in_sync(cluster, 3, by="a"), timeout_s=LONG_S, what="all are in sync")
+        killed = next(broker for broker in ("b", "c") if broker != cluster.controller())
+        cluster.brokers[killed].kill9()
+        eventually(lambda: in_sync(cluster, 2, by="a"), timeout_s=LONG_S, what="the others lead")
+        with longest_stall() as stall:
+            before = lapses(cluster)
+            cluster.brokers[killed].start(wait=False)
+            eventually(lambda: in_sync(cluster, 3, by="a"), timeout_s=LONG_S, what="it is back")
+            lapsed = {broker: count - before[broker] for broker, count in lapses(cluster).items()}
+    finally:
+        cluster.stop()
+    if any(lapsed.values()) and stall[0] > STALL_S:
+        pytest.skip(f"the machine stood still for {stall[0]:.1f} s; lapses: {lapsed}")
+    assert not any(lapsed.values()), f"{lapsed}, and the machine stood still for {stall[0]:.2f} s at most"
