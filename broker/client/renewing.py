@@ -3,7 +3,7 @@
     with renewing(sink): ...      while this lasts
     keep_renewing(sink)           as long as the object is there, and its client is not closed
 
-A run that is silent for long loses what it has staged when others need the room (docs/guides/sinks.md). Several objects
+A run that is silent for long loses what it has staged when others need the room (docs/explain/sinks.md). Several objects
 of one run, as Spark's tasks have in one process, renew together, and the next one begins where the last one ended.
 
 N1  Nothing here raises, nor waits: a sign of life that is lost is one of many.

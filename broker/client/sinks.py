@@ -14,7 +14,7 @@ commit names the ones it means. Stages that no commit names are dropped by `abor
 others need the room and their run is silent. An open sink says once in some seconds that its run lives.
 
 A commit that met an error may have been decided: commit the same batch id again, with the same stages or with new
-ones. The answer `already_done` describes what was decided first. Protocol: docs/guides/sinks.md.
+ones. The answer `already_done` describes what was decided first. Protocol: docs/explain/sinks.md.
 """
 
 from __future__ import annotations

@@ -8,5 +8,5 @@
     restamp.py   a staged batch at its place in the partition's log
 
 The drivers are broker.runtime.sinks.stages and broker.runtime.sinks.coordinator.
-The protocol, state by state: docs/guides/sinks.md.
+The protocol, state by state: docs/explain/sinks.md.
 """

@@ -5,7 +5,7 @@
     at-least-once               tasks append, and what they appended can be read at once; nothing can be taken back
 
 A micro-batch comes again after a crash, with the same number and its rows placed otherwise; a task comes again after a
-failure, or twice at once. Each makes its own stages, and one commit decides which count (docs/guides/sinks.md).
+failure, or twice at once. Each makes its own stages, and one commit decides which count (docs/explain/sinks.md).
 
 K5  The first decision on a batch id stands: the broker drops repeated stages and refuses other rows (digest.py
     tells them from the same rows in other places).

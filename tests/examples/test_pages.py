@@ -1,4 +1,4 @@
-"""Goal: what README.md, docs/tutorial.md and docs/reference/http-api.md tell people to type works as it stands there.
+"""Goal: what README.md, docs/tutorial.md and other pages tell people to type works as it stands there.
 
 Method: the commands and programs are taken from the pages and run in a shell, in a folder of their own, against what
 the first of them starts: real NATS, broker and Spark. Only ports are exchanged, and the home page's own quickstart and
@@ -23,6 +23,7 @@ from tests.support.processes import free_port
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+SINKS = (ROOT / "docs" / "guides" / "sinks.md").read_text()
 README = (ROOT / "README.md").read_text()
 HTTP = (ROOT / "docs" / "reference" / "http-api.md").read_text()
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -90,9 +91,10 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     subprocess.run(["liftlog", "down", "--force"], cwd=tmp_path, env=reader.env, check=True, capture_output=True)
 
 
-def test_the_tutorial_works_as_it_stands(reader: Reader) -> None:
+@pytest.mark.parametrize("page", [TUTORIAL, SINKS], ids=["tutorial", "sinks"])
+def test_a_page_of_steps_works_as_it_stands(reader: Reader, page: str) -> None:
     output = None
-    for kind, text in FENCED.findall(TUTORIAL):
+    for kind, text in FENCED.findall(page):
         match kind:
             case "sh":
                 output = reader.types(text)

@@ -12,7 +12,7 @@ C6  A stream is gone only if the catalog says so. One that is not open here is w
 
 The ledger on the disk: `commits_log.C2`, `commits_log.C4`, `commits_log.C5`.
 In the background: broker.runtime.sinks.rounds.
-Protocol and states: docs/guides/sinks.md.
+Protocol and states: docs/explain/sinks.md.
 Rules: broker.sinks.ledger (D), broker.sinks.stages (T), broker.runtime.sinks.stages (G).
 """
 

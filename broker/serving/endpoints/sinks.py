@@ -4,7 +4,7 @@
       (owner)                              (epoch)                                          (owner, epoch)
 
 Everything answered is on disk. Nothing staged is visible before its commit, and then all of it in a partition at once.
-The protocol, state by state: docs/guides/sinks.md.
+The protocol, state by state: docs/explain/sinks.md.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def test_limits_are_named_before_anything_is_decided(disk: SimDisk) -> None:
     rig.drop()
 
 
-# --- pins (docs/guides/sinks.md, "A stage"). Orders of whole steps are in tests/properties/sinks/test_scenarios.py.
+# --- pins (docs/explain/sinks.md, "A stage"). Orders of whole steps are in tests/properties/sinks/test_scenarios.py.
 
 
 def pins_of(rig: Rig) -> list[StagePinned]:
