@@ -3,8 +3,9 @@
     with renewing(sink): ...      while this lasts
     keep_renewing(sink)           as long as the object is there, and its client is not closed
 
-A run that is silent for long loses what it has staged when others need the room (docs/explain/sinks.md). Several objects
-of one run, as Spark's tasks have in one process, renew together, and the next one begins where the last one ended.
+A run that is silent for long loses what it has staged when others need the room (docs/explain/sinks.md). Several
+objects of one run, as Spark's tasks have in one process, renew together, and the next one begins where the
+last one ended.
 
 N1  Nothing here raises, nor waits: a sign of life that is lost is one of many.
 N2  A run that brokers know no more is left alone: superseded, deleted, or at brokers that know of no renewing.
