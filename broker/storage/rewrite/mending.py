@@ -13,7 +13,10 @@ M1  A batch is taken if it is whole and if each of its offsets is of the leader 
 M2  What sticks out is cut off. Other replicas join batches otherwise, between borders that were borders once. A batch
     that is never joined (`rewriting.W4`) does not stick out: then it is not what stood here.
 M3  Another replica may have removed records for newer ones: its mark of that is on disk here before anything is
-    exchanged (`clean_state`).
+    exchanged (`clean_state`). There is one mark, and it has to hold for what has gone here, too (`follower.F10`): a log
+    that follows refuses what came with a mark that no history may have together with its own. This log ends below both
+    marks, and they are of different epochs; or it has another record before that mark. Else it begins anew, with its
+    leader's. Whoever leads goes on with nobody, and refuses nothing.
 M4  Another replica may have compacted less. So the mark of compaction is lowered to the beginning of what is lost, on
     disk, before anything is exchanged (`compaction.Q2`); a pass that is under way counts for nothing (`compaction.Q5`).
 M5  What a record told of its id and its subject outlives it in state files (`state_files.T3`). So of a replica from
@@ -62,7 +65,7 @@ def mend(
     Returns:
         The part of `lost` that can be read now.
     Raises:
-        BadBatch: they are damaged, or not what stood here (M1, M2), or less (M5); nothing was changed.
+        BadBatch: they are damaged, or not what stood here (M1, M2), or less (M3, M5); nothing was changed.
         CorruptLog: it is not lost (any more), or more is.
         StorageFailed, DiskFull: the disk refuses; it is still lost, and this may be tried again.
     """
@@ -124,6 +127,23 @@ class _Mending(GapRewrite):
             if not log.epoch_of(first) == header.leader_epoch == log.epoch_of(last):
                 says = f"a batch of leader epoch {header.leader_epoch} came for [{first}, {last}]"
                 raise BadBatch(f"{log.folder}: {says}, of which here are {log.epoch_of(first)}, {log.epoch_of(last)}")
+        if log.log.led is None:
+            self.check_mark(start)
+
+    def check_mark(self, start: int) -> None:
+        """M3."""
+        log, (to, epoch) = self.log, self.superseded
+        kept_to, kept_epoch = log.superseded
+        if to <= start:  # none of what came has gone
+            return
+        if to <= log.log_end_offset:
+            fits, here = epoch == log.epoch_of(to - 1), f"here its epoch is {log.epoch_of(to - 1)}"
+        else:
+            fits = kept_to <= log.log_end_offset or kept_epoch == epoch
+            here = f"here below {kept_to} of epoch {kept_epoch}, and this log ends at {log.log_end_offset}"
+        if not fits:
+            says = f"records may be gone there for newer ones below {to} of leader epoch {epoch}"
+            raise BadBatch(f"{log.folder}: {says}; {here}")
 
     def check_beginning(self) -> None:
         pass

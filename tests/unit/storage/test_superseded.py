@@ -12,16 +12,19 @@ from dataclasses import replace
 
 import pytest
 
-from broker.api.errors import OffsetOutOfRange
+from broker.api.errors import BadBatch, OffsetOutOfRange
 from broker.replication import following as f
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.clean_state import CLEAN_STATE_FILE, CleanState, load_clean_state, save_clean_state
 from broker.storage.rewrite.compaction import CompactionReport, CompactionSettings, compact
+from broker.storage.rewrite.mending import mend
 from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint, LogSettings
 from tests.support.compacting import keyed_batch, keyed_records
 from tests.support.followed import follow
 from tests.support.logs import FOLDER, create_log, open_log
 from tests.support.simdisk import Crashed, SimDisk
+from tests.unit.storage.test_giving_up import flips, found_by_the_scrub
+from tests.unit.storage.test_mending import answer
 
 SETTINGS = LogSettings(segment_bytes=6_000, is_sole_replica=False, is_compacted=True)
 OLD, NEW, CHOSEN_END, END = 20, 40, 30, 60
@@ -343,3 +346,90 @@ def test_no_cut_below_the_mark_but_of_what_is_copied_again(to: int) -> None:
     assert log.log_end_offset <= to
     assert log.superseded == mark
     assert log.compacted_to <= to
+
+
+def damaged_at(log: PartitionLog, offset: int) -> PartitionLog:
+    """The next process finds it so: a record below all that this is about cannot be read."""
+    log.checkpoint()
+    disk = log.disk.after_kill()  # type: ignore[attr-defined]
+    log = open_log(disk, settings=SETTINGS)
+    flips(offset)(disk, log)
+    assert found_by_the_scrub(log) == ((offset, offset + 1),)
+    log.checkpoint()
+    return log
+
+
+def interrupted_and_damaged() -> PartitionLog:
+    """Copied from who has removed `k@20` for `k@40`, as far as 22."""
+    source, log = log_of(END), create_log(SimDisk(), settings=SETTINGS)
+    run_pass(source)
+    source.lead(2)
+    follow(log, source, 2, upto=OLD + 2)
+    log.advance_high_watermark(log.log_end_offset)
+    return damaged_at(log, 3)
+
+
+def ran_on(log: PartitionLog, epoch: int) -> PartitionLog:
+    """It leads in that epoch, and removes records of it for newer ones of it."""
+    log.lead(epoch)
+    for at in range(log.log_end_offset, log.log_end_offset + 40):
+        log.append([keyed_batch([(b"q", b"%d" % at)])], leader_epoch=epoch, now_us=1)
+    log.advance_high_watermark(log.sync())
+    run_pass(log)
+    assert log.superseded[1] == epoch
+    return log
+
+
+def mend_from(log: PartitionLog, other: PartitionLog) -> None:
+    [lost] = log.lost_ranges
+    mend(log, lost, answer(other, *lost), superseded=other.superseded_there)
+
+
+def test_a_copy_that_was_interrupted_keeps_its_mark_when_it_is_mended() -> None:
+    """Whose mark is later need not have what the copy's own mark tells of: here it was led from 30 on by another."""
+    log, other = interrupted_and_damaged(), ran_on(log_of(CHOSEN_END), 5)
+    mark, disk = log.superseded, log.disk
+    assert log.log_end_offset < CHOSEN_END < mark[0] < other.superseded[0]
+    assert OLD in keyed_records(other)
+    with pytest.raises(BadBatch, match=r"gone there for newer ones below \d+ of leader epoch 5.*epoch 1"):
+        mend_from(log, other)
+    for found in (log, open_log(disk.after_kill(), settings=SETTINGS)):  # type: ignore[attr-defined]
+        assert (found.superseded, found.lost_ranges) == (mark, ((3, 4),))
+        found.reset(0)  # it begins anew, with its leader's
+        check_follows(found, other)
+
+
+def test_a_later_mark_of_the_same_epoch_takes_the_place_of_the_own_one() -> None:
+    """Who has the record before the later one has all that is before it in its epoch."""
+    source, mark = log_of(END + 40), interrupted_and_damaged().superseded
+    run_pass(source)
+    assert source.superseded > mark == (mark[0], 1)
+
+    def mended(log: PartitionLog) -> None:
+        if log.lost_ranges:
+            mend_from(log, source)
+
+    leader = chosen()
+    for log in each_step(interrupted_and_damaged, mended):
+        assert log.superseded == mark or log.superseded == source.superseded
+        assert log.lost_ranges or log.superseded == source.superseded
+        if not log.lost_ranges:
+            check_follows(log, leader)
+
+
+def test_what_has_gone_for_records_of_another_history_is_not_taken() -> None:
+    """The log goes on beyond the place of those records: no end of its own says that it lacks them."""
+    log = damaged_at(log_of(END), 3)
+    other = ran_on(log_of(5), 5)
+    assert 3 < other.superseded[0] < END
+    with pytest.raises(BadBatch, match="of leader epoch 5"):
+        mend_from(log, other)
+    assert (log.superseded, log.lost_ranges) == ((0, -1), ((3, 4),))
+
+
+def test_who_leads_takes_it_all_the_same() -> None:
+    """An operator has chosen it: it goes on with nobody."""
+    log, other = interrupted_and_damaged(), ran_on(log_of(CHOSEN_END), 5)
+    log.lead(6)
+    mend_from(log, other)
+    assert not log.lost_ranges
