@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from broker.storage.segments.ages import DOUBT_MS
 
@@ -30,6 +30,22 @@ def wall_us() -> int:
     """The time of day: microseconds since 1970 UTC, as the machine says. Timestamps are taken from it; nothing goes by
     it that may lose a record, or store it twice."""
     return time.time_ns() // 1000
+
+
+class Clocks(NamedTuple):
+    """The clocks that a partition and its log go by: this machine's, or a simulated one's.
+
+    Attributes:
+        now_s: Goes forward only.
+        elapsed_us, wall_us: As the functions of these names.
+    """
+
+    now_s: Callable[[], float]
+    elapsed_us: Callable[[], int]
+    wall_us: Callable[[], int]
+
+
+MACHINE: Final = Clocks(time.monotonic, elapsed_us, wall_us)
 
 
 class Tenure:

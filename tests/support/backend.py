@@ -23,6 +23,7 @@ from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.producers import NamedProducer
 from broker.runtime.alone import AloneAdmin
+from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
@@ -103,7 +104,7 @@ class LogBackend:
         epoch = self._catalog.epoch_last
         return Partition(
             info,
-            Replica(info, number, log, appender=self._appender, hub=self._hub),
+            Replica(info, number, log, appender=self._appender, hub=self._hub, clocks=MACHINE),
             leader_epoch=epoch,
             pool=self._pool,
             appender=self._appender,

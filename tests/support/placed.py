@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from broker.runtime.cluster.replicas.log_ends import LogEnds
 from broker.runtime.cluster.replicas.placed import PlacedReplica
 from broker.runtime.cluster.replicas.replicas import FoundReplicas, Replicas
 from broker.runtime.cluster.wiring import Capture, Host
+from broker.runtime.elapsed import MACHINE, elapsed_us
+from broker.runtime.looping import ThreadLoop
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.sync import SyncPool
@@ -177,22 +180,30 @@ class Node:
         self.root = f"{path}/streams"
         self._loop = asyncio.new_event_loop()
         self._pool = SyncPool(2)
-        self._executors = [ThreadPoolExecutor(2) for _ in range(3)]
-        appender, workers, commands = self._executors
+        self._executors = [ThreadPoolExecutor(count) for count in (2, 2, 2, 2, 1)]
+        appender, workers, commands, step_outs, mending = self._executors
         hub = self.hub = ChangeHub(self._loop)
         self.host = Host(
             me=US,
-            folders=Folders(self.disk, self.root, "c", "boot", LogSettings(), LogEnds(self.disk, f"{path}/ends")),
+            folders=Folders(
+                self.disk, self.root, "c", "boot", LogSettings(), LogEnds(self.disk, f"{path}/ends"), elapsed_us
+            ),
             service=service,
             has_session=lambda: self.has_session,
             wiring=self,
             capture=capture or self.recorded,
-            make_replica=lambda info, number, log: Replica(info, number, log, appender=appender, hub=hub),
+            make_replica=lambda info, number, log: Replica(
+                info, number, log, appender=appender, hub=hub, clocks=MACHINE
+            ),
             sync_pool=self._pool,
             appender=appender,
             workers=workers,
             commands=commands,
+            step_outs=step_outs,
+            mending=mending,
+            make_loop=ThreadLoop,
             give_up=self.gave_up.append,
+            now_ms=lambda: time.monotonic_ns() // 1_000_000,
         )
         self.replicas = Replicas(self.host, process)
 

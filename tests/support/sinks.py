@@ -20,6 +20,7 @@ from broker.api.errors import LiftlogError, UnknownPartition
 from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.api.stream import COMMITS_STREAM, settings_from
 from broker.metadata.catalog import StreamInfo
+from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncTarget
@@ -110,7 +111,7 @@ class Rig:
         info = StreamInfo(name=stream, incarnation="i", created_us=0, settings=settings_from({"fsync": fsync}))
         return Partition(
             info,
-            Replica(info, number, log, appender=None, hub=self._hub),  # type: ignore[arg-type]
+            Replica(info, number, log, appender=None, hub=self._hub, clocks=MACHINE),  # type: ignore[arg-type]
             leader_epoch=self._boot << 10,  # above all take-overs of the process before
             pool=InlinePool(),  # type: ignore[arg-type]
             appender=None,  # type: ignore[arg-type]

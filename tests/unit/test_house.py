@@ -120,10 +120,28 @@ def test_the_guided_tour_has_every_thread_by_its_name() -> None:
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Thread", "ThreadPoolExecutor")):
                     for word in node.keywords:
-                        if word.arg in ("name", "thread_name_prefix"):
+                        if word.arg in ("name", "thread_name_prefix") and not isinstance(word.value, ast.Name):
                             found.add(ast.unparse(word.value).removeprefix("f").strip("'\"").partition("{")[0])
+                elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("make_loop"):
+                    found.add(ast.unparse(node.args[1]).strip("'\""))
     assert len(found) > 20
     assert found <= told
+
+
+MAKES_THREADS = {"partitions/sync.py"}
+"""The pool of fsyncs, which is handed to the drivers of roles."""
+
+
+def test_the_drivers_of_roles_are_handed_what_runs_them() -> None:
+    """They make no thread, no pool and no timer, so that a simulator can step them (record 154)."""
+    runtime, found = ROOT / "broker" / "runtime", set()
+    driver = [runtime / "cluster" / "link" / f"{name}.py" for name in ("answering", "following", "outbox", "pace")]
+    folders = (runtime / "cluster" / "replicas", runtime / "partitions")
+    for path in (*driver, *(path for folder in folders for path in folder.rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Thread", "PoolExecutor", "Timer")):
+                found.add(str(path.relative_to(runtime)))
+    assert found == MAKES_THREADS
 
 
 def test_every_source_that_a_source_names_is_there() -> None:

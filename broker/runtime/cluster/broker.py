@@ -53,6 +53,8 @@ from broker.runtime.cluster.sinks.service import PlacedSinks
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.cluster.wiring import Host
 from broker.runtime.config.configuration import Config
+from broker.runtime.elapsed import MACHINE, elapsed_us
+from broker.runtime.looping import ThreadLoop
 from broker.runtime.metrics import Sample
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.streams import COMMITS_SETTINGS, OFFSETS_SETTINGS
@@ -72,6 +74,7 @@ STATUS_S: Final = 0.5
 CATCH_UP_S: Final = 0.3
 """So long a broker that stops takes nothing more and leads on, until its followers have what it took."""
 WORKERS: Final = 8
+STEP_OUTS: Final = 2
 COMMANDS: Final = 16
 """Questions to the catalog that may be under way at the same time; each may take as long as the controller does."""
 
@@ -121,6 +124,7 @@ class ClusterBroker(Assembled):
                 self._folder.boot_id(),
                 LogSettings(producer_id_expiry_ms=ours.id_expiry_ms, producer_ids_max=ours.ids_max),
                 LogEnds(self._disk, f"{self._folder.path}/{ENDS_FILE}"),
+                elapsed_us,
                 may_make=lambda info: self._account(info).check_followed(again=True),
             ),
             service=plane.service,
@@ -132,7 +136,11 @@ class ClusterBroker(Assembled):
             appender=self._appender,
             workers=self._workers,
             commands=self._commands,
+            step_outs=ThreadPoolExecutor(STEP_OUTS, thread_name_prefix="step-out"),
+            mending=ThreadPoolExecutor(1, thread_name_prefix="mender"),
+            make_loop=ThreadLoop,
             give_up=give_up,
+            now_ms=lambda: time.monotonic_ns() // 1_000_000,
         )
         self._replicas = Replicas(host, plane.process)
         self._streams = PlacedStreams(
@@ -184,6 +192,7 @@ class ClusterBroker(Assembled):
             opened,
             appender=self._appender,
             hub=self._hub,
+            clocks=MACHINE,
             room=self._account(info),
             open_logs=self._open_logs,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from broker.metadata.partition import Place
 from broker.replication.events import Send
 from broker.replication.messages import AskRange, HeldRange, Incarnation
 from broker.runtime.cluster.replicas.folders import Folders
+from broker.runtime.looping import MakeLoop
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.partitions.sync import SyncPool
+from broker.runtime.partitions.sync import SyncExecutor
 from broker.storage.log import PartitionLog
 
 
@@ -145,6 +145,9 @@ class Host:
         make_replica: Makes the replica of a log that was just opened: stream, number, log.
         workers: For turns.
         commands: For what is asked of the catalog: each call may take as long as the controller does.
+        step_outs: For step-outs, that do not wait for other commands.
+        mending: Of one thread: writes what comes from other replicas.
+        make_loop: Makes what steps the driver of all replicas.
         give_up: Ends the process, and says why.
         now_ms: A clock that never goes back.
     """
@@ -156,9 +159,12 @@ class Host:
     wiring: Wiring
     capture: Capture | None
     make_replica: Callable[[StreamInfo, int, PartitionLog], Replica]
-    sync_pool: SyncPool
+    sync_pool: SyncExecutor
     appender: Executor
     workers: Executor
     commands: Executor
+    step_outs: Executor
+    mending: Executor
+    make_loop: MakeLoop
     give_up: Callable[[str], None]
-    now_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000
+    now_ms: Callable[[], int]

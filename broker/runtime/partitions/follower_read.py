@@ -20,7 +20,6 @@ X4  A wait ends when it may not answer any more, which is looked at once in `LOO
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final
@@ -66,10 +65,10 @@ class FollowerRead:
 
     async def wait_for(self, offset: int, timeout_s: float) -> None:
         """X4."""
-        until_s, log = time.monotonic() + timeout_s, self.log
+        until_s, log, now_s = self._replica.now_s() + timeout_s, self.log, self._replica.now_s
 
         def done() -> bool:
             return log.high_watermark > offset or self._epoch_now() != self.leader_epoch
 
-        while not done() and (left_s := until_s - time.monotonic()) > 0:
+        while not done() and (left_s := until_s - now_s()) > 0:
             await self._replica.wait(done, min(left_s, LOOK_S))

@@ -56,13 +56,12 @@ from broker.replication.events import (
     Tick,
 )
 from broker.replication.leader import LEADING, Leader
-from broker.runtime.elapsed import elapsed_us, wall_us
 from broker.runtime.metrics import FSYNC_SECONDS
 from broker.runtime.partitions.effects import Effects, OnDurable, Ticket, gone
 from broker.runtime.partitions.queued_appends import QueuedAppends
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.row_sync import NO_ROW, RowState, RowSync
-from broker.runtime.partitions.sync import Outcome, SyncPool, SyncRow
+from broker.runtime.partitions.sync import Outcome, SyncExecutor, SyncRow
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece
 from broker.storage.log import AppendResult, Encodable, StoredGroup
 from broker.storage.rows import RowBatch
@@ -104,7 +103,7 @@ class Partition:
         replica: Replica,
         *,
         leader_epoch: int,
-        pool: SyncPool,
+        pool: SyncExecutor,
         appender: Executor,
         to_others: Callable[[Effect], None] | None = None,
         me: str = ME,
@@ -253,7 +252,7 @@ class Partition:
             replica.room.check(_size(batches))
         if core.role is not LEADING:
             self._refuse(leader_epoch)  # at once: who begins to lead holds the lock, and reads
-        now_us = elapsed_us()
+        now_us = replica.elapsed_us()
         before: tuple[Effect, ...] = ()
         failure: LiftlogError | None = None
         durable_end = -1
@@ -270,7 +269,7 @@ class Partition:
                 if isinstance(batches, StoredGroup):
                     result = self.log.append_group(batches, leader_epoch=epoch, now_us=now_us)
                 else:
-                    result = self.log.append(batches, leader_epoch=epoch, now_us=now_us, wall_us=wall_us())
+                    result = self.log.append(batches, leader_epoch=epoch, now_us=now_us, wall_us=replica.wall_us())
                 first, end, _, is_repeat = result
                 if (
                     here
@@ -352,7 +351,7 @@ class Partition:
         self.check_open(decided=True)
         if self.log.failure is not None:
             with self._lock:
-                effects = self._recover(elapsed_us())
+                effects = self._recover(self.replica.elapsed_us())
             self._effects.do(effects)
         event = self._synced()
         self._tell(event)
@@ -380,7 +379,7 @@ class Partition:
         with self._lock:
             if self.log.failure is not None and not self.removed:
                 try:
-                    effects = self._recover(elapsed_us())
+                    effects = self._recover(self.replica.elapsed_us())
                 except LiftlogError as error:
                     self._log_failure(error)
                     return self.fsync_interval_ms

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 
 from broker.api.errors import LiftlogError, StorageFailed
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.background.disk_reserve import Account
+from broker.runtime.elapsed import Clocks
 from broker.runtime.partitions.open_logs import OpenLogs
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece, scrub
@@ -34,6 +34,7 @@ class Replica:
     Args:
         room: What its stream draws on; None: a disk without a reserve.
         open_logs: R3; None: the log rests when it is told to.
+        clocks: The machine's.
 
     Attributes:
         log: The partition's log.
@@ -55,6 +56,7 @@ class Replica:
         *,
         appender: Executor,
         hub: ChangeHub,
+        clocks: Clocks,
         room: Account | None = None,
         open_logs: OpenLogs | None = None,
     ) -> None:
@@ -65,6 +67,7 @@ class Replica:
         self.records = partition_log.log
         self.state = partition_log.log.state
         self.room = room
+        self.now_s, self.elapsed_us, self.wall_us = clocks
         self.record_count = 0
         self.byte_count = 0
         self.removed = self.is_closed = False
@@ -123,7 +126,7 @@ class Replica:
 
     def sync(self) -> int | LiftlogError:
         """Make the log durable. Returns the durable end, or why there is none. All who wait must hear of either."""
-        begun = time.perf_counter()
+        begun = self.now_s()
         try:
             return self.records.syncer.sync()
         except LiftlogError as error:
@@ -132,7 +135,7 @@ class Replica:
             log.exception("partition.sync_bug partition=%s", self)
             return StorageFailed(f"{self}: sync failed: {error!r}")
         finally:
-            self.sync_took_s = time.perf_counter() - begun
+            self.sync_took_s = self.now_s() - begun
 
     # --- let go, check, rest --------------------------------------------------------------------------------
 
@@ -210,7 +213,7 @@ class Replica:
 
     def _build_subjects(self) -> None:
         with self._build_lock:
-            if self._is_building or time.monotonic() < self._build_again_s:
+            if self._is_building or self.now_s() < self._build_again_s:
                 return
             self._is_building = True
         self._submit_piece()
@@ -226,7 +229,7 @@ class Replica:
         try:
             is_more = not self.removed and self.log.build_subjects()
         except Exception as error:
-            self._build_again_s = time.monotonic() + BUILD_PAUSE_S
+            self._build_again_s = self.now_s() + BUILD_PAUSE_S
             if not self.removed:
                 log.error("partition.subjects_failed partition=%s error=%s", self, error)
         if is_more:

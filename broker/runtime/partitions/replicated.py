@@ -55,7 +55,7 @@ from broker.runtime.partitions.effects import OnDurable, gone
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.stopping import Admitted, Stopping
-from broker.runtime.partitions.sync import Outcome, SyncPool
+from broker.runtime.partitions.sync import Outcome, SyncExecutor
 from broker.storage.log import AppendResult, Encodable, StoredGroup
 from broker.storage.recovery import Ranges, merge_ranges
 from broker.storage.rewrite.giving_up import give_up
@@ -110,7 +110,7 @@ class ReplicatedPartition(Partition):
         me: str,
         has_session: Callable[[], bool],
         to_others: Callable[[Effect], None],
-        pool: SyncPool,
+        pool: SyncExecutor,
         appender: Executor,
     ) -> None:
         super().__init__(info, replica, leader_epoch=-1, pool=pool, appender=appender, to_others=to_others, me=me)

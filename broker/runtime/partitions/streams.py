@@ -35,7 +35,7 @@ from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime.background.compactor import Chores
 from broker.runtime.background.disk_reserve import Room
 from broker.runtime.config.configuration import Config
-from broker.runtime.elapsed import elapsed_us, wall_us
+from broker.runtime.elapsed import MACHINE, elapsed_us, wall_us
 from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.open_logs import OpenLogs
@@ -313,6 +313,7 @@ class Streams:
                 opened,
                 appender=self._appender,
                 hub=self._hub,
+                clocks=MACHINE,
                 room=self._room.own if info.internal else self._room.users,
                 open_logs=self._open_logs,
             )

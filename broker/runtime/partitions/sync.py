@@ -38,6 +38,19 @@ class SyncTarget(Protocol):
         ...
 
 
+class SyncExecutor(Protocol):
+    """Has logs synced, each by itself, on threads of its own: `SyncPool`, or what a simulator has in its place."""
+
+    @property
+    def thread_count(self) -> int:
+        """So many are synced at the same time at most."""
+        ...
+
+    def submit(self, partition: SyncTarget) -> None:
+        """Sync this partition soon. The caller sees to it that it is not queued twice."""
+        ...
+
+
 class SyncPool:
     """A few threads and a queue of dirty partitions, each in it at most once.
 
@@ -54,7 +67,7 @@ class SyncPool:
             thread.start()
 
     def submit(self, partition: SyncTarget) -> None:
-        """Sync this partition soon. The caller sees to it that it is not queued twice."""
+        """As `SyncExecutor.submit`."""
         if not self._put(partition):
             while _synced(partition):
                 pass
@@ -102,7 +115,7 @@ def _tried(act: Callable[[], T]) -> tuple[T] | None:
 class SyncRow:
     """Appends to several partitions that nobody awaits: synced one after the other, then told. Each fails by itself."""
 
-    def __init__(self, pool: SyncPool) -> None:
+    def __init__(self, pool: SyncExecutor) -> None:
         self._pool = pool
         self._turns_max = max(1, pool.thread_count - 1)
         self._lock = threading.Lock()

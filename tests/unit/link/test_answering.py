@@ -24,6 +24,7 @@ from broker.runtime.cluster.link import answering
 from broker.runtime.cluster.link.answering import Answering, FollowerSlot
 from broker.runtime.cluster.link.bulk import BulkServer
 from broker.runtime.cluster.link.pace import Pace
+from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
@@ -113,7 +114,7 @@ def led(disk: SimDisk, pool: HeldPool) -> Iterator[Leader]:
     log = PartitionLog.create(disk, "/p", IDENTITY, settings, now_us=0)
     loop = asyncio.new_event_loop()
     with ThreadPoolExecutor(1) as appender:
-        replica = Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop))
+        replica = Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop), clocks=MACHINE)
         leader = Leader(info(), replica, pool=pool, appender=appender)
         leader.bulk = BulkServer(lambda reason, who, text: None)
         leader.answering = Answering(

@@ -20,6 +20,7 @@ from broker.api.stream import settings_from
 from broker.replication.follower import Phase
 from broker.replication.messages import AskEnd, End, Fetch, Incarnation, Inside, Records, StartsAbove
 from broker.runtime.cluster.link.following import CALM_SLOWER, FRESH_SLOWER, Following
+from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.watch import ChangeHub
@@ -63,7 +64,7 @@ class Follower:
     def __init__(self, disk: SimDisk, pool: HeldPool, appender: ThreadPoolExecutor, hub: ChangeHub) -> None:
         self.disk, self.pool = disk, pool
         self.log = PartitionLog.create(disk, "/p", IDENTITY, SETTINGS, now_us=0)
-        self.replica = Replica(info(), 0, self.log, appender=appender, hub=hub)
+        self.replica = Replica(info(), 0, self.log, appender=appender, hub=hub, clocks=MACHINE)
         self.partition = ReplicatedPartition(
             info(),
             self.replica,

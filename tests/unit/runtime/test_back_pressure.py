@@ -16,6 +16,7 @@ import pytest
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import load
+from broker.runtime.elapsed import MACHINE
 from broker.runtime.intake import driver as intake
 from broker.runtime.intake.driver import WRITE_PENDING_BYTES_MAX, IntakeDriver
 from broker.runtime.intake.flush import Flusher, FlushSlot
@@ -61,7 +62,11 @@ def test_while_the_disk_is_held_back_the_socket_is_not_read_and_then_all_comes(t
     with ThreadPoolExecutor(1) as appender:
         hub = ChangeHub(hub_loop)
         partition = Partition(
-            info, Replica(info, 0, log, appender=appender, hub=hub), leader_epoch=1, pool=pool, appender=appender
+            info,
+            Replica(info, 0, log, appender=appender, hub=hub, clocks=MACHINE),
+            leader_epoch=1,
+            pool=pool,
+            appender=appender,
         )
         driver.start()
         try:
@@ -109,7 +114,7 @@ def test_a_drain_goes_on_where_one_partition_of_several_fails(
                 info = StreamInfo(name=name, incarnation="i", created_us=0, settings=settings)
                 identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
                 logs[name] = PartitionLog.create(SimDisk(), f"/{name}", identity, LogSettings.of(settings), now_us=0)
-                replica = Replica(info, 0, logs[name], appender=appender, hub=hub)
+                replica = Replica(info, 0, logs[name], appender=appender, hub=hub, clocks=MACHINE)
                 partition = Partition(info, replica, leader_epoch=1, pool=pool, appender=appender)
                 driver.attach([(info, [partition])]).result(60)
             asyncio.run(_publish(server.url, 1, "b"))

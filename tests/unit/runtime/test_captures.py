@@ -22,6 +22,7 @@ from broker.api.batch import decode_batch
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import load
+from broker.runtime.elapsed import MACHINE
 from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
@@ -51,7 +52,7 @@ class Broker:
             identity = LogIdentity(cluster_id="c", stream=info.name, incarnation="i", partition=number)
             folder = f"/{info.name}/{number}"
             log = PartitionLog.create(self.disk, folder, identity, LogSettings.of(info.settings), now_us=0)
-            replica = Replica(info, number, log, appender=self.appender, hub=self.hub)
+            replica = Replica(info, number, log, appender=self.appender, hub=self.hub, clocks=MACHINE)
             made.append(Partition(info, replica, leader_epoch=1, pool=self.pool, appender=self.appender))
         return made
 

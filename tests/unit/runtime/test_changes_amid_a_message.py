@@ -23,6 +23,7 @@ from broker.api.batch import decode_batch
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import load
+from broker.runtime.elapsed import MACHINE
 from broker.runtime.intake.captures import Attachment
 from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.partitions.leader import Partition
@@ -75,7 +76,7 @@ class Broker:
         log = PartitionLog.create(self.disk, f"/{name}{number}", identity, LogSettings.of(info.settings), now_us=0)
         return Partition(
             info,
-            Replica(info, number, log, appender=self.appender, hub=self.hub),
+            Replica(info, number, log, appender=self.appender, hub=self.hub, clocks=MACHINE),
             leader_epoch=1,
             pool=self.pool,
             appender=self.appender,

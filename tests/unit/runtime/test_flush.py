@@ -17,6 +17,7 @@ from broker.api.errors import StorageFailed
 from broker.api.stream import settings_from
 from broker.ingest import load
 from broker.metadata.catalog import StreamInfo
+from broker.runtime.elapsed import MACHINE
 from broker.runtime.intake.flush import CROWD_RECORDS, Flusher
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
@@ -60,7 +61,7 @@ class Intake:
             identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
             log = PartitionLog.create(self.disk, f"/{name}", identity, LogSettings.of(info.settings), now_us=0)
             self.hub = CountingHub(self.loop)
-            replica = Replica(info, 0, log, appender=appender, hub=self.hub)
+            replica = Replica(info, 0, log, appender=appender, hub=self.hub, clocks=MACHINE)
             partition = self.partition(info, replica, pool=pool, appender=appender)
             self.partitions.append(partition)
             slot = self.flusher.add(info, partition)

@@ -11,6 +11,7 @@ import pytest
 
 from broker.runtime.background.cleaner import Cleaner
 from broker.runtime.config.configuration import load
+from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.watch import ChangeHub
@@ -30,7 +31,7 @@ share fewer keys). With a bound method for each name of a part, and deques where
 def opened(disk: SimDisk, number: int, pool: HeldPool, appender: ThreadPoolExecutor, hub: ChangeHub) -> Partition:
     identity = LogIdentity(cluster_id="c", stream="s", incarnation="i", partition=number)
     log = PartitionLog.open(disk, f"/s/{number}", LogSettings(), boot_id="b", now_us=1, expected=identity)
-    replica = Replica(info(), number, log, appender=appender, hub=hub)
+    replica = Replica(info(), number, log, appender=appender, hub=hub, clocks=MACHINE)
     return Partition(info(), replica, leader_epoch=1, pool=pool, appender=appender)
 
 

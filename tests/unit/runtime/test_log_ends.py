@@ -20,6 +20,7 @@ from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.cluster.replicas.log_ends import LogEnds
+from broker.runtime.elapsed import elapsed_us
 from broker.storage.disk import Disk, OsDisk
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
@@ -31,7 +32,7 @@ AT = "i", 0
 
 
 def folders_on(disk: Disk, root: str = "/data") -> Folders:
-    made = Folders(disk, f"{root}/streams", "c", "boot", LogSettings(), LogEnds(disk, f"{root}/ends"))
+    made = Folders(disk, f"{root}/streams", "c", "boot", LogSettings(), LogEnds(disk, f"{root}/ends"), elapsed_us)
     made.ends.load()
     return made
 

@@ -18,6 +18,7 @@ import pytest
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import load
+from broker.runtime.elapsed import MACHINE
 from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
@@ -43,7 +44,7 @@ class One:
         info = StreamInfo(name=name, incarnation="i", settings=settings_from({"subject": subject}), created_us=0)
         identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
         log = PartitionLog.create(SimDisk(), f"/{name}", identity, LogSettings.of(info.settings), now_us=0)
-        replica = Replica(info, 0, log, appender=self.appender, hub=self.hub)
+        replica = Replica(info, 0, log, appender=self.appender, hub=self.hub, clocks=MACHINE)
         return info, [Partition(info, replica, leader_epoch=1, pool=self.pool, appender=self.appender)]
 
     def published(self, subject: str) -> dict[str, Any]:

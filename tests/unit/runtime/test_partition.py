@@ -23,6 +23,7 @@ from broker.api.stream import settings_from
 from broker.groups.offsets import offset_rows
 from broker.metadata.catalog import StreamInfo
 from broker.replication.events import Synced
+from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.leader import Outcome, Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
@@ -85,7 +86,7 @@ def partition(disk: SimDisk, pool: HeldPool) -> Iterator[Partition]:
     with ThreadPoolExecutor(1) as appender:
         yield Partition(
             info(),
-            Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop)),
+            Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop), clocks=MACHINE),
             leader_epoch=1,
             pool=pool,
             appender=appender,
@@ -400,7 +401,7 @@ def test_quiet_partition_holds_no_descriptor_and_takes_appends_again(tmp_path: P
         return [str(link.readlink()) for link in links if link.is_symlink() and str(tmp_path) in str(link.readlink())]
 
     with ThreadPoolExecutor(1) as appender:
-        replica = Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop))
+        replica = Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop), clocks=MACHINE)
         partition = Partition(info(), replica, leader_epoch=1, pool=pool, appender=appender)
         pool.go.release(100)
         for value in (b"a", b"b"):

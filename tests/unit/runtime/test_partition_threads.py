@@ -20,6 +20,7 @@ from broker.api.batch import decode_batch
 from broker.api.errors import LiftlogError
 from broker.api.stream import settings_from
 from broker.replication.events import Acks
+from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool, SyncRow
@@ -46,7 +47,11 @@ def test_everybody_is_told_once_and_the_truth(seed: int) -> None:
     with ThreadPoolExecutor(1) as appender:
         hub = ChangeHub(loop)
         partition = Partition(
-            info(), Replica(info(), 0, log, appender=appender, hub=hub), leader_epoch=1, pool=pool, appender=appender
+            info(),
+            Replica(info(), 0, log, appender=appender, hub=hub, clocks=MACHINE),
+            leader_epoch=1,
+            pool=pool,
+            appender=appender,
         )
 
         def publish(number: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.cluster.replicas.log_ends import LogEnds
+from broker.runtime.elapsed import elapsed_us
 from broker.storage.disk import OsDisk
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
@@ -32,7 +33,7 @@ class BetweenDisk(OsDisk):
 @pytest.mark.parametrize("ending", ["/orders/i1", "/orders"])
 def test_two_partitions_are_removed_in_turns_that_overlap(tmp_path: Path, ending: str) -> None:
     disk, root = BetweenDisk(ending), str(tmp_path / "streams")
-    folders = Folders(disk, root, "c", "boot", LogSettings(), LogEnds(disk, f"{tmp_path}/ends"))
+    folders = Folders(disk, root, "c", "boot", LogSettings(), LogEnds(disk, f"{tmp_path}/ends"), elapsed_us)
     for number in (0, 1):
         identity = LogIdentity(cluster_id="c", stream="orders", incarnation="i1", partition=number)
         folder = folders.path("orders", "i1", number)

@@ -20,6 +20,7 @@ from broker.api.stream import settings_from
 from broker.groups.offsets import ConsumerOffset
 from broker.replication.events import Acks, AskIsr, Effect, StepOut
 from broker.runtime.cluster.link.following import Following
+from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
@@ -44,7 +45,7 @@ def led(disk: SimDisk, pool: HeldPool) -> Iterator[Led]:
     with ThreadPoolExecutor(1) as appender:
         yield Led(
             info(),
-            Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop)),
+            Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop), clocks=MACHINE),
             pool=pool,
             appender=appender,
         )

@@ -21,6 +21,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.runtime.background import scrubber
 from broker.runtime.background.scrubber import Scrubber, load_position
 from broker.runtime.config import configuration as config
+from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
@@ -63,7 +64,7 @@ def partitions(disk: SimDisk) -> Iterator[list[Partition]]:
             made.append(
                 Partition(
                     info,
-                    Replica(info, 0, log, appender=appender, hub=hub),
+                    Replica(info, 0, log, appender=appender, hub=hub, clocks=MACHINE),
                     leader_epoch=1,
                     pool=pool,
                     appender=appender,

@@ -22,6 +22,7 @@ from broker.runtime.cluster.replicas import replicas as module
 from broker.runtime.cluster.replicas.placed import Told
 from broker.runtime.cluster.replicas.replicas import Replicas
 from broker.runtime.cluster.wiring import Host
+from broker.runtime.looping import ThreadLoop
 from tests.support.effort import seeds
 
 BROKERS = ("a", "b", "c", "d")
@@ -53,7 +54,9 @@ class Service:
 
 def replicas_of(service: Service) -> tuple[Replicas, dict[Place, Told | None]]:
     told: dict[Place, Told | None] = {}
-    host = SimpleNamespace(me="a", service=service, now_ms=lambda: 0, told=told, commands=None)
+    host = SimpleNamespace(
+        me="a", service=service, now_ms=lambda: 0, told=told, commands=None, mending=None, make_loop=ThreadLoop
+    )
     return Replicas(cast(Host, host), "pa"), told
 
 

@@ -42,10 +42,9 @@ from broker.replication import following as f
 from broker.replication.follower import Follower, Phase
 from broker.replication.messages import End, Incarnation, Records, Reply
 from broker.runtime.cluster.link.connection import Connection
-from broker.runtime.elapsed import elapsed_us
 from broker.runtime.metrics import FSYNC_SECONDS
 from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.partitions.sync import SyncPool
+from broker.runtime.partitions.sync import SyncExecutor
 from broker.serving.http.connections import RateLimitedLog
 from broker.storage.log import AppendResult
 from broker.storage.read import group_start
@@ -83,7 +82,7 @@ class Following:
         connect: Callable[[str], Connection],
         report: Callable[[Place, int, str], None],
         step_out: Callable[[str], None],
-        pool: SyncPool,
+        pool: SyncExecutor,
         counts: Counter[str],
         now_s: Callable[[], float],
     ) -> None:
@@ -303,7 +302,7 @@ class Following:
                 opened.append_stored(
                     piece,
                     leader_epoch=effect.epoch,
-                    now_us=elapsed_us(),
+                    now_us=self._replica.elapsed_us(),
                     is_rewritten=effect.is_rewritten and not taken,
                     superseded=(effect.superseded_to, effect.superseded_epoch),
                 )

@@ -22,7 +22,7 @@ from broker.runtime.cluster.link.server import Server
 from broker.runtime.cluster.wiring import CatalogService
 from broker.runtime.config.settings import ReplicationConfig
 from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.partitions.sync import SyncPool
+from broker.runtime.partitions.sync import SyncExecutor
 from broker.serving.http.connections import RateLimitedLog
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class ReplicaLink:
         secret: bytes,
         service: CatalogService,
         report: Callable[[Place, int], None],
-        sync_pool: SyncPool,
+        sync_pool: SyncExecutor,
         settings: ReplicationConfig,
     ) -> None:
         self.counts: Counter[str] = Counter()

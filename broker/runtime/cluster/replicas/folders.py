@@ -21,7 +21,6 @@ from broker.api.errors import LiftlogError, UnknownFormatVersion
 from broker.api.stream import StreamSettings
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.cluster.replicas.log_ends import LogEnds
-from broker.runtime.elapsed import elapsed_us
 from broker.storage.disk import Disk, disk_errors
 from broker.storage.folder import partition_folder
 from broker.storage.log import PartitionLog
@@ -39,6 +38,7 @@ class Folders:
         root: The folder `streams`.
         settings: The broker's own settings that concern logs.
         ends: So far the logs went when somebody looked last.
+        elapsed_us: The clock of logs (`broker.runtime.elapsed`).
         may_make: Raises DiskFull while there is no room for another log of that stream.
     """
 
@@ -48,6 +48,7 @@ class Folders:
     boot_id: str
     settings: LogSettings
     ends: LogEnds
+    elapsed_us: Callable[[], int]
     may_make: Callable[[StreamInfo], None] = lambda info: None
 
     def path(self, name: str, incarnation: str, number: int) -> str:
@@ -86,7 +87,7 @@ class Folders:
         with disk_errors(f"open {identity.stream}/{identity.partition}"):
             folder = self.path(identity.stream, identity.incarnation, identity.partition)
         disk, boot_id = self.disk, self.boot_id
-        log = PartitionLog.open(disk, folder, settings, boot_id=boot_id, now_us=elapsed_us(), expected=identity)
+        log = PartitionLog.open(disk, folder, settings, boot_id=boot_id, now_us=self.elapsed_us(), expected=identity)
         self.ends.watch((identity.incarnation, identity.partition), log)
         return log
 
@@ -106,7 +107,7 @@ class Folders:
             cluster_id=self.cluster_id, stream=info.name, incarnation=info.incarnation, partition=number
         )
         settings = self.log_settings(info.settings)
-        log = PartitionLog.create(self.disk, folder, identity, settings, boot_id=self.boot_id, now_us=elapsed_us())
+        log = PartitionLog.create(self.disk, folder, identity, settings, boot_id=self.boot_id, now_us=self.elapsed_us())
         try:
             with disk_errors(f"make {folder}"):
                 for path in (PurePath(folder).parent, PurePath(folder).parent.parent, PurePath(self.root)):

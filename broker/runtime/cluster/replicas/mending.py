@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -78,10 +78,14 @@ class OpenQuestion(NamedTuple):
 
 
 class Mender:
-    """The thread that writes, and the room for answers, of one broker."""
+    """The thread that writes, and the room for answers, of one broker.
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="mender")
+    Args:
+        pool: Of one thread (H2). It is shut down by `close`.
+    """
+
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
         self._slots = threading.BoundedSemaphore(AT_ONCE)
 
     def take_slot(self) -> bool:

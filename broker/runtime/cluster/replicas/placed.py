@@ -52,7 +52,6 @@ from broker.runtime.cluster.replicas.opened_reports import OpenedReports
 from broker.runtime.cluster.replicas.serial_work import SerialWork
 from broker.runtime.cluster.replicas.wants import Wants
 from broker.runtime.cluster.wiring import FollowerDriver, Host
-from broker.runtime.elapsed import elapsed_us
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.disk import NO_DESCRIPTORS
 from broker.storage.log import PartitionLog
@@ -497,7 +496,7 @@ class PlacedReplica:
         try:
             if partition is not None:
                 partition.depose()
-                partition.log.recover(elapsed_us())
+                partition.log.recover(partition.replica.elapsed_us())
         except LiftlogError as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_DESCRIPTORS:
                 log.error("replica.not_recovered partition=%s error=%s", self, error)  # another step-out follows

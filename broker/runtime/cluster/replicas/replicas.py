@@ -1,7 +1,7 @@
 """All replicas of this broker: what the catalog says goes to each of them, and what they want together is asked for.
 
     start:   folders ─► open_found ─► register ─► start ─► told ─► lead, follow, rest
-    runs:    catalog's thread: `_changed`; a thread of its own: ticks, step-outs, deletions
+    runs:    catalog's thread: `_changed`; a loop of its own (`step`): ticks, step-outs, deletions
 
 G1  Before the registration everything that has a folder is open, and the registration lists what is sound. Nobody is
     told anything before the catalog has this process.
@@ -35,9 +35,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -65,6 +63,8 @@ GIVE_UP_MS: Final = 5_000
 STOP_MS: Final = 2_500
 """Longer than it takes until a broker that has died leads no more."""
 STOP_AGAIN_MS: Final = 15_000
+HAND_OVER_S: Final = 0.005
+"""After so long one looks again whether the followers have all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +117,10 @@ class Replicas:
         self._knows_again_ms: dict[str, int] = {}  # streams whose stop was given up: not before that
         self._is_confirming = self._has_given_up = self._is_due = self._is_reporting = False
         self._has_named_unknown = self._has_opened = False
-        self._mender = Mender()
-        self._stepper = ThreadPoolExecutor(2, thread_name_prefix="step-out")  # not behind other commands
-        self._wake = threading.Event()
-        self._is_stopping = self._is_leaving = False
-        self._thread = threading.Thread(target=self._run, name="replicas", daemon=True)
+        self._mender = Mender(host.mending)
+        self._is_leaving = False
+        self._ticked_ms = self._now_ms()
+        self._loop = host.make_loop(self.step, "replicas")
 
     # -- start and stop --------------------------------------------------------------------------------------
 
@@ -193,15 +192,12 @@ class Replicas:
     def start(self) -> None:
         """Take roles as the catalog says, now and from now on. The registration was sent before, or will be."""
         self._host.service.subscribe(self._changed)
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """No more roles: close all logs, marked clean."""
-        self._is_stopping = True
-        self._wake.set()
-        if self._thread.ident is not None:  # else the start has failed
-            self._thread.join()
-        self._stepper.shutdown(wait=False, cancel_futures=True)
+        self._loop.stop()
+        self._host.step_outs.shutdown(wait=False, cancel_futures=True)
         self._mender.close()
         for replica in list(self._replicas.values()):
             try:
@@ -217,9 +213,9 @@ class Replicas:
 
     def hand_over(self, timeout_s: float) -> None:
         """The broker is about to give its leaderships away (G12). Returns when all are in sync, or after a while."""
-        end_s = time.monotonic() + timeout_s
-        while sum(not partition.hands_over() for partition in self.partitions()) and time.monotonic() < end_s:
-            time.sleep(0.005)
+        end_ms, pause = self._now_ms() + timeout_s * 1_000, threading.Event()
+        while sum(not partition.hands_over() for partition in self.partitions()) and self._now_ms() < end_ms:
+            pause.wait(HAND_OVER_S)
 
     def leave(self) -> None:
         """The broker is about to stop: see G10."""
@@ -229,7 +225,7 @@ class Replicas:
     def look(self) -> None:
         """Something else has changed, such as the session: look at all replicas soon."""
         self._is_due = True
-        self._wake.set()
+        self._loop.wake()
 
     # -- what there is ---------------------------------------------------------------------------------------
 
@@ -285,7 +281,7 @@ class Replicas:
                 log.exception("replica.told_bug partition=%s", at)
                 is_well = False
         if growing:
-            self._wake.set()
+            self._loop.wake()
         self._drop_gone()
         if not self._has_named_unknown and cluster.rescue is None:
             self._has_named_unknown = True
@@ -354,7 +350,7 @@ class Replicas:
                 at,
                 found_name,
                 found,
-                self._wake.set,
+                self._loop.wake,
                 self._reports,
                 self._changes,
                 self._mender,
@@ -375,26 +371,25 @@ class Replicas:
                 self._replicas.pop(at, None)
                 self._seen.pop(at, None)
 
-    # -- a thread of its own ---------------------------------------------------------------------------------
+    # -- a loop of its own -----------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        ticked_ms = self._now_ms()
-        while not self._is_stopping:
-            now_ms = self._now_ms()
-            if now_ms - ticked_ms >= TICK_MS or self._is_due:
-                self._is_due = False
-                ticked_ms = now_ms
-                self._tick(now_ms)
-            try:
-                is_gathering = self._step_out(now_ms)
-                self._confirm_deleted()
-                self._confirm_partitions(now_ms)
-                self._report_logs()
-            except Exception:
-                log.exception("replica.round_bug")
-                is_gathering = False
-            self._wake.wait((GATHER_MS if is_gathering else max(0, TICK_MS - (now_ms - ticked_ms))) / 1000)
-            self._wake.clear()
+    def step(self) -> float:
+        """A tick, if it is due, and what is to be asked of the catalog. Returns when the next step is due, in seconds.
+        For the loop alone."""
+        now_ms = self._now_ms()
+        if now_ms - self._ticked_ms >= TICK_MS or self._is_due:
+            self._is_due = False
+            self._ticked_ms = now_ms
+            self._tick(now_ms)
+        try:
+            is_gathering = self._step_out(now_ms)
+            self._confirm_deleted()
+            self._confirm_partitions(now_ms)
+            self._report_logs()
+        except Exception:
+            log.exception("replica.round_bug")
+            is_gathering = False
+        return (GATHER_MS if is_gathering else max(0, TICK_MS - (now_ms - self._ticked_ms))) / 1000
 
     def _tick(self, now_ms: int) -> None:
         is_over = self._is_leaving and not self._host.has_session()
@@ -440,7 +435,7 @@ class Replicas:
                 self._asking.add(why)
                 self._asked_ms.update(dict.fromkeys(keys, now_ms))
                 asked = [[*at, step.incarnation[1]] for at, step in keys]
-                self._stepper.submit(self._ask_step_out, why, asked)
+                self._host.step_outs.submit(self._ask_step_out, why, asked)
         return len(self._asked_ms) < len(waiting)
 
     def _ask_step_out(self, why: str, asked: list[list[Any]]) -> None:
