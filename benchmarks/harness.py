@@ -35,6 +35,7 @@ WORKLOADS = (
     "integrity",
     "acked",
     "fetch",
+    "table",
     "produce",
     "spark_read",
     "spark_write",

@@ -47,6 +47,8 @@ class PartitionDescription:
         bytes: Size of the log on the leader's disk.
         lost_ranges: Offsets [start, end) that the disk lost.
         replica_lag: By the id of each follower's broker: how many offsets it has not told to be on its disk.
+        superseded_to: The compaction point. Below it records may be gone for newer ones, all of which stand below it:
+            no earlier state of the keys is whole. 0: nothing is gone. None also from a broker of an earlier release.
 
     Facts that only its leader knows are None where nobody leads, or the leader could not be asked.
     """
@@ -68,6 +70,14 @@ class PartitionDescription:
             doc="By broker: offsets that a follower has not told to be on its disk. Empty: none follows, or not known"
         ),
     ] = field(default_factory=dict)
+    superseded_to: Annotated[
+        int | None,
+        Rule(
+            limit=(0, INT64_MAX),
+            doc="Compaction point: below it records may be gone for newer ones, which stand below it. 0: none is gone;"
+            " null: not known now",
+        ),
+    ] = None
 
     @property
     def record_count(self) -> int | None:

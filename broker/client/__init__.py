@@ -6,6 +6,7 @@
     operating.py        its calls about the cluster: who keeps what, moved by hand
     positions.py        positions in a stream, as users name them
     reader.py           `RecordReader`: records of a stream as Arrow batches
+    tables.py, table.py `KeyedTable`: the newest value of each key
     producer.py         `Producer`: records to a stream, batched
     sinks.py            `Sink`: records committed batch by batch, each once
     renewing.py         says for open sinks that their runs live
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from broker.client.producer import Producer
     from broker.client.reader import RecordReader
     from broker.client.sinks import Sink
+    from broker.client.table import KeyedTable
     from broker.client.writing.deliveries import BatchFuture, RecordFuture
 
 _PLACES: Final = {
@@ -60,6 +62,7 @@ _PLACES: Final = {
     ".producer": "Producer",
     ".reader": "RecordReader",
     ".sinks": "Sink",
+    ".table": "KeyedTable",
     ".writing.deliveries": "BatchFuture RecordFuture",
 }
 _HOME: Final = {name: place for place, names in _PLACES.items() for name in names.split()}
@@ -75,6 +78,7 @@ __all__ = [
     "Drained",
     "Elected",
     "GivenUp",
+    "KeyedTable",
     "PartitionDescription",
     "PartitionLag",
     "Placement",

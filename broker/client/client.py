@@ -40,6 +40,7 @@ from broker.client.http.patience import DEADLINE_S, Patience
 from broker.client.operating import ClusterCalls
 from broker.client.positions import Position
 from broker.client.streams import StreamCalls
+from broker.client.tables import TableCalls
 
 if TYPE_CHECKING:
     from broker.client.producer import Producer
@@ -79,7 +80,7 @@ def connect(
     return Client(Brokers(given, say=say), timeout_s=timeout_s, deadline_s=deadline_s, rack=rack)
 
 
-class Client(StreamCalls, ConsumerCalls, ClusterCalls):
+class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
     """Streams, records, consumers, the cluster. A context manager; thread-safe and fork-safe. Made by `connect`."""
 
     def __init__(self, brokers: Brokers, *, timeout_s: float, deadline_s: float, rack: str | None = None) -> None:

@@ -54,6 +54,12 @@ def test_acked(tmp_path: Path) -> None:
         assert "liftlog/jetstream" in line["ratios"]
 
 
+def test_table(tmp_path: Path) -> None:
+    (line,) = run_tiny("table", tmp_path)
+    assert ours(line)["rows"] == line["parameters"]["keys"]
+    assert ours(line, "read")["rows"] == line["parameters"]["records"]
+
+
 def test_replicated(tmp_path: Path) -> None:
     for line in run_tiny("replicated", tmp_path):
         assert ours(line)["lost"] == 0

@@ -98,6 +98,11 @@ class PartitionFetch:
         self._damaged_at: int | None = None
 
     @property
+    def leader_epoch(self) -> int | None:
+        """The newest that was asked for or has answered."""
+        return self._epoch
+
+    @property
     def is_interrupted(self) -> bool:
         return self._interrupt is not None and self._interrupt.is_set
 

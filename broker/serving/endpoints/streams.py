@@ -237,6 +237,7 @@ def _partition(where: Whereabouts, handle: PartitionHandle | None) -> dict[str, 
         "segments": log and log.segment_count,
         "lost_ranges": [list(lost) for lost in log.lost_ranges] if log is not None else [],
         "replica_lag": {} if handle is None else dict(handle.lags()),
+        "superseded_to": log and log.superseded[0],
     }
 
 
