@@ -335,6 +335,8 @@ class Sink:
     ) -> tuple[int, ...] | None:
         """Store parts of stages of several partitions in one request to the broker that leads the first one.
 
+        A power cut of a broker that is alone may take them, before their commit: that raises StageLost then.
+
         Args:
             batches: The rows of all parts, in their order.
         Returns:

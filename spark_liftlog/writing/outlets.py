@@ -35,6 +35,8 @@ APPEND_BYTES: Final = 4 << 20
 STAGE_BYTES: Final = 16 << 20
 PENDING_BYTES_MAX: Final = 32 << 20
 """Held back by a task over all partitions: bounds its memory where there are many partitions."""
+BUNDLED_BYTES: Final = 1 << 20
+"""One part that is no larger goes in a bundle by itself: that is answered without an fsync."""
 IN_FLIGHT_MAX: Final = 8
 """Parts of one task that are under way: an answer waits for an fsync, which several may share."""
 
@@ -187,10 +189,10 @@ class Staging(Collecting):
     def finish(self) -> tuple[Stage, ...]:
         """Store what waits, and end every stage. Durable when it returns. Raises what the broker says."""
         for bundle in self._bundles({*self._stages, *self._pending}, self._sink.asked_first):
-            if len(bundle) > 1:
+            key, batches = bundle[0]
+            if len(bundle) > 1 or sum(batch.nbytes for batch in batches) <= BUNDLED_BYTES:
                 self._submit_bundle(bundle)
             else:
-                ((key, batches),) = bundle
                 self._submit(key, self._stages.setdefault(key, _Open()), batches, is_last=True)
         self._pending.clear()
         self._bytes.clear()

@@ -26,7 +26,6 @@ from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncTarget
 from broker.runtime.partitions.watch import ChangeHub
 from broker.runtime.sinks.coordinator import Sinks
-from broker.runtime.sinks.room import make_all_durable
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stage_log import StageLog
 from broker.runtime.sinks.stages import StageLimits, StageStore
@@ -284,7 +283,7 @@ class Driver:
 
     Args:
         repeat: It repeats uploads, opens and commits.
-        bundles: It uploads all that it stages at once.
+        bundles: It uploads in bundles: nothing is durable before its commit.
     """
 
     def __init__(
@@ -313,11 +312,10 @@ class Driver:
         uploads = [(stage, part) for stage, (_, parts) in attempt.stages.items() for part in range(len(parts))]
         self.world.rng.shuffle(uploads)
         uploads += uploads[:1] if self.repeat else []
-        if self.bundles:
-            put = [self._put(attempt, stage, part) for stage, part in uploads]
-            make_all_durable((store, generation) for store, (_, generation) in put)
-        else:
-            for stage, part in uploads:
+        for stage, part in uploads:
+            if self.bundles:  # the commit makes them durable
+                self._put(attempt, stage, part)
+            else:
                 self.upload(attempt, stage, part)
 
     def upload(self, attempt: Attempt, stage: str, part: int) -> bool:

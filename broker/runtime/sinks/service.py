@@ -11,14 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from broker.api.errors import InvalidRequest, LiftlogError
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.coordinator import Sinks, renew_ms
-from broker.runtime.sinks.room import make_all_durable, put_with_room
+from broker.runtime.sinks.room import put_with_room
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stage_log import StageLog, is_staged
 from broker.runtime.sinks.stages import StageLimits, StageStore
@@ -174,17 +174,10 @@ class SinkService:
         return is_new
 
     def _stage_bundle(self, stream: str, parts: Sequence[tuple[int, Sequence[Measured], StagePart]]) -> Sequence[int]:
-        """As `SinksView.stage_bundle`: this broker leads all."""
-        put: list[tuple[StageStore, int]] = []
+        """As `SinksView.stage_bundle`: this broker leads all, and the commit makes them durable (`stages.G7`)."""
         for partition, batches, part in parts:
             check = partial(self.sinks.check_stage, part["sink"], part["epoch"])
-            store = self.store(stream, partition)
-            put.append((store, put_with_room(store, self.sinks.silences, batches, check, **part)[1]))
-        shares = [put[first::PARTITION_THREADS] for first in range(min(PARTITION_THREADS, len(put)))]
-        syncs = [self._spread.submit(make_all_durable, share) for share in shares]
-        wait(syncs)
-        for sync in syncs:
-            sync.result()
+            put_with_room(self.store(stream, partition), self.sinks.silences, batches, check, **part)
         return ()
 
     @property

@@ -5,7 +5,8 @@ when the first stage comes (`StageLog`). In a cluster: another partition (broker
 part, with its note, is one commit group there; other notes are groups of their own. The rules of the table are those of
 `broker.sinks.stages`; here they meet the disk:
 
-G1  Nothing is answered, reported or finished before the notes it stands on are durable.
+G1  Nothing is answered, reported or finished before the notes it stands on are durable; but for parts of bundles, where
+    a broker is alone (`stages.G7`).
 G2  After a failed write or fsync the table is not trusted: the log recovers, and the table is read anew. A caller that
     waits since before that gets an error, whatever is in the log now. The same holds when the partition has another
     leader epoch than when the table was read.

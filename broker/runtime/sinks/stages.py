@@ -6,7 +6,7 @@
                                                                     │
                                      finished note in the hidden log (fsynced) ──► reported
 
-Every call here blocks until what it says is on disk.
+Every call here but `put` blocks until what it says is on disk.
 The hidden log: `stage_log.G1`, `stage_log.G2`; the
 rules of stages: `broker.sinks.stages` (T).
 
@@ -19,6 +19,8 @@ G5  A pinned stage is dropped only with the pin that was judged: the drop names 
     stage that was pinned anew meanwhile stays.
 G6  A pin keeps what it keeps until the note that it is finished is durable, not only written: without the note the
     group is looked for again, and has to be there.
+G7  A part of a bundle may be answered before it is durable: its pin makes it so, since what a log has is durable in its
+    order. A power cut before that takes parts away; then the pin is refused, and nothing is decided.
 """
 
 from __future__ import annotations
@@ -102,6 +104,7 @@ class StageStore:
         self._hidden = hidden
         self._untried: set[str] = set()  # pinned in this leadership, in no group that it tried to append (G3)
         self._untried_in = main.leader_epoch
+        self._waiting_bytes = 0  # put since `make_durable` was called last
         self._noting: dict[str, tuple[int, int]] = {}  # by decision, of G6: the table's generation, and from where on
         self._lock = self._hidden.lock
         self.finishing = finishing or threading.Lock()
@@ -127,7 +130,8 @@ class StageStore:
     ) -> tuple[bool, int]:
         """Write one part of a stage, or find that it is there: whether it was new, and what `make_durable` takes.
 
-        It must not be answered before that has returned.
+        It is durable when that has returned, or the pin of its stage (G7). Much is made durable here, so that a pin
+        has little to wait for.
 
         Args:
             check: Raises if the epoch is superseded. Asked under the lock: what it lets pass is there when
@@ -151,14 +155,15 @@ class StageStore:
                 if self.main.replica.room is not None:
                     self.main.replica.room.check(size)
                 self._hidden.append([note], batches, decision=int(note.stage, 16))
+                self._waiting_bytes += size
             generation = self._hidden.generation
-            is_large = sum(batch.byte_count_max for batch in batches) >= WRITEBACK_BYTES
-            if is_large:  # or the part that comes next would be written before this one is answered
-                self._hidden.make_durable(generation)
+            if self._waiting_bytes >= WRITEBACK_BYTES:  # locked, or what comes next would be written before
+                self.make_durable(generation)
         return is_new, generation
 
     def make_durable(self, generation: int) -> None:
         """Make durable what was put. Raises as `put`; what was put may be stored."""
+        self._waiting_bytes = 0
         self._hidden.make_durable(generation)
 
     def pin(self, stages: Sequence[tuple[str, int | None]], *, sink: str, epoch: int, batch_id: int) -> list[StageRef]:
@@ -205,7 +210,7 @@ class StageStore:
                 self._untried |= fresh
             refs = [self._ref(table, stage) for stage, _ in stages]
             generation = self._hidden.generation
-        self._hidden.make_durable(generation)
+        self.make_durable(generation)
         return refs
 
     def finish(self, decision: str, sink: str, refs: Sequence[StageRef]) -> GroupFinished:

@@ -157,7 +157,11 @@ class SinksView(Protocol):
     async def stage_bundle(
         self, stream: str, parts: Sequence[tuple[int, Sequence[Measured], StagePart]]
     ) -> Sequence[int]:
-        """Store parts of several partitions; returns those that are led elsewhere. Raises as `stage`."""
+        """Store parts of several partitions; returns those that are led elsewhere. Raises as `stage`.
+
+        They survive the end of this process; those of a broker that is alone may not survive a power cut before their
+        commit, which is refused then.
+        """
 
     async def commit(
         self, sink: str, asked: CommitRequest, stages: Sequence[NamedStage], attributes: Mapping[str, str]

@@ -4,7 +4,8 @@
             `head` bytes
 
 A part of a stage is stored as `stage_records` stores it, and is as idempotent. A bundle that fails may be stored in
-part: send it again. Parts of partitions that are led elsewhere are not stored; the answer names them.
+part: send it again. Parts of partitions that are led elsewhere are not stored; the answer names them. Where a broker is
+alone, parts are answered when they are written, and their commit makes them durable (`stages.G7`).
 
 Records to append are appended as by `append_records`, each part whole or not at all. A part that met an error is named,
 too, unless all have; it alone is to be sent again, or what the others appended would be there twice.
@@ -68,7 +69,9 @@ SMALL_BYTES: Final = 64 << 10
     "POST",
     "/v1/streams/{stream}/stages",
     "stage_bundle",
-    answer("Durable, but for the parts of partitions that are led elsewhere.", "BundleStaged"),
+    answer(
+        "Stored, but for the parts of partitions that are led elsewhere. Durable with their commit.", "BundleStaged"
+    ),
     query=(
         text("sink", "Sink of the stages. Required."),
         integer("epoch", "The epoch that `open` gave. Required.", least=0, greatest=INT64_MAX),

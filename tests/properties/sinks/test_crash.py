@@ -13,9 +13,11 @@ otherwise, under new stage ids. This must hold after every crash (`World.check`)
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Literal
 
 import pytest
 
+from broker.api.errors import StageLost
 from tests.support.simdisk import MODES, Crashed, Mode, SimDisk, modes_at
 from tests.support.sinks import Driver, Rig, World
 
@@ -60,11 +62,11 @@ def steps_of_life() -> int:
 STEPS = steps_of_life()
 
 
-def crash(step: int) -> tuple[SimDisk, World]:
+def crash(step: int, *, bundles: bool = False) -> tuple[SimDisk, World]:
     disk, world = prepared(), World()
     disk.crash_at = step
     with pytest.raises(Crashed):
-        live(disk, world)
+        live(disk, world, bundles=bundles)
     return disk, world
 
 
@@ -90,19 +92,39 @@ def test_power_loss_at_any_step_of_a_commit_keeps_every_batch_once(part: int) ->
 
 
 def test_power_loss_at_any_step_of_a_bundle_keeps_every_batch_once() -> None:
-    """Parts of both partitions are written before any is made durable."""
-    disk = prepared()
-    live(disk, World(), bundles=True)
-    for step in range(1, disk.steps + 1, 2):
+    """Parts are written, and durable only with their commit."""
+    whole = prepared()
+    live(whole, World(), bundles=True)
+    for step in range(1, whole.steps + 1):
         for mode in modes_at(step):
-            cut, world = prepared(), World()
-            cut.crash_at = step
-            with pytest.raises(Crashed):
-                live(cut, world, bundles=True)
+            disk, world = crash(step, bundles=True)
             try:
-                check_after(cut.after_crash(mode, seed=step), world)
+                check_after(disk.after_crash(mode, seed=step), world)
             except Exception as error:
-                raise AssertionError(f"mode {mode}, step {step} of {disk.steps}") from error
+                raise AssertionError(f"mode {mode}, step {step} of {whole.steps}") from error
+
+
+@pytest.mark.parametrize("mode", [*MODES, "kill"])
+def test_bundles_that_a_power_cut_took_are_not_committed(mode: Mode | Literal["kill"]) -> None:
+    """The driver outlives the broker, and commits what was answered: all of it is there, or nothing is decided."""
+    lost = 0
+    for seed in range(20):
+        world, rig = World(seed=seed), Rig(disk := prepared(), boot=2)
+        driver = Driver(world, rig, 0, bundles=True)
+        attempt = world.attempt(0)
+        driver.stage(attempt)
+        rig.drop()
+        again = disk.after_kill() if mode == "kill" else disk.after_crash(mode, seed=seed)
+        driver.rig = rig = Rig(again, boot=3)
+        try:
+            driver.commit(attempt)
+        except StageLost:
+            lost += 1
+            assert world.decided(rig) == (-1, -1)
+            driver.write()
+        world.check_complete(rig, 1)
+        rig.drop()
+    assert lost == (20 if mode == "lost" else 0 if mode == "kill" else lost)
 
 
 def test_kill_at_any_step_of_a_commit_keeps_every_batch_once() -> None:

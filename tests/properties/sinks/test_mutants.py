@@ -27,12 +27,12 @@ from tests.properties.sinks.test_crash import STEPS, check_after, crash, live, p
 from tests.support.sinks import Attempt, World
 
 
-def is_found() -> bool:
+def is_found(*, bundles: bool = False) -> bool:
     try:
-        live(prepared(), World())
+        live(prepared(), World(), bundles=bundles)
         for step in range(STEPS, 0, -1):
             try:
-                disk, world = crash(step)
+                disk, world = crash(step, bundles=bundles)
             except pytest.fail.Exception:  # the mutant makes fewer steps
                 continue
             check_after(disk.after_crash("lost", seed=step), world)
@@ -58,6 +58,11 @@ def test_notes_that_are_not_durable_are_found(monkeypatch: pytest.MonkeyPatch) -
     """A pin, a part or a finished note is gone after the cut, and was answered."""
     monkeypatch.setattr(StageLog, "make_durable", skip)
     assert is_found()
+
+
+def test_a_pin_that_leaves_bundles_as_they_are_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StageStore, "make_durable", skip)
+    assert is_found(bundles=True)
 
 
 def test_a_commit_answered_before_it_is_finished_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.sinks.ledger import CommitRequest, Ledger, NamedStage
 from broker.sinks.notes import PartStored, StagePinned
 from broker.sinks.state import SinkState
+from broker.storage.log import WRITEBACK_BYTES
 from tests.support.simdisk import SimDisk
 from tests.support.sinks import SINK, STREAM, Attempt, Driver, Rig, World, rows_of
 
@@ -93,6 +94,41 @@ def test_a_part_whose_fsync_fails_is_refused_and_stored_once_when_it_is_repeated
     driver.stage(attempt)
     driver.commit(attempt)
     driver.world.check_complete(rig, 1)
+
+
+def test_bundles_cost_no_fsync_of_their_own(disk: SimDisk, rig: Rig) -> None:
+    driver = Driver(World(), rig, 0, bundles=True)
+    driver.write()  # makes the logs
+    synced = disk.calls["sync"]
+    attempts = [driver.world.attempt(1) for _ in range(20)]
+    for attempt in attempts:
+        driver.stage(attempt)
+    assert disk.calls["sync"] == synced
+    driver.commit(attempts[-1])
+    driver.world.check_complete(rig, 2)
+
+
+def test_a_pin_has_little_to_make_durable_however_many_bundles_there_were(disk: SimDisk, rig: Rig) -> None:
+    driver = Driver(World(), rig, 0, bundles=True)
+    driver.write()
+    synced, store, large = disk.calls["sync"], rig.store(STREAM, 0), rows_of([bytes(WRITEBACK_BYTES // 3)])
+    for number in range(6):
+        store.put([large], sink=SINK, epoch=driver.epoch, stage=f"{number + 1:032x}", part=0, is_last=True)
+    assert disk.calls["sync"] == synced + 2
+
+
+def test_a_bundle_whose_fsync_fails_is_not_committed_by_halves(disk: SimDisk, rig: Rig) -> None:
+    """The commit meets the error of parts that were answered long ago."""
+    driver = Driver(World(rows=6), rig, 0, bundles=True)
+    driver.write()
+    attempt = staged(driver)
+    disk.fail("sync", errno.EIO, path="stages")
+    with pytest.raises(StorageFailed):
+        driver.commit(attempt)
+    with suppress(StageLost):
+        driver.commit(attempt)
+    driver.write()
+    driver.world.check(rig)
 
 
 @pytest.mark.parametrize("call", ["makedirs", "sync_dir", "create", "rename", "write", "sync"])

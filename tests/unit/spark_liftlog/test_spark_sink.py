@@ -31,7 +31,14 @@ from spark_liftlog.schema import HEADERS
 from spark_liftlog.writing import outlets
 from spark_liftlog.writing import writer as writer_module
 from spark_liftlog.writing.jobs import Job
-from spark_liftlog.writing.outlets import APPEND_BYTES, PENDING_BYTES_MAX, STAGE_BYTES, Appending, Staging
+from spark_liftlog.writing.outlets import (
+    APPEND_BYTES,
+    BUNDLED_BYTES,
+    PENDING_BYTES_MAX,
+    STAGE_BYTES,
+    Appending,
+    Staging,
+)
 from spark_liftlog.writing.router import Router, partitions_for
 from spark_liftlog.writing.rows import Target, bad_rows, columns_of, row_bytes
 from spark_liftlog.writing.run import ABORT_S, Run, Written, agreed, checkpoint_name
@@ -403,6 +410,18 @@ def test_what_is_left_in_the_end_goes_to_each_broker_in_one_request() -> None:
     by_leader = [[(n, [f"{n}a", "b"] * (1 + (n == 0))) for n in each] for each in ((0, 2, 4), (1, 3))]
     assert sorted(sink.bundles) == by_leader
     assert not sink.parts
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_small_part_that_is_alone_is_a_bundle_too(is_large: bool) -> None:
+    """It costs no fsync then; a large one goes as it is."""
+    sink = Bundling()
+    outlet = Staging(sink, lambda _: None)  # type: ignore[arg-type]
+    value = b"a" * (BUNDLED_BYTES if is_large else 1)
+    outlet.add(TARGET, 2, pa.RecordBatch.from_pydict({"value": [value]}))
+    (stage,) = outlet.finish()
+    assert (stage.partition, stage.parts, stage.rows) == (2, 1, 1)
+    assert (len(sink.bundles), len(sink.parts)) == ((0, 1) if is_large else (1, 0))
 
 
 def test_parts_that_turn_out_to_be_led_elsewhere_go_one_by_one() -> None:
