@@ -14,7 +14,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -54,6 +53,7 @@ from broker.serving.contract.backend import (
 from broker.serving.http.app import build_app
 from broker.serving.http.connections import ConnectionLimits
 from broker.serving.http.origin import hosts_of
+from broker.serving.threads import Threads
 from broker.storage.disk import OsDisk
 from broker.storage.disk.spare_files import Spares, sizes_with
 from broker.storage.folder import DataFolder
@@ -128,7 +128,7 @@ class Assembled:
         self._disk = OsDisk(Spares(self._folder.path, sizes=sizes_with(spare_bytes(self._catalog_path))))
         self.cluster_id = self._folder.cluster_id
         self._pool = SyncPool(config.fsync.threads)
-        self._appender = ThreadPoolExecutor(APPENDER_THREADS, thread_name_prefix="append")
+        self._appender = Threads(APPENDER_THREADS, name="append")
         self._dataplane = DataPlane()
         self._hub = ChangeHub(self._dataplane.loop)
         self._intake = IntakeDriver(config, self._pool) if config.intake.enabled else None

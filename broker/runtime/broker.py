@@ -45,6 +45,7 @@ from broker.runtime.partitions.streams import Streams
 from broker.runtime.sinks.service import SinkService
 from broker.runtime.sinks.stage_log import StageLog, is_staged
 from broker.runtime.sinks.stages import StageLimits
+from broker.serving.threads import Threads
 from broker.storage.folder import GROUP_FILES, STREAMS_FOLDER
 
 log = logging.getLogger(__name__)
@@ -193,6 +194,7 @@ def _without_collector() -> Iterator[None]:
 async def _serve(config: Config) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(Threads(None, name="loop-worker"))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if (
             number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN

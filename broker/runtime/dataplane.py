@@ -21,6 +21,7 @@ from broker.api.errors import InvalidSetting, PortInUse
 from broker.runtime.intake.pacing import unpace_loopback
 from broker.runtime.no_descriptors import log_few
 from broker.serving.http.app import CONNECTIONS, RUNNER_OPTIONS
+from broker.serving.threads import Threads
 
 T = TypeVar("T")
 STOP_TIMEOUT_S = 4 * RUNNER_OPTIONS["shutdown_timeout"]
@@ -31,6 +32,7 @@ class DataPlane:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(Threads(None, name="loop-worker"))
         log_few(self.loop)
         self._thread = threading.Thread(target=self._run, name="dataplane", daemon=True)
         self._runner: web.AppRunner | None = None

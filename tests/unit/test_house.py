@@ -118,9 +118,9 @@ def test_the_guided_tour_has_every_thread_by_its_name() -> None:
     for package in ("runtime", "serving", "raft"):
         for path in (ROOT / "broker" / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Thread", "ThreadPoolExecutor")):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Thread", "Threads")):
                     for word in node.keywords:
-                        if word.arg in ("name", "thread_name_prefix") and not isinstance(word.value, ast.Name):
+                        if word.arg == "name" and not isinstance(word.value, ast.Name):
                             found.add(ast.unparse(word.value).removeprefix("f").strip("'\"").partition("{")[0])
                 elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("make_loop"):
                     found.add(ast.unparse(node.args[1]).strip("'\""))
@@ -128,6 +128,7 @@ def test_the_guided_tour_has_every_thread_by_its_name() -> None:
     assert found <= told
 
 
+MAKERS = ("Thread", "Threads", "PoolExecutor", "Timer")
 MAKES_THREADS = {"partitions/sync.py"}
 """The pool of fsyncs, which is handed to the drivers of roles."""
 
@@ -139,7 +140,9 @@ def test_the_drivers_of_roles_are_handed_what_runs_them() -> None:
     folders = (runtime / "cluster" / "replicas", runtime / "partitions")
     for path in (*driver, *(path for folder in folders for path in folder.rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Thread", "PoolExecutor", "Timer")):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+                ("Thread", "PoolExecutor", "Threads", "Timer")
+            ):
                 found.add(str(path.relative_to(runtime)))
     assert found == MAKES_THREADS
 

@@ -21,7 +21,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -60,6 +59,7 @@ from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.streams import COMMITS_SETTINGS, OFFSETS_SETTINGS
 from broker.runtime.samples import consumer_samples, sink_samples
 from broker.runtime.sinks.stages import StageLimits
+from broker.serving.threads import Threads
 from broker.storage.folder import STREAMS_FOLDER
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
@@ -102,8 +102,8 @@ class ClusterBroker(Assembled):
             controller_changed=lambda: self._link.hurry(),
             tell=self._told,
         )
-        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="role")
-        self._commands = ThreadPoolExecutor(COMMANDS, thread_name_prefix="command")
+        self._workers = Threads(WORKERS, name="role")
+        self._commands = Threads(COMMANDS, name="command")
         self._link = ReplicaLink(
             me=config.broker_id,
             process=plane.process,
@@ -136,8 +136,8 @@ class ClusterBroker(Assembled):
             appender=self._appender,
             workers=self._workers,
             commands=self._commands,
-            step_outs=ThreadPoolExecutor(STEP_OUTS, thread_name_prefix="step-out"),
-            mending=ThreadPoolExecutor(1, thread_name_prefix="mender"),
+            step_outs=Threads(STEP_OUTS, name="step-out"),
+            mending=Threads(1, name="mender"),
             make_loop=ThreadLoop,
             give_up=give_up,
             now_ms=lambda: time.monotonic_ns() // 1_000_000,

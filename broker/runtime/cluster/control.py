@@ -23,10 +23,10 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, TypeVar
 
 from broker.api.errors import (
@@ -48,6 +48,7 @@ from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.used_producers import registration_times
 from broker.serving.contract.deadline import answer_due
 from broker.serving.http.gone import asker
+from broker.serving.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +60,12 @@ DONE_S: Final = 8.0
 APPLIED_S: Final = 8.0
 ASKED_S: Final = 8.0
 """So long after it was asked for a command may begin, whatever it waited for here. As `DONE_S`."""
-WAITING: Final = ThreadPoolExecutor(8, thread_name_prefix="command")
-"""Threads that wait for the controller. They are no others': metrics and states are told while there is none."""
+
+
+@cache
+def waiting() -> Threads:
+    """Threads that wait for the controller. They are no others': metrics and states are told while there is none."""
+    return Threads(8, name="command")
 
 
 def check_may_change(may_change: Callable[[], bool]) -> None:
@@ -88,8 +93,8 @@ async def in_time(service: CatalogService, command: Mapping[str, Any]) -> Any:
 
 
 async def waits(call: Callable[[], T]) -> T:
-    """Make a call that waits for the controller, on a thread that may wait."""
-    return await asyncio.get_running_loop().run_in_executor(WAITING, call)
+    """Make a call that waits for the controller, on a thread that may wait. Raises Overloaded: there is none."""
+    return await asyncio.get_running_loop().run_in_executor(waiting(), call)
 
 
 class PlacedControl:

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, Unpack
 
@@ -22,6 +21,7 @@ from broker.runtime.sinks.room import put_with_room
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stage_log import StageLog, is_staged
 from broker.runtime.sinks.stages import StageLimits, StageStore
+from broker.serving.threads import Threads
 from broker.sinks.notes import StagePart
 from broker.storage.disk import Disk, disk_errors
 from broker.storage.rows import Measured
@@ -76,8 +76,8 @@ class SinkService:
         self._clock = clock
         self._stores: dict[Partition, StageStore] = {}
         self._lock = threading.Lock()
-        self._calls = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="sink")
-        self._spread = ThreadPoolExecutor(PARTITION_THREADS, thread_name_prefix="sink-partition")
+        self._calls = Threads(CALL_THREADS, name="sink")
+        self._spread = Threads(PARTITION_THREADS, name="sink-partition")
         self.sinks = Sinks(commits, self, clock=clock, executor=self._spread, limits=self._limits)
         self.rounds = SinkRounds(self.sinks)
         self.sweep = self.rounds.sweep

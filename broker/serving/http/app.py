@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from aiohttp import web
@@ -44,6 +43,7 @@ from broker.serving.http.gone import PULSE, Pulse
 from broker.serving.http.meters import Meters
 from broker.serving.http.origin import guard
 from broker.serving.http.peers import Peers
+from broker.serving.threads import Threads
 
 WORKER_THREADS: Final = 4
 BODIES_AT_ONCE: Final = 8
@@ -110,7 +110,7 @@ def build_app(
         backend=backend,
         body_bytes_max=body_bytes_max,
         now_us=now_us,
-        worker=ThreadPoolExecutor(WORKER_THREADS, thread_name_prefix="http-worker"),
+        worker=Threads(WORKER_THREADS, name="http-worker"),
         meters=meters,
         budget=BodyBudget(BODIES_AT_ONCE * body_bytes_max),
         json_budget=BodyBudget(JSON_BUDGET_BYTES_MAX),

@@ -13,8 +13,8 @@ E3  A caller that is not let in is counted, told why, and logged at a limited ra
     So are connections on which nobody calls: one that is not greeted by HTTP/2, or has no stream, is closed after
     `LONE_S`, and there are `CONNECTIONS_MAX` in all. gRPC keeps them for ever, and the process has no descriptor left
     for its logs.
-    Where the system allows no more threads, a call waits for one that becomes free. gRPC lets the error end its own
-    thread: nobody is heard then, for good.
+    Where the system allows no more threads, a call waits for one that becomes free (`threads.Q2`). gRPC lets the error
+    end its own thread: nobody is heard then, for good.
 E4  A question is looked into when it is read. While that waits for a disk, what else was asked on that stream waits in
     the window of its connection. The last question about a partition that is not open here waits until it is: one for
     each partition that the catalog may give to this broker.
@@ -23,14 +23,12 @@ E5  A stream on which nothing is to be said says so: nobody need ask for each pa
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import grpc
@@ -44,6 +42,7 @@ from broker.runtime.cluster.link.directory import Directory
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Doorkeeper, Peer, Refused
 from broker.runtime.cluster.link.outbox import Outbox
 from broker.serving.http.connections import RateLimitedLog
+from broker.serving.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +77,6 @@ OPTIONS: Final = (
     ("grpc.max_connection_idle_ms", round(LONE_S * 1000)),
     ("grpc.server_handshake_timeout_ms", round(LONE_S * 1000)),
 )
-
-
-class Threads(ThreadPoolExecutor):
-    """Threads that are started as calls come. A call for which none can be started waits (E3)."""
-
-    def _adjust_thread_count(self) -> None:
-        with contextlib.suppress(RuntimeError):  # no more are allowed; the call is queued already
-            super()._adjust_thread_count()
 
 
 class FollowerStream:
@@ -186,7 +177,7 @@ class Server:
         Raises:
             PortInUse: somebody else does.
         """
-        pool = Threads(STREAMS_MAX, thread_name_prefix="replica-link")
+        pool = Threads(STREAMS_MAX, name="replica-link")
         server = grpc.server(pool, options=OPTIONS, maximum_concurrent_rpcs=STREAMS_MAX)
         handler = grpc.stream_stream_rpc_method_handler(self._exchange)  # bytes: no (de)serializer
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))

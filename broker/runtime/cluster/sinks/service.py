@@ -27,7 +27,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
@@ -49,6 +49,7 @@ from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.runtime.sinks.stores import Stages
 from broker.serving.http.peers import Peers
+from broker.serving.threads import Threads
 from broker.sinks.notes import StagePart
 from broker.sinks.silence import Owner, Silence
 from broker.storage.rows import Measured
@@ -114,9 +115,9 @@ class PlacedSinks:
         self._coordinators: dict[Partition, Sinks] = {}
         self._stores: dict[Place, dict[tuple[ReplicatedPartition, ReplicatedPartition], StageStore]] = {}  # K7
         self._checked: dict[tuple[str, int], float] = {}
-        self._calls = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="sink")
-        self._answers = ThreadPoolExecutor(PEER_THREADS, thread_name_prefix="sink-peer")  # K5
-        self._spread = ThreadPoolExecutor(PARTITION_THREADS, thread_name_prefix="sink-partition")
+        self._calls = Threads(CALL_THREADS, name="sink")
+        self._answers = Threads(PEER_THREADS, name="sink-peer")  # K5
+        self._spread = Threads(PARTITION_THREADS, name="sink-partition")
         self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sinks", daemon=True)
         self.open, self.states = self._ask_sinks(Sinks.open), self._ask_sinks(Sinks.states)
