@@ -31,6 +31,7 @@ from broker.api.errors import (
     OffsetOutOfRange,
     RequestTooLarge,
     SinkBatchesMissing,
+    SinkDestinationNew,
     SinkRowsDiffer,
 )
 
@@ -129,6 +130,8 @@ def _advice(error: LiftlogError) -> str | None:
         return "in Spark that is the option onRepeatWithOtherRows=keepFirst"
     if isinstance(error, SinkBatchesMissing):
         return "or set the option onMissingBatches=accept for one run, to go on without them"
+    if isinstance(error, SinkDestinationNew):
+        return "in Spark that is the option onNewDestination=accept for one run"
     if isinstance(error, RequestTooLarge) and error.fields.get("key") == "sinks.group_bytes_max":
         return (
             "a micro-batch that is planned comes again with the same rows: raise sinks.group_bytes_max at the broker"

@@ -35,6 +35,7 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         SinkForked              sink_forked            the sink belongs to another checkpoint: `recorded`
         SinkRowsDiffer          sink_rows_differ       the batch was decided with other rows: `decided_rows`, `rows`
         SinkBatchesMissing      sink_batches_missing   the sink lacks batches that the commit follows: `last_batch_id`
+        SinkDestinationNew      sink_destination_new   the stream was made anew since the sink wrote it: `stream`
         UnknownProducer         unknown_producer       never registered, or expired: register anew; nothing was appended
         ProducerFenced          producer_fenced        another has registered under its name since: `producer_epoch`
         OutOfSequence           out_of_sequence        a gap, or too old to tell if it was appended: `expected`
@@ -242,6 +243,11 @@ class SinkRowsDiffer(InvalidRequest):
 
 class SinkBatchesMissing(InvalidRequest):
     reason = "sink_batches_missing"
+    status = 409
+
+
+class SinkDestinationNew(InvalidRequest):
+    reason = "sink_destination_new"
     status = 409
 
 

@@ -71,6 +71,12 @@ class SinkDescription:
     least_batch_id: Annotated[int, Rule(limit=(0, INT64_MAX), doc="Set by a reset: nothing below is decided")]
     changed_ms: int
     last: Annotated[Decided | None, Rule(doc="The last decision; null: none since the sink was made or reset")]
+    destinations: Annotated[
+        Mapping[str, str] | None,
+        Rule(
+            is_absent=True, doc="Streams that it wrote since a reset, with the incarnation that had its last rows there"
+        ),
+    ] = None
     staged: Annotated[
         tuple[StagedFor, ...] | None, Rule(is_absent=True, doc="What is staged for it, if that was asked for")
     ] = None

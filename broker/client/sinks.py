@@ -191,6 +191,7 @@ class Sink:
         follows: int | None = None,
         attributes: Mapping[str, str] | None = None,
         on_repeat_with_other_rows: Literal["refuse", "keep_first"] = "refuse",
+        on_new_destination: Literal["refuse", "accept"] = "refuse",
     ) -> Committed:
         """Make the records of these stages one batch. When it returns, all of them are visible, once.
 
@@ -202,6 +203,8 @@ class Sink:
             attributes: Kept with the decision. With `checkpoint`, the commits of another checkpoint are refused.
             on_repeat_with_other_rows: Applies if this batch id was decided with another number of rows or another
                 digest. `refuse` raises SinkRowsDiffer; `keep_first` drops these and answers `already_done`.
+            on_new_destination: Applies if a stream of the stages was deleted and made anew since the sink wrote it.
+                `refuse` raises SinkDestinationNew; `accept` goes on without what was written before.
         Raises:
             StageLost: nothing was decided. Stage the records anew and commit them under the same batch id.
             SinkFenced: another run has committed since, or the sink was reset.
@@ -209,6 +212,7 @@ class Sink:
                 `decided_digest`.
             SinkBatchesMissing: the sink's last batch, field `last_batch_id`, is below `follows`: its broker was
                 restored from an older copy, or it is another sink.
+            SinkDestinationNew: what the sink wrote to `stream` is gone, until the batch `last_batch_id`.
             SinkBatchRegressed: the batch id is below the last one: field `last_batch_id`; `reset` is the way on.
             SinkForked: the attribute `checkpoint` is another one: fields `recorded`, `asked`.
             Unavailable and others that are Retryable: not known; commit the same batch id again.
@@ -224,6 +228,7 @@ class Sink:
             **({} if follows is None else {"follows": follows}),
             "attributes": dict(attributes or {}),
             "on_repeat_with_other_rows": on_repeat_with_other_rows,
+            **({} if on_new_destination == "refuse" else {"on_new_destination": on_new_destination}),
         }
         value = self._calls.json(
             "POST", path("sinks", self.sink, "commit"), body, wait_s=self._calls.deadline_s, key=COMMITS

@@ -43,6 +43,7 @@ from broker.api.errors import (
     SinkRowsDiffer,
     UnknownSink,
 )
+from broker.sinks.destinations import check_same, former
 from broker.sinks.notes import StagePinned
 from broker.sinks.state import Decision, SinkState, StageRef
 
@@ -70,6 +71,7 @@ class CommitRequest:
         follows: A batch that the driver knows to be written; None: it does not say (D8).
         checkpoint: The checkpoint that the batch belongs to; None: the driver does not say.
         keeps_first: A batch that was decided with other rows is answered as decided first (D1).
+        accepts_new: Streams may have been deleted and made anew since the sink wrote them (`destinations.N1`).
     """
 
     owner: str
@@ -80,6 +82,7 @@ class CommitRequest:
     follows: int | None = None
     checkpoint: str | None = None
     keeps_first: bool = False
+    accepts_new: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,15 +205,18 @@ class Ledger:
         """The state after a decision, whose owner is current from now on. Asked right where it is appended (D5).
 
         Raises:
-            As `judge`; NotReady: the decision before is not in place yet (D3), or this one was made meanwhile.
+            As `judge` and `check_same`; NotReady: the decision before is not in place yet (D3), or this one was made
+                meanwhile.
         """
         verdict = self.judge(sink, commit)
         state = self.get(sink)
         if verdict == "repeat" or not state.is_done:
             raise NotReady(f"sink {sink!r} is finishing batch {state.last.batch_id if state.last else None}", sink=sink)
+        check_same(state, decision.stages, commit.batch_id, accepts_new=commit.accepts_new)
         return replace(
             self.made_current(sink, commit, now_us=decision.decided_us),
             last=decision,
+            former=former(state, decision),
             is_done=not decision.stages,
         )
 

@@ -77,6 +77,8 @@ class SinkState:
         owners: All who have opened the sink, with the epoch of each; the oldest are forgotten.
         checkpoint: The owning checkpoint; a commit of another checkpoint is a fork. None: not told yet.
         last: The newest decision; None before the first, and after a reset.
+        former: Streams that decisions before the last one named and that one does not, with their incarnations
+            (`destinations.N2`).
         is_done: The last decision is in place everywhere.
         batch_id_least: Nothing below is decided: set by a reset.
         is_one_shot: It is for one batch, and vanishes when that is done, or never came.
@@ -87,6 +89,7 @@ class SinkState:
     owners: Mapping[str, int] = field(default_factory=dict)
     checkpoint: str | None = None
     last: Decision | None = None
+    former: Mapping[str, str] = field(default_factory=dict)
     is_done: bool = True
     batch_id_least: int = 0
     is_one_shot: bool = False
@@ -99,6 +102,8 @@ class SinkState:
     def encode(self) -> bytes:
         """The record's value."""
         value = {"v": STATE_VERSION, **_fields(self)}
+        if not self.former:  # most have none, and earlier releases do not know it
+            del value["former"]
         if self.last is not None:
             value["last"] = {**_fields(self.last), "stages": _folded(self.last.stages)}
         return json.dumps(value, separators=(",", ":")).encode()

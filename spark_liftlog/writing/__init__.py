@@ -4,6 +4,7 @@ writer.py        the sink, as Spark asks for it: tasks write, the driver commits
 sink_options.py  its options
 rows.py          what of a frame is a record, and which rows cannot be one
 gathering.py     rows of a task in larger batches, before they are looked at
+targets.py       the streams that rows go to, as they are when a task begins
 router.py        which rows go to which partition of which stream; dead letters
 outlets.py       rows on their way: appended, or staged
 run.py           who writes: the sink, the run of it, its checkpoint

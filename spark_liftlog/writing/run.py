@@ -185,14 +185,12 @@ def agreed(written: Sequence[Written]) -> tuple[Run, int] | None:
 
     Raises:
         SinkFenced: tasks were given different epochs (M1).
-        StaleIncarnation: a stream was deleted and created again between two tasks.
+        StaleIncarnation: a stream was deleted and created again between two tasks; also if they appended.
     """
     first = next((message for message in written if message.run is not None), None)
-    if first is None:
-        return None
     incarnations: dict[str, str] = {}
     for message in written:
-        if (message.run, message.epoch) != (first.run, first.epoch):
+        if first is not None and (message.run, message.epoch) != (first.run, first.epoch):
             raise SinkFenced(
                 f"sink {first.run.sink if first.run else ''!r}: task {first.task} was given epoch {first.epoch}, task"
                 f" {message.task} epoch {message.epoch}: the sink was deleted or reset while the batch was written",
@@ -206,8 +204,7 @@ def agreed(written: Sequence[Written]) -> tuple[Run, int] | None:
                     stream=stream,
                     incarnation=incarnation,
                 )
-    assert first.run is not None, "chosen so"
-    return first.run, first.epoch
+    return None if first is None or first.run is None else (first.run, first.epoch)
 
 
 def digest_of_all(written: Sequence[Written]) -> str:

@@ -9,6 +9,7 @@
     sinkId                         stream    the query's id     a name; the state of the sink is kept under it
     onRepeatWithOtherRows          stream    refuse             refuse, keepFirst
     onMissingBatches               stream    refuse             refuse, accept
+    onNewDestination        batch  stream    refuse             refuse, accept
     txnAppId, txnVersion    batch            none               text; a whole number from 0
     deadLetterStream        batch  stream    none: an error     a stream's name
     deliveryTimeoutMs       batch  stream    120000             1 to 86,400,000
@@ -54,6 +55,7 @@ SINK_OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "sinkId": _STREAM,
     "onRepeatWithOtherRows": _STREAM,
     "onMissingBatches": _STREAM,
+    "onNewDestination": _BOTH,
     "txnAppId": _BATCH,
     "txnVersion": _BATCH,
     "deadLetterStream": _BOTH,
@@ -69,6 +71,7 @@ class SinkOptions:
         stream: None: the frame's column stream names it.
         sink_id: None: the query's id.
         accepts_missing: A sink that lacks batches of the checkpoint goes on all the same.
+        on_new_destination: Whether to go on where a stream was deleted and made anew since the sink wrote it.
         checkpoint: The place of the query's checkpoint; None where it comes from the session.
     """
 
@@ -80,6 +83,7 @@ class SinkOptions:
     sink_id: str | None = None
     on_repeat: Literal["refuse", "keep_first"] = "refuse"
     accepts_missing: bool = False
+    on_new_destination: Literal["refuse", "accept"] = "refuse"
     txn_app_id: str | None = None
     txn_version: int | None = None
     dead_letter_stream: str | None = None
@@ -118,9 +122,13 @@ def sink_options(given: Mapping[str, str], kind: Kind) -> SinkOptions:
     with naming("sinkId"):
         sink_id = None if sink_id is None else check_name(sink_id, what="sink")
     is_exactly_once = guarantee == "exactly-once"
-    for name in ("sinkId", "txnAppId", "onRepeatWithOtherRows", "onMissingBatches"):
+    for name in ("sinkId", "txnAppId", "onRepeatWithOtherRows", "onMissingBatches", "onNewDestination"):
         if name in options and not is_exactly_once:
             raise invalid(name, options[name], "means nothing with deliveryGuarantee=at-least-once")
+    if "onNewDestination" in options and kind == "batch" and app is None:
+        raise invalid(
+            "onNewDestination", options["onNewDestination"], "means something for a batch write with txnAppId only"
+        )
     return SinkOptions(
         brokers=brokers_in(options),
         stream=stream,
@@ -132,6 +140,9 @@ def sink_options(given: Mapping[str, str], kind: Kind) -> SinkOptions:
         if one_of(options, "onRepeatWithOtherRows", ("refuse", "keepFirst")) == "keepFirst"
         else "refuse",
         accepts_missing=one_of(options, "onMissingBatches", ("refuse", "accept")) == "accept",
+        on_new_destination="accept"
+        if one_of(options, "onNewDestination", ("refuse", "accept")) == "accept"
+        else "refuse",
         txn_app_id=app,
         txn_version=version,
         dead_letter_stream=letters,

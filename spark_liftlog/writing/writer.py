@@ -18,19 +18,16 @@ import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from broker.api.answers import StreamDescription
 from broker.api.errors import InvalidSetting, LiftlogError
 from broker.client.http.brokers import Brokers
-from broker.client.http.calls import Calls, path, understand
+from broker.client.http.calls import Calls
 from broker.client.renewing import renewing
 from broker.client.writing.append import AppendCalls
-from broker.client.writing.outgoing import default_subject
 from spark_liftlog.errors import ModeRefused, advised, shown_to_spark
 from spark_liftlog.reading.asking_again import AskingAgain
 from spark_liftlog.reading.task import session
@@ -39,7 +36,7 @@ from spark_liftlog.writing.gathering import gathered
 from spark_liftlog.writing.jobs import Job
 from spark_liftlog.writing.outlets import Appending, Staging
 from spark_liftlog.writing.router import Router
-from spark_liftlog.writing.rows import Target, columns_of
+from spark_liftlog.writing.rows import columns_of
 from spark_liftlog.writing.run import (
     TIMEOUT_S,
     Run,
@@ -57,6 +54,7 @@ from spark_liftlog.writing.run import (
     task_number,
 )
 from spark_liftlog.writing.sink_options import SinkOptions
+from spark_liftlog.writing.targets import find
 
 log = logging.getLogger("spark_liftlog")
 
@@ -80,14 +78,18 @@ class LiftlogWriter(DataSourceArrowWriter):
     @shown_to_spark
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         job = self._job
-        if job is not None and job.is_done(brokers_of(self._options), self._options.delivery_timeout_s):
+        try:
+            is_done = job is not None and job.is_done(brokers_of(self._options), self._options.delivery_timeout_s)
+        except LiftlogError as error:
+            raise advised(error) from error
+        if job is not None and is_done:
             return Written(task=task_number(), row_count=0, run=job.run, is_skipped=True)
         return write_task(iterator, self._columns, self._options, None if job is None else job.run)
 
     @shown_to_spark
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self._job is None:
-            all_written(messages)
+            agreed(all_written(messages))
         else:
             self._job.commit(messages, brokers_of(self._options), self._options.delivery_timeout_s)
 
@@ -138,6 +140,7 @@ class LiftlogStreamWriter(DataSourceStreamArrowWriter):
                 attributes={} if run.checkpoint is None else {"checkpoint": run.checkpoint},
                 follows=None if batchId == 0 or self._options.accepts_missing else batchId - 1,
                 on_repeat_with_other_rows=self._options.on_repeat,
+                on_new_destination=self._options.on_new_destination,
             )
         except LiftlogError as error:
             raise advised(error) from error
@@ -236,26 +239,6 @@ def write_task(
         stages=stages or (),
         incarnations=router.incarnations,
         digest=as_text(router.digest),
-    )
-
-
-def find(calls: Calls, stream: str) -> Target:
-    """The stream as it is now: each task asks, since partitions are added and streams made anew.
-
-    Raises:
-        UnknownStream: there is no such stream.
-    """
-    answer: Any = calls.json("GET", path("streams", stream))
-    found = understand(StreamDescription, answer, where=str(calls.brokers))
-    for each in found.partitions:
-        if each.leader is not None:
-            calls.brokers.note_leader((stream, each.partition), each.leader.http)
-    return Target(
-        stream=stream,
-        partition_count=len(found.partitions),
-        incarnation=found.incarnation,
-        record_bytes_max=int(found.settings["record_bytes_max"]),
-        subject=default_subject(found),
     )
 
 

@@ -12,11 +12,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import LiftlogError, SinkDestinationNew
 from broker.api.stream import COMMITS_STREAM, stages_of
 from broker.client import Client
 from tests.support.clusters import RealCluster, three
@@ -166,3 +167,32 @@ def test_a_commit_outlives_the_leaders_of_what_was_staged(cluster: RealCluster) 
             eventually(
                 lambda broker=broker: is_gone(broker), timeout_s=60, what=f"stages gone with their stream at {broker}"
             )  # type: ignore[misc]
+
+
+def test_a_stream_made_anew_is_refused_by_whichever_broker_coordinates(cluster: RealCluster) -> None:
+    """Also by a coordinator that has not led `__commits` when the sink wrote the former stream."""
+    with cluster.client(deadline_s=120.0) as client:
+
+        def write(batch_id: int, **options: Any) -> str:
+            sink = client.sink("anew")
+            sink.open()
+            stages = [sink.stage(rows_of(b"%d" % batch_id), "anew", partition) for partition in range(PARTITIONS)]
+            return sink.commit(batch_id, stages, **options).outcome
+
+        client.create_stream("anew", partitions=PARTITIONS, replication_factor=3)
+        write(0)
+        client.delete_stream("anew")
+        client.create_stream("anew", partitions=PARTITIONS, replication_factor=3)
+        for is_killed in (False, True):
+            if is_killed:
+                victim = cluster.leader(COMMITS_STREAM)
+                cluster.brokers[victim].kill9()
+            for batch in (0, 1):
+                with pytest.raises(SinkDestinationNew, match="'anew'"):
+                    write(batch)
+        assert values_of(client, "anew") == []
+        assert write(1, on_new_destination="accept") == "committed"
+        assert write(2) == "committed"
+        assert sorted(values_of(client, "anew")) == [b"1"] * PARTITIONS + [b"2"] * PARTITIONS
+        cluster.brokers[victim].start(wait=False)
+        cluster.wait_ready(victim)

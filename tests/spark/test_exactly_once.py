@@ -195,6 +195,28 @@ def test_a_repartitioned_checkpoint_is_refused_once(
     assert found(target) == expected(stream)
 
 
+def test_a_destination_made_anew_between_two_runs_is_refused_until_it_is_accepted(
+    spark: SparkSession, stream: Stream, client: Client, checkpoint: str
+) -> None:
+    """Spark's checkpoint goes on behind what was written, and the new stream has none of that."""
+    target = Stream.create(client, "anew")
+    stream.append(20)
+    run_into(target, shuffled(stream, spark), checkpoint)
+    before = expected(stream)
+    client.delete_stream(target.name)
+    client.create_stream(target.name, partitions=2)
+    stream.append(20)
+    refused = r"LIFTLOG_SINK_DESTINATION_NEW: .*batch \d+ names stream 'anew'.*last batch \d+.*onNewDestination=accept"
+    for _ in range(2):
+        with pytest.raises(PySparkException, match=refused):
+            run_into(target, shuffled(stream, spark), checkpoint)
+    assert found(target) == []
+    run_into(target, shuffled(stream, spark), checkpoint, onNewDestination="accept")
+    stream.append(20)
+    run_into(target, shuffled(stream, spark), checkpoint)
+    assert found(target) == sorted(set(expected(stream)) - set(before))
+
+
 def test_names_of_source_and_query_change_nothing_for_the_sink(
     spark: SparkSession, stream: Stream, client: Client, checkpoint: str, request: pytest.FixtureRequest
 ) -> None:

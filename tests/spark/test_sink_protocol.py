@@ -218,6 +218,68 @@ def test_a_stream_made_anew_in_mid_batch_is_refused(stream: Stream, client: Clie
     assert found(stream) == []
 
 
+def test_a_stream_made_anew_in_mid_batch_is_refused_at_least_once_too(stream: Stream, client: Client) -> None:
+    """What the first task appended is gone, and the batch counted as written."""
+    query = Query(stream, deliveryGuarantee="at-least-once")
+    messages = [query.write(0, [values("a")])]
+    client.delete_stream(stream.name)
+    client.create_stream(stream.name, partitions=3)
+    messages.append(query.write(1, [values("b")]))
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_STALE_INCARNATION"):
+        query.commit(0, *messages)
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_STALE_INCARNATION"):
+        job(stream, deliveryGuarantee="at-least-once").commit(messages)
+
+
+def test_a_stream_made_anew_between_two_runs_is_refused_until_it_is_accepted(stream: Stream, client: Client) -> None:
+    for batch in range(2):
+        Query(stream).batch(batch, values("a"))
+    client.delete_stream(stream.name)
+    client.create_stream(stream.name, partitions=3)
+    for batch in (2, 1):
+        with pytest.raises(
+            LiftlogSparkError, match=rf"SINK_DESTINATION_NEW: .*'{stream.name}'.*last batch 1 .*onNewDestination=accept"
+        ):
+            Query(stream, run=f"run-2-{batch}").batch(batch, values("a"))
+    assert found(stream) == []
+    accepting = Query(stream, run="run-3", onNewDestination="accept")
+    accepting.batch(1, values("a"))
+    accepting.batch(2, values("b"))
+    Query(stream, run="run-4").batch(3, values("c"))
+    assert found(stream) == ["b", "c"]
+
+
+def test_a_dead_letter_stream_is_a_destination_too(stream: Stream, client: Client) -> None:
+    letters = Stream.create(client, f"{stream.name}-dead", partitions=1)
+    bad = values("b").append_column("partition", pa.array([99], pa.int32()))
+    query = Query(stream, schema=PLACED, deadLetterStream=letters.name)
+    query.batch(0, bad)
+    client.delete_stream(letters.name)
+    client.create_stream(letters.name)
+    with pytest.raises(LiftlogSparkError, match=f"LIFTLOG_SINK_DESTINATION_NEW: .*'{letters.name}'"):
+        query.batch(1, bad)
+
+
+def test_a_transaction_is_not_skipped_or_continued_where_its_stream_was_made_anew(
+    stream: Stream, client: Client
+) -> None:
+    def transaction(version: int, **options: str) -> None:
+        run_job(job(stream, txnAppId="anew", txnVersion=str(version), **options), values(f"{version}"))
+
+    transaction(1)
+    client.delete_stream(stream.name)
+    client.create_stream(stream.name, partitions=3)
+    for version in (0, 1, 2):
+        with pytest.raises(LiftlogSparkError, match=r"LIFTLOG_SINK_DESTINATION_NEW: .*onNewDestination=accept"):
+            transaction(version)
+    assert found(stream) == []
+    transaction(1, onNewDestination="accept")
+    transaction(2, onNewDestination="accept")
+    transaction(3)
+    transaction(2)
+    assert found(stream) == ["2", "3"]
+
+
 def test_a_sink_that_was_deleted_under_the_batch_is_refused(stream: Stream, client: Client) -> None:
     """The worker that knows the old epoch, and the one that opens anew, cannot make one batch."""
     query = Query(stream, query="deleted")

@@ -241,6 +241,7 @@ FIXED: Final = (
     ),
     Row("broker.serving.endpoints.sinks:STAGES_ITEMS_MAX", "JSON items", "of such a body", "`request_too_large`"),
     Row("broker.serving.endpoints.bundles:HEAD_BYTES_MAX", "bytes", "of the JSON of a bundle", "`invalid_request`"),
+    Row("broker.sinks.destinations:FORMER_MAX", "streams", "of earlier batches of a sink", "the oldest are forgotten"),
     Row("broker.sinks.ledger:OWNERS_MAX", "owners", "of a sink", "the oldest has to open anew"),
     Row("broker.serving.contract.schemas:PARTS_MAX", "parts", "of one stage", "`invalid_request`"),
     Row(

@@ -35,6 +35,7 @@ from broker.runtime.sinks.commits_log import CommitsLog, Removed
 from broker.runtime.sinks.keyed_locks import KeyedLocks
 from broker.runtime.sinks.stages import Staged, StageLimits
 from broker.runtime.sinks.stores import Stages, Stores
+from broker.sinks.destinations import destination_new, destinations
 from broker.sinks.ledger import CommitRequest, CommitResult, Ledger, NamedStage, OpenResult, check_rows
 from broker.sinks.notes import GroupFinished
 from broker.sinks.silence import Holding, Owner, Signs, Silence
@@ -186,7 +187,7 @@ class Sinks:
             asked: Its checkpoint is that of the attributes.
         Raises:
             UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed, SinkBatchesMissing, SinkRowsDiffer,
-                InvalidRequest: nothing was decided.
+                SinkDestinationNew, InvalidRequest: nothing was decided.
             StageLost: nothing was decided; the batch may be staged again, under new ids, and committed.
             StorageFailed, DiskFull and others that are Retryable: not known; the same commit tells.
         """
@@ -197,6 +198,7 @@ class Sinks:
             verdict = self._known().judge(sink, asked)
             self._heard(sink, asked.epoch)
             state = self.complete(sink)
+            self._check_destinations(state, asked, stages)
             if verdict == "repeat":
                 return self._repeat(state, asked, stages)
             refs = self.pin(sink, asked, stages)
@@ -414,6 +416,19 @@ class Sinks:
                 partition=ref.partition,
             )
         return store
+
+    def _check_destinations(self, state: SinkState, asked: CommitRequest, stages: Sequence[NamedStage]) -> None:
+        """Refuse streams made anew before their stages are looked for, and where a batch comes again with other stages.
+
+        The last decision's own stages are those of a commit whose answer was lost: it is answered as it was.
+        """
+        known = destinations(state)
+        for stream in sorted({named.stream for named in stages if not state.names(named.stage)}):
+            if stream in known and self.stores.is_gone(stream, known[stream]):
+                if not asked.accepts_new:
+                    raise destination_new(state, stream, asked.batch_id)
+                text = "sink.destination_accepted sink=%s stream=%s batch_id=%d"
+                log.warning(text, state.sink, stream, asked.batch_id)
 
     def _is_gone(self, ref: StageRef) -> bool:
         return self.stores.is_gone(ref.stream, ref.incarnation)

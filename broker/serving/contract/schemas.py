@@ -229,6 +229,14 @@ class SinkCommit:
             " (the default) answers `sink_rows_differ`. `keep_first` drops these rows and answers with the decision"
         ),
     ] = "refuse"
+    on_new_destination: Annotated[
+        Literal["refuse", "accept"],
+        Rule(
+            doc="Applies if a stream of the stages was deleted and made anew since the sink wrote it. `refuse` (the"
+            " default) answers `sink_destination_new`. `accept` goes on with this batch; a batch that was decided"
+            " before is not written again"
+        ),
+    ] = "refuse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from broker.api.errors import (
     RequestTooLarge,
     SinkBatchesMissing,
     SinkBatchRegressed,
+    SinkDestinationNew,
     SinkFenced,
     SinkForked,
     SinkRowsDiffer,
@@ -73,6 +74,7 @@ from broker.serving.endpoints.records import INCARNATION, find
 from broker.serving.http.body import check_media, read_body, reservation_now
 from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
+from broker.sinks.destinations import destinations
 from broker.sinks.ledger import CommitRequest
 from broker.sinks.silence import Holding, Owner, Silence
 from broker.sinks.state import SinkState
@@ -232,6 +234,7 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
         SinkBatchesMissing,
         SinkForked,
         SinkRowsDiffer,
+        SinkDestinationNew,
         StageLost,
         RequestTooLarge,
         *_STORAGE,
@@ -249,6 +252,7 @@ async def commit_batch(serving: Serving, request: web.Request, query: Query) -> 
         digest=asked.digest,
         follows=asked.follows,
         keeps_first=asked.on_repeat_with_other_rows == "keep_first",
+        accepts_new=asked.on_new_destination == "accept",
     )
     done = await unbroken(serving.backend.sinks.commit(sink, commit, asked.stages, asked.attributes))
     outcome = "committed" if done.is_new else "already_done"
@@ -380,6 +384,7 @@ def state_json(state: SinkState) -> dict[str, Any]:
         "one_shot": state.is_one_shot,
         "least_batch_id": state.batch_id_least,
         "changed_ms": state.changed_us // 1000,
+        "destinations": destinations(state),
         "last": last
         and {
             "batch_id": last.batch_id,

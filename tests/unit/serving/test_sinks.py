@@ -372,6 +372,7 @@ def test_a_stage_that_cannot_be_is_refused(client: Client, api: Api, query: dict
         {"attributes": {"\ud800": "half a character, which the ledger could not be read with again"}},
         {"on_repeat_with_other_rows": "maybe"},
         {"on_repeat_with_other_rows": 1},
+        {"on_new_destination": "ask"},
         {"extra": 1},
     ],
 )

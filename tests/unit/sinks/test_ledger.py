@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,15 @@ from broker.api.errors import (
     NotReady,
     SinkBatchesMissing,
     SinkBatchRegressed,
+    SinkDestinationNew,
     SinkFenced,
     SinkForked,
     SinkRowsDiffer,
+    StageLost,
     UnknownFormatVersion,
     UnknownSink,
 )
+from broker.sinks.destinations import destinations
 from broker.sinks.ledger import OWNERS_MAX, CommitRequest, Ledger, check_rows
 from broker.sinks.notes import StagePinned
 from broker.sinks.state import Decision, SinkState, StageRef, decision_id, removal_row, state_rows
@@ -76,6 +80,44 @@ def complete(ledger: Ledger) -> None:
 
 def judge(ledger: Ledger, batch_id: int, **more: object) -> str:
     return ledger.judge("q", commit(batch_id, **more))
+
+
+# --- destinations
+
+
+def anew(ref: StageRef, **changed: Any) -> StageRef:
+    return replace(ref, **changed)
+
+
+def test_a_decision_names_no_stream_made_anew_unless_that_is_accepted(ledger: Ledger) -> None:
+    decide(ledger, 0)
+    complete(ledger)
+    with pytest.raises(SinkDestinationNew) as error:
+        decide(ledger, 1, stages=(anew(REF, incarnation="j"),))
+    assert (error.value.stream, error.value.incarnation, error.value.last_batch_id) == ("s", "i", 0)
+    assert destinations(decide(ledger, 1, stages=(anew(REF, incarnation="j"),), accepts_new=True)) == {"s": "j"}
+
+
+def test_two_incarnations_of_a_stream_are_never_one_decision(ledger: Ledger) -> None:
+    both = (REF, anew(REF, partition=1, incarnation="j"))
+    for accepts in (False, True):
+        with pytest.raises(StageLost):
+            decide(ledger, 0, stages=both, accepts_new=accepts)
+
+
+def test_a_stream_is_remembered_until_a_reset_or_for_a_thousand_others(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.sinks.destinations.FORMER_MAX", 2)
+    for number, stream in enumerate("abcb"):
+        state = decide(ledger, number, stages=(anew(REF, stream=stream),))
+        complete(ledger)
+        assert SinkState.decode(state.encode()) == state
+    decide(ledger, 4, stages=(), rows=0)
+    assert destinations(ledger.get("q")) == {"c": "i", "b": "i"}, "a was written longest ago"
+    ledger.apply(ledger.reset("q", 0, epoch=9, now_us=0))
+    assert destinations(ledger.get("q")) == {}
+    assert b"former" not in ledger.get("q").encode(), "as earlier releases write it"
 
 
 # --- owners
