@@ -12,6 +12,7 @@ for Spark:
       RecordsExpired   records_expired  retention deleted records before the query read them
       RecordsLost      records_lost     the broker's disk lost records before the query read them
       LogTruncated     log_truncated    the log ends, or was rewritten, below what the query has read
+      StateCompacted   state_compacted  compaction removed records of the state that a table is to show
 
 E1  Every method that Spark calls is wrapped by `shown_to_spark`, so no LiftlogError leaves
     without its code. Other exceptions are our defects and pass as they are.
@@ -78,6 +79,12 @@ class LogTruncated(OffsetOutOfRange):
     """The log lost records that the query has read, and may hold other records in their place."""
 
     reason = "log_truncated"
+
+
+class StateCompacted(OffsetOutOfRange):
+    """A table was to be as of `offset`, and records below `superseded_to` are gone for newer ones."""
+
+    reason = "state_compacted"
 
 
 class LiftlogSparkError(Exception):

@@ -21,6 +21,7 @@
     maxPartitions                       batch  stream    2 x cores            input partitions, 1 to 100,000
     maxRecordsPerPartition              batch  stream    no limit             records, 1 to 2^63 - 1
     resolve                             batch            auto                 auto, plan, read
+    mode, asOf, sharedKeys              batch            log                  reading/table_options.py
     failOnDataLoss                      batch  stream    true                 true, false
     truncationTimeoutMs                        stream    5000                 milliseconds, 0 to 86,400,000
     subjects                            batch  stream    all                  NATS subjects, wildcards; comma separated
@@ -63,6 +64,7 @@ from spark_liftlog.parsing import (
     whole,
 )
 from spark_liftlog.reading.selection import Selection
+from spark_liftlog.reading.table_options import TableOptions, as_of, table_options
 from spark_liftlog.reading.where import EARLIEST, LATEST, ByPartition, ByTime, Where
 
 PARTITIONS_MAX: Final = 100_000
@@ -96,6 +98,9 @@ _SOURCE: Final[Mapping[str, frozenset[str]]] = {
     "maxPartitions": _BOTH,
     "maxRecordsPerPartition": _BOTH,
     "resolve": _BATCH,
+    "mode": _BOTH,
+    "asOf": _BATCH,
+    "sharedKeys": _BATCH,
     "failOnDataLoss": _BOTH,
     "truncationTimeoutMs": _STREAM,
     "subjects": _BOTH,
@@ -118,6 +123,7 @@ class SourceOptions:
         truncation_timeout_s: If a log ends below a position that was read for longer than this, it is truncated.
         subjects: Patterns; the subject of a row must match one of them. Empty: all rows.
         from_nearest: Tasks read from a replica in their rack, which the environment of the executor names.
+        table: None: the log is read.
         consumer: None: the query makes a name with its first offset.
         accepts_new_checkpoint: A new checkpoint is meant, also if the consumer has progress of another one.
         max_offsets_per_trigger, max_bytes_per_trigger, min_offsets_per_trigger, max_records_per_partition: None: none.
@@ -139,6 +145,7 @@ class SourceOptions:
     truncation_timeout_s: float
     subjects: tuple[str, ...]
     from_nearest: bool
+    table: TableOptions | None
     consumer: str | None
     commit_offsets: bool
     accepts_new_checkpoint: bool
@@ -161,6 +168,7 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
     maximum = whole(options, "maxPartitions", 1, PARTITIONS_MAX)
     if minimum is not None and maximum is not None and minimum > maximum:
         raise invalid("minPartitions", str(minimum), f"must not exceed maxPartitions={maximum}")
+    table = table_options(options, kind)
     consumer = options.get("consumer")
     starting = _where(options, "starting", selection, kind)
     if starting == "committed" and consumer is None:
@@ -179,7 +187,7 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
         brokers=brokers_in(options),
         selection=selection,
         starting=starting,
-        ending=_where(options, "ending", selection, kind),
+        ending=_where(options, "ending", selection, kind) if table is None else _as_of(options, selection),
         max_offsets_per_trigger=most,
         max_bytes_per_trigger=byte_count(options, "maxBytesPerTrigger"),
         min_offsets_per_trigger=least,
@@ -192,6 +200,7 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
         truncation_timeout_s=TRUNCATION_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000,
         subjects=_subjects(options),
         from_nearest=_from_nearest(options),
+        table=table,
         consumer=consumer,
         commit_offsets=truth(options, "commitOffsets", default=True),
         accepts_new_checkpoint=one_of(options, "onNewCheckpoint", ("refuse", "accept")) == "accept",
@@ -335,6 +344,10 @@ def _where(options: Mapping[str, str], side: str, selection: Selection, kind: Ki
         raise invalid(names[0], value, rule, limit=list(words))
     symbols = {EARLIEST, LATEST} if kind == "stream" else {EARLIEST} if side == "starting" else {LATEST}
     return _by_partition(options, names[0], selection, frozenset(symbols), kind)
+
+
+def _as_of(options: Mapping[str, str], selection: Selection) -> Where:
+    return as_of(options, lambda name: _by_partition(options, name, selection, frozenset({LATEST}), "batch"))
 
 
 def _by_partition(

@@ -57,7 +57,6 @@ _IN_PLACE: Final[Mapping[str, str]] = {
 }
 _LATER: Final[Mapping[str, str]] = {
     "payload": "values are not decoded by the source: from_json(CAST(value AS STRING), schema) does it in Spark",
-    "mode": "a stream is not read as a table: take the newest row of each key by offset",
     "via": "rows are written to the log; to publish to NATS use its client in foreachBatch",
 }
 _UNSECURED: Final = "brokers have no authentication and no TLS yet; keep their ports in a trusted network"

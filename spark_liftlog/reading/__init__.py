@@ -19,6 +19,8 @@ refresh.py        A frame that is planned once and read again: what it has grown
 pins.py           What the tasks of a micro-batch, and its replays, agree on: pure.
 pinning.py        The agreement itself: brokers keep it.
 resolving.py      The ranges of a task as they are now, or as they are pinned.
+table_options.py  The options of mode=table.
+table.py          A task of mode=table: the newest row of each key of whole partitions.
 plan.py           Which records go into which Spark task. Arithmetic only.
 task.py           The work of an executor: read the ranges of one input partition. HTTP only,
                   nothing of the driver's.

@@ -28,6 +28,7 @@ from spark_liftlog.reading.offsets import Key
 from spark_liftlog.reading.plan import Range, plan
 from spark_liftlog.reading.positions import keys_of, resolve_where
 from spark_liftlog.reading.refresh import FramePlan, Opening, opened
+from spark_liftlog.reading.table import whole_partitions
 from spark_liftlog.reading.task import TaskRanges, read_task
 from spark_liftlog.reading.where import LATEST, ByTime, Where, option_of
 from spark_liftlog.schema import Projection
@@ -58,12 +59,15 @@ class LiftlogReader(DataSourceReader):
         finally:
             cluster.close()
         options = self._options
-        tasks = plan(
-            ranges,
-            partitions_min=options.min_partitions,
-            partitions_max=options.max_partitions,
-            records_max=options.max_records_per_partition,
-        )
+        if options.table is not None:
+            tasks = whole_partitions(ranges, tasks_max=options.max_partitions)
+        else:
+            tasks = plan(
+                ranges,
+                partitions_min=options.min_partitions,
+                partitions_max=options.max_partitions,
+                records_max=options.max_records_per_partition,
+            )
         open_ranges = [r for r in ranges if r.is_open]
         grows = options.resolve != "plan" and options.starting == "earliest" and options.ending == "latest"
         selection = options.selection
@@ -103,7 +107,10 @@ class LiftlogReader(DataSourceReader):
             known, there = heads.incarnations, dict.fromkeys(heads.incarnations, ANY)
             starts, ends = (
                 resolve_where(cluster, keys, where, side=side, fail_on_data_loss=options.fail_on_data_loss, known=there)
-                for side, where in (("starting", options.starting), ("ending", options.ending))
+                for side, where in (
+                    ("starting", options.starting),
+                    ("ending" if options.table is None else "asOf", options.ending),
+                )
             )
             found = [(key[0], one.incarnation) for places in (starts, ends) for key, one in places.items()]
             others = [(stream, incarnation) for stream, incarnation in found if incarnation != known[stream]]

@@ -74,7 +74,7 @@ def resolve_where(
     """The positions that an option stands for, for every partition that is read.
 
     Args:
-        side: `starting` or `ending`, for errors.
+        side: `starting`, `ending` or `asOf`, for errors.
         known: The streams' incarnations, as `Cluster.resolve` has them.
         fail_on_data_loss: False: an offset out of range becomes the nearest valid one, with a warning.
     Raises:

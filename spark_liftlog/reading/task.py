@@ -25,7 +25,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from broker.api.answers import StreamDescription
+from broker.api.answers import PartitionDescription, StreamDescription
 from broker.api.errors import (
     LiftlogError,
     NotReady,
@@ -38,7 +38,7 @@ from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import Patience
 from broker.client.reading.fetch import PartitionFetch
-from broker.client.reading.gathering import Gathering
+from broker.client.reading.gathering import Gathering, Shape
 from broker.client.reading.reused_memory import ReusedMemory
 from broker.client.reading.session import FetchSession
 from spark_liftlog.errors import for_spark
@@ -46,10 +46,12 @@ from spark_liftlog.options import SourceOptions
 from spark_liftlog.reading.advance import Head, expired, lost, missing, recreated, truncated
 from spark_liftlog.reading.asking_again import AskingAgain
 from spark_liftlog.reading.cluster import TIMEOUT_S
+from spark_liftlog.reading.pinning import batch_here
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.prefetch import read_ahead
 from spark_liftlog.reading.refresh import Opening
 from spark_liftlog.reading.resolving import resolved
+from spark_liftlog.reading.table import TableTask
 from spark_liftlog.schema import GATHERED_BYTES, Projection, joined
 
 DEADLINE_S: Final = 120.0
@@ -105,6 +107,36 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
     brokers, batch_rows, subjects = options.brokers, options.batch_rows, options.subjects
     rack = rack_here() if options.from_nearest else None
 
+    def table_rows() -> Iterator[pa.RecordBatch]:
+        assert options.table is not None, "asked for"
+
+        def read(wanted: Range, shape: Shape, epochs: list[int | None]) -> Iterator[pa.RecordBatch]:
+            gathering = Gathering(shape, rows_max=batch_rows, bytes_enough=GATHERED_BYTES, memory=_memory)
+            return _records(
+                wanted,
+                gathering,
+                brokers,
+                None,
+                options.fail_on_data_loss,
+                interrupt,
+                may_begin_later=may_begin_later,
+                epochs=epochs,
+            )
+
+        table = TableTask(
+            options.table,
+            read,
+            lambda wanted: described(wanted, brokers, interrupt, what="asking for the compaction point"),
+            may_move=opening is not None and opening.always and batch_here() is None,
+            fail_on_data_loss=options.fail_on_data_loss,
+            deadline_s=DEADLINE_S,
+            interrupt=interrupt,
+        )
+        for wanted in ranges:
+            shape = projection.shape(wanted.stream, wanted.partition, with_subject=bool(subjects))
+            found = projection.without_empty_headers(table.rows(wanted, shape))
+            yield from projection.of_subjects(found, subjects) if subjects else found
+
     def batches() -> Iterator[pa.RecordBatch]:
         for wanted in ranges:
             shape = projection.shape(wanted.stream, wanted.partition, with_subject=bool(subjects))
@@ -118,7 +150,8 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
     try:
         opening: Opening | None = getattr(partition, "opening", None)
         ranges, may_begin_later = resolved(partition.value or (), opening, session(brokers).brokers, options)
-        yield from read_ahead(joined(batches(), rows_max=batch_rows), interrupt)
+        rows = batches() if options.table is None else table_rows()
+        yield from read_ahead(joined(rows, rows_max=batch_rows), interrupt)
     except LiftlogError as error:
         raise for_spark(error)  # noqa: B904 -- for_spark decides about the cause
 
@@ -132,11 +165,13 @@ def _records(
     interrupt: Interrupt,
     *,
     may_begin_later: bool = False,
+    epochs: list[int | None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range; what the log lost of it since it was planned is an error or, if chosen, left out.
 
     Args:
         may_begin_later: What retention took of its beginning is left out, and is no loss (T5).
+        epochs: Takes the newest leader epoch that has answered.
     """
     reader = session(brokers, rack=rack)
     key = (wanted.stream, wanted.partition)
@@ -176,21 +211,22 @@ def _records(
                 raise
             log.warning("source.data_loss error=%s", error)
             break
+    if epochs is not None:
+        epochs.append(fetch.leader_epoch)
     yield from gathering.rest()
 
 
-def _check_lost(wanted: Range, brokers: str, fail_on_data_loss: bool, interrupt: Interrupt) -> None:
-    """Tell what a disk lost from what compaction removed: both are gaps, and only the first is a loss.
-
-    Its leader alone knows, and is waited for while it is away.
+def described(
+    wanted: Range, brokers: str, interrupt: Interrupt, *, what: str
+) -> tuple[StreamDescription, PartitionDescription]:
+    """The stream and the partition of a range. Its leader alone knows, and is waited for while it is away.
 
     Raises:
-        RecordsLost: unless failOnDataLoss is false.
         StaleIncarnation, UnknownStream, UnknownPartition: its log is another one by now, or gone: nobody knows.
         NotReady: nobody knew in time.
     """
     calls = Calls(session(brokers).brokers, timeout_s=TIMEOUT_S, deadline_s=DEADLINE_S)
-    patience = Patience(DEADLINE_S, interrupt=interrupt, what=f"asking what a disk lost of {wanted.stream!r}")
+    patience = Patience(DEADLINE_S, interrupt=interrupt, what=f"{what} of {wanted.stream!r}")
     key = (wanted.stream, wanted.partition)
     while True:
         found = understand(StreamDescription, calls.json("GET", path("streams", wanted.stream)), where=brokers)
@@ -200,11 +236,21 @@ def _check_lost(wanted: Range, brokers: str, fail_on_data_loss: bool, interrupt:
         if found.incarnation != wanted.incarnation:
             raise recreated(wanted.stream, wanted.incarnation, found.incarnation, partition.log_start_offset or 0)
         if partition.high_watermark is not None:
-            break
+            return found, partition
         patience.pause(NotReady(f"nobody can tell of partition {wanted.partition} now"))
+
+
+def _check_lost(wanted: Range, brokers: str, fail_on_data_loss: bool, interrupt: Interrupt) -> None:
+    """Tell what a disk lost from what compaction removed: both are gaps, and only the first is a loss.
+
+    Raises:
+        RecordsLost: unless failOnDataLoss is false.
+        LiftlogError: as `described`.
+    """
+    _, partition = described(wanted, brokers, interrupt, what="asking what a disk lost")
     for start, end in partition.lost_ranges:
         if start < wanted.end and end > wanted.start:
-            error = lost(key, start, end, partition)
+            error = lost((wanted.stream, wanted.partition), start, end, partition)
             if fail_on_data_loss:
                 raise error
             log.warning("source.data_loss error=%s", error)

@@ -31,7 +31,9 @@ Where: TypeAlias = str | ByPartition | ByTime
 
 
 def option_of(side: str, where: Where) -> str:
-    """The option that said it, for errors: of the side `starting` or `ending`."""
+    """The option that said it, for errors: of the side `starting` or `ending`; or `asOf`."""
+    if side == "asOf":
+        return side
     if not isinstance(where, ByTime):
         return f"{side}Offsets"
     return f"{side}Timestamp" if isinstance(where.at_ms, int) else f"{side}OffsetsByTimestamp"

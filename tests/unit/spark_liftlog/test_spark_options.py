@@ -120,7 +120,6 @@ def test_an_unknown_option_is_refused_with_the_nearest(key: str, nearest: str | 
     [
         ({"readFrom": "local"}, "option readFrom='local': files of a broker are not read"),
         ({"payload": "json"}, r"option 'payload': .*from_json"),
-        ({"mode": "table"}, "option 'mode': a stream is not read as a table"),
         ({"token": "t"}, "option 'token': brokers have no authentication"),
         ({"TLS.ca": "f"}, r"option 'TLS\.ca': brokers have no authentication"),
     ],
@@ -414,6 +413,9 @@ def test_streams_partitions_and_times_are_understood() -> None:
 
 
 VALID = {
+    "mode": "log",
+    "asOf": "1",
+    "sharedKeys": "keep",
     "truncationTimeoutMs": "100",
     "subjects": "orders.>",
     "columns": "value",
