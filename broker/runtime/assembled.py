@@ -25,7 +25,7 @@ from broker.api.http import host_port
 from broker.api.placements import Vote
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.producers import NamedProducer
-from broker.runtime import metrics
+from broker.runtime import metrics, stopping
 from broker.runtime.background.cleaner import Cleaner
 from broker.runtime.background.compactor import Chores, Compactor
 from broker.runtime.background.disk_reserve import Room
@@ -238,16 +238,17 @@ class Assembled:
     def interrupt(self) -> None:
         """Let a start end that waits for others."""
 
-    async def stop(self) -> None:
-        """Drain, make durable, mark clean, close. A step that fails is told, and the next one taken."""
+    async def stop(self) -> bool:
+        """Drain, make durable, mark clean, close. Returns whether all has ended: else the process has to, and the
+        folder stays locked (`stopping`)."""
         log.info("broker.stopping id=%s", self.broker_id)
-        await self._changes.close()
-        for step in (*self._leaving(), *self._threads, self._dataplane.stop, *self._closing(), self._folder.close):
-            try:
-                await asyncio.to_thread(step)
-            except Exception:
-                log.exception("broker.stop_failed step=%s", step)
+        log_count = sum(info.settings.partitions for info in list(self._catalog.streams.values()))
+        steps = (*self._leaving(), *self._threads, self._dataplane.stop, *self._closing())
+        has_ended = await stopping.take((self._changes.close, *steps), log_count=log_count)
+        if has_ended:
+            has_ended = await stopping.take((self._folder.close,), log_count=0)
         log.info("broker.stopped id=%s", self.broker_id)
+        return has_ended
 
     # --- what the HTTP API reads ----------------------------------------------------------------------------
 

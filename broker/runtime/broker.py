@@ -45,6 +45,7 @@ from broker.runtime.partitions.streams import Streams
 from broker.runtime.sinks.service import SinkService
 from broker.runtime.sinks.stage_log import StageLog, is_staged
 from broker.runtime.sinks.stages import StageLimits
+from broker.runtime.stopping import end_process
 from broker.serving.threads import Threads
 from broker.storage.folder import GROUP_FILES, STREAMS_FOLDER
 
@@ -215,7 +216,8 @@ async def _serve(config: Config) -> int:
                     raise
         await stop
     finally:
-        await node.stop()
+        if not await node.stop():
+            end_process()
     return 0
 
 

@@ -20,6 +20,7 @@ from aiohttp import web
 from broker.api.errors import InvalidSetting, PortInUse
 from broker.runtime.intake.pacing import unpace_loopback
 from broker.runtime.no_descriptors import log_few
+from broker.runtime.stopping import THREAD_S, StillRunning
 from broker.serving.http.app import CONNECTIONS, RUNNER_OPTIONS
 from broker.serving.threads import Threads
 
@@ -103,8 +104,16 @@ class DataPlane:
         await runner.cleanup()
 
     def stop(self) -> None:
-        """Finish requests under way (bounded), then stop the loop."""
+        """Finish requests under way (bounded), then stop the loop. Raises StillRunning."""
+        hung = []
         if self._runner is not None:
-            self.call(self._cleanup(self._runner)).result(STOP_TIMEOUT_S)
+            try:
+                self.call(self._cleanup(self._runner)).result(STOP_TIMEOUT_S)
+            except TimeoutError:
+                hung.append("requests")
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
+        self._thread.join(THREAD_S)
+        if self._thread.is_alive():
+            hung.append(self._thread.name)
+        if hung:
+            raise StillRunning(", ".join(hung))

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -59,6 +58,7 @@ from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.streams import COMMITS_SETTINGS, OFFSETS_SETTINGS
 from broker.runtime.samples import consumer_samples, sink_samples
 from broker.runtime.sinks.stages import StageLimits
+from broker.runtime.stopping import end_process
 from broker.serving.threads import Threads
 from broker.storage.folder import STREAMS_FOLDER
 from broker.storage.log import PartitionLog
@@ -367,5 +367,4 @@ class ClusterBroker(Assembled):
 def give_up(reason: str) -> Any:
     """Y2."""
     log.critical("broker.gave_up reason=%s", reason)
-    logging.shutdown()
-    os._exit(70)
+    end_process()

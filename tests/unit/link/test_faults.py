@@ -9,12 +9,17 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.metadata.partition import Place
+from broker.runtime.cluster.link import link as link_module
+from broker.runtime.cluster.link.answering import Answering
+from broker.runtime.stopping import StillRunning
+from broker.storage.log import PartitionLog
 from tests.support.linked import Linked, linked
 from tests.support.processes import eventually
 from tests.unit.link.test_link import again, three
@@ -218,3 +223,37 @@ def test_who_begins_anew_gets_the_state_file_too(three: Linked) -> None:
     three.same(at)
     opened = three.nodes[away].log(at)
     assert (opened.log_start_offset, opened.handover.lacks) == (60, False)
+
+
+@pytest.mark.parametrize("side", ["the leader's call", "the follower's stream"])
+def test_a_stop_does_not_wait_for_a_thread_that_hangs_at_its_disk(
+    two: Linked, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    """All else of the link is ended, and what hangs is named. gRPC waits for its calls for ever."""
+    [at] = two.create(min_insync=1)
+    two.in_sync(at)
+    leader, [follower] = two.leader(at), two.followers(at)
+    hung, goes_on = threading.Event(), threading.Event()
+
+    def hangs(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            hung.set()
+            goes_on.wait(60)
+            return real(*args, **options)
+
+        return call
+
+    if side == "the leader's call":
+        node, what = leader, "replica-link"
+        monkeypatch.setattr(Answering, "compose", hangs(Answering.compose))
+    else:
+        node, what = follower, f"link-to-{leader.me}"
+        monkeypatch.setattr(PartitionLog, "append_stored", hangs(PartitionLog.append_stored))
+    monkeypatch.setattr(link_module, "THREAD_S", 0.3)
+    two.publish(at, b"x")
+    assert hung.wait(60)
+    try:
+        with pytest.raises(StillRunning, match=f"^{what}$"):
+            node.link.stop()
+    finally:
+        goes_on.set()

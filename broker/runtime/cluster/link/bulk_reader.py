@@ -85,8 +85,8 @@ class BulkReader:
             self._thread = thread
         self._queue.put((host, said))
 
-    def close(self) -> None:
-        """For good. Returns when nothing is handed on any more."""
+    def close(self, timeout_s: float) -> bool:
+        """For good. Returns whether nothing is handed on any more; False: that is not so within this time."""
         self._is_closed = True
         self._queue.put(None)
         connection = self._socket
@@ -94,7 +94,8 @@ class BulkReader:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._is_closed:

@@ -226,16 +226,16 @@ class Connection:
         if now_s - self._heard_s > CUT_S:
             stream.end()
 
-    def close(self) -> None:
-        """For good."""
+    def close(self, timeout_s: float) -> bool:
+        """For good. Returns whether its threads have ended: one may be at a disk that hangs."""
         with self._lock:
             self._is_closed = True
             stream = self._stream
             self._lock.notify_all()
         if stream is not None:
             stream.end()
-        self._thread.join()
-        self.bulk.close()
+        self._thread.join(timeout_s)
+        return self.bulk.close(timeout_s) and not self._thread.is_alive()
 
     # -- a thread of its own ---------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from broker.runtime.cluster.wiring import CatalogService
 from broker.runtime.config.settings import ReplicationConfig
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.sync import SyncExecutor
+from broker.runtime.stopping import THREAD_S, StillRunning
 from broker.serving.http.connections import RateLimitedLog
 
 log = logging.getLogger(__name__)
@@ -89,14 +90,16 @@ class ReplicaLink:
         return bound
 
     def stop(self) -> None:
-        """End all streams. Replicas may be closed before or after."""
+        """End all streams. Replicas may be closed before or after. Raises StillRunning."""
         self._is_stopping.set()
-        self.server.stop()
+        hung = [] if self.server.stop(THREAD_S) else ["replica-link"]
         self.bulk.stop()
-        for connection in self.connections():
-            connection.close()
+        hung += [f"link-to-{connection.to}" for connection in self.connections() if not connection.close(THREAD_S)]
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(THREAD_S)
+            hung += [self._thread.name] * self._thread.is_alive()
+        if hung:
+            raise StillRunning(", ".join(hung))
 
     # -- `wiring.Wiring` -------------------------------------------------------------------------------------
 

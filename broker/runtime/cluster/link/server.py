@@ -190,13 +190,12 @@ class Server:
         self._server = server
         return int(bound)
 
-    def stop(self) -> None:
-        """End all streams, and take no others."""
+    def stop(self, timeout_s: float) -> bool:
+        """End all streams, and take no others. Returns whether all calls have ended: a disk may hang."""
         self._is_stopping = True
         for stream in self.streams():
             stream.end("UNAVAILABLE", "this broker stops")
-        if self._server is not None:
-            self._server.stop(0.5).wait()
+        return self._server is None or bool(self._server.stop(0.5).wait(timeout_s))
 
     def streams(self) -> list[FollowerStream]:
         """The streams of the brokers that are let in."""
