@@ -472,6 +472,8 @@ class SimDisk:
 
     def listdir(self, path: str) -> list[str]:
         self.meet_fault("listdir", path)
+        if path in self.names:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         self._check_folder(path)
         prefix = path.rstrip("/") + "/"
         there = {name[len(prefix) :] for name in (*self.names, *self.folders) if name.startswith(prefix)}

@@ -2,14 +2,17 @@
 
     streams/<name>/<incarnation>/      named by the catalog: a stream's
                                        deleted, says the catalog: removed, the broker was killed before it had done so
+                                       of no record: removed, the broker was killed amid a creation
                                        neither: left as it is, and named in a line and by `liftlog doctor`
 
-O1  A folder is removed only if the catalog remembers the deletion of exactly that incarnation, and
-    no partition in it says in its `partition.json` that it is of another cluster, stream or
+O1  A folder is removed only if the catalog remembers the deletion of exactly that incarnation, or there was never a
+    record in it (O4), and no partition in it says in its `partition.json` that it is of another cluster, stream or
     incarnation. Everything else may be somebody's only copy.
 O2  The catalog forgets a deletion only when the folder is gone and that is durable.
 O3  Where there are folders of streams and no catalog at all, nothing starts: an empty one would
     begin its numbers (leader epochs, producer ids) again, under logs that hold them already.
+O4  There was never a record where there are no other files than those of a new log, and none of them says of an offset
+    or of a leader epoch. So it is with what a creation leaves that was killed before the catalog had it.
 """
 
 from __future__ import annotations
@@ -17,18 +20,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from broker.api.errors import CorruptLog, LiftlogError
-from broker.storage.disk import Disk
+from broker.storage.disk import TEMPORARY, Disk
 from broker.storage.folder import partition_folder
-from broker.storage.segments.checkpoint import PARTITION_FILE, read_identity
+from broker.storage.recovery import RecoveryReport, load_checkpoint
+from broker.storage.rewrite.clean_state import CLEAN_STATE_FILE, CleanState, load_clean_state
+from broker.storage.segments.checkpoint import CHECKPOINT_FILE, PARTITION_FILE, Checkpoint, read_identity
 
 log = logging.getLogger(__name__)
 
 Incarnation = tuple[str, str]
 """Stream and incarnation."""
 SHOWN: Final = 20
+NEW_FILES: Final = {PARTITION_FILE, CHECKPOINT_FILE, CLEAN_STATE_FILE}
+"""The files of a log that was never appended to."""
 
 
 def unnamed_folders(disk: Disk, root: str, known: Collection[Incarnation]) -> Iterator[Incarnation]:
@@ -77,9 +85,12 @@ def remove_orphans(
     try:
         for stream, incarnation in list(unnamed_folders(disk, root, known)):
             folder = f"{root}/{stream}/{incarnation}"
-            if (stream, incarnation) in deleted and _is_ours(disk, folder, cluster_id, stream, incarnation):
+            is_deleted = (stream, incarnation) in deleted
+            may_go = is_deleted or _is_empty(disk, folder)
+            if may_go and _is_ours(disk, folder, cluster_id, stream, incarnation):
                 disk.remove_tree(folder)
-                log.info("stream.folder_removed path=%s (its deletion had been cut short)", folder)
+                what = "deletion" if is_deleted else "creation"
+                log.info("stream.folder_removed path=%s (its %s had been cut short)", folder, what)
             else:
                 left.append((stream, incarnation))
         if disk.exists(root):
@@ -135,6 +146,24 @@ def _is_ours(disk: Disk, folder: str, cluster_id: str, stream: str, incarnation:
         ):
             return False
     return True
+
+
+def _is_empty(disk: Disk, folder: str) -> bool:
+    """Whether there was never a record in it (O4)."""
+    try:
+        numbers = disk.listdir(folder)
+        return all(number.isdecimal() and _is_new(disk, f"{folder}/{number}") for number in numbers)
+    except (NotADirectoryError, LiftlogError):
+        return False
+
+
+def _is_new(disk: Disk, folder: str) -> bool:
+    if not {name.removesuffix(TEMPORARY) for name in disk.listdir(folder)} <= NEW_FILES:
+        return False
+    report = RecoveryReport()
+    point = load_checkpoint(disk, folder, report) or Checkpoint()
+    is_clean = load_clean_state(disk, folder) in (CleanState(), CleanState(superseded_to=0))
+    return not report.notes and is_clean and replace(point, clean_boot_id=None) == Checkpoint()
 
 
 def _folders(disk: Disk, path: str) -> list[str]:

@@ -11,18 +11,30 @@ from broker.api.errors import CorruptLog
 from broker.runtime.partitions.orphans import remove_folder, remove_orphans, require_catalog
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
-from tests.support.simdisk import SimDisk
+from tests.support.logs import commit, row_batch
+from tests.support.simdisk import Crashed, SimDisk
 
 ROOT = "/data/streams"
+SETTINGS = LogSettings()
 
 
 def partition(
-    disk: SimDisk, stream: str, incarnation: str, number: int = 0, other: dict[str, str] | None = None
+    disk: SimDisk,
+    stream: str,
+    incarnation: str,
+    number: int = 0,
+    other: dict[str, str] | None = None,
+    *,
+    records: int = 1,
+    settings: LogSettings = SETTINGS,
 ) -> str:
     """A log in the folder of a partition; `other`: its identity says something else."""
     folder = f"{ROOT}/{stream}/{incarnation}/{number}"
     values = {"cluster_id": "c", "stream": stream, "incarnation": incarnation, **(other or {})}
-    log = PartitionLog.create(disk, folder, LogIdentity(partition=number, **values), LogSettings(), now_us=0)
+    log = PartitionLog.create(disk, folder, LogIdentity(partition=number, **values), settings, now_us=0)
+    for _ in range(records):
+        log.append([row_batch([b"v"])], leader_epoch=0, now_us=0)
+        commit(log)
     log.close()
     return folder
 
@@ -122,3 +134,43 @@ def test_a_deletion_is_remembered_while_its_folder_may_come_back(disk: SimDisk, 
         found.heal()
         assert run(found, known={("kept", "i")}, deleted=[gone]) == [gone]
         assert found.listdir(ROOT) == ["kept"]
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_what_a_creation_leaves_that_was_killed_goes(is_compacted: bool) -> None:
+    """At each step, by a kill and by a power cut. A second partition may not be there yet."""
+    settings, step, is_done = LogSettings(is_compacted=is_compacted), 0, False
+    while not is_done:
+        step += 1
+        disk = SimDisk(crash_at=step)
+        try:
+            for number in range(2):
+                partition(disk, "s", "i", number, records=0, settings=settings)
+            is_done = True
+        except Crashed:
+            pass
+        for found in (disk.after_kill(), disk.after_crash("kept"), disk.after_crash("lost")):
+            run(found, known=set(), deleted=[])
+            assert not found.exists(ROOT) or found.listdir(ROOT) == [], step
+    assert step > 5
+
+
+def test_what_has_or_had_a_record_stays(disk: SimDisk, caplog: pytest.LogCaptureFixture) -> None:
+    """Also one that was let go, and one beside empty partitions."""
+    partition(disk, "had", "i", records=0)
+    had = PartitionLog.open(disk, f"{ROOT}/had/i/0", LogSettings(), boot_id="", now_us=0)
+    had.reset(5)
+    had.close()
+    partition(disk, "one", "i", 0, records=0)
+    partition(disk, "one", "i", 1)
+    partition(disk, "another", "i", records=0, other={"cluster_id": "another"})
+    damaged = partition(disk, "damaged", "i", records=0)
+    disk.replace_file(f"{damaged}/checkpoint", b"{}")
+    more = partition(disk, "more", "i", records=0)
+    disk.replace_file(f"{more}/of-a-later-release", b"")
+    disk.makedirs(f"{ROOT}/file")
+    disk.replace_file(f"{ROOT}/file/notes.txt", b"")
+    disk.makedirs(f"{ROOT}/folder/i/notes")
+    run(disk, known=set(), deleted=[])
+    assert set(disk.listdir(ROOT)) == {"had", "one", "another", "damaged", "more", "file", "folder"}
+    assert "stream.folders_unknown count=7" in caplog.text
