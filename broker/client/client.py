@@ -15,6 +15,7 @@ JSON call need not wait for that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -61,6 +62,7 @@ def connect(
     deadline_s: float = DEADLINE_S,
     say: Say | None = None,
     rack: str | None = None,
+    call_timeout_s: float | None = None,
 ) -> Client:
     """A client for the cluster that these brokers belong to. Opens no connection yet.
 
@@ -73,23 +75,40 @@ def connect(
         say: Is called with a line of text when calls begin to fail ("retrying for 30 s: …") and when they succeed
             again. None: the lines go to the log.
         rack: Where this client is, as brokers have it in `cluster.rack`. For `read(read_from="nearest")`.
+        call_timeout_s: A call gives up after this time, in seconds, whatever happens: also while it waits for its
+            first answer. If it may have been carried out, its error has the field `sent`. None: no such limit. Readers
+            and producers have times of their own.
     Raises:
-        InvalidRequest: an address is malformed.
+        InvalidRequest: an address is malformed, or `call_timeout_s` is not above 0.
     """
+    if call_timeout_s is not None and not call_timeout_s > 0:
+        raise InvalidRequest(f"call_timeout_s={call_timeout_s!r}: must be above 0")
     given = environment.brokers() if addresses is None else addresses
-    return Client(Brokers(given, say=say), timeout_s=timeout_s, deadline_s=deadline_s, rack=rack)
+    limit_s = math.inf if call_timeout_s is None else call_timeout_s
+    return Client(
+        Brokers(given, say=say), timeout_s=timeout_s, deadline_s=deadline_s, rack=rack, call_timeout_s=limit_s
+    )
 
 
 class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
     """Streams, records, consumers, the cluster. A context manager; thread-safe and fork-safe. Made by `connect`."""
 
-    def __init__(self, brokers: Brokers, *, timeout_s: float, deadline_s: float, rack: str | None = None) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        *,
+        timeout_s: float,
+        deadline_s: float,
+        rack: str | None = None,
+        call_timeout_s: float = math.inf,
+    ) -> None:
         self.brokers = brokers
+        self.call_timeout_s = call_timeout_s
         self.rack = rack
         self.timeout_s = timeout_s
         self.deadline_s = deadline_s
         self._is_closed = False
-        self._open_calls = Calls(brokers, timeout_s=timeout_s, deadline_s=deadline_s)
+        self._open_calls = Calls(brokers, timeout_s=timeout_s, deadline_s=deadline_s, call_timeout_s=call_timeout_s)
 
     def __enter__(self) -> Client:
         return self
@@ -117,7 +136,9 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
         from broker.client.writing.append import AppendCalls
 
         timeout_s = max(self.timeout_s, APPEND_TIMEOUT_S)
-        return AppendCalls(self.brokers, timeout_s=timeout_s, deadline_s=self.deadline_s)
+        return AppendCalls(
+            self.brokers, timeout_s=timeout_s, deadline_s=self.deadline_s, call_timeout_s=self.call_timeout_s
+        )
 
     @property
     def _calls(self) -> Calls:

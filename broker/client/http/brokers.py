@@ -133,11 +133,11 @@ class Brokers:
                     )
                 exchange = self.pool.exchange(address, request, in_haste=in_haste and request.is_idempotent)
             except Unavailable as error:
-                self._note_failure(address, key, error=None if request.is_interrupted else error)
+                self._note_failure(address, key, error=None if request.is_over else error)
                 if in_haste and error.timed_out:
                     silent.append(address)
                 may_be_done = error.fields["sent"] = may_be_done or error.sent
-                if (may_be_done and not request.is_idempotent) or request.is_interrupted:
+                if (may_be_done and not request.is_idempotent) or request.is_over:
                     raise
                 failures.append(error)
                 continue

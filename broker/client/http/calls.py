@@ -12,7 +12,10 @@ A1  Doubt is never forgotten. Once a try may have been carried out, every later 
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -51,10 +54,14 @@ class Calls:
     Args:
         timeout_s: Longest silence of the socket.
         deadline_s: A call gives up if failures follow each other for this time.
+        call_timeout_s: A call gives up after this time, whether it has failed or nobody has answered.
     """
 
-    def __init__(self, brokers: Brokers, *, timeout_s: float, deadline_s: float) -> None:
+    def __init__(
+        self, brokers: Brokers, *, timeout_s: float, deadline_s: float, call_timeout_s: float = math.inf
+    ) -> None:
         self.brokers = brokers
+        self.call_timeout_s = call_timeout_s
         self.timeout_s = timeout_s
         self.deadline_s = deadline_s
 
@@ -101,7 +108,14 @@ class Calls:
     ) -> Any:
         """As `json`, for a request of any kind, to the leader of `key` if one is given."""
         what = f"{request.method} {request.target.partition('?')[0]}"
-        patience = Patience(self.deadline_s, interrupt=request.interrupt, what=what, outages=self.brokers.outages)
+        patience = Patience(
+            self.deadline_s,
+            interrupt=request.interrupt,
+            what=what,
+            outages=self.brokers.outages,
+            call_timeout_s=self.call_timeout_s,
+        )
+        request = replace(request, until_s=patience.call_until_s)
         may_be_done = False
         while True:
             try:
@@ -123,13 +137,14 @@ class Calls:
     def ready(self) -> Readiness:
         """Readiness of the first broker that answers. Raises Unavailable."""
         failures = []
+        until_s = time.monotonic() + self.call_timeout_s
         candidates = self.brokers.candidates()
         for address in candidates:
-            request = Request(target="/readyz", timeout_s=self.timeout_s)
+            request = Request(target="/readyz", timeout_s=self.timeout_s, until_s=until_s)
             try:
                 exchange = self.brokers.pool.exchange(address, request, in_haste=address != candidates[-1])
                 try:
-                    body = exchange.read_all(ANSWER_BYTES_MAX)
+                    body = exchange.read_all(ANSWER_BYTES_MAX, by_s=until_s)
                 finally:
                     exchange.close()
             except Unavailable as error:
@@ -141,7 +156,7 @@ class Calls:
     def _once(self, request: Request, key: PartitionKey | None) -> Any:
         exchange = self.brokers.exchange(request, key=key)
         try:
-            body = exchange.read_all(ANSWER_BYTES_MAX)
+            body = exchange.read_all(ANSWER_BYTES_MAX, by_s=request.until_s)
         finally:
             exchange.close()
         return _parsed(body, str(exchange.address), f"{request.method} {request.target}") if body else None

@@ -6,6 +6,7 @@ broken connections, and a consumer that is slow between two batches is never out
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from typing import Final
@@ -28,6 +29,7 @@ class Patience:
         interrupt: Ends a pause early.
         what: Name of the call; begins the text of the error.
         outages: Says that somebody waits, and when that is over.
+        call_timeout_s: No try begins later than this after now, whatever was achieved.
     """
 
     def __init__(
@@ -37,7 +39,10 @@ class Patience:
         interrupt: Interrupt | None = None,
         what: str = "",
         outages: Outages | None = None,
+        call_timeout_s: float = math.inf,
     ) -> None:
+        self._call_timeout_s = call_timeout_s
+        self.call_until_s = time.monotonic() + call_timeout_s
         self._deadline_s = deadline_s
         self._sleep = time.sleep if interrupt is None else interrupt.pause
         self._what = f"{what}: " if what else ""
@@ -62,7 +67,7 @@ class Patience:
             raise error
         now_s = time.monotonic()
         if self.failure_count == 0:
-            self._until_s = now_s + self._deadline_s
+            self._until_s = min(now_s + self._deadline_s, self.call_until_s)
         self.failure_count += 1
         if now_s >= self._until_s:
             raise self._given_up(error) from error
@@ -70,10 +75,15 @@ class Patience:
             self._outages.failed(error, self._deadline_s)
         longest_s = min(PAUSE_S_MAX, FIRST_PAUSE_S * 2 ** min(self.failure_count - 1, 10))
         self._sleep(min(random.uniform(longest_s / 2, longest_s), self._until_s - now_s))
+        if time.monotonic() >= self.call_until_s:
+            raise self._given_up(error) from error
 
     def _given_up(self, error: LiftlogError) -> LiftlogError:
         fields = {**error.fields, "deadline_s": self._deadline_s, "tries": self.failure_count}
+        within_s = self._deadline_s
+        if self._until_s == self.call_until_s:
+            within_s = fields["call_timeout_s"] = self._call_timeout_s
         return type(error)(
-            f"{self._what}gave up after {self.failure_count} failed tries in {self._deadline_s:g} s; the last: {error}",
+            f"{self._what}gave up after {self.failure_count} failed tries in {within_s:g} s; the last: {error}",
             **fields,
         )

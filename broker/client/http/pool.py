@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import math
 import os
 import select
 import socket
@@ -42,6 +43,7 @@ IDLE_S_MAX: Final = 50.0
 """Brokers end idle connections after a minute or more; one that dies under a request leaves open what became of it."""
 
 BODY_TIMEOUT_S: Final = 120.0
+TIME_IS_UP: Final = "the time of the call is up"
 
 READING: Final = ("GET", "HEAD")
 """Methods that change nothing, so that nobody asks whether they were carried out."""
@@ -58,6 +60,7 @@ class Request:
         timeout_s: Longest silence of the socket, in either direction.
         is_idempotent: It may be sent again at once if a kept connection turns out to be dead.
         interrupt: Ends the wait from another thread.
+        until_s: The monotonic time at which nobody waits for it any more.
     """
 
     method: str = "GET"
@@ -67,6 +70,19 @@ class Request:
     headers: Mapping[str, str] = field(default_factory=dict)
     is_idempotent: bool = True
     interrupt: Interrupt | None = None
+    until_s: float = math.inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for it any more: that says nothing of a broker."""
+        return self.is_interrupted or time.monotonic() >= self.until_s
+
+    def silence_s(self) -> float:
+        """How long the socket may be silent from now on. Raises TimeoutError: the time is up."""
+        left_s = self.until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(TIME_IS_UP)
+        return min(self.timeout_s, left_s)
 
     @property
     def is_interrupted(self) -> bool:
@@ -145,15 +161,16 @@ class Exchange:
         response.length -= count
         return count
 
-    def read_all(self, bytes_max: int) -> bytes:
-        """The whole body, cut at `bytes_max` bytes. Raises as `readinto`."""
+    def read_all(self, bytes_max: int, *, by_s: float = math.inf) -> bytes:
+        """The whole body, cut at `bytes_max` bytes. Raises as `readinto`, also at the monotonic time `by_s`."""
         body = bytearray()
         piece = memoryview(bytearray(1 << 16))
-        until_s = time.monotonic() + BODY_TIMEOUT_S
+        until_s = min(time.monotonic() + BODY_TIMEOUT_S, by_s)
         while len(body) < bytes_max and (count := self.readinto(piece[: bytes_max - len(body)])):
             body += piece[:count]
             if time.monotonic() > until_s:  # C5
-                raise unavailable(self.address, f"the answer took longer than {BODY_TIMEOUT_S:g} s", sent=True)
+                long = f"the answer took longer than {BODY_TIMEOUT_S:g} s"
+                raise unavailable(self.address, TIME_IS_UP if until_s == by_s else long, sent=True)
         if self.length and len(body) < bytes_max:
             raise unavailable(self.address, f"the answer ended {self.length} bytes early", sent=True)
         return bytes(body)
@@ -235,15 +252,18 @@ class Pool:
     ) -> tuple[_Response, bool]:
         """The head of the answer, and whether the request was sent as a whole."""
         try:
+            silence_s = request.silence_s()
             if connection.sock is None:
-                connection.timeout = min(self._connect_timeout_s, CONNECT_S) if in_haste else self._connect_timeout_s
+                most_s = min(self._connect_timeout_s, CONNECT_S) if in_haste else self._connect_timeout_s
+                connection.timeout = min(most_s, silence_s)
                 connection.connect()
+                silence_s = request.silence_s()
         except OSError as error:
             raise unavailable(address, error, sent=False) from error
         sock: socket.socket = connection.sock
         if request.interrupt is not None:
             request.interrupt.guard(sock)
-        sock.settimeout(request.timeout_s)
+        sock.settimeout(silence_s)
         is_whole = True
         try:
             try:
@@ -253,8 +273,8 @@ class Pool:
                     raise
                 is_whole = False  # refused before all of it was sent: the answer may be there and say why
             if in_haste:
-                await_bytes(sock, address, patience_s=request.timeout_s)
-            by_s = time.monotonic() + 2 * request.timeout_s
+                await_bytes(sock, address, patience_s=silence_s)
+            by_s = min(time.monotonic() + 2 * request.timeout_s, request.until_s)
             connection.response_class = partial(_Response, until_s=by_s)  # type: ignore[assignment]  # it makes one
             response = connection.getresponse()
             assert isinstance(response, _Response)

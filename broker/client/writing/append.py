@@ -12,6 +12,7 @@ sent again and stored once; `sent` is true if time ran out, or the broker refuse
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -56,10 +57,18 @@ class AppendCalls:
         brokers: The brokers of the cluster; `FetchSession.brokers` may be shared.
         timeout_s: Longest silence of the socket; an answer waits for an fsync.
         deadline_s: An append gives up if failures follow each other for this time.
+        call_timeout_s: It gives up after this time, also if nobody has answered.
     """
 
-    def __init__(self, brokers: Brokers, *, timeout_s: float = TIMEOUT_S, deadline_s: float = DEADLINE_S) -> None:
-        self._calls = Calls(brokers, timeout_s=timeout_s, deadline_s=deadline_s)
+    def __init__(
+        self,
+        brokers: Brokers,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        deadline_s: float = DEADLINE_S,
+        call_timeout_s: float = math.inf,
+    ) -> None:
+        self._calls = Calls(brokers, timeout_s=timeout_s, deadline_s=deadline_s, call_timeout_s=call_timeout_s)
 
     def append(
         self,
