@@ -11,6 +11,7 @@ sink_answers.py  what they answer about sinks
 placements.py  a cluster, who keeps what in it, and what came of an operator's command
 http.py     header names and media types of the HTTP API
 plain.py    JSON and text that somebody else wrote
+plain_join.py  small messages become one batch, without Arrow
 plain_rows.py  small batches composed without Arrow
 nats_url.py  addresses of NATS servers, and how they are shown
 misfit.py   what a validator refuses: where, what, and what must hold

@@ -18,6 +18,7 @@ DECODERS: Final[dict[str, Decoder]] = {decoder.name: decoder for decoder in (*FI
 
 ELSEWHERE: Final[dict[str, str]] = {
     "broker/api/plain.py": "what the others decode JSON with",
+    "broker/runtime/sinks/groups.py": "decodes what PartitionLog.batches has verified (target batch)",
     "broker/runtime/sinks/stages.py": "reads notes (target note) and verified batches (target batch)",
     "broker/cli/local/reviving.py": "JSON of a broker for the line of health; what is none is no answer",
     "broker/cli/local/readiness.py": "re-indents JSON for a message; what is none is shown as it is",
@@ -32,6 +33,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/storage/memory/handover.py": "takes what file-state decodes",
     "broker/storage/log.py": "applies what file-state decodes",
     "broker/raft/journal.py": "torn writes and flipped bits: tests/unit/raft, tests/sim/raft",
+    "broker/api/plain_join.py": "joins messages that PartitionLog.batches has verified (target batch)",
     "broker/api/plain_rows.py": "joins the columns of rows that Arrow has read (target batch); takes no bytes apart",
     "spark_liftlog/writing/digest.py": "a sum over Arrow columns that Spark hands over: every buffer has one",
 }

@@ -40,6 +40,7 @@ from broker.api.errors import (
     StreamPaused,
 )
 from broker.api.plain_rows import PlainBatch
+from broker.api.stream import StreamSettings
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import PartitionState
 from broker.replication.events import (
@@ -134,6 +135,11 @@ class Partition:
     def removed(self) -> bool:
         """The stream was deleted."""
         return self.replica.removed
+
+    @property
+    def settings(self) -> StreamSettings:
+        """The stream's."""
+        return self._info.settings
 
     @property
     def leader_epoch(self) -> int:

@@ -8,6 +8,7 @@ rounds.py       what is done at the start, and in each round of the cleaner
 service.py      coroutines for the HTTP API in front of calls that block
 committed.py    appends that are waited for; reads of all that a log holds
 stage_log.py    the hidden log of one partition's stages
+groups.py       the commit group of a decision, read from the hidden log; small parts are joined
 stages.py       the stages of one partition, and the commit groups made of them
 stores.py       what the coordinator asks of the partitions, here or at another broker
 """

@@ -26,8 +26,9 @@ from broker.api.errors import CorruptLog, LiftlogError, NotLeader, StorageFailed
 from broker.runtime.elapsed import elapsed_us
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.committed import COMMITTED_S
+from broker.runtime.sinks.groups import Damaged, batch_count, batches_of, runs_of
 from broker.sinks.notes import Note, note_batch, notes_in
-from broker.sinks.restamp import RestampedBatch, StampedBatch
+from broker.sinks.restamp import StampedBatch
 from broker.sinks.stages import Stage, StageTable
 from broker.sinks.state import StageRef
 from broker.storage.disk import Disk, disk_errors
@@ -156,22 +157,23 @@ class HiddenLog:
         with self.lock:
             table, hidden = self.ready(), self.open()
             stages = [table.stages.get(ref.stage) or self._damaged(ref, 0) for ref in refs]
+        for ref, stage in zip(refs, stages, strict=True):
+            if stage.rows != ref.rows:
+                self._damaged(ref, stage.rows)
+
+        parts = [[part for _, part in sorted(stage.parts.items())] for stage in stages]
+        runs = runs_of(parts, self._main.settings)
 
         def batches() -> Iterator[Encodable]:
-            for ref, stage in zip(refs, stages, strict=True):
-                rows = 0
-                for part in (part for _, part in sorted(stage.parts.items()) if part.batch_count):
-                    for header, message in hidden.batches_in_turn(part.first_offset, part.next_offset):
-                        if header.group_index > 0:  # behind the note
-                            batch = RestampedBatch(message, header, decision)
-                            rows += batch.record_count
-                            yield batch
-                if rows != ref.rows:
-                    self._damaged(ref, rows)
+            try:
+                for run in runs:
+                    yield from batches_of(run, hidden, decision)
+            except Damaged as damaged:
+                self._damaged(refs[damaged.stage], damaged.rows)
 
         return StoredGroup(
             batches=batches(),
-            batch_count=sum(stage.batch_count for stage in stages),
+            batch_count=sum(map(batch_count, runs)),
             byte_count=sum(stage.byte_count for stage in stages),
         )
 
