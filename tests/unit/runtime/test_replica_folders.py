@@ -1,12 +1,15 @@
-"""Folders of replicas that are removed at the same time: two partitions of a stream have two folders in common."""
+"""Folders of replicas: two partitions of a stream have two folders in common. They may be removed at the same time, and
+are synced once, not with each of ten thousand partitions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
+from broker.api.stream import settings_from
+from broker.metadata.catalog import StreamInfo
 from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.cluster.replicas.log_ends import LogEnds
 from broker.runtime.elapsed import elapsed_us
@@ -30,6 +33,23 @@ class BetweenDisk(OsDisk):
         super().sync_dir(path)
 
 
+class CountingDisk(BetweenDisk):
+    """Notes which folders were synced."""
+
+    def __init__(self, ending: str = "nowhere") -> None:
+        super().__init__(ending)
+        self.synced: list[str] = []
+
+    def sync_dir(self, path: str) -> None:
+        self.synced.append(path)
+        super().sync_dir(path)
+
+    def above(self) -> set[str]:
+        """Names of the folders above those of partitions that were synced since somebody last asked."""
+        synced, self.synced = self.synced, []
+        return {name for path in synced if (name := PurePath(path).name) in ("orders", "streams")}
+
+
 @pytest.mark.parametrize("ending", ["/orders/i1", "/orders"])
 def test_two_partitions_are_removed_in_turns_that_overlap(tmp_path: Path, ending: str) -> None:
     disk, root = BetweenDisk(ending), str(tmp_path / "streams")
@@ -42,3 +62,40 @@ def test_two_partitions_are_removed_in_turns_that_overlap(tmp_path: Path, ending
     folders.remove("orders", "i1", 0)
     assert disk.then is None
     assert list((tmp_path / "streams").iterdir()) == []
+
+
+INFO = StreamInfo(name="orders", incarnation="i1", created_us=0, settings=settings_from({}))
+
+
+def folders_at(disk: OsDisk, path: Path) -> Folders:
+    return Folders(disk, f"{path}/streams", "c", "boot", LogSettings(), LogEnds(disk, f"{path}/ends"), elapsed_us)
+
+
+def made(folders: Folders, number: int) -> None:
+    folders.create(INFO, number).close(clean=True)
+
+
+def test_what_partitions_have_in_common_is_synced_once_and_again_after_a_removal(tmp_path: Path) -> None:
+    disk = CountingDisk()
+    folders = folders_at(disk, tmp_path)
+    made(folders, 0)
+    assert disk.above() == {"orders", "streams"}
+    made(folders, 1)
+    made(folders, 2)
+    assert disk.above() == set()
+    folders.remove("orders", "i1", 1)
+    disk.above()
+    made(folders, 1)
+    assert disk.above() == {"orders", "streams"}
+
+
+def test_a_removal_amid_the_sync_has_the_next_partition_sync_all(tmp_path: Path) -> None:
+    disk = CountingDisk("/streams")
+    folders = folders_at(disk, tmp_path)
+    (tmp_path / "streams/orders/i1").mkdir(parents=True)
+    disk.then = lambda: folders.remove("orders", "i1", 7)
+    made(folders, 0)
+    assert disk.then is None
+    disk.above()
+    made(folders, 1)
+    assert disk.above() == {"orders", "streams"}

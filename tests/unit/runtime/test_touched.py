@@ -265,3 +265,43 @@ def test_a_fault_in_one_partition_is_met_again_and_keeps_no_other_from_being_tol
     assert len(told) == 2
     apply(kind="renew_sessions", renewals={"a": 1})
     assert sorted(told) == [("0" * 32, number) for number in range(3)]
+
+
+class Ticked(Noting):
+    """One that notes that time has passed."""
+
+    partition, is_damaged = None, False
+
+    def __init__(self, host: Any, at: Place, *rest: Any, **named: Any) -> None:
+        super().__init__(host, at, *rest, **named)
+        self.ticks: list[int] = []
+
+    def tick(self, now_ms: int, *, may_go: bool) -> None:
+        self.ticks.append(now_ms)
+
+
+def test_a_round_ticks_so_many_replicas_in_turn_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PlacedReplica", Ticked)
+    monkeypatch.setattr(module, "TICKED_AT_ONCE", 4)
+    catalog = Catalog()
+    service = Service(catalog, tells=True)
+    one, _ = replicas_of(service)
+
+    def apply(**command: Any) -> None:
+        assert "ok" in catalog.apply({"v": 1, **command})
+        service.touched = catalog.take_touched()
+        one._changed()
+
+    def rounds(*at_ms: int, is_of_all: bool = False) -> list[list[int]]:
+        for now_ms in at_ms:
+            one._tick(now_ms, is_of_all=is_of_all)
+        return [cast(Ticked, replica).ticks for replica in one.replicas()]
+
+    apply(kind="register_broker", broker_id="a", incarnation="pa", http="a:1", grpc="a:2", sound={})
+    settings = {"subject": None, "partitions": 10}
+    apply(kind="create_stream", name="s", incarnation="0" * 32, created_us=1, settings=settings, replication_factor=1)
+    assert rounds(1, 2, 3) == [[1]] * 4 + [[2]] * 4 + [[3]] * 2
+    assert rounds(4) == [[1, 4]] * 4 + [[2]] * 4 + [[3]] * 2
+    assert rounds(5, is_of_all=True) == [[1, 4, 5]] * 4 + [[2, 5]] * 4 + [[3, 5]] * 2
+    apply(kind="create_stream", name="t", incarnation="1" * 32, created_us=1, settings=settings, replication_factor=1)
+    assert [ticks[-1:] for ticks in rounds(6, 7, 8, 9, 10)] == [[at] for at in (6, 7, 8, 9, 10) for _ in range(4)]

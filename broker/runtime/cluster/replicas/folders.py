@@ -8,13 +8,17 @@ D2  A damaged folder is moved away as a whole, by one rename; one that was moved
     without a segment goes at once: it would take the place of records.
 D3  A folder goes only when the catalog says that this broker is to delete it.
 D4  How far a log went is forgotten before another one is made in its place (`log_ends.E3`).
+D5  What is above a stream's folder is synced once, and again after a removal, not with each of its partitions. A folder
+    that another turn has just made may not be durable yet: one counts only once a turn has synced it after making its
+    own log in it.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from broker.api.errors import LiftlogError, UnknownFormatVersion
@@ -28,6 +32,27 @@ from broker.storage.recovery import list_segments
 from broker.storage.segments.checkpoint import PARTITION_FILE, LogIdentity, LogSettings, read_identity
 
 ASIDE = ".aside"
+
+
+class _Durable:
+    """Folders of streams whose names are durable (D5). Thread-safe."""
+
+    def __init__(self) -> None:
+        self.folders: frozenset[PurePath] = frozenset()
+        self.removals = 0
+        self._lock = threading.Lock()
+
+    def note(self, folder: PurePath, removals: int) -> None:
+        """It was synced, with all above it. `removals`: as of before."""
+        with self._lock:
+            if removals == self.removals:
+                self.folders |= {folder}
+
+    def removed(self) -> None:
+        """Folders that are empty may go, from now on."""
+        with self._lock:
+            self.removals += 1
+            self.folders = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +75,7 @@ class Folders:
     ends: LogEnds
     elapsed_us: Callable[[], int]
     may_make: Callable[[StreamInfo], None] = lambda info: None
+    _durable: _Durable = field(default_factory=_Durable, repr=False)
 
     def path(self, name: str, incarnation: str, number: int) -> str:
         """Where a replica is. Raises OSError: nowhere."""
@@ -110,13 +136,20 @@ class Folders:
         log = PartitionLog.create(self.disk, folder, identity, settings, boot_id=self.boot_id, now_us=self.elapsed_us())
         try:
             with disk_errors(f"make {folder}"):
-                for path in (PurePath(folder).parent, PurePath(folder).parent.parent, PurePath(self.root)):
-                    self.disk.sync_dir(str(path))
+                self._sync_above(folder)
         except LiftlogError:
             log.close(clean=False)
             raise
         self.ends.watch((info.incarnation, number), log)
         return log
+
+    def _sync_above(self, folder: str) -> None:
+        """D1, D5. The log is there, so no removal takes what is looked for here."""
+        above, removals = PurePath(folder).parent, self._durable.removals
+        if above not in self._durable.folders:
+            for path in (above, above.parent, PurePath(self.root)):
+                self.disk.sync_dir(str(path))
+            self._durable.note(above, removals)
 
     def move_aside(self, folder: str) -> None:
         """Take a folder out of the way, durably (D2). OSError passes through."""
@@ -132,6 +165,7 @@ class Folders:
         folder = self.path(name, incarnation, number)
         self.ends.leave((incarnation, number))
         self._remove(folder)
+        self._durable.removed()
         self.remove_aside(name, incarnation, number)
         for path in (PurePath(folder).parent, PurePath(folder).parent.parent):
             with suppress(FileNotFoundError):  # another removal took it meanwhile

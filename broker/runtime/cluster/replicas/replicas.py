@@ -28,6 +28,8 @@ G14  Nobody steps out for damage while no other replica could lead, or none of w
 G15  A command costs what it changes: only partitions that it has touched are looked at. All are where something has
     changed that any may depend on: which brokers there are and where they answer, this one's registration, a rescue, or
     the catalog as a whole. So it is after a fault of ours.
+G16  Time costs the broker the same however many replicas it has: a round ticks `TICKED_AT_ONCE` of them, in turn. It
+    ticks all where something has changed that they do not hear of otherwise (`look`), and while the broker stops.
 G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
 """
 
@@ -57,6 +59,9 @@ from broker.storage.log import PartitionLog
 log = logging.getLogger(__name__)
 
 TICK_MS: Final = 200
+TICKED_AT_ONCE: Final = 1_000
+"""Each takes some microseconds of the interpreter, which all threads share: the Raft thread, and so the session, waits
+while replicas are ticked."""
 GATHER_MS: Final = 30
 ASK_AGAIN_MS: Final = 400
 GIVE_UP_MS: Final = 5_000
@@ -117,6 +122,7 @@ class Replicas:
         self._knows_again_ms: dict[str, int] = {}  # streams whose stop was given up: not before that
         self._is_confirming = self._has_given_up = self._is_due = self._is_reporting = False
         self._has_named_unknown = self._has_opened = False
+        self._to_tick: list[PlacedReplica] = []  # the rest of this turn (G16)
         self._mender = Mender(host.mending)
         self._is_leaving = False
         self._ticked_ms = self._now_ms()
@@ -378,9 +384,9 @@ class Replicas:
         For the loop alone."""
         now_ms = self._now_ms()
         if now_ms - self._ticked_ms >= TICK_MS or self._is_due:
-            self._is_due = False
+            is_of_all, self._is_due = self._is_due or self._is_leaving, False
             self._ticked_ms = now_ms
-            self._tick(now_ms)
+            self._tick(now_ms, is_of_all=is_of_all)
         try:
             is_gathering = self._step_out(now_ms)
             self._confirm_deleted()
@@ -391,11 +397,16 @@ class Replicas:
             is_gathering = False
         return (GATHER_MS if is_gathering else max(0, TICK_MS - (now_ms - self._ticked_ms))) / 1000
 
-    def _tick(self, now_ms: int) -> None:
+    def _tick(self, now_ms: int, *, is_of_all: bool) -> None:
+        """G16."""
         is_over = self._is_leaving and not self._host.has_session()
         if self._registration:  # who only renews is told to nobody (`service.V6`)
             self._heard.look(self._host.service.catalog.brokers, now_ms)
-        for replica in list(self._replicas.values()):
+        if is_of_all or not self._to_tick:
+            self._to_tick = self.replicas()
+        count = len(self._to_tick) if is_of_all else TICKED_AT_ONCE
+        due, self._to_tick = self._to_tick[:count], self._to_tick[count:]
+        for replica in due:
             try:
                 partition = replica.partition
                 if is_over and partition is not None and partition.leads:  # G10
