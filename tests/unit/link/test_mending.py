@@ -337,15 +337,18 @@ def test_a_broker_of_an_earlier_release_is_not_asked_and_the_replica_begins_anew
     _, one, _ = leader_and_others(three, at)
     streams = {name: node.link.counts["lost"] for name, node in three.nodes.items()}
     damage(one, at, 12)
-
-    def has_stepped_out() -> bool:
-        renew(three)
-        return three.service.state(at).step_outs_of(one.me) == 1
-
-    eventually(has_stepped_out, what="a step-out")
+    begins_anew(three, at, one.me)
     three.in_sync(at)
     three.same(at)
     assert {name: node.link.counts["lost"] for name, node in three.nodes.items()} == streams
+
+
+def begins_anew(three: Linked, at: Place, name: str) -> None:
+    def has_stepped_out() -> bool:
+        renew(three)
+        return three.service.state(at).step_outs_of(name) == 1
+
+    eventually(has_stepped_out, what="a step-out")
 
 
 def renew(three: Linked) -> None:
@@ -486,4 +489,28 @@ def test_who_was_damaged_while_it_led_gives_up_its_own_end_although_the_other_lo
     three.start(old)
     three.in_sync(at)
     mended(three, at)
+    three.same(at)
+
+
+def test_an_interrupted_copy_that_no_mark_fits_begins_anew(three: Linked) -> None:
+    """M3: what the others have comes with marks of a later epoch, and it ends below its own."""
+    at = filled(three, min_insync=1, cleanup="compact")
+    leader, copy, other = leader_and_others(three, at)
+    for name in (leader.me, other.me):
+        three.stop(name)
+    damage(copy, at, 4)
+    copy.log(at).log.note_superseded(COUNT + 5, copy.log(at).leader_epoch)
+    three.stop(copy.me)
+    three.fail(copy.me)
+    three.start(leader.me, other.me)
+    for number in range(20):
+        three.stored(at, b"%d" % number)
+    three.same(at)
+    for name in (leader.me, other.me):
+        log = three.nodes[name].log(at)
+        assert log.epoch_of(COUNT + 19) > log.epoch_of(COUNT - 1)
+        log.log.note_superseded(COUNT + 20, log.epoch_of(COUNT + 19))
+    three.start(copy.me)
+    begins_anew(three, at, copy.me)
+    three.in_sync(at)
     three.same(at)
