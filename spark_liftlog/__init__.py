@@ -8,6 +8,7 @@ does not, call `register(spark)`. The page for users is docs/guides/spark.md.
 
     datasource.py  the DataSource: which reader or writer, checked options
     session.py     register, configure
+    views.py       temporary views of streams
     options.py     the options of the source
     parsing.py     option values: found by name, read, refused
     schema.py      the row, the projection, rows of some subjects only
@@ -31,8 +32,19 @@ if TYPE_CHECKING:
     from spark_liftlog.progress.lag_listener import LagListener, show_progress
     from spark_liftlog.progress.query_lag import Lag, lag
     from spark_liftlog.session import configure, register
+    from spark_liftlog.views import views
 
-__all__ = ["Lag", "LagListener", "LiftlogDataSource", "configure", "connect", "lag", "register", "show_progress"]
+__all__ = [
+    "Lag",
+    "LagListener",
+    "LiftlogDataSource",
+    "configure",
+    "connect",
+    "lag",
+    "register",
+    "show_progress",
+    "views",
+]
 
 _HOMES: Final = {
     "Lag": "spark_liftlog.progress.query_lag",
@@ -43,6 +55,7 @@ _HOMES: Final = {
     "lag": "spark_liftlog.progress.query_lag",
     "register": "spark_liftlog.session",
     "show_progress": "spark_liftlog.progress.lag_listener",
+    "views": "spark_liftlog.views",
 }
 
 

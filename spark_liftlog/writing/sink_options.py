@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from broker.api.errors import InvalidSetting
+from broker.api.errors import InvalidSetting, UnknownSetting
 from broker.api.stream import check_name, check_subject
 from spark_liftlog.parsing import (
     OFFSET_MAX,
@@ -99,6 +99,15 @@ def sink_options(given: Mapping[str, str], kind: Kind) -> SinkOptions:
         InvalidSetting: a value of a wrong form or beyond its limit, or options that contradict each other.
         InvalidName, InvalidSubject: as they say.
     """
+    reads = next((name for name in ("mode", "resolve") if name in (key.lower() for key in given)), None)
+    if reads is not None:
+        raise UnknownSetting(
+            f"the liftlog sink has no option {reads!r}: it is one of a read, so what has it is not written to; write"
+            " through a view that has the written columns only: CREATE TEMPORARY VIEW v (key BINARY, value BINARY)"
+            " USING liftlog OPTIONS (stream 'orders')",
+            key=reads,
+            nearest=None,
+        )
     options = known(given, tuple(SINK_OPTIONS), what="the liftlog sink")
     of_kind(options, SINK_OPTIONS, kind, words=("write", "writeStream"))
     stream = stream_in(options, given, internal=False)
