@@ -5,6 +5,7 @@ batch.py    one record batch as bytes: field table, encode, verify, decode
 encodable.py  what a log appends, before it has its place
 compression.py  Arrow's buffer compression, undone within limits
 errors.py   the error tree with its reason codes
+conditions.py  which records a reader wants: by subject, key and time
 stream.py   the settings of a stream: defaults, limits, what they need of each other
 answers.py  what brokers answer, as dataclasses
 sink_answers.py  what they answer about sinks

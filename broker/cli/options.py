@@ -200,6 +200,17 @@ def position(text: str, option: str) -> str | int | datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
+def moment(text: str | None, option: str) -> datetime | None:
+    """An ISO 8601 time (without a zone: UTC), if one is given."""
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r}: expected a time like 2026-01-31T12:00:00", param_hint=option) from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
 def partition_place(text: str, option: str) -> tuple[str, int]:
     """A partition as `STREAM/PARTITION` names it."""
     stream, _, number = text.rpartition("/")

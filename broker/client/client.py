@@ -44,6 +44,8 @@ from broker.client.streams import StreamCalls
 from broker.client.tables import TableCalls
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from broker.client.producer import Producer
     from broker.client.reader import RecordReader
     from broker.client.reading.ranges import End, Start
@@ -162,6 +164,10 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
         follow: bool = False,
         max_bytes: int | None = None,
         read_from: Literal["leader", "nearest"] = "leader",
+        subject: str | Iterable[str] | None = None,
+        key: str | bytes | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
     ) -> RecordReader:
         """Read committed records.
 
@@ -182,13 +188,18 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
             max_bytes: Approximate size of one request.
             read_from: `nearest`: from an in-sync replica in the client's rack, where the leader is not in it. It may
                 have records a moment later. The leader answers where the replica cannot.
+            subject: Only records whose subject matches this one, or one of these; `*` and `>` are wildcards. Brokers
+                leave out the others, as for the next three, and all that are given have to fit.
+            key: Only records with this key; text as UTF-8.
+            since, until: Only records whose timestamp is in [since, until); datetimes with time zone.
         Returns:
             An iterator of `pyarrow.RecordBatch`, with `to_table()`, `to_pandas()`, `to_polars()`.
         Raises:
             UnknownStream, UnknownPartition: not there.
             OffsetOutOfRange: `start` or `end` is not committed or gone; fields `log_start_offset`, `high_watermark`.
             InvalidRequest: `end` before `start`, `end` with `follow`, a column that does not exist, `nearest` without
-                a rack.
+                a rack, a time without time zone.
+            InvalidSubject: `subject` cannot be one.
         """
         if read_from not in ("leader", "nearest"):
             raise InvalidRequest(f"read_from={read_from!r}: must be 'leader' or 'nearest'")
@@ -201,10 +212,12 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
         if isinstance(columns, str):
             raise InvalidRequest(f"columns={columns!r}: must be a list of names, such as ['offset', 'value']")
         columns = None if columns is None else list(columns)
+        from broker.api.conditions import Conditions
         from broker.client.reader import RecordReader, reader_schema
         from broker.client.reading.ranges import plan_read
 
         reader_schema(columns, False)
+        wanted = Conditions.of(subject=subject, key=key, since=since, until=until)
         description = self.describe(stream)
         spans = plan_read(self._resolved, description, partitions=partitions, start=start, end=end)
         return RecordReader(
@@ -218,6 +231,7 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
             max_bytes=max_bytes,
             take_added=partitions is None,
             rack=self.rack if read_from == "nearest" else None,
+            wanted=wanted,
         )
 
     def append(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from broker.api.answers import Watch
+from broker.api.conditions import ALL, Conditions
 from broker.api.errors import InvalidRequest, LiftlogError, OffsetOutOfRange, StaleIncarnation
 from broker.api.schema import SCHEMA
 from broker.client.http.calls import Calls, path, understand
@@ -81,6 +82,7 @@ class RecordReader:
         max_bytes: int | None,
         take_added: bool = False,
         rack: str | None = None,
+        wanted: Conditions = ALL,
     ) -> None:
         self.stream = stream
         self.schema = reader_schema(columns, with_partition)
@@ -96,6 +98,7 @@ class RecordReader:
             take_added=take_added and follow,
             interrupt=self._interrupt,
             rack=rack,
+            wanted=wanted,
         )
         self._batches = self._reading.following() if follow else self._reading.bounded()
 
@@ -183,6 +186,7 @@ class _Reading:
         take_added: bool,
         interrupt: Interrupt,
         rack: str | None,
+        wanted: Conditions,
     ) -> None:
         self.stream = stream
         self.schema = schema
@@ -193,6 +197,7 @@ class _Reading:
         self._interrupt = interrupt
         self._session = FetchSession(brokers=calls.brokers, rack=rack)
         self._answer_bytes = answer_bytes
+        self._wanted = wanted
         self._fetches = {partition: self._fetch(partition) for partition in sorted(spans)}
 
     def positions(self) -> dict[int, int]:
@@ -209,6 +214,7 @@ class _Reading:
             timeout_s=self._calls.timeout_s,
             deadline_s=self._calls.deadline_s,
             interrupt=self._interrupt,
+            wanted=self._wanted,
         )
 
     def bounded(self) -> Generator[pa.RecordBatch, None, None]:

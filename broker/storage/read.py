@@ -11,6 +11,7 @@ A3  An index that was read from its file is looked at once, whether it has an en
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class ReadPlan:
         bytes: Sum of the ranges.
     """
 
-    __slots__ = ("_files", "bytes", "first_offset", "next_offset", "ranges", "sources")
+    __slots__ = ("_fds", "_files", "bytes", "first_offset", "next_offset", "ranges", "sources")
 
     def __init__(self, offset: int) -> None:
         self.ranges: list[FileRange] = []
@@ -71,6 +72,7 @@ class ReadPlan:
         self.next_offset = offset
         self.bytes = 0
         self._files: list[File] = []
+        self._fds: list[int] = []
 
     def __enter__(self) -> ReadPlan:
         return self
@@ -85,11 +87,18 @@ class ReadPlan:
         files, self._files = self._files, []
         for file in files:
             file.close()
+        fds, self._fds = self._fds, []
+        for fd in fds:
+            os.close(fd)
 
     def own(self, file: File) -> File:
         """Close `file` with the plan."""
         self._files.append(file)
         return file
+
+    def own_fd(self, fd: int) -> None:
+        """Close a descriptor with the plan."""
+        self._fds.append(fd)
 
     def add(self, segment: Segment, file: File, position: int, length: int) -> None:
         self.ranges.append(FileRange(file.fileno(), position, length, segment.path))

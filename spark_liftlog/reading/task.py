@@ -26,6 +26,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from broker.api.answers import PartitionDescription, StreamDescription
+from broker.api.conditions import ALL, SUBJECTS_LENGTH_MAX, Conditions
 from broker.api.errors import (
     LiftlogError,
     NotReady,
@@ -106,6 +107,8 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
     interrupt = Interrupt()
     brokers, batch_rows, subjects = options.brokers, options.batch_rows, options.subjects
     rack = rack_here() if options.from_nearest else None
+    is_short = len(",".join(subjects)) <= SUBJECTS_LENGTH_MAX  # else brokers send all, and the rest is left out here
+    selection = Conditions(subjects=subjects if is_short else ())
 
     def table_rows() -> Iterator[pa.RecordBatch]:
         assert options.table is not None, "asked for"
@@ -142,7 +145,14 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
             shape = projection.shape(wanted.stream, wanted.partition, with_subject=bool(subjects))
             gathering = Gathering(shape, rows_max=batch_rows, bytes_enough=GATHERED_BYTES, memory=_memory)
             found = _records(
-                wanted, gathering, brokers, rack, options.fail_on_data_loss, interrupt, may_begin_later=may_begin_later
+                wanted,
+                gathering,
+                brokers,
+                rack,
+                options.fail_on_data_loss,
+                interrupt,
+                selection=selection,
+                may_begin_later=may_begin_later,
             )
             found = projection.without_empty_headers(found)
             yield from projection.of_subjects(found, subjects) if subjects else found
@@ -164,12 +174,14 @@ def _records(
     fail_on_data_loss: bool,
     interrupt: Interrupt,
     *,
+    selection: Conditions = ALL,
     may_begin_later: bool = False,
     epochs: list[int | None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range; what the log lost of it since it was planned is an error or, if chosen, left out.
 
     Args:
+        selection: What brokers leave out of the answers.
         may_begin_later: What retention took of its beginning is left out, and is no loss (T5).
         epochs: Takes the newest leader epoch that has answered.
     """
@@ -186,6 +198,7 @@ def _records(
         incarnation=wanted.incarnation,
         deadline_s=DEADLINE_S,
         interrupt=interrupt,
+        wanted=selection,
     )
     while True:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import urllib.request
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -100,6 +102,13 @@ def test_a_schema_that_records_do_not_have_is_refused(spark: SparkSession, strea
         frame.count()
 
 
+def sent_bytes(stream: Stream) -> float:
+    with urllib.request.urlopen(f"http://{stream.address.split(',')[0]}/metrics") as answer:
+        found = re.search(r"^liftlog_http_records_sent_bytes_total (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
 def test_columns_and_subjects_are_chosen_by_option(spark: SparkSession, client: Client) -> None:
     """A wildcard stands for one token, `>` for the rest; the subject need not be among the columns."""
     stream = Stream.create(client, "by-subject", partitions=1)
@@ -118,6 +127,9 @@ def test_columns_and_subjects_are_chosen_by_option(spark: SparkSession, client: 
     assert seen(">") == subjects
     assert seen("none") == []
     assert stream.read(spark, subjects="b.*").count() == 50
+    before = sent_bytes(stream)
+    assert seen("none") == []
+    assert sent_bytes(stream) == before, "brokers leave out what is not wanted"
     with pytest.raises(PySparkException, match="LIFTLOG_INVALID_SETTING: option columns: 'topic' is none of"):
         stream.read(spark, columns="offset,topic").count()
     both = spark.read.format("liftlog").options(brokers=stream.address, stream=stream.name, columns="offset")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import click
 
 from broker.cli.arguments import Argument, Option
-from broker.cli.options import Brokers, Json, client_of, is_json, position
+from broker.cli.options import Brokers, Json, client_of, is_json, moment, position
 from broker.cli.output import json_text
 
 
@@ -32,6 +32,13 @@ def tail(
     partition: Annotated[
         list[int] | None, Option("--partition", "-p", metavar="N", help="Only this one; repeatable [all].")
     ] = None,
+    subject: Annotated[
+        list[str] | None,
+        Option("--subject", "-s", metavar="SUBJECT", help="Only these; * and > are wildcards; repeatable [all]."),
+    ] = None,
+    key: Annotated[str | None, Option("--key", "-k", metavar="TEXT", help="Only records with this key.")] = None,
+    since: Annotated[str | None, Option("--since", metavar="TIME", help="Only records that are not older.")] = None,
+    until: Annotated[str | None, Option("--until", metavar="TIME", help="Only records that are older.")] = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -44,7 +51,16 @@ def tail(
     try:
         with (
             client_of(ctx, brokers) as client,
-            client.read(stream, partitions=partition or None, start=where, follow=follow) as reader,
+            client.read(
+                stream,
+                partitions=partition or None,
+                start=where,
+                follow=follow,
+                subject=subject or None,
+                key=key,
+                since=moment(since, "--since"),
+                until=moment(until, "--until"),
+            ) as reader,
         ):
             show = show or _line_writer(with_partition="partition" in reader.schema.names)
             for batch in reader:

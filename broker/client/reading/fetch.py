@@ -29,6 +29,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from broker.api.conditions import ALL, Conditions
 from broker.api.errors import BadBatch, NotReady, Retryable
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import DEADLINE_S, Patience
@@ -57,11 +58,12 @@ class PartitionFetch:
         batch_timeout_s: Longest time until one batch has come.
         deadline_s: The read gives up if failures follow each other for this time without a batch in between.
         interrupt: Ends the read from another thread, without an error.
+        wanted: Only these records; offsets of others are gaps.
 
     Attributes:
         position: First offset that was not handed out yet.
         high_watermark: As the last answer told, -1 before the first.
-        has_gaps: Offsets were passed over, because compaction removed records or a disk lost them.
+        has_gaps: Offsets were passed over, because compaction removed records, a disk lost them, or others are wanted.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class PartitionFetch:
         batch_timeout_s: float = BATCH_TIMEOUT_S,
         deadline_s: float = DEADLINE_S,
         interrupt: Interrupt | None = None,
+        wanted: Conditions = ALL,
     ) -> None:
         self.position = start
         self.high_watermark = -1
@@ -91,6 +94,7 @@ class PartitionFetch:
         self._timeout_s = timeout_s
         self._batch_timeout_s = batch_timeout_s
         self._interrupt = interrupt
+        self._wanted = wanted
         self._wait_ms = min(MAX_WAIT_MS, int(deadline_s * 1000))
         self._patience = Patience(
             deadline_s, interrupt=interrupt, what=f"reading {stream}/{partition}", outages=session.brokers.outages
@@ -207,6 +211,7 @@ class PartitionFetch:
             timeout_s=self._timeout_s,
             batch_timeout_s=self._batch_timeout_s,
             interrupt=self._interrupt,
+            wanted=self._wanted,
         )
 
     def _note_epoch(self, epoch: int) -> None:
@@ -220,7 +225,8 @@ class PartitionFetch:
         """Go on at `next_offset`; say so if offsets are passed over."""
         there = next_offset if end is None else min(next_offset, end)
         if there > self.position:
-            log.warning("fetch.gap at=%s next_offset=%d", self, there)
+            if not self._wanted:
+                log.warning("fetch.gap at=%s next_offset=%d", self, there)
             self.position = there
             self.has_gaps = True
 

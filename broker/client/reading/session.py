@@ -15,6 +15,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from broker.api import http
+from broker.api.conditions import ALL, Conditions
 from broker.api.errors import BadBatch, LiftlogError, StaleIncarnation
 from broker.api.plain import INT64_MAX
 from broker.client.http.address import Addresses
@@ -60,6 +61,7 @@ class FetchSession:
         max_bytes: int | None = ANSWER_BYTES,
         max_wait_ms: int = 0,
         verify: bool = False,
+        wanted: Conditions = ALL,
         timeout_s: float = TIMEOUT_S,
         batch_timeout_s: float = BATCH_TIMEOUT_S,
         interrupt: Interrupt | None = None,
@@ -74,6 +76,7 @@ class FetchSession:
             max_bytes: Approximate size of the answer; it has at least one batch.
             max_wait_ms: If there is nothing yet, the broker waits this long and then answers without a batch.
             verify: Let the broker check what it has stored there first: damage on its disk becomes a lost range.
+            wanted: Only these records; an answer may have none, and its `next_offset` is behind all that was looked at.
             timeout_s: Longest silence of the socket, beyond `max_wait_ms`.
             batch_timeout_s: Longest time until one batch has come.
         Returns:
@@ -93,6 +96,7 @@ class FetchSession:
             "incarnation": incarnation,
             "epoch": epoch,
             "verify": "true" if verify else None,
+            **wanted.as_query(),
         }
 
         def request(**more: Any) -> Request:

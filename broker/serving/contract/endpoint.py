@@ -145,6 +145,20 @@ def position(name: str, description: str, *, default: str) -> Parameter:
     return Parameter(name=name, description=description, schema=schema, parse=parse, default=default)
 
 
+def moment(name: str, description: str) -> Parameter:
+    """A time, as microseconds since 1970 UTC."""
+
+    def parse(value: str) -> int:
+        try:
+            return _time_us(value)
+        except ValueError:
+            raise ValueError("must be an ISO 8601 time or milliseconds since 1970 UTC (write + as %2B)") from None
+
+    return Parameter(
+        name=name, description=description, schema={"type": "string", "minLength": 1}, parse=parse, default=None
+    )
+
+
 def _time_us(value: str) -> int:
     """ISO 8601 (without zone: UTC) or milliseconds since 1970 as microseconds since 1970 UTC."""
     try:

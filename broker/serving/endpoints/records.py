@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Final
+from contextlib import nullcontext
+from typing import Annotated, Final
 
 from aiohttp import web
 
 from broker.api import http
 from broker.api.answers import LEADER_EPOCH_MAX
+from broker.api.conditions import KEY_LENGTH_MAX, SUBJECTS_LENGTH_MAX, Conditions
 from broker.api.errors import (
     BadBatch,
     CorruptLog,
@@ -31,12 +33,14 @@ from broker.api.errors import (
     NotLeader,
     NotReady,
     OffsetOutOfRange,
+    Overloaded,
     StaleIncarnation,
     StorageFailed,
     UnknownPartition,
     UnknownStream,
 )
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
+from broker.api.validation import Rule
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import (
     MAX_WAIT,
@@ -50,15 +54,19 @@ from broker.serving.contract.endpoint import (
     boolean,
     choice,
     integer,
+    moment,
+    parameter,
     partition_number,
     position,
     text,
     wait_seconds,
 )
-from broker.serving.http.sending import SMALL_BYTES_MAX, AnswerCut, abort, read_ranges, send_ranges
+from broker.serving.http.body import Reservation
+from broker.serving.http.sending import SMALL_BYTES_MAX, STALLED_S, AnswerCut, abort, read_ranges, send_ranges
 from broker.serving.http.waiting import until_draining
 from broker.serving.payload.ndjson import send_lines
 from broker.storage.read import ReadPlan
+from broker.storage.select import JUDGED_BYTES_MAX, after_older, select
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +135,20 @@ ENDPOINTS: Final = Endpoints()
             "Where the client is. If another in-sync replica is in this rack, and the leader is not, the answer has no"
             " records, and `Liftlog-Nearest` has the address of that replica: ask it with `replica=any`.",
         ),
+        text(
+            "subject",
+            "Only records whose subject matches one of these, separated by commas; `*` and `>` are wildcards."
+            " With this, `key`, `since` or `until` an answer may have no records: go on at `Liftlog-Next-Offset`.",
+            length_max=SUBJECTS_LENGTH_MAX,
+        ),
+        parameter("key", "Only records with this key, as UTF-8.", Annotated[str, Rule(limit=(0, KEY_LENGTH_MAX))]),
+        parameter(
+            "key_base64",
+            "Only records with this key, as URL-safe base64.",
+            Annotated[str, Rule(limit=(0, KEY_LENGTH_MAX))],
+        ),
+        moment("since", "Only records that are not older, by their timestamps."),
+        moment("until", "Only records that are older, by their timestamps."),
         choice("format", "`json`: JSON lines for people; exactly `[offset, end)`.", ("arrow", "json")),
         integer("limit", "JSON lines only: at most so many rows.", least=1, greatest=OFFSET_MAX),
     ),
@@ -139,6 +161,7 @@ ENDPOINTS: Final = Endpoints()
         NotReady,
         BadBatch,
         StorageFailed,
+        Overloaded,
     ),
 )
 async def get_records(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -158,6 +181,7 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
         if nearest is not None and handle.log.log_start_offset <= offset <= handle.log.high_watermark:
             headers = {**headers_of(handle, offset), http.NEAREST: nearest}
             return web.Response(body=SCHEMA_BYTES + END_OF_STREAM, content_type=http.ARROW_STREAM, headers=headers)
+    wanted = Conditions.of_query(query)
     if handle.elsewhere is not None and offset > handle.log.high_watermark:  # R5
         await wait_for(serving, handle, offset - 1, min(wait_seconds(query), BEHIND_S))
         handle = find(serving, request, query, again=handle, leader_epoch=query["epoch"], for_reading=True)
@@ -166,7 +190,24 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
         handle = find(serving, request, query, again=handle, leader_epoch=query["epoch"], for_reading=True)
     if query["verify"]:
         await serving.in_worker(verify, handle, offset)
-    plan = await plan_read(serving, request, query, handle, offset)
+    with serving.lines_budget.reserved() if wanted else nullcontext() as reservation:
+        plan = await plan_read(serving, request, query, handle, offset, wanted, reservation)
+        return await send_plan(serving, request, query, handle, plan, offset, reservation, as_lines=as_lines)
+
+
+async def send_plan(
+    serving: Serving,
+    request: web.Request,
+    query: Query,
+    handle: PartitionHandle,
+    plan: ReadPlan,
+    offset: int,
+    reservation: Reservation | None,
+    *,
+    as_lines: bool,
+) -> web.StreamResponse:
+    """The answer. Closes the plan (R1)."""
+    end: int | None = query["end"]
     response = web.StreamResponse(headers=headers_of(handle, plan.next_offset))
     try:
         if as_lines:
@@ -176,7 +217,7 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
         else:
             response.content_type = http.ARROW_STREAM
             response.content_length = len(SCHEMA_BYTES) + plan.bytes + len(END_OF_STREAM)
-            await send_stream(serving, request, response, plan)
+            await send_held(serving, request, response, plan, reservation)
         if request.method != "HEAD":
             serving.meters.sent_bytes.inc(plan.bytes)
     except AnswerCut as error:
@@ -193,6 +234,26 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
     finally:
         plan.close()
     return response
+
+
+async def send_held(
+    serving: Serving,
+    request: web.Request,
+    response: web.StreamResponse,
+    plan: ReadPlan,
+    reservation: Reservation | None,
+) -> None:
+    """As `send_stream`; a slow reader of what is held in memory is cut when others need that (`ndjson.L2`)."""
+    if reservation is None:
+        await send_stream(serving, request, response, plan)
+        return
+    try:
+        async with reservation.waiting(STALLED_S):
+            await send_stream(serving, request, response, plan)
+        reservation.complete()
+    except TimeoutError:
+        why = "while others need the memory" if reservation.is_condemned else f"in {STALLED_S:.0f} s"
+        raise AnswerCut(f"the reader did not take the answer {why}", is_readers=True) from None
 
 
 async def send_stream(serving: Serving, request: web.Request, response: web.StreamResponse, plan: ReadPlan) -> None:
@@ -311,12 +372,18 @@ def start_offset(handle: PartitionHandle, asked: int | str | AtTime) -> int:
 
 
 async def plan_read(
-    serving: Serving, request: web.Request, query: Query, handle: PartitionHandle, offset: int
+    serving: Serving,
+    request: web.Request,
+    query: Query,
+    handle: PartitionHandle,
+    offset: int,
+    wanted: Conditions,
+    reservation: Reservation | None,
 ) -> ReadPlan:
     """Plan the read in a worker thread. If the stream is deleted under it, that is the error, and no other (R3)."""
     again = functools.partial(find, serving, request, query, again=handle, for_reading=True)
     try:
-        plan = await serving.in_worker(open_plan, handle, query, offset, undo=ReadPlan.close)
+        plan = await serving.in_worker(open_plan, handle, query, offset, wanted, reservation, undo=ReadPlan.close)
     except LiftlogError as error:
         again()
         if handle.elsewhere is not None and isinstance(error, OffsetOutOfRange | BadBatch | StorageFailed | CorruptLog):
@@ -330,7 +397,27 @@ async def plan_read(
     return plan
 
 
-def open_plan(handle: PartitionHandle, query: Query, offset: int) -> ReadPlan:
+def open_plan(
+    handle: PartitionHandle, query: Query, offset: int, wanted: Conditions, reservation: Reservation | None
+) -> ReadPlan:
+    """Plan the read, and select of it what is wanted.
+
+    Raises:
+        As `planned` and `select`.
+    """
+    if reservation is None:
+        return planned(handle, query, offset, query["max_bytes"])
+    offset = after_older(handle.log, offset, query["end"], wanted)
+    plan = planned(handle, query, offset, min(query["max_bytes"] or JUDGED_BYTES_MAX, JUDGED_BYTES_MAX))
+    try:
+        select(plan, wanted, reservation.grow_to)
+    except BaseException:
+        plan.close()
+        raise
+    return plan
+
+
+def planned(handle: PartitionHandle, query: Query, offset: int, max_bytes: int | None) -> ReadPlan:
     """Plan the read. Where the client named no number, retention may move the start: then look again.
 
     Raises:
@@ -339,7 +426,7 @@ def open_plan(handle: PartitionHandle, query: Query, offset: int) -> ReadPlan:
     """
     for attempt in range(RESOLVE_TRIES):
         try:
-            return handle.log.read(offset, end=query["end"], max_bytes=query["max_bytes"])
+            return handle.log.read(offset, end=query["end"], max_bytes=max_bytes)
         except OffsetOutOfRange:
             if offset > handle.log.log_start_offset and handle.elsewhere is None:
                 end_of(handle)

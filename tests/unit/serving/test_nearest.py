@@ -113,8 +113,8 @@ def test_an_answer_that_was_planned_in_another_epoch_is_not_given(
     """Its log may have been cut, and written anew, between the look and the plan."""
     plans: list[ReadPlan] = []
 
-    def planned(handle: Any, query: Any, offset: int) -> ReadPlan:
-        plans.append(open_plan(handle, query, offset))
+    def planned(*asked: Any) -> ReadPlan:
+        plans.append(open_plan(*asked))
         followed.epoch = epoch
         return plans[-1]
 

@@ -1,0 +1,147 @@
+"""Goal: a read of some records finds exactly those that a read of all, and a choice after it, would find.
+
+Method: random logs with compaction, trims and lost ranges, random conditions, answers of any size; the choice is made
+again by a slow second implementation, one record at a time.
+"""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.api.batch import decode_batch
+from broker.api.conditions import Conditions
+from broker.api.schema import END_OF_STREAM, HEADERS_TYPE, SCHEMA, SCHEMA_BYTES
+from broker.serving.http.sending import read_ranges
+from broker.storage.disk import OsDisk
+from broker.storage.inspect.scrub import scrub
+from broker.storage.log import PartitionLog
+from broker.storage.rewrite.compaction import CompactionSettings, compact
+from broker.storage.rows import RowBatch
+from broker.storage.segments.checkpoint import LogSettings
+from broker.storage.select import after_older, select
+from tests.support.effort import examples, seeded
+from tests.support.logs import commit, create_log
+
+SUBJECTS = ("a", "a.b", "a.b.c", "b.b", "a.é.c", "a.b.c.d", "axb", "a.*x")
+KEYS = (None, b"", b"k", b"\xff\x00", b"longer" * 20)
+PATTERNS = ("a", "a.b", "*.b", "a.*", "a.>", ">", "a.*.c", "b.>", "*", "a.é.c", "nothing.*")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+COMPACTION = CompactionSettings(min_cleanable_dirty_percent=0, delete_retention_ms=0)
+
+
+def batch_of(rng: random.Random) -> RowBatch:
+    n = rng.choice([1, 1, 2, 5, 30])
+    subjects = SUBJECTS if rng.random() < 0.7 else rng.sample(SUBJECTS, 1)
+    keys = KEYS if rng.random() < 0.7 else rng.sample(KEYS, 1)
+    columns = [
+        pa.array([rng.randrange(-5, 50) for _ in range(n)], pa.timestamp("us", "UTC")),
+        pa.array([rng.choice(subjects) for _ in range(n)]),
+        pa.array([rng.choice(keys) for _ in range(n)], pa.binary()),
+        pa.array([rng.choice([None, b"", rng.randbytes(30)]) for _ in range(n)], pa.binary()),
+        pa.array([rng.choice([None, [], [{"key": "h", "value": b"v"}]]) for _ in range(n)], HEADERS_TYPE),
+        pa.array([rng.choice([None, "r"]) for _ in range(n)], pa.string()),
+    ]
+    return RowBatch(pa.RecordBatch.from_arrays(columns, names=SCHEMA.names[1:]))
+
+
+def log_of(rng: random.Random, folder: Path) -> PartitionLog:
+    log = create_log(OsDisk(), settings=LogSettings(segment_bytes=8_000), folder=str(folder))
+    for step in range(rng.randrange(4, 25)):
+        log.append([batch_of(rng) for _ in range(rng.randint(1, 3))], leader_epoch=1, now_us=step)
+        commit(log)
+        match rng.randrange(8):
+            case 0:
+                log.roll_if_due(1 << 60)
+                compact(log, COMPACTION, map_bytes=1 << 14, now_us=step)
+            case 1:
+                log.trim(rng.randrange(log.log_start_offset, log.high_watermark + 1))
+            case 2:
+                log.roll_if_due(1 << 60)
+                damage(rng, log, folder)
+    return log
+
+
+def damage(rng: random.Random, log: PartitionLog, folder: Path) -> None:
+    segment = rng.choice(sorted(folder.glob("*.arrows")))
+    size = segment.stat().st_size
+    if size < len(SCHEMA_BYTES) + 1000 or log.log_start_offset == log.high_watermark:
+        return
+    with segment.open("r+b") as file:
+        at = rng.randrange(len(SCHEMA_BYTES), size - 8)
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << rng.randrange(8)]))
+    offset: int | None = log.log_start_offset
+    while offset is not None and offset < log.high_watermark:
+        piece = scrub(log, offset)
+        offset = None if piece is None else piece.next_offset
+
+
+def selection_of(rng: random.Random) -> Conditions:
+    def some(value: Any) -> Any:
+        return value if rng.random() < 0.4 else None
+
+    return Conditions(
+        subjects=tuple(rng.sample(PATTERNS, rng.randint(1, 3))) if rng.random() < 0.6 else (),
+        key=some(rng.choice(KEYS)),
+        since_us=some(rng.randrange(-10, 60)),
+        until_us=some(rng.randrange(-10, 60)),
+    )
+
+
+def fits(pattern: list[str], subject: list[str]) -> bool:
+    """By the rules of NATS, token by token."""
+    if not pattern or not subject:
+        return not pattern and not subject
+    if pattern[0] == ">":
+        return True
+    return pattern[0] in ("*", subject[0]) and fits(pattern[1:], subject[1:])
+
+
+def chosen(row: dict[str, Any], wanted: Conditions) -> bool:
+    subject, at = row["subject"].split("."), (row["timestamp"] - EPOCH) // timedelta(microseconds=1)
+    return (
+        (not wanted.subjects or any(fits(pattern.split("."), subject) for pattern in wanted.subjects))
+        and (wanted.key is None or row["key"] == wanted.key)
+        and (wanted.since_us is None or at >= wanted.since_us)
+        and (wanted.until_us is None or at < wanted.until_us)
+    )
+
+
+def read(log: PartitionLog, start: int, end: int, wanted: Conditions, max_bytes: int) -> list[dict[str, Any]]:
+    """As a client goes on from answer to answer."""
+    found: list[dict[str, Any]] = []
+    offset = start
+    while offset < end:
+        begin = after_older(log, offset, end, wanted)
+        held: list[int] = []
+        with log.read(begin, end=end, max_bytes=max_bytes) as plan:
+            select(plan, wanted, held.append)
+            assert plan.bytes == sum(part.length for part in plan.ranges)
+            assert plan.next_offset > offset
+            with pa.ipc.open_stream(SCHEMA_BYTES + read_ranges(plan.ranges) + END_OF_STREAM) as stream:
+                rows = stream.read_all().to_pylist()
+            assert not held or max(held) < 1 << 16
+        found += [row for row in rows if max(offset, start) <= row["offset"] < end]
+        offset = plan.next_offset
+    return found
+
+
+@pytest.mark.parametrize("number", range(examples(25)))
+def test_a_read_of_some_records_is_a_choice_of_a_read_of_all(number: int, tmp_path: Path) -> None:
+    rng = random.Random(seeded(163) * 1000 + number)
+    log = log_of(rng, tmp_path / "log")
+    all_rows = [row for message in log.batches(log.log_start_offset) for row in decode_batch(message).to_pylist()]
+    for _ in range(20):
+        wanted = selection_of(rng)
+        start, end = sorted(rng.randint(log.log_start_offset, log.high_watermark) for _ in range(2))
+        expected = [row for row in all_rows if start <= row["offset"] < end and chosen(row, wanted)]
+        assert read(log, start, end, wanted, rng.choice([1, 3_000, 1 << 20])) == expected, wanted
+    log.close()
