@@ -272,7 +272,7 @@ class Leader:
         effects: list[Effect] = [Answer(ticket, outcome, error) for _, ticket in (*self._for_leader, *self._for_all)]
         self._for_leader.clear()
         self._for_all.clear()
-        return effects + self.trims.tell_all(outcome)
+        return effects + self.trims.tell_all(outcome, error)
 
     # -- the disk fails ---------------------------------------------------------------------------------------
 

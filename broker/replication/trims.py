@@ -9,6 +9,7 @@ T3  Nobody joins the in-sync replicas with a start below the last trim that was 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from broker.replication.events import Answer, Effect, Outcome, Ticket, Trim
 
@@ -53,8 +54,8 @@ class Trims:
         self._waiting = still
         return effects
 
-    def tell_all(self, outcome: Outcome) -> list[Effect]:
-        """Nobody waits any more."""
-        effects: list[Effect] = [Answer(ticket, outcome) for _, ticket in self._waiting]
+    def tell_all(self, outcome: Outcome, error: Any = None) -> list[Effect]:
+        """Nobody waits any more. `error`: as `Answer.error`."""
+        effects: list[Effect] = [Answer(ticket, outcome, error) for _, ticket in self._waiting]
         self._waiting.clear()
         return effects

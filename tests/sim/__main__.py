@@ -11,6 +11,7 @@ from contextlib import nullcontext
 
 from tests.sim import mutants, scenarios
 from tests.sim.cluster import Cluster, play
+from tests.sim.driven import mutants as of_drivers
 from tests.sim.joined import joined
 from tests.sim.story import shortened
 from tests.sim.world import told
@@ -24,13 +25,15 @@ def main() -> int:
     parser.add_argument("--mutant", help="with this mistake in the protocol")
     parser.add_argument("--mutants", action="store_true", help="how many seeds each mistake survives")
     parser.add_argument("--raft", action="store_true", help="the catalog comes through the real pysyncobj")
+    parser.add_argument("--driven", action="store_true", help="with the real drivers of replicas")
     parser.add_argument("--whole", action="store_true", help="all of the story, also if something does not hold")
     parser.add_argument("--scenario", choices=scenarios.SCENARIOS, help="a named course of events")
     parser.add_argument("--cover", help="what the seeds A..B have seen")
     options = parser.parse_args()
+    mutant = None
     if options.mutant:
         try:
-            mutant = mutants.named(options.mutant)
+            mutant = mutants.named(options.mutant, *[of_drivers.DRIVEN] * options.driven)
         except ValueError as error:
             parser.error(f"--mutant: {error}")
         if mutant in mutants.PLAYED:
@@ -40,14 +43,15 @@ def main() -> int:
             options.scenario = options.scenario or mutant.script
         elif options.seed is None and not (options.seeds or options.cover):
             options.seed = mutant.seed
-    with mutants.applied(options.mutant):
+    with mutants.applied(mutant):
         return run(options)
 
 
 def run(options: argparse.Namespace) -> int:
     if options.mutants:
-        for mutant in mutants.MUTANTS:
-            found = mutants.found_by(mutant, in_order=True)
+        for mutant in of_drivers.DRIVEN if options.driven else mutants.MUTANTS:
+            found_by = of_drivers.driven_by if options.driven else mutants.found_by
+            found = found_by(mutant, in_order=True)
             stale = "" if found.startswith(f"seed {mutant.seed}:") else f", stated is seed {mutant.seed}"
             print(f"{mutant.name:58} {found or 'NOT FOUND'}  (of {mutant.seeds}{stale})", flush=True)
         return 0
@@ -57,18 +61,20 @@ def run(options: argparse.Namespace) -> int:
         return end(cluster, failure, is_whole=options.whole)
     if options.seed is not None:
         with joined() if options.raft else nullcontext():
-            cluster = Cluster(options.seed, raft=options.raft)
-            failure = scenarios.guarded(lambda: cluster.run(options.steps))
+            cluster = Cluster(options.seed, raft=options.raft, driven=options.driven)
+            with cluster.bugs.noticed() if options.driven else nullcontext():
+                failure = scenarios.guarded(lambda: cluster.run(options.steps))
         return end(cluster, failure, is_whole=options.whole)
     first, last = map(int, (options.seeds or options.cover or "0..100").split(".."))
     seen: Counter[str] = Counter()
     begun = time.process_time()
     for seed in range(first, last):
-        cluster, failure = play(seed, raft=options.raft)
+        cluster, failure = play(seed, raft=options.raft, driven=options.driven)
         seen.update(cluster.world.seen)
         seen["seeds"] += 1
         if failure:
-            print(f"seed {seed}: {failure}\n  python -m tests.sim --seed {seed}{' --raft' * options.raft}")
+            flags = " --raft" * options.raft + " --driven" * options.driven
+            print(f"seed {seed}: {failure}\n  python -m tests.sim --seed {seed}{flags}")
             return 1
     took = time.process_time() - begun
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()

@@ -120,8 +120,8 @@ class Checker(OfRewrites, OfMembers):
             return
         self._holds(replica, "R5", "leads", is_durable=False)
 
-    def commits(self, replica: Replica, end: int) -> None:
-        """Anybody moves his high watermark."""
+    def commits(self, replica: Replica, end: int, *, since: int | None = None) -> None:
+        """Anybody moves his high watermark. `since`: from there; None: it still stands there."""
         name, who, log = replica.name, replica.broker.name, replica.log
         known = self.known[name]
         assert log is not None
@@ -132,7 +132,7 @@ class Checker(OfRewrites, OfMembers):
             if end < known.high_watermarks.get(epoch, 0):
                 self.fail(f"R2: {name}: the high watermark of epoch {epoch} moves back to {end}")
             known.high_watermarks[epoch] = end
-        at, shadow = position_of(replica.shadow, log.high_watermark), replica.shadow
+        at, shadow = position_of(replica.shadow, log.high_watermark if since is None else since), replica.shadow
         is_of_before = replica.leads and replica.leader.epoch < known.unclean_epoch
         while at < len(shadow) and shadow[at].first < end:
             batch = shadow[at]

@@ -14,6 +14,8 @@ from tests.sim.batches import columns
 from tests.sim.broker import Broker
 from tests.sim.checker import Checker, Known
 from tests.sim.clients import Consumer, IdPublisher, KeyedPublisher, Publisher, Repeater
+from tests.sim.driven.node import Bugs, DrivenBroker
+from tests.sim.driven.wire import Link
 from tests.sim.faults import Faults
 from tests.sim.held import SETTINGS
 from tests.sim.joined import DAMAGING, RaftPlane, joined
@@ -49,6 +51,7 @@ class Cluster:
     Args:
         faults: Whether luck lets things go wrong. A scenario does that itself.
         raft: Whether the catalog comes through pysyncobj (`joined.py`): within `joined()` only.
+        driven: Whether its replicas are the real ones (`tests.sim.driven`).
         rewrites: Whether replicas write their logs anew; None: in one of four seeds. In a scenario only as it says.
     Attributes:
         compacted: Partitions whose records may be missing; without `rewrites` they behave as if it were so: who comes
@@ -75,9 +78,15 @@ class Cluster:
         min_insync_replicas: int | None = None,
         rewrites: bool | None = None,
         raft: bool = False,
+        driven: bool = False,
     ) -> None:
         self.seed = seed
         self.world = world = World(seed)
+        self.driven = driven
+        self.links: list[Link] = []
+        self.bugs = Bugs()
+        if driven:
+            rewrites = False
         rng = world.rng
         size = size or rng.choice((3, 3, 3, 4, 5, 5, 7))
         weather = Weather(
@@ -113,7 +122,7 @@ class Cluster:
         is_internal = faults and len(minima) > 1 and rng.random() < 0.6
         self._form(names, minima, "__offsets" if is_internal else "")
         self._processes = self._producers = 0
-        self.brokers = {name: Broker(self, name, self.new_disk()) for name in names}
+        self.brokers = {name: self._made(name) for name in names}
         checker.brokers = metadata.brokers = self.brokers
         metadata.failed, metadata.altered = checker.failed, checker.altered
         self.publishers: list[Publisher] = []
@@ -181,6 +190,14 @@ class Cluster:
         """How likely a replica writes its log anew at a tick, and how much must be dirty for a pass of its own."""
         rng = self.world.rng
         return (rng.choice(self.zeals), rng.choice(self.percents)) if self.rewrites else (0.0, 0)
+
+    def _made(self, name: str) -> Broker:
+        return (DrivenBroker if self.driven else Broker)(self, name, self.new_disk())
+
+    def raise_bugs(self) -> None:
+        """What a driver has caught, and logged as a fault of ours, or as one of the checker."""
+        if self.bugs.found:
+            raise self.bugs.found[0]
 
     def add_broker(self, name: str, rack: str) -> Broker:
         """A broker that nobody knows yet."""
@@ -292,7 +309,7 @@ def play(seed: int, **options: Any) -> tuple[Cluster, str]:
 
 def _played(cluster: Cluster) -> tuple[Cluster, str]:
     try:
-        with verified_once():
+        with verified_once(), cluster.bugs.noticed() if cluster.driven else nullcontext():
             cluster.run()
     except Violation as violation:
         return cluster, str(violation)

@@ -52,6 +52,8 @@ WEIGHTS = {
     "takeovers": 1.5,
     "lapse": 1.0,
 }
+NOT_DRIVEN = ("flip_log", "flip_index", "flip_state", "cut_file")
+"""Real drivers (`tests.sim.driven`) meet no damaged files yet."""
 
 ALTER_WEIGHT = 25.0
 """The weight of an operator who alters settings, in the seeds that have one."""
@@ -110,6 +112,9 @@ class Faults(OfTheCatalog):
         quiet = rng.choice((0.0, 0.3, 0.6))
         self.kinds = [kind for kind in WEIGHTS if rng.random() >= quiet] or ["kill"]
         self.weights = [WEIGHTS[kind] * rng.choice((0.3, 1, 1, 3)) for kind in self.kinds]
+        if cluster.driven:
+            self.kinds = [kind for kind in self.kinds if kind not in NOT_DRIVEN] or ["kill"]
+            self.weights = [WEIGHTS[kind] for kind in self.kinds]
         if cluster.alters:
             self.kinds, self.weights = [*self.kinds, "alter"], [*self.weights, ALTER_WEIGHT]
         if cluster.metadata.damages:

@@ -11,7 +11,7 @@ change of the stories of seeds `python -m tests.sim --mutants` tells the others;
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches, unified_diff
@@ -249,13 +249,13 @@ STAGED: Final = (
 )  # fmt: skip
 
 
-def named(name: str) -> Mutant:
+def named(name: str, among: Sequence[Mutant] = (*MUTANTS, *STAGED, *PLAYED)) -> Mutant:
     """The one of that name.
 
     Raises:
         ValueError: there is none; it says which one is nearest, and which there are.
     """
-    known = {mutant.name: mutant for mutant in (*MUTANTS, *STAGED, *PLAYED)}
+    known = {mutant.name: mutant for mutant in among}
     if name not in known:
         nearest = get_close_matches(name, known, 1)
         hint = f" (the nearest name is {nearest[0]!r})" if nearest else ""
@@ -264,12 +264,12 @@ def named(name: str) -> Mutant:
 
 
 @contextmanager
-def applied(name: str | None) -> Iterator[None]:
-    """Play with this mistake; with none for None."""
-    if name is None:
+def applied(mistake: Mutant | str | None) -> Iterator[None]:
+    """Play with this mistake, or the one of that name; with none for None."""
+    if mistake is None:
         yield
         return
-    swapped = _swapped(named(name))
+    swapped = _swapped(named(mistake) if isinstance(mistake, str) else mistake)
     before = [(function, function.__code__) for function, _ in swapped]
     try:
         for function, code in swapped:

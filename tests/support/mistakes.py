@@ -19,6 +19,8 @@ from tests.properties.replication import mutants as of_cores
 from tests.properties.sinks import test_mutants as of_sinks
 from tests.sim import mutants as of_protocol
 from tests.sim import test_joined
+from tests.sim.driven import mutants as of_drivers
+from tests.sim.driven import test_driven
 from tests.sim.raft import mutants as of_raft
 from tests.sim.raft import test_raft
 from tests.soak import test_mutants as shown
@@ -57,6 +59,11 @@ def of_the_protocol() -> Iterator[Found]:
     yield from (Found(each.name, f"{test}found", f"seed {each.seed}") for each in of_protocol.MUTANTS)
     yield from (Found(each.name, f"{test}noticed_in_its_scenario", f"`{each.script}`") for each in of_protocol.STAGED)
     yield from (Found(each.name, f"{test}shown", f"`{each.script}`") for each in of_protocol.PLAYED)
+
+
+def of_the_drivers() -> Iterator[Found]:
+    test = _name(test_driven.test_a_mistake_in_a_driver_is_found)
+    yield from (Found(each.name, test, f"seed {each.seed}") for each in of_drivers.DRIVEN)
 
 
 def of_the_adapter() -> Iterator[Found]:
@@ -117,6 +124,7 @@ def of_the_soak() -> Iterator[Found]:
 
 TABLES: Final = {
     "In the protocol": ("tests/sim/mutants.py", of_the_protocol),
+    "In the drivers of replicas": ("tests/sim/driven/mutants.py", of_the_drivers),
     "In the adapter of Raft": ("tests/sim/raft/mutants.py", of_the_adapter),
     "In the cores of leader and follower": ("tests/properties/replication/mutants.py", of_the_cores),
     "In sinks": ("tests/properties/sinks/test_mutants.py", of_the_sinks),

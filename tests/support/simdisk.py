@@ -494,11 +494,26 @@ class SimDisk:
             path = os.path.dirname(path)
 
     def rename(self, source: str, target: str) -> None:
+        if source in self.folders:
+            self._rename_folder(source, target)
+            return
         inode = self._inode(source)
         self.step("rename", source)
         del self.names[source]
         self._name(target, inode)  # one change: the old name goes with it
         self._pending_names.append((os.path.dirname(source), source, None))
+
+    def _rename_folder(self, source: str, target: str) -> None:
+        """Here it is durable at once: no power cut takes it back."""
+        self.step("rename", source)
+
+        def moved(path: str) -> str:
+            return target + path[len(source) :] if path == source or path.startswith(source + "/") else path
+
+        self.folders = {moved(path) for path in self.folders}
+        self.names = {moved(path): inode for path, inode in self.names.items()}
+        self._durable_names = {moved(path): inode for path, inode in self._durable_names.items()}
+        self._pending_names = [(moved(folder), moved(path), inode) for folder, path, inode in self._pending_names]
 
     def unlink(self, path: str) -> None:
         self._inode(path)

@@ -77,8 +77,8 @@ class Effects:
             return NotLeader(
                 f"{self._replica}: another broker leads now; it is not known whether the records are stored"
             )
-        if answer.outcome is Fate.FAILED:
-            return answer.error  # type: ignore[no-any-return]
+        if answer.outcome is Fate.FAILED and isinstance(answer.error, LiftlogError):  # else nobody may take it for done
+            return answer.error
         records = f"[{result.first_offset}, {result.next_offset})"
         return StorageFailed(f"{self._replica}: records {records} may be lost: the log had to recover")
 

@@ -209,7 +209,7 @@ def test_a_fault_in_one_follower_ends_no_stream(three: Linked, where: str) -> No
     if where == "begun":
         three.relays[leader].cut()
     elif where == "unreachable":
-        follower.link._connection(leader)._tell_unreachable()
+        follower.link._connection(leader).tell_unreachable()
     else:
         three.publish(faulty[0], b"x")
     eventually(lambda: met, what="the fault")

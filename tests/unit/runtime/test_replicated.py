@@ -588,3 +588,15 @@ def test_who_waits_for_an_append_no_more_is_told_nothing(led: Led, caplog: pytes
     assert other.result(60).first_offset == 1
     assert caplog.text == ""
     assert led.partition._queued._waiting == 0
+
+
+def test_who_waits_for_a_trim_hears_that_an_fsync_has_failed(disk: SimDisk, led: Led) -> None:
+    """Once seed 137 of the driven simulator: the core named no error to a trim, and the driver took that for done."""
+    for _ in range(2):
+        append(led)
+    for broker in ("b", "c"):
+        led.follow(2, broker)
+    done = led.partition.trim(1)
+    disk.fail("sync", errno.EIO, path=".arrows", times=1)
+    append(led)
+    assert isinstance(done.exception(timeout=60), StorageFailed)

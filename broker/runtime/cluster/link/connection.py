@@ -25,7 +25,6 @@ import queue
 import random
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol, TypeVar
@@ -90,14 +89,14 @@ class Asker(Protocol):
 class LeaderStream:
     """One attempt at a stream to a leader. `welcomed_s`: when it was let in; 0: not yet. `answers_ranges`: see N6."""
 
-    def __init__(self, entry: Entry, own: Peer) -> None:
+    def __init__(self, entry: Entry, own: Peer, now_s: Callable[[], float]) -> None:
         self.entry = entry
         self.own = own
-        self.begun_s = time.monotonic()
+        self.begun_s = now_s()
         self.welcomed_s = 0.0
         self.answers_ranges = False
         self.call: Any = None
-        self.outbox: Outbox[Key] = Outbox(time.monotonic)
+        self.outbox: Outbox[Key] = Outbox(now_s)
         self.greetings: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def end(self) -> None:
@@ -115,18 +114,29 @@ class Connection:
     Args:
         to: Its name.
         counts: Counts what happens.
+        now_s: A clock that never goes back.
 
     Attributes:
         rested_s: How long the reader had nothing to do before the answer that it is at.
         bulk: Fetches what comes in bulk (N5).
     """
 
-    def __init__(self, to: str, directory: Directory, *, cluster_id: str, key: bytes, counts: Counter[str]) -> None:
+    def __init__(
+        self,
+        to: str,
+        directory: Directory,
+        *,
+        cluster_id: str,
+        key: bytes,
+        counts: Counter[str],
+        now_s: Callable[[], float],
+    ) -> None:
         self.to = to
         self._directory = directory
         self._cluster_id = cluster_id
         self._key = key
         self._counts = counts
+        self._now_s = now_s
         self._lock = threading.Condition()
         self._askers: dict[Place, Asker] = {}
         self._takers: dict[Place, TakeRange] = {}
@@ -134,12 +144,15 @@ class Connection:
         self._stream: LeaderStream | None = None
         self._is_closed = self._is_hurried = False
         self._log_lost, self._log_refused = RateLimitedLog(), RateLimitedLog()
-        self._heard_s = self._silence_told_s = time.monotonic()
+        self._heard_s = self._silence_told_s = now_s()
         self._busy_s = 0.0  # in all
         self._busy_since_s = 0.0  # 0: it listens
         self.rested_s = self._ended_s = 0.0
         self.bulk = BulkReader(to, self._hand_on, self._ask_again, counts)
         self._thread = threading.Thread(target=self._run, name=f"link-to-{to}", daemon=True)
+
+    def start(self) -> None:
+        """Connect once somebody follows."""
         self._thread.start()
 
     # -- who follows -----------------------------------------------------------------------------------------
@@ -222,7 +235,7 @@ class Connection:
             return
         self._silence_told_s = now_s
         self._counts["silent"] += 1
-        self._tell_unreachable()
+        self.tell_unreachable()
         if now_s - self._heard_s > CUT_S:
             stream.end()
 
@@ -234,7 +247,8 @@ class Connection:
             self._lock.notify_all()
         if stream is not None:
             stream.end()
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
         return self.bulk.close(timeout_s) and not self._thread.is_alive()
 
     # -- a thread of its own ---------------------------------------------------------------------------------
@@ -242,12 +256,12 @@ class Connection:
     def _run(self) -> None:
         pause_s = PAUSE_FIRST_S
         while self._waits_for_somebody():
-            begun_s = time.monotonic()
+            begun_s = self._now_s()
             try:
                 self._attempt()
             except Exception:
                 log.exception("replica.link_bug to=%s", self.to)
-            if time.monotonic() - begun_s > STEADY_S:
+            if self._now_s() - begun_s > STEADY_S:
                 pause_s = PAUSE_FIRST_S
             with self._lock:
                 self._stream = None
@@ -271,12 +285,12 @@ class Connection:
             socket.create_connection((host, port), CONNECT_S).close()
         except ConnectionRefusedError:
             self._lost(f"nobody listens at {entry.address}")
-            self._tell_unreachable()  # N2
+            self.tell_unreachable()  # N2
             return
         except (OSError, ValueError) as error:
             self._lost(f"{entry.address}: {error}")
             return
-        stream = LeaderStream(entry, own)
+        stream = LeaderStream(entry, own, self._now_s)
         caller = Caller(own, self._cluster_id, self.to, self._key, os.urandom(NONCE_BYTES))
         with grpc.insecure_channel(entry.address, options=OPTIONS) as channel:
             method = channel.stream_stream(f"/{SERVICE}/{METHOD}")
@@ -302,35 +316,49 @@ class Connection:
             return
         yield proof
         while (key := stream.outbox.next()) is not None:
-            question = self._open.get(key)
-            if question is not None and (stream.answers_ranges or not isinstance(question, AskRange)):  # N6
-                takes_bulk = isinstance(question, Fetch) and not self.bulk.is_avoided
-                yield bytes(encode(Asked(key[0], question, takes_bulk)).SerializeToString())
+            if (data := self.question_of(stream, key)) is not None:
+                yield data
+
+    def question_of(self, stream: LeaderStream, key: Key) -> bytes | None:
+        """The bytes of a question that is open; None: it is not any more, or nobody there would answer."""
+        question = self._open.get(key)
+        if question is None or (isinstance(question, AskRange) and not stream.answers_ranges):  # N6
+            return None
+        takes_bulk = isinstance(question, Fetch) and not self.bulk.is_avoided
+        return bytes(encode(Asked(key[0], question, takes_bulk)).SerializeToString())
 
     def _exchange(self, stream: LeaderStream, caller: Caller) -> None:
         answers = iter(stream.call)
         stream.greetings.put(caller.challenge(next(answers)))
         welcome = caller.welcome(next(answers))
-        now_s = time.monotonic()
+        self.welcomed(stream, answers_ranges=welcome.answers_ranges)
+        for data in answers:
+            self.receive(stream, data)
+
+    def welcomed(self, stream: LeaderStream, *, answers_ranges: bool) -> None:
+        """The stream has let this side in."""
+        now_s = self._now_s()
         with self._lock:
             self._busy_since_s = 0.0
             self._heard_s = self._silence_told_s = self.heard_to(now_s)
-            stream.welcomed_s, stream.answers_ranges = now_s, welcome.answers_ranges
+            stream.welcomed_s, stream.answers_ranges = now_s, answers_ranges
         log.info("replica.stream_begun to=%s at=%s", self.to, stream.entry.address)
         self._begin(stream)
-        for data in answers:
-            if data == HEARTBEAT:
-                self._heard_s = self.heard_to(time.monotonic())
-                continue
-            self._busy_since_s = begun_s = time.monotonic()
-            self.rested_s = begun_s - self._ended_s
-            try:
-                self._take(stream, data)
-            finally:
-                now_s = time.monotonic()
-                self._busy_s, self._busy_since_s = self._busy_s + now_s - begun_s, 0.0
-                self._heard_s = self.heard_to(now_s)
-                self._ended_s = now_s
+
+    def receive(self, stream: LeaderStream, data: bytes) -> None:
+        """An answer, or a heartbeat. Raises Refused: it is neither."""
+        if data == HEARTBEAT:
+            self._heard_s = self.heard_to(self._now_s())
+            return
+        self._busy_since_s = begun_s = self._now_s()
+        self.rested_s = begun_s - self._ended_s
+        try:
+            self._take(stream, data)
+        finally:
+            now_s = self._now_s()
+            self._busy_s, self._busy_since_s = self._busy_s + now_s - begun_s, 0.0
+            self._heard_s = self.heard_to(now_s)
+            self._ended_s = now_s
 
     def _begin(self, stream: LeaderStream) -> None:
         with self._lock:
@@ -377,7 +405,8 @@ class Connection:
 
     # -- what goes wrong -------------------------------------------------------------------------------------
 
-    def _tell_unreachable(self) -> None:
+    def tell_unreachable(self) -> None:
+        """Nobody listens there, or says anything."""
         for asker in list(self._askers.values()):
             self._guarded(asker.unreachable)
 

@@ -74,7 +74,9 @@ class ReplicaLink:
         self._is_stopping = threading.Event()
         self._directory = Directory(service, me, process)
         self._directory.subscribe(self._look)
-        self.server = Server(self._directory, me=me, cluster_id=cluster_id, key=self._key, find=self._answering.get)
+        self.server = Server(
+            self._directory, me=me, cluster_id=cluster_id, key=self._key, find=self._answering.get, now_s=time.monotonic
+        )
         self.bulk = BulkServer(self.server.refuse)
         self._thread = threading.Thread(target=self._run, name="link-clock", daemon=True)
 
@@ -160,8 +162,14 @@ class ReplicaLink:
             found = self._connections.get(to)
             if found is None:
                 found = self._connections[to] = Connection(
-                    to, self._directory, cluster_id=self._cluster_id, key=self._key, counts=self.counts
+                    to,
+                    self._directory,
+                    cluster_id=self._cluster_id,
+                    key=self._key,
+                    counts=self.counts,
+                    now_s=time.monotonic,
                 )
+                found.start()
             return found
 
     def _silent(self, at: Place, epoch: int, leader: str) -> None:

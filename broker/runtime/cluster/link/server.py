@@ -26,7 +26,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -86,10 +85,10 @@ class FollowerStream:
         ended: Why it has ended, if this side ended it: a status and a text.
     """
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, now_s: Callable[[], float]) -> None:
         self.peer = peer
         self.ended: tuple[str, str] | None = None
-        self.outbox: Outbox[FollowerSlot] = Outbox(time.monotonic)
+        self.outbox: Outbox[FollowerSlot] = Outbox(now_s)
         self.early: dict[Place, Question] = {}
         self._slots: set[FollowerSlot] | None = set()  # None: it is over, and nobody keeps them
         self._lock = threading.Lock()  # innermost
@@ -144,6 +143,7 @@ class Server:
 
     Args:
         find: The `Answering` of a partition that is open here.
+        now_s: A clock that never goes back.
 
     Attributes:
         refused: How many were not let in, by reason.
@@ -157,12 +157,14 @@ class Server:
         cluster_id: str,
         key: bytes,
         find: Callable[[Place], Answering | None],
+        now_s: Callable[[], float],
     ) -> None:
         self._directory = directory
         self._me = me
         self._cluster_id = cluster_id
         self._key = key
         self._find = find
+        self._now_s = now_s
         self.refused: Counter[str] = Counter()
         self._refused_log: dict[str, RateLimitedLog] = {}
         self._lock = threading.Lock()
@@ -221,12 +223,8 @@ class Server:
             context.abort(grpc.StatusCode[error.status], str(error))
         except grpc.RpcError:  # it is gone
             return
-        stream = FollowerStream(peer)
-        with self._lock:
-            before, self._streams[peer.broker_id] = self._streams.get(peer.broker_id), stream
-        if before is not None:  # E1
-            before.end("ABORTED", "another stream of this broker has begun")
-        log.info("replica.stream_begun from=%s registration=%d", *peer)
+        stream = FollowerStream(peer, self._now_s)
+        self.let_in(stream)
         context.add_callback(stream.outbox.close)
         reader = threading.Thread(
             target=self._listen, args=(requests, stream), name=f"link-from-{peer.broker_id}", daemon=True
@@ -243,7 +241,7 @@ class Server:
                 elif not stream.outbox.is_closed:
                     yield HEARTBEAT  # E5
         finally:
-            self._over(stream)
+            self.over(stream)
         if stream.ended is not None:
             context.abort(grpc.StatusCode[stream.ended[0]], stream.ended[1])
 
@@ -252,7 +250,7 @@ class Server:
         with self._lock:
             oldest = next(iter(self._greetings)) if len(self._greetings) >= STRANGERS_MAX else None
             self._greetings.pop(oldest, None)
-            self._greetings[context] = time.monotonic() + GREETING_S
+            self._greetings[context] = self._now_s() + GREETING_S
         if oldest is not None:
             self.refuse("crowded", oldest.peer(), f"{STRANGERS_MAX} others are being greeted")
             oldest.cancel()
@@ -271,7 +269,16 @@ class Server:
         finally:
             self._greetings.pop(context, None)
 
-    def _over(self, stream: FollowerStream) -> None:
+    def let_in(self, stream: FollowerStream) -> None:
+        """It has begun."""
+        with self._lock:
+            before, self._streams[stream.broker] = self._streams.get(stream.broker), stream
+        if before is not None:  # E1
+            before.end("ABORTED", "another stream of this broker has begun")
+        log.info("replica.stream_begun from=%s registration=%d", *stream.peer)
+
+    def over(self, stream: FollowerStream) -> None:
+        """It has ended."""
         stream.outbox.close()
         with self._lock:
             if self._streams.get(stream.broker) is stream:
@@ -286,7 +293,7 @@ class Server:
             for data in requests:
                 if stream.outbox.is_closed:
                     return
-                self._take(stream, data)
+                self.take(stream, data)
         except Refused as error:
             self.refuse(error.reason, stream.broker, error.text)
             stream.end(error.status, str(error))
@@ -299,7 +306,8 @@ class Server:
         finally:
             stream.outbox.close()
 
-    def _take(self, stream: FollowerStream, data: bytes) -> None:
+    def take(self, stream: FollowerStream, data: bytes) -> None:
+        """A follower asks. Raises Refused: that stream is to end."""
         try:
             said = decode_bytes(data)
         except BadFrame as error:

@@ -1,0 +1,16 @@
+"""The real drivers of replicas in the simulator: those of `broker/runtime/cluster/replicas`, `cluster/link` and
+`broker/runtime/partitions` run here unchanged, over the disk, the clocks, the network, the catalog and the checker of
+`tests.sim`.
+
+    python -m tests.sim --driven --seed 7     one cluster, its story printed
+    python -m tests.sim --driven --seeds 0..100
+
+    fibers.py     a thread that goes on only when it is told to: what waits for the catalog, or is at an fsync
+    running.py    executors, the loop and the pool of fsyncs, stepped by the schedule of a seed
+    wire.py       streams between brokers: bytes of the real codec, in order, late, held up, cut; the rest is the link's
+    node.py       a broker: the real `Replicas` and what they are handed
+    seen.py       one replica, as clients and the checker see it
+
+Each piece of work is begun at a time that luck chooses, and is not interrupted, but where it waits for the catalog, and
+before and after each fsync of the pool. Not here yet: bulk transfers, intake, sinks, HTTP, damage of disks, rewriting.
+"""

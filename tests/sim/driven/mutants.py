@@ -1,0 +1,44 @@
+# ruff: noqa: E501  (one line for each mistake reads better than six)
+"""Deliberate mistakes in the drivers of replicas. Each is found by a seed of a driven cluster (`tests.sim.driven`).
+
+As those of `tests.sim.mutants`, whose cores and models they leave alone.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.sim.cluster import play
+from tests.sim.mutants import Mutant, applied
+
+
+def of(name: str, file: str, *texts: str, seed: int = 0, seeds: int = 30) -> Mutant:
+    return Mutant(name, f"broker.runtime.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, "")
+
+
+REPLICATED: Final = "partitions.replicated"
+FOLLOWING: Final = "cluster.link.following"
+PLACED: Final = "cluster.replicas.placed"
+REPLICAS: Final = "cluster.replicas.replicas"
+
+DRIVEN: Final = (
+    of("tells a publisher without a session", REPLICATED, "if isinstance(outcome, int) and not self._may_answer():", "if False:"),
+    of("answers clients without a session", REPLICATED, ">= self._least_epoch and self._has_session()", ">= self._least_epoch"),
+    of("says that what it has appended is durable", FOLLOWING, "durable_end=min(opened.durable_end, end)", "durable_end=end"),
+    of("syncs a follower once", FOLLOWING, "            self._is_queued = self._sync_of >= 0\n            return self._is_queued", "            self._is_queued = self._sync_of >= 0\n            return False", seed=7),
+    of("follows with the epoch of before", PLACED, "            partition.log.follow(state.leader_epoch)", "            pass"),
+    of("does not say that its folder is there", PLACED, "            self._reports.say(self.at, self._incarnation)", "            pass"),
+    of("believes a registration of before", REPLICAS, "if own is None or own.incarnation != self._process:", "if own is None:"),
+    of("holds a question about in-sync replicas for asked", "cluster.replicas.wants", "            if self._isr_asked == (ask.epoch, ask.request):\n                self._isr_asked = None\n", "            pass\n", seed=2),
+    of("sends one command for many, and no other", "cluster.replicas.gathering", "        if is_more:\n            self._submit()", "        pass", seed=4),
+)  # fmt: skip
+
+
+def driven_by(mutant: Mutant, *, in_order: bool = False) -> str:
+    """Which seed of a driven cluster finds it, and how; empty: none of so many as are stated."""
+    with applied(mutant):
+        for seed in sorted(range(mutant.seeds), key=lambda seed: not in_order and seed != mutant.seed):
+            _, failure = play(seed, driven=True)
+            if failure:
+                return f"seed {seed}: {failure[:110]}"
+    return ""

@@ -1,0 +1,281 @@
+"""A broker whose replicas are the real ones: `Replicas`, and what it is handed (`wiring.Host`). Its sessions, its part
+in the controllership and how commands reach the catalog are those of any simulated broker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from broker.api.errors import DeadlineExceeded, LiftlogError, from_problem
+from broker.metadata.catalog import StreamInfo
+from broker.metadata.heard import Heard
+from broker.metadata.partition import PartitionState, Place
+from broker.metadata.session import Session
+from broker.runtime.cluster.plane.service import Catalogs
+from broker.runtime.cluster.replicas.folders import Folders
+from broker.runtime.cluster.replicas.log_ends import LogEnds
+from broker.runtime.cluster.replicas.replicas import Replicas
+from broker.runtime.cluster.wiring import Host
+from broker.runtime.elapsed import Clocks
+from broker.runtime.partitions.replica import Replica
+from broker.runtime.partitions.watch import ChangeHub
+from broker.storage.log import PartitionLog
+from tests.sim.broker import TICK_MS, Broker
+from tests.sim.driven.fibers import Fiber, Gone
+from tests.sim.driven.running import PausedReplica, Process, Stepped, Syncs, Threads
+from tests.sim.driven.seen import Seen
+from tests.sim.driven.wire import Wire
+from tests.sim.metadata import name_of
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+    from tests.support.simdisk import SimDisk
+
+ROOT = "/data/streams"
+IN_DOUBT_MS = (600, 2_000, 5_000)
+"""After one of these a command that was not answered is in doubt."""
+CLEANER_MS = 700
+
+
+class Service(Catalogs):
+    """The catalog as the drivers of one process see it. A command goes as any; who waits for it is on a fiber."""
+
+    def __init__(self, process: Process) -> None:
+        thread = SimpleNamespace(do=lambda call, lost=None: process.broker.after(0, call, None))
+        super().__init__(cast(Any, thread), clock=process.broker.now_s)
+        self._process = process
+        self._catalog = process.broker.catalog
+
+    def execute(self, command: Mapping[str, Any], **_: Any) -> Any:
+        fiber, process, broker = Fiber.current, self._process, self._process.broker
+        assert fiber is not None, "who waits for the catalog holds up others"
+        answers: list[object] = []
+
+        def answered(result: object) -> None:
+            if not answers:
+                answers.append(result)
+                process.go_on(fiber, None, result)
+
+        doubt_ms = broker.world.rng.choice(IN_DOUBT_MS)
+        broker.submit(dict(command), lambda result, _: broker.after(0, answered, result))
+        broker.after(doubt_ms, answered, DeadlineExceeded("no answer", sent=True))
+        result = fiber.wait()
+        if "error" in result:
+            raise from_problem(result["error"])
+        return result["ok"]
+
+
+class DrivenBroker(Broker):
+    """See the module.
+
+    Attributes:
+        wire: None: no process runs.
+    """
+
+    work: Process
+    syncs: Syncs
+    service: Service
+    driver: Replicas
+
+    def __init__(self, cluster: Cluster, name: str, disk: SimDisk, rack: str = "") -> None:
+        super().__init__(cluster, name, disk, rack)
+        self.wire: Wire | None = None
+        self._had_session = False
+        self._is_looking = False
+        self._cleaned_ms = 0
+
+    def now_s(self) -> float:
+        """Its monotonic clock. (It never says 0.)"""
+        return self.clock.now_ms / 1_000 + 1
+
+    # -- a process
+
+    def _start(self) -> None:
+        self.work = work = Process(self)
+        self.syncs = Syncs(work)
+        self.service = Service(work)
+        wire = Wire(work, self.service)
+        self.driver = Replicas(self._host(work, wire), f"{work.number}")
+        self._had_session = False
+        try:
+            found = self.driver.open_found()
+        except LiftlogError as error:  # G8
+            self.note(f"cannot start: {type(error).__name__}")
+            self.exits()
+            return
+        self.wire = wire
+        self.look()
+        self._register(found.sound, found.behind)
+        self.driver.start()
+        self.after(TICK_MS * self.world.rng.random(), self._tick)
+
+    def _host(self, work: Process, wire: Wire) -> Host:
+        clocks = Clocks(self.now_s, lambda: self.elapsed_us, lambda: self.wall_us)
+        hub, appender = ChangeHub(cast(Any, None)), Threads(work, 2)
+
+        def made(info: StreamInfo, number: int, opened: PartitionLog) -> Replica:
+            replica = PausedReplica(info, number, opened, appender=appender, hub=hub, clocks=clocks)
+            replica.process = work
+            return replica
+
+        def may_turn(act: Callable[..., Any]) -> bool:
+            """A turn may close a follower, and would wait for its fsync."""
+            at = getattr(getattr(getattr(act, "__self__", None), "_work", None), "__self__", None)
+            return at is None or not any(getattr(owner, "at", None) == at.at for owner in work.fibers.values())
+
+        return Host(
+            me=self.name,
+            folders=Folders(
+                self.disk,
+                ROOT,
+                "c",
+                "",
+                self.cluster.log_settings,
+                LogEnds(self.disk, "/data/ends"),
+                lambda: self.elapsed_us,
+            ),
+            service=self.service,
+            has_session=lambda: self.has_session,
+            wiring=wire,
+            capture=None,
+            make_replica=made,
+            sync_pool=self.syncs,
+            appender=appender,
+            workers=Threads(work, 8, may_begin=may_turn),
+            commands=Threads(work, 16, waits=True),
+            step_outs=Threads(work, 2, waits=True),
+            mending=Threads(work, 1),
+            make_loop=lambda step, name: Stepped(work, step),
+            give_up=self._give_up,
+            now_ms=lambda: self.now_ms,
+        )
+
+    def _give_up(self, reason: str) -> None:
+        self.note(f"gives up: {reason}")
+        self.world.saw("process gave up")
+        self.exits()
+        raise Gone
+
+    def crash(self, mode: str) -> None:
+        if self.process == 0:
+            return
+        for replica in self.replicas.values():
+            cast(Any, replica).freeze()
+        self.wire = None
+        super().crash(mode)
+        self.work.end()
+        for link in [link for link in self.cluster.links if self.work in (link.here, link.there)]:
+            self.cluster.links.remove(link)
+            link.process_gone()
+
+    def guard(self, act: Callable[..., Any], *args: Any) -> Any:
+        """As of any broker; what somebody has seen to be wrong meanwhile ends the run."""
+        found = None
+        with suppress(Gone):
+            found = super().guard(act, *args)
+        if self.process:
+            self.look()
+        self.cluster.raise_bugs()
+        return found
+
+    def look(self) -> None:
+        """The checker sees what has come of an event."""
+        if self._is_looking or self.wire is None:
+            return
+        self._is_looking = True
+        try:
+            driver = self.driver
+            at_all: dict[Place, None] = dict.fromkeys([*driver._found, *driver._replicas])
+            for at in at_all:
+                name = name_of(at)
+                if name not in self.replicas:
+                    self.replicas[name] = cast(Any, Seen(self, at))
+                cast(Any, self.replicas[name]).look()
+            for name in [name for name, one in self.replicas.items() if cast(Any, one).at not in at_all]:
+                del self.replicas[name]
+        finally:
+            self._is_looking = False
+
+    # -- time
+
+    def _tick(self) -> None:
+        self.after(TICK_MS / self.clock.rate, self._tick)
+        metadata = self.cluster.metadata
+        self.tick_sessions()
+        if self.has_session != self._had_session:
+            self._had_session = self.has_session
+            self.driver.look()
+        if self.applied < metadata.known_to(self.name) and self.world.chance(0.5):
+            self.learn(metadata.known_to(self.name))
+        if self.incarnation:
+            self.heard.look(self.catalog.brokers, self.now_ms)
+        if self.wire is not None:
+            self.wire.tick()
+        if self.now_ms - self._cleaned_ms > CLEANER_MS:
+            self._cleaned_ms = self.now_ms
+            self._clean()
+
+    def _clean(self) -> None:
+        """A round of the cleaner."""
+        for partition in list(self.driver.partitions()):
+            try:
+                partition.replica.checkpoint(self.now_s())
+                if self.world.chance(0.1):
+                    partition.log.roll_if_due(self.elapsed_us)
+            except LiftlogError:
+                pass
+        self.driver.note_ends()
+
+    # -- the catalog
+
+    def _learn(self, end: int) -> None:
+        metadata, process = self.cluster.metadata, self.process
+        while self.applied < end and self.process == process:
+            command, _ = metadata.log[self.applied]
+            result = self.catalog.apply(command)
+            self.applied += 1
+            metadata.compare(self, result)
+            info = self.catalog.brokers.get(self.name)
+            if info is not None and info.incarnation == f"{process}" and info.registration != self.incarnation:
+                self.incarnation = info.registration
+                self.heard = Heard()
+                self.heard.look(self.catalog.brokers, self.now_ms)
+                self.session = Session(info.registration, self._registering_ms)
+            self.service.applied(self.catalog, command)
+
+    def _adopt(self, name: str, state: PartitionState) -> None:
+        raise AssertionError("the driver does that")
+
+    def report_silent(self, at: Place, epoch: int, leader: str) -> None:
+        """As `Plane.report_leader`."""
+        self.world.saw("leader reported")
+        self.note(f"{name_of(at)}: reports {leader}, who leads epoch {epoch}")
+        self.tell_controller("report", self.incarnation, name_of(at), epoch)
+
+
+class Bugs(logging.Handler):
+    """Remembers what a driver has caught and logged as a fault of ours."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[BaseException] = []
+
+    @contextmanager
+    def noticed(self) -> Iterator[None]:
+        """Within it."""
+        logger = logging.getLogger("broker")
+        before, logger.propagate = logger.propagate, False
+        logger.addHandler(self)
+        try:
+            yield
+        finally:
+            logger.removeHandler(self)
+            logger.propagate = before
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            self.found.append(record.exc_info[1])

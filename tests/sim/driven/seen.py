@@ -1,0 +1,292 @@
+"""One replica of a driven broker, as clients call it and as the checker sees it: from outside, after each event."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from broker.api.errors import BadBatch, LiftlogError, OffsetOutOfRange
+from broker.metadata.partition import Place
+from broker.replication.events import Acks
+from broker.replication.leader import Leader
+from broker.runtime.cluster.replicas.placed import PlacedReplica
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.runtime.partitions.sync import Outcome
+from broker.storage.log import AppendResult, PartitionLog
+from broker.storage.read import verified_messages
+from tests.sim.batches import Batch
+from tests.sim.held import Stored, stored_of
+from tests.sim.metadata import name_of
+from tests.support.published import batch_from_nats, with_id
+from tests.unit.ingest.wire import answers_in
+
+if TYPE_CHECKING:
+    from tests.sim.driven.node import DrivenBroker
+
+
+class Seen:
+    """See the module. It has what `tests.sim.replica.Replica` has for the checker and for clients."""
+
+    is_mid_change = False
+
+    def __init__(self, broker: DrivenBroker, at: Place) -> None:
+        self.broker = broker
+        self.world = broker.world
+        self.checker: Any = broker.cluster.checker
+        self.at, self.name = at, name_of(at)
+        self.shadow: list[Stored] = []
+        self.is_damaged = False
+        self._log: PartitionLog | None = None  # as it was seen last
+        self._cuts = -1
+        self._committed = self._led = -1
+        self._is_frozen = self._has_failed = False
+        self._idle = Leader(broker.name)
+
+    # -- what there is
+
+    @property
+    def placed(self) -> PlacedReplica | None:
+        return self.broker.driver.replica(self.at)
+
+    @property
+    def partition(self) -> ReplicatedPartition | None:
+        return self.broker.driver.partition(self.at)
+
+    @property
+    def log(self) -> PartitionLog | None:
+        if self._is_frozen:
+            return self._log
+        if (partition := self.partition) is not None:
+            return partition.log
+        if (found := self.broker.driver._found.get(self.at)) is not None:
+            return found[1]
+        placed = self.placed
+        return None if placed is None else placed._found
+
+    @property
+    def leads(self) -> bool:
+        partition = None if self._is_frozen else self.partition
+        return partition is not None and partition.leads
+
+    @property
+    def leader(self) -> Leader:
+        partition = None if self._is_frozen else self.partition
+        return self._idle if partition is None else partition._core
+
+    @property
+    def state(self) -> Any:
+        """As its leader's core has it."""
+        in_sync = self.leader.in_sync
+        least, epoch = self.leader.min_insync_replicas, -1 if in_sync is None else in_sync.partition_epoch
+        return SimpleNamespace(min_insync_replicas=least, partition_epoch=epoch)
+
+    @property
+    def durable_end(self) -> int:
+        log = self.log
+        return 0 if log is None else min(log.durable_end, log.log_end_offset)
+
+    @property
+    def is_behind(self) -> bool:
+        return self.log is not None and self.log.is_behind
+
+    def freeze(self) -> None:
+        """The process is about to be gone: what it has seen last stays."""
+        self._log, self._is_frozen = self.log, True
+
+    def remember(self) -> None:
+        self.checker.gone(self)
+
+    # -- what has come of an event
+
+    def look(self) -> None:
+        """Tell the checker what is new."""
+        log = self.log
+        if log is None:
+            self._log = None
+            return
+        if log is not self._log:
+            is_found = log.recovery is not None and self._log is None and self.at in self.broker.driver._found
+            self._log, self._cuts, self._committed = log, log.log.cuts, 0
+            self.shadow = []
+            self._read_on(log)
+            if is_found:
+                if log.recovery.cut_offset is not None:
+                    self.world.saw("torn tail")
+                self.checker.opened(self)
+            else:
+                self._is_new(log)
+            self._committed = log.high_watermark
+        had_failed, self._has_failed = self._has_failed, log.failure is not None
+        is_shorter = bool(self.shadow) and log.log_end_offset < self.shadow[-1].next
+        if log.log.cuts != self._cuts or is_shorter or (had_failed and not self._has_failed):
+            self._cuts = log.log.cuts
+            before, self.shadow = self.shadow, []
+            self._read_on(log)
+            if len(self.shadow) < len(before):
+                self.world.saw("truncation")
+                self._note(f"has cut its log to {log.log_end_offset}")
+            self.checker.cut(self)
+        self._read_on(log)
+        placed, partition = self.placed, self.partition
+        if placed is not None and placed.is_damaged and not self.is_damaged:
+            self.world.saw("damage found")
+            self._note("is damaged")
+            self.checker.damaged(self)
+        self.is_damaged = placed is not None and placed.is_damaged
+        if partition is not None and partition.leads and partition.leader_epoch != self._led:
+            self._led = partition.leader_epoch
+            self.checker.leads(self, self._led)
+            self._note(f"leads epoch {self._led} from {self.leader.epoch_start}, high watermark {log.high_watermark}")
+        if log.high_watermark > self._committed:
+            before, self._committed = self._committed, log.high_watermark
+            text = f"{self.name}: commits up to {{end}} in epoch {log.leader_epoch}"
+            self.world.detail(self.broker.name, text, log.high_watermark, log.high_watermark)
+            self.checker.commits(self, log.high_watermark, since=before)
+
+    def _is_new(self, log: PartitionLog) -> None:
+        if log.log_end_offset == 0:
+            self.checker.created(self)
+
+    def _note(self, text: str) -> None:
+        self.world.note(self.broker.name, f"{self.name}: {text}")
+
+    def _read_on(self, log: PartitionLog) -> None:
+        """What was appended since is in the shadow, too."""
+        at = max(self.shadow[-1].next if self.shadow else 0, log.log_start_offset)
+        if at >= log.log_end_offset:
+            return
+        first = at
+        while at < log.log_end_offset:
+            found = self._messages(log, at, log.log_end_offset)
+            if not found:
+                break
+            end = self.shadow[-1].next if self.shadow else 0
+            self.shadow += [one for one in map(stored_of, found) if one.first >= end]
+            at = self.shadow[-1].next
+        if self.leads and at > first:
+            self.world.detail(self.broker.name, f"{self.name}: appends {{span}} in epoch {log.leader_epoch}", first, at)
+
+    def _read(self, offset: int, end: int, max_bytes: int) -> list[memoryview]:
+        """As `Held._read`."""
+        log = self.log
+        return [] if log is None else self._messages(log, max(offset, log.log_start_offset), end, max_bytes)
+
+    @staticmethod
+    def _messages(log: PartitionLog, start: int, end: int, max_bytes: int = 1 << 20) -> list[memoryview]:
+        try:
+            with log.read(start, end=end, max_bytes=max_bytes, stored=True) as plan:
+                return [
+                    message
+                    for place, (_, file) in zip(plan.ranges, plan.sources, strict=True)
+                    for message, _ in verified_messages(file, place)
+                ]
+        except (BadBatch, LiftlogError):
+            return []
+
+    # -- clients
+
+    def publish(self, answer: Callable[..., None], batches: Sequence[Batch], acks: Acks) -> None:
+        """Append one commit group. Answers ("stored", first, next) or why not."""
+        partition = self.partition
+        if partition is None:
+            answer("not here")
+            return
+
+        def told(result: AppendResult, outcome: Outcome) -> None:
+            if isinstance(outcome, LiftlogError):
+                answer(type(outcome).__name__)
+                return
+            self.look()
+            self.checker.acked(self, result.first_offset, result.next_offset, acks, batches)
+            answer("stored", result.first_offset, result.next_offset)
+
+        try:
+            result = partition.append_now(batches, told, acks=acks, here=self.world.chance(0.5))
+        except LiftlogError as error:
+            answer(type(error).__name__)
+            return
+        if result.duplicate:
+            self.world.saw("repeat known by its sequence")
+
+    def publish_ids(self, answer: Callable[..., None], values: Sequence[bytes]) -> None:
+        """Append messages from NATS, each with its value for an id. Answers ("stored", those that are) or why not."""
+        partition = self.partition
+        if partition is None:
+            answer("not here")
+            return
+        batch = batch_from_nats([(value, with_id(value.decode())) for value in values], self.broker.wall_us)
+
+        def told(result: AppendResult, outcome: Outcome) -> None:
+            if isinstance(outcome, LiftlogError):
+                answer(type(outcome).__name__)
+                return
+            acks = {int(reply[1:]): json.loads(body) for reply, body in answers_in(batch.acks(result.first_offset))}
+            offsets = {values[at]: body["seq"] - 1 for at, body in acks.items() if "error" not in body}
+            for body in acks.values():
+                self.world.saw("repeat known by its id" if body.get("duplicate") else "stored with an id")
+            self.look()
+            self.checker.acked_each(self, offsets)
+            answer("stored", list(offsets))
+
+        try:
+            partition.append_now([batch], told)
+        except LiftlogError as error:
+            answer(type(error).__name__)
+
+    def read(self, answer: Callable[..., None], offset: int, epoch: int) -> None:
+        """Committed records for a consumer who has seen `epoch`. Answers (epoch, start, end or -1, batches)."""
+        partition = self.partition
+        if partition is None or not partition.serves or partition.leader_epoch < epoch:
+            answer("not known")
+            return
+        log, end = partition.log, partition.end
+        self.checker.serves(self, "a read")
+        try:
+            with log.read(max(offset, log.log_start_offset), max_bytes=3_000) as plan:
+                found = [
+                    stored_of(message)
+                    for place, (_, file) in zip(plan.ranges, plan.sources, strict=True)
+                    for message, _ in verified_messages(file, place)
+                ]
+        except OffsetOutOfRange:
+            found = []
+        except (BadBatch, LiftlogError):
+            answer("damaged")
+            return
+        answer("records", partition.leader_epoch, log.log_start_offset, -1 if end is None else end, found)
+
+    def trim(self, answer: Callable[..., None], start: int) -> None:
+        """Let records go. Answers ("stored", epoch) once nobody can undo it."""
+        partition = self.partition
+        if partition is None or not partition.serves or not partition.log.log_start_offset < start:
+            answer("no")
+            return
+        epoch = partition.leader_epoch
+        self._note(f"is asked to let go of all below {start}, and is committed up to {partition.log.high_watermark}")
+        self.checker.trim_asked(self, min(start, partition.log.high_watermark))
+
+        def told(done: Any) -> None:
+            if done.exception() is not None:
+                answer("no")
+            elif self.broker.has_session:
+                self.world.saw("trim answered")
+                self._note(f"has let go of all below {start}")
+                self.checker.trimmed(self, start)
+                answer("stored", epoch)
+
+        partition.trim(start).add_done_callback(told)
+
+    # -- faults
+
+    def keep(self) -> bool:
+        """Let the checkpoint tell of all that is durable. Returns whether it does."""
+        log = self.log
+        try:
+            if log is not None and log.failure is None:
+                log.checkpoint()
+                return True
+        except LiftlogError:
+            pass
+        return False
