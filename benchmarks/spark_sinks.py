@@ -86,9 +86,12 @@ class NullStreamWriter(DataSourceStreamArrowWriter):
 
 
 def run_write(spark: SparkSession, query: dict[str, Any]) -> dict[str, float]:
-    """Write rows with random keys and values of `size` bytes."""
+    """Write rows with values of `size` bytes; if the query names `partitions`, each task to all of them."""
     text = f"rpad(cast(id * 2654435761 % 4294967296 AS string), {query['size']}, cast(id AS string))"
-    rows = spark.range(0, query["rows"], 1, query["tasks"]).selectExpr(f"cast({text} AS binary) AS value")
+    columns = [f"cast({text} AS binary) AS value"]
+    if "partitions" in query:
+        columns.append(f"cast(id % {query['partitions']} AS int) AS partition")
+    rows = spark.range(0, query["rows"], 1, query["tasks"]).selectExpr(*columns)
     writer = rows.write.format(query["sink"]).mode("append").options(**query["options"])
     started_s = time.monotonic()
     writer.save()

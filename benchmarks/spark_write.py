@@ -4,6 +4,10 @@
 sink under test, `append` liftlog's at-least-once sink, `null` a Python sink that takes the same Arrow batches and drops
 them, `kafka` Spark's own sink with its defaults, where BENCH_KAFKA_HOME names a Kafka that has its jars.
 
+`spark-many-tasks-*`: 40,000 rows from 200 tasks, as many as Spark makes after a shuffle, each of which writes to every
+partition; `seconds` of the whole query, beside the sink that drops everything and Spark's own `noop`, which runs no
+Python.
+
 `spark-micro-batch-*`: small micro-batches one after the other (Trigger.AvailableNow), one record for each partition,
 from liftlog to liftlog; `null` is the same query with a Python source and sink that do nothing. `ms` is the median of
 the durations that Spark reports; `added_ms` what liftlog adds to it.
@@ -24,6 +28,7 @@ from typing import Any
 from benchmarks import kafka
 from benchmarks.harness import Case, Measures, Side, Skipped, Target
 from benchmarks.ours import Liftlog
+from benchmarks.proc import cpu_s
 from benchmarks.spark_read import QueryFailed, _kafka, _Spark
 from broker.client.client import connect
 from spark_liftlog.options import source_options
@@ -32,6 +37,7 @@ from spark_liftlog.schema import ROW
 
 SIZE = 100
 TASKS = 2
+MANY_TASKS = 200
 GUARANTEES = {"exactly-once": "exactly-once", "append": "at-least-once"}
 
 
@@ -53,6 +59,26 @@ def cases(*, tiny: bool) -> Sequence[Case]:
         for kind in GUARANTEES
         if not tiny or kind == "exactly-once"
     ]
+    for kind in () if tiny else GUARANTEES:
+        for partitions, target in (
+            (64, Target(of="seconds", most=5.0)),
+            (1, Target(of="liftlog/null", most=1.3)),
+        ):
+            found.append(
+                Case(
+                    name=f"spark-many-tasks-{kind}-{partitions}p",
+                    metric="seconds",
+                    unit="s",
+                    parameters={
+                        "value_bytes": SIZE,
+                        "rows": 40_000,
+                        "tasks": MANY_TASKS,
+                        "partitions": partitions,
+                    },
+                    open=_opener(_many_tasks, kind, 40_000, partitions),
+                    targets=(target,),
+                )
+            )
     for kind, partitions, most in (("append", 1, 30), ("exactly-once", 1, 60), ("exactly-once", 64, 150)):
         if not tiny or (kind, partitions) == ("exactly-once", 1):
             found.append(
@@ -116,6 +142,33 @@ def _writes(stack: ExitStack, folder: Path, place: Liftlog, kind: str, rows: int
     for side in sides.values():
         with suppress(Skipped):
             side()  # warms up the JVM
+    return sides
+
+
+def _many_tasks(
+    stack: ExitStack, folder: Path, place: Liftlog, kind: str, rows: int, partitions: int
+) -> Mapping[str, Side]:
+    spark = stack.enter_context(_Spark(folder, ()))
+    place.create_stream("many", partitions=partitions)
+    common = {"kind": "write", "rows": rows, "tasks": MANY_TASKS, "size": SIZE, "partitions": partitions}
+    options = {"brokers": place.address, "stream": "many", "deliveryGuarantee": GUARANTEES[kind]}
+
+    def stored() -> int:
+        with connect(place.address) as client:
+            return sum(p.high_watermark for p in client.describe("many").partitions)
+
+    def into_liftlog() -> Measures:
+        before, used_s = stored(), cpu_s(place.pid)
+        found = spark.run({**common, "sink": "liftlog", "options": options})
+        return {**found, "broker_cpu_s": cpu_s(place.pid) - used_s, "lost": before + rows - stored()}
+
+    sides: dict[str, Side] = {
+        "liftlog": into_liftlog,
+        "null": partial(spark.run, {**common, "sink": "null", "options": {}}),
+        "noop": partial(spark.run, {**common, "sink": "noop", "options": {}}),
+    }
+    for side in sides.values():
+        side()  # warms up the JVM
     return sides
 
 

@@ -89,6 +89,7 @@ _START: Final = struct.Struct(f"<8s{BODY_LENGTH_AT - 8}xq")
 _CRC_END: Final = CRC_AT + FIELDS["crc"]
 _CRC_ZERO: Final = b"0" * FIELDS["crc"]
 _U64: Final = 1 << 64
+_DIGITS: Final = "".join(f"%0{width}x" for width in FIELDS.values())
 
 assert len(TEMPLATE) == HEADER_BYTES
 assert VALUE_BYTES == 176
@@ -135,9 +136,21 @@ class BatchHeader:
 
     def value(self) -> bytes:
         """The metadata value, `VALUE_BYTES` long, with the CRC as it stands in `crc`."""
-        digits = "".join(
-            f"{getattr(self, name) % _U64 if name == 'max_timestamp_us' else getattr(self, name):0{width}x}"
-            for name, width in FIELDS.items()
+        digits = _DIGITS % (
+            self.format_version,
+            self.flags,
+            self.first_offset,
+            self.last_offset,
+            self.leader_epoch,
+            self.high_watermark,
+            self.max_timestamp_us % _U64,
+            self.producer_id,
+            self.producer_epoch,
+            self.sequence,
+            self.group_index,
+            self.group_count,
+            self.decision,
+            self.crc,
         )
         assert len(digits) == VALUE_BYTES, f"a header field does not fit its width: {self}"
         return digits.encode("ascii")

@@ -40,6 +40,7 @@ from broker.api.encodable import BatchPlace
 
 _BUFFERS: Final = struct.Struct(f"<{2 * BUFFER_COUNT}q")
 _NODES: Final = struct.Struct(f"<{2 * NODE_COUNT}q")
+_PADDING: Final = tuple(bytes(-size % 8) for size in range(8))
 _NO_ENTRY: Final = bytes(4)
 """Offsets of a column without rows."""
 
@@ -88,17 +89,12 @@ class PlainBatch:
             *(none, starts, b"", b"", _NO_ENTRY, b"", b"", _NO_ENTRY, b""),  # headers
             *(none, starts, b""),  # reply
         )
-        places: list[int] = []
-        parts: list[bytes] = []
-        position = 0
-        for buffer in buffers:
-            size = len(buffer)
-            places += (position, size)
-            if size:
-                parts.append(buffer)
-                if padding := -size % 8:
-                    parts.append(bytes(padding))
-                position += size + padding
+        sizes = list(map(len, buffers))
+        begins = [0, *itertools.accumulate([size + 7 & ~7 for size in sizes])]
+        position = begins.pop()
+        places = [0] * (2 * BUFFER_COUNT)
+        places[::2], places[1::2] = begins, sizes
+        parts = [buffer + _PADDING[len(buffer) & 7] for buffer in buffers if buffer]
         header = BatchHeader(last_offset=first_offset + n - 1, max_timestamp_us=self.max_timestamp_us, **place)
         head = bytearray(TEMPLATE)
         struct.pack_into("<q", head, BODY_LENGTH_AT, position)

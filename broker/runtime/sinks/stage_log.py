@@ -40,6 +40,8 @@ from broker.storage.segments.epochs import load_epochs
 
 FOLDER: Final = "stages"
 SEGMENT_BYTES: Final = 64 << 20
+ONE_WRITE_BYTES: Final = 256 << 10
+"""A part that is no larger is in memory, with its note, before it is written."""
 FOREVER_US: Final = 1 << 62
 
 
@@ -99,7 +101,8 @@ class HiddenLog:
     def close(self) -> None:
         """Close the log, if it is open for this alone."""
 
-    def _append_group(self, group: StoredGroup) -> AppendResult:
+    def _append_group(self, group: StoredGroup | list[Encodable]) -> AppendResult:
+        """Append a commit group; a list is written at once."""
         raise NotImplementedError
 
     def _let_go(self, before: int) -> None:
@@ -128,12 +131,12 @@ class HiddenLog:
         self.check_epoch(self._main.leader_epoch)
         noted = note_batch(notes, subject=self.open().identity.stream, timestamp_us=self._clock())
         all_batches = (noted, *batches)
+        size = sum(batch.byte_count_max for batch in all_batches)
+        stamped = (StampedBatch(batch, decision) for batch in all_batches)
         result = self._append_group(
-            StoredGroup(
-                batches=(StampedBatch(batch, decision) for batch in all_batches),
-                batch_count=len(all_batches),
-                byte_count=sum(batch.byte_count_max for batch in all_batches),
-            )
+            list(stamped)
+            if size <= ONE_WRITE_BYTES
+            else StoredGroup(batches=stamped, batch_count=len(all_batches), byte_count=size)
         )
         if self._main.replica.room is not None:
             self._main.replica.room.took(result.bytes)
@@ -273,8 +276,11 @@ class StageLog(HiddenLog):
         if generation != self.generation:
             raise StorageFailed(f"{self._main}: the log of stages had to recover; the request may have been done")
 
-    def _append_group(self, group: StoredGroup) -> AppendResult:
-        return self.open().append_group(group, leader_epoch=self.leader_epoch, now_us=elapsed_us())
+    def _append_group(self, group: StoredGroup | list[Encodable]) -> AppendResult:
+        log, now_us = self.open(), elapsed_us()
+        if isinstance(group, list):
+            return log.append(group, leader_epoch=self.leader_epoch, now_us=now_us)
+        return log.append_group(group, leader_epoch=self.leader_epoch, now_us=now_us)
 
     def _let_go(self, before: int) -> None:
         self.open().trim(before)

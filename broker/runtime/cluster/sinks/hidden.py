@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from broker.api.encodable import Encodable
 from broker.api.errors import NotReady, StorageFailed
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.sinks.committed import COMMITTED_S, Awaited, WholeRead, await_committed
@@ -87,7 +88,7 @@ class ReplicatedStageLog(HiddenLog):
         if generation != self.generation or self._recoveries != self.companion.generation:
             raise StorageFailed(f"{self._main}: its stages are led anew; the request may have been done")
 
-    def _append_group(self, group: StoredGroup) -> AppendResult:
+    def _append_group(self, group: StoredGroup | list[Encodable]) -> AppendResult:
         awaited = Awaited()
         result = self.companion.append_now(group, awaited, decided=True, leader_epoch=self._companion_epoch)
         self._last = awaited
