@@ -26,7 +26,7 @@ help:
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml setup.py broker/ingest/_intake.pyx broker/client/reading/_gathering.pyx $(wildcard broker/ingest/*.pxi broker/ingest/*.h broker/client/reading/*.pxi)
+$(INSTALLED): pyproject.toml setup.py $(wildcard broker/ingest/*.p[xy][xi] broker/ingest/*.h broker/client/*/*.p[xy][xi])
 	@sh .ci/prerequisites $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24" "setuptools>=77" wheel "Cython>=3.1,<4"
@@ -79,4 +79,4 @@ chaos: install
 clean:
 	rm -rf $(VENV) build dist fuzz-failures chaos-history *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis liftlog-data quickstart-data
 	find broker spark_liftlog pyspark_liftlog tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
-	rm -f broker/ingest/_intake.c broker/client/reading/_gathering.c broker/ingest/*.so broker/client/reading/*.so
+	rm -f broker/ingest/_intake.c broker/client/reading/_gathering.c broker/client/payload/_json.c broker/ingest/*.so broker/client/*/*.so

@@ -1,8 +1,9 @@
 """The one thing pyproject.toml cannot say: extensions that may fail to build.
 
-With a compiler the intake parser and the client's gathering are compiled. Without one the install goes on, warns that
-they are slow, and the wheel is tagged as pure. `LIFTLOG_REQUIRE_EXTENSION=1` turns that warning into an error;
-`LIFTLOG_PURE=1` does not try. `LIFTLOG_COMPILE_ARGS="-O0 -g0"` compiles quickly what nobody will run for long.
+With a compiler the intake parser, the client's gathering and its JSON decoder are compiled. Without one the install
+goes on, warns that the first two are slow and the third is missing, and the wheel is tagged as pure.
+`LIFTLOG_REQUIRE_EXTENSION=1` turns that warning into an error; `LIFTLOG_PURE=1` does not try.
+`LIFTLOG_COMPILE_ARGS="-O0 -g0"` compiles quickly what nobody will run for long.
 
 The extensions are built before setuptools asks what kind of wheel this will be, in a folder that is new
 and goes again: whether there are extensions is then a fact, not a guess from there being a compiler,
@@ -27,10 +28,11 @@ sources_digest = runpy.run_path("broker/api/compiled.py")["sources_digest"]
 SOURCES = {
     "broker.ingest._intake": "broker/ingest/_intake.pyx",
     "broker.client.reading._gathering": "broker/client/reading/_gathering.pyx",
+    "broker.client.payload._json": "broker/client/payload/_json.pyx",
 }
 WARNING = (
     "liftlog: the compiled intake and gathering were not built ({}); the pure-Python ones work, the intake is many"
-    " times slower and Spark reads somewhat slower"
+    " times slower and Spark reads somewhat slower; payload=json is refused, whose decoder has no pure-Python form"
 )
 
 

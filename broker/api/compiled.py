@@ -28,9 +28,11 @@ def sources_digest(folder: Path) -> str:
 
 
 @cache
-def load_compiled(name: str) -> ModuleType | None:
-    """Import a compiled module that has a twin in Python.
+def load_compiled(name: str, *, otherwise: str = "its slower twin in Python is used instead") -> ModuleType | None:
+    """Import a compiled module.
 
+    Args:
+        otherwise: What happens without it, for the warning.
     Returns:
         None: it was not built here; or, with a RuntimeWarning that says how to mend it, it does not belong to the
         sources beside it or cannot be imported.
@@ -47,8 +49,7 @@ def load_compiled(name: str) -> ModuleType | None:
             return module
         why = "it was built from other sources than those beside it"
     warnings.warn(
-        f"{name} is not used; its slower twin in Python is used instead: {why}. Build it again: make install, or"
-        " python setup.py build_ext --inplace",
+        f"{name} is not used; {otherwise}: {why}. Build it again: make install, or python setup.py build_ext --inplace",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -15,6 +15,7 @@
     nats_tls.py         `tls://` means TLS
 
     http/               calls to brokers: addresses, pooled connections, retries, answers
+    payload/            values of records as columns
     reading/            one partition's records, the low level (Spark's executors use only this)
     writing/            records on their way to a broker
 

@@ -46,6 +46,9 @@ from broker.client.tables import TableCalls
 if TYPE_CHECKING:
     from datetime import datetime
 
+    import pyarrow as pa
+
+    from broker.client.payload.decoding import JsonPayload
     from broker.client.producer import Producer
     from broker.client.reader import RecordReader
     from broker.client.reading.ranges import End, Start
@@ -168,6 +171,9 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
         key: str | bytes | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
+        payload: Literal["json"] | None = None,
+        schema: pa.Schema | None = None,
+        payload_mode: str | None = None,
     ) -> RecordReader:
         """Read committed records.
 
@@ -192,13 +198,19 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
                 leave out the others, as for the next three, and all that are given have to fit.
             key: Only records with this key; text as UTF-8.
             since, until: Only records whose timestamp is in [since, until); datetimes with time zone.
+            payload: `json`: the value is a JSON object, and is given as the columns of `schema`, then `_corrupt` (the
+                bytes of a value that could not be decoded), then the other columns of the record. The rules:
+                docs/reference/payloads.md.
+            schema: Of the objects, with `payload`.
+            payload_mode: For values that cannot be decoded. `PERMISSIVE` (None means this): columns of `schema` are
+                null. `DROPMALFORMED`: no row. `FAILFAST`: InvalidRecords.
         Returns:
             An iterator of `pyarrow.RecordBatch`, with `to_table()`, `to_pandas()`, `to_polars()`.
         Raises:
             UnknownStream, UnknownPartition: not there.
             OffsetOutOfRange: `start` or `end` is not committed or gone; fields `log_start_offset`, `high_watermark`.
             InvalidRequest: `end` before `start`, `end` with `follow`, a column that does not exist, `nearest` without
-                a rack, a time without time zone.
+                a rack, a time without time zone, a payload without a schema, or one that JSON cannot fill.
             InvalidSubject: `subject` cannot be one.
         """
         if read_from not in ("leader", "nearest"):
@@ -216,7 +228,8 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
         from broker.client.reader import RecordReader, reader_schema
         from broker.client.reading.ranges import plan_read
 
-        reader_schema(columns, False)
+        decoding = _payload(payload, schema, payload_mode)
+        reader_schema(columns, False, decoding)
         wanted = Conditions.of(subject=subject, key=key, since=since, until=until)
         description = self.describe(stream)
         spans = plan_read(self._resolved, description, partitions=partitions, start=start, end=end)
@@ -232,6 +245,7 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
             take_added=partitions is None,
             rack=self.rack if read_from == "nearest" else None,
             wanted=wanted,
+            payload=decoding,
         )
 
     def append(
@@ -359,3 +373,21 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
             Unavailable: nobody answers.
         """
         return self._calls.ready()
+
+
+def _payload(payload: str | None, schema: pa.Schema | None, mode: str | None) -> JsonPayload | None:
+    """What decodes the values of a read; None: nothing does. Raises InvalidRequest, NotSupported."""
+    if payload is None:
+        for name, value in (("schema", schema), ("payload_mode", mode)):
+            if value is not None:
+                raise InvalidRequest(f"{name}={value!r}: means something with payload='json' only")
+        return None
+    if payload != "json":
+        raise InvalidRequest(f"payload={payload!r}: must be 'json'")
+    if schema is None:
+        raise InvalidRequest(
+            "payload='json' needs the columns of the objects: schema=pa.schema({'item': pa.int64(), …})"
+        )
+    from broker.client.payload.decoding import JsonPayload
+
+    return JsonPayload(schema) if mode is None else JsonPayload(schema, mode=mode)

@@ -7,7 +7,7 @@ A following read of all partitions takes in those that are added later, from the
 
 Batches are those of the log, cut to the range: some hold one row, some 65,536. Their schema is always
 the reader's: the record schema, and behind it `partition` (int32) where the stream has several
-partitions; or exactly the columns that were asked for.
+partitions; or exactly the columns that were asked for. With a payload the value is decoded (payload/decoding.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from broker.api.answers import Watch
 from broker.api.conditions import ALL, Conditions
-from broker.api.errors import InvalidRequest, LiftlogError, OffsetOutOfRange, StaleIncarnation
+from broker.api.errors import InvalidRecords, InvalidRequest, LiftlogError, OffsetOutOfRange, StaleIncarnation
 from broker.api.schema import SCHEMA
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
@@ -32,6 +32,8 @@ from broker.client.reading.session import ANSWER_BYTES, FetchSession
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
+
+    from broker.client.payload.decoding import JsonPayload
 
 TURN_BYTES: Final = 8 << 20
 WAIT_MS: Final = 20_000
@@ -83,9 +85,10 @@ class RecordReader:
         take_added: bool = False,
         rack: str | None = None,
         wanted: Conditions = ALL,
+        payload: JsonPayload | None = None,
     ) -> None:
         self.stream = stream
-        self.schema = reader_schema(columns, with_partition)
+        self.schema = reader_schema(columns, with_partition, payload)
         self._follow = follow
         self._interrupt = Interrupt()
         self._reading = _Reading(
@@ -99,6 +102,7 @@ class RecordReader:
             interrupt=self._interrupt,
             rack=rack,
             wanted=wanted,
+            payload=payload,
         )
         self._batches = self._reading.following() if follow else self._reading.bounded()
 
@@ -121,6 +125,7 @@ class RecordReader:
             StaleIncarnation, UnknownStream: the stream was deleted meanwhile.
             Unavailable and others that are Retryable: nobody could answer for the client's `deadline_s`.
             BadBatch: the log is damaged there.
+            InvalidRecords: a value is not what the payload says, with FAILFAST. `positions` is before its batch.
         """
         if self._interrupt.is_set:
             raise StopIteration
@@ -187,9 +192,11 @@ class _Reading:
         interrupt: Interrupt,
         rack: str | None,
         wanted: Conditions,
+        payload: JsonPayload | None,
     ) -> None:
         self.stream = stream
         self.schema = schema
+        self._payload = payload
         self._calls = calls
         self._spans = dict(spans)
         self._incarnation = incarnation
@@ -301,7 +308,9 @@ class _Reading:
         fetch = self._fetches[partition]
         try:
             for rows in fetch.answer(end, max_wait_ms=max_wait_ms):
-                yield self._shaped(rows, partition)
+                shaped = self._shaped(rows, partition)
+                if shaped.num_rows:
+                    yield shaped
         except OffsetOutOfRange as error:
             # "earliest" means wherever the log begins, also if that moved since it was resolved.
             span, log_start_offset = self._spans[partition], error.fields.get("log_start_offset")
@@ -313,6 +322,12 @@ class _Reading:
             self._spans[partition] = Span(start=log_start_offset, end=span.end, from_earliest=True)
 
     def _shaped(self, rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+        if self._payload is not None:
+            try:
+                return self._payload.shaped(rows, self.schema, stream=self.stream, partition=partition)
+            except InvalidRecords:
+                self._fetches[partition].position = rows.column("offset")[0].as_py()
+                raise
         if self.schema is SCHEMA:
             return rows
         columns = [
@@ -324,8 +339,11 @@ class _Reading:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-def reader_schema(columns: Sequence[str] | None, with_partition: bool) -> pa.Schema:
+def reader_schema(columns: Sequence[str] | None, with_partition: bool, payload: JsonPayload | None = None) -> pa.Schema:
     """The schema of a reader's batches. Raises InvalidRequest for columns that are not there."""
+    if payload is not None:
+        with_partition = with_partition or (columns is not None and PARTITION_FIELD.name in columns)
+        return payload.schema(columns, of_record=reader_schema(None, with_partition))
     if columns is None:
         return SCHEMA.append(PARTITION_FIELD) if with_partition else SCHEMA
     for name in columns:

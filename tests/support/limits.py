@@ -36,6 +36,7 @@ class Row(NamedTuple):
 
 
 FIXED: Final = (
+    Row("broker.client.payload.json_columns:LEVELS_MAX", "levels", "schema of a JSON payload", "`invalid_request`"),
     Row("broker.client.nats_publish:AWAITED_BYTES_MAX", "bytes", "published messages that await an ack", "it waits"),
     Row("broker.api.stream:NAME_BYTES_MAX", "bytes", "name of a stream, consumer, group, sink", "`invalid_name`"),
     Row("broker.api.conditions:SUBJECTS_LENGTH_MAX", "characters", "all subjects of a read", "`invalid_request`"),
@@ -375,7 +376,7 @@ NO_LIMIT: Final = frozenset(
         "SEQUENCE_DIGITS_MAX MAX_WAIT_MS PLAIN_BODY_BYTES_MAX UNREADABLE_BYTES_MAX OVERHEAD_BYTES_MAX AHEAD_MAX",
         "ERROR_SHOWN_MAX KEPT_MAX REASONS_MAX EXAMPLE_CHARS_MAX TEXT_CHARS_MAX KINDS_MAX ASKED_MAX",
         "ROWS_AT_ONCE_MAX IN_FLIGHT_MAX EPOCHS_MAX ERROR_LENGTH_MAX OFFSET_MAX CALM_MS_MAX EPOCH_MAX NUMBER_MAX",
-        "SILENT_S_MAX WAIT_MS_MAX HERE_BYTES_MAX MARKS_MAX REPORTS_MAX PLAIN_CHARS_MAX",
+        "SILENT_S_MAX WAIT_MS_MAX HERE_BYTES_MAX MARKS_MAX REPORTS_MAX PLAIN_CHARS_MAX WAITING_BATCHES_MAX",
     }
 )
 
