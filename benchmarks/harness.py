@@ -39,6 +39,7 @@ WORKLOADS = (
     "produce",
     "spark_read",
     "spark_write",
+    "payloads",
     "memory",
     "idle",
     "many",

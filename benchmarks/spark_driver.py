@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.functions import from_json
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
@@ -190,7 +191,12 @@ def load(reader: Any, query: dict[str, Any]) -> DataFrame:
             "minPartitions": query["tasks"],
             "maxPartitions": query["tasks"],
         }
-    frame: DataFrame = reader.format(query["source"]).options(**options).load()
+    reader = reader.format(query["source"]).options(**options)
+    if query.get("by") == "liftlog":
+        reader = reader.option("payload", "json").schema(query["json"])
+    frame: DataFrame = reader.load()
+    if query.get("by") == "from_json":
+        frame = frame.select(from_json(frame.value.cast("string"), query["json"]).alias("object")).select("object.*")
     return frame
 
 

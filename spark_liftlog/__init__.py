@@ -12,6 +12,7 @@ does not, call `register(spark)`. The page for users is docs/guides/spark.md.
     options.py     the options of the source
     parsing.py     option values: found by name, read, refused
     schema.py      the row, the projection, rows of some subjects only
+    payload.py     payload=json: values as columns
     errors.py      LIFTLOG_<REASON>
 
     reading/       the source: what the driver plans, and what a task reads

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from broker.api.errors import InvalidSetting
 from spark_liftlog.errors import shown_to_spark
 from spark_liftlog.options import check_names, columns_in, source_options
+from spark_liftlog.payload import payload_in, schema_of
 from spark_liftlog.reading.batch_reader import LiftlogReader
 from spark_liftlog.reading.stream_reader import LiftlogStreamReader
 from spark_liftlog.schema import row_of
@@ -34,8 +35,11 @@ class LiftlogDataSource(DataSource):
         return "liftlog"
 
     @shown_to_spark
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         check_names(self.options)
+        payload = payload_in(self.options)
+        if payload is not None:
+            return schema_of(payload)
         return row_of(columns_in(self.options))
 
     @shown_to_spark

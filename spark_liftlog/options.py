@@ -30,6 +30,9 @@
     consumer                                   stream    spark-<uuid>         a name; progress is stored under it
     commitOffsets                              stream    true                 true, false
     batchRows                           batch  stream    65536                rows, 1 to 1,048,576
+    payload                             batch  stream    none                 json
+    payloadSchema                       batch  stream    .schema(…)           columns of the objects, in DDL
+    payloadMode                         batch  stream    PERMISSIVE           PERMISSIVE, DROPMALFORMED, FAILFAST
 
 Names are case-insensitive (Spark hands them over in lower case), values are text. A JSON of offsets is Kafka's:
 {"orders": {"0": 23, "1": -2}}, where -2 is earliest and -1 latest, and every partition of each stream is named.
@@ -63,6 +66,7 @@ from spark_liftlog.parsing import (
     truth,
     whole,
 )
+from spark_liftlog.payload import Payload, payload_in
 from spark_liftlog.reading.selection import Selection
 from spark_liftlog.reading.table_options import TableOptions, as_of, table_options
 from spark_liftlog.reading.where import EARLIEST, LATEST, ByPartition, ByTime, Where
@@ -110,6 +114,9 @@ _SOURCE: Final[Mapping[str, frozenset[str]]] = {
     "commitOffsets": _STREAM,
     "onNewCheckpoint": _STREAM,
     "batchRows": _BOTH,
+    "payload": _BOTH,
+    "payloadSchema": _BOTH,
+    "payloadMode": _BOTH,
 }
 SOURCE_OPTIONS: Final = tuple(_SOURCE)
 _WHICH: Final = ("stream", "streams", "streamPattern")
@@ -150,6 +157,7 @@ class SourceOptions:
     commit_offsets: bool
     accepts_new_checkpoint: bool
     batch_rows: int
+    payload: Payload | None
 
 
 def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
@@ -205,6 +213,7 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
         commit_offsets=truth(options, "commitOffsets", default=True),
         accepts_new_checkpoint=one_of(options, "onNewCheckpoint", ("refuse", "accept")) == "accept",
         batch_rows=whole(options, "batchRows", 1, BATCH_ROWS_MAX) or 1 << 16,
+        payload=payload_in(options),
     )
 
 

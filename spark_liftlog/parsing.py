@@ -56,7 +56,6 @@ _IN_PLACE: Final[Mapping[str, str]] = {
     "nats.stream.name": "stream",
 }
 _LATER: Final[Mapping[str, str]] = {
-    "payload": "values are not decoded by the source: from_json(CAST(value AS STRING), schema) does it in Spark",
     "via": "rows are written to the log; to publish to NATS use its client in foreachBatch",
 }
 _UNSECURED: Final = "brokers have no authentication and no TLS yet; keep their ports in a trusted network"

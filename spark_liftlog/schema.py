@@ -85,6 +85,10 @@ class Projection:
             return Shape([*self._columns, "subject"], schema, constants)
         return Shape(self._columns, self._schema, constants)
 
+    def finished(self, batches: Generator[pa.RecordBatch, None, None]) -> Generator[pa.RecordBatch, None, None]:
+        """The batches in the declared schema, for one that has more than columns of the record."""
+        return batches
+
     def without_empty_headers(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Give a record without any header null in that column, however it was written. Batches are in the shape."""
         if "headers" not in self._columns:

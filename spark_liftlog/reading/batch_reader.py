@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 from broker.api.errors import InvalidSetting, StaleIncarnation
 from spark_liftlog.errors import shown_to_spark
 from spark_liftlog.options import SourceOptions
+from spark_liftlog.payload import projection_of
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.cluster import ANY, Cluster
 from spark_liftlog.reading.offsets import Key
@@ -31,7 +32,6 @@ from spark_liftlog.reading.refresh import FramePlan, Opening, opened
 from spark_liftlog.reading.table import whole_partitions
 from spark_liftlog.reading.task import TaskRanges, read_task
 from spark_liftlog.reading.where import LATEST, ByTime, Where, option_of
-from spark_liftlog.schema import Projection
 
 PINNED_PARTITIONS_MAX: Final = 2_000
 """Partitions of a frame that a micro-batch pins: each of its tasks is handed them."""
@@ -44,12 +44,12 @@ class LiftlogReader(DataSourceReader):
 
     Args:
         options: Checked options.
-        schema: The declared schema; a projection of the row.
+        schema: The declared schema: a projection of the row, with a payload also columns of it.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._projection = Projection(schema)
+        self._projection = projection_of(schema, options.payload)
 
     @shown_to_spark
     def partitions(self) -> list[InputPartition]:

@@ -36,11 +36,11 @@ from pyspark.sql.types import StructType
 
 from spark_liftlog.errors import shown_to_spark
 from spark_liftlog.options import SourceOptions
+from spark_liftlog.payload import projection_of
 from spark_liftlog.reading.offsets import symbolic
 from spark_liftlog.reading.plan import plan
 from spark_liftlog.reading.query.driver import StreamDriver
 from spark_liftlog.reading.task import TaskRanges, read_task
-from spark_liftlog.schema import Projection
 
 log = logging.getLogger("spark_liftlog")
 
@@ -50,12 +50,12 @@ class LiftlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Args:
         options: Checked options.
-        schema: The declared schema; a projection of the row.
+        schema: The declared schema: a projection of the row, with a payload also columns of it.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._projection = Projection(schema)
+        self._projection = projection_of(schema, options.payload)
         self._driver: StreamDriver | None = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
         opening: Opening | None = getattr(partition, "opening", None)
         ranges, may_begin_later = resolved(partition.value or (), opening, session(brokers).brokers, options)
         rows = batches() if options.table is None else table_rows()
-        yield from read_ahead(joined(rows, rows_max=batch_rows), interrupt)
+        yield from read_ahead(projection.finished(joined(rows, rows_max=batch_rows)), interrupt)
     except LiftlogError as error:
         raise for_spark(error)  # noqa: B904 -- for_spark decides about the cause
 

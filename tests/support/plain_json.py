@@ -239,6 +239,8 @@ def instant(text: str, *, has_zone: bool) -> int:
     if hour > 23 or minute > 59 or second > 59:
         raise Corrupt
     us = int(((match[7] or "") + "000000")[:6])
+    if match[6] is None and (match[8] or match[12] or text[-1] in "ZC"):
+        raise Corrupt
     zone = text[match.end(7) if match[7] is not None else max(match.end(i) for i in range(1, 7)) :].strip(" .")
     if zone and not has_zone:
         raise Corrupt

@@ -55,7 +55,7 @@ cdef int read_day(const uint8_t** at, const uint8_t* end, int64_t* days) noexcep
 cdef void trim(const uint8_t** at, const uint8_t** end) noexcept nogil:
     while at[0] < end[0] and at[0][0] <= 32:
         at[0] += 1
-    while at[0] < end[0] and end[0][-1] <= 32:
+    while at[0] < end[0] and (end[0] - 1)[0] <= 32:
         end[0] -= 1
 
 
@@ -72,10 +72,11 @@ cdef bint read_date(const uint8_t* at, int64_t length, int32_t* found) noexcept 
 
 
 cdef bint read_time(const uint8_t* at, int64_t length, bint has_zone, int64_t* found) noexcept nogil:
-    """A day, or a day and a time of it; for an instant with a zone behind it, else UTC."""
+    """A day, or a day and a time of it; for an instant with a zone behind the seconds, else UTC."""
     cdef const uint8_t* end = at + length
     cdef int64_t days, hour = 0, minute = 0, second = 0, us = 0, offset_s = 0
     cdef int parts, count = 0
+    cdef bint has_seconds = False
     trim(&at, &end)
     parts = read_day(&at, end, &days)
     if not parts:
@@ -94,6 +95,7 @@ cdef bint read_time(const uint8_t* at, int64_t length, bint has_zone, int64_t* f
                 at += 1
                 if not read_digits(&at, end, 1, 2, &second):
                     return False
+                has_seconds = True
                 if at < end and at[0] == c'.':
                     at += 1
                     while at < end and c'0' <= at[0] <= c'9':
@@ -106,7 +108,7 @@ cdef bint read_time(const uint8_t* at, int64_t length, bint has_zone, int64_t* f
                         count += 1
         if hour > 23 or minute > 59 or second > 59:
             return False
-        if at < end and not (has_zone and read_zone(at, end, &offset_s)):
+        if at < end and not (has_zone and has_seconds and read_zone(at, end, &offset_s)):
             return False
     found[0] = days * DAY_US + (hour * 3600 + minute * 60 + second - offset_s) * 1_000_000 + us
     return True

@@ -13,8 +13,9 @@ Y3  PERMISSIVE keeps a corrupt row, with nulls. DROPMALFORMED leaves it out. FAI
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,6 +36,7 @@ class JsonPayload:
     Args:
         schema: Of the objects: flat, or one column `value` that is a struct (Y2).
         mode: One of MODES.
+        taken: Names that no column may have.
 
     Attributes:
         fields: The columns that are made of a value.
@@ -43,7 +45,7 @@ class JsonPayload:
         NotSupported: this installation has no compiled decoder.
     """
 
-    def __init__(self, schema: pa.Schema, *, mode: str = MODES[0]) -> None:
+    def __init__(self, schema: pa.Schema, *, mode: str = MODES[0], taken: Collection[str] = OF_RECORDS) -> None:
         if not isinstance(schema, pa.Schema):
             raise InvalidRequest(
                 f"schema={schema!r}: must be a pyarrow.Schema with the columns of the JSON objects,"
@@ -52,10 +54,11 @@ class JsonPayload:
         if mode not in MODES:
             raise InvalidRequest(f"payload_mode={mode!r}: must be {', '.join(MODES[:-1])} or {MODES[-1]}")
         self.mode = mode
+        self._given = schema, mode, taken
         self.fields = list(schema)
         self._is_whole = schema.names == ["value"] and pa.types.is_struct(schema.field(0).type)
         for name in schema.names:
-            if name in OF_RECORDS:
+            if name in taken:
                 raise InvalidRequest(
                     f"column {name!r} of the schema: a record has a column of this name. Give a schema with one column,"
                     " 'value', which is a struct with the columns of the objects",
@@ -66,6 +69,10 @@ class JsonPayload:
             struct = schema.field(0).type
             schema = pa.schema([struct.field(i) for i in range(struct.num_fields)])
         self._decoder = json_decoder(schema)
+
+    def __reduce__(self) -> Any:
+        schema, mode, taken = self._given
+        return partial(JsonPayload, mode=mode, taken=taken), (schema,)
 
     def decoded(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.Array, pa.BooleanArray | None]:
         """Decode values.
@@ -82,13 +89,17 @@ class JsonPayload:
             return arrays, pa.nulls(len(values), pa.binary()), None
         return arrays, pc.if_else(corrupt, values, pa.scalar(None, pa.binary())), corrupt
 
-    def check(self, stream: str, partition: int, offsets: pa.Array) -> None:
-        """With FAILFAST: raise InvalidRecords if a row that was decoded last is corrupt."""
+    def check(self, place: Callable[[int], tuple[str, int, int]]) -> None:
+        """With FAILFAST: raise InvalidRecords if a row that was decoded last is corrupt.
+
+        Args:
+            place: Stream, partition and offset of a row.
+        """
         if self.mode != "FAILFAST" or self._decoder.first is None:
             return
         row, reason, byte, column = self._decoder.first
         at = "" if column is None else f", column {column!r}"
-        offset = offsets[row].as_py()
+        stream, partition, offset = place(row)
         raise InvalidRecords(
             f"stream {stream!r} partition {partition} offset {offset}: the value cannot be decoded as JSON:"
             f" {REASONS[reason]} (byte {byte}{at}); payload mode PERMISSIVE keeps such rows, with the value in"
@@ -126,7 +137,7 @@ class JsonPayload:
             InvalidRecords: a row is corrupt, and the mode is FAILFAST.
         """
         arrays, kept, corrupt = self.decoded(rows.column("value"))
-        self.check(stream, partition, rows.column("offset"))
+        self.check(lambda row: (stream, partition, rows.column("offset")[row].as_py()))
         made = {field.name: array for field, array in zip(self.fields, arrays, strict=True)}
         made[CORRUPT] = kept
         columns = [

@@ -13,7 +13,7 @@ V3  What a column takes:
     bool              true, false
     string            a string; of any other value its JSON, as it stands there
     date32            a string: yyyy, yyyy-mm or yyyy-mm-dd, behind this last a T or a space and anything
-    timestamp, zone   a string: a date, or yyyy-mm-ddThh[:mm[:ss[.fraction]]] and a zone: Z, UTC, ±hh[:mm[:ss]];
+    timestamp, zone   a string: a date, or yyyy-mm-ddThh[:mm[:ss[.fraction][zone]]], zone Z, UTC or ±hh[:mm[:ss]];
                       without a zone it is UTC, a fraction is cut to microseconds; a whole number: seconds since 1970
     timestamp         the same string, without a zone
     list, struct, map an array; an object; an object whose names are the keys
@@ -114,8 +114,10 @@ def _field(type_: pa.DataType, path: str, name: str, level: int) -> Field:
         kind = "struct"
         children = _fields([type_.field(i) for i in range(type_.num_fields)], path + ".", level + 1)
     elif types.is_list(type_):
+        _check_nullable(type_.value_field, path)
         kind, children = "list", (_field(type_.value_type, path + "[]", "", level + 1),)
     elif types.is_map(type_) and types.is_string(type_.key_type):
+        _check_nullable(type_.item_field, path)
         kind = "map"
         children = tuple(_field(each, path + "{}", "", level + 1) for each in (type_.key_type, type_.item_type))
     else:
@@ -125,6 +127,11 @@ def _field(type_: pa.DataType, path: str, name: str, level: int) -> Field:
             " date32, timestamp('us'), list, struct and map of strings to any of these can",
         )
     return KINDS.index(kind), width, precision, scale, name.encode(), type_, children
+
+
+def _check_nullable(held: pa.Field, path: str) -> None:
+    if not held.nullable:
+        raise _refused(path, "what it holds must be nullable: null may stand there")
 
 
 def _refused(column: str, why: str) -> InvalidRequest:
