@@ -208,6 +208,27 @@ def test_an_open_end_moves_up_with_a_compaction_and_one_that_was_asked_for_is_re
         client.table(stream, as_of=3)
 
 
+@pytest.mark.parametrize("before", [1, 3, 4])
+def test_what_a_trim_takes_before_it_is_read_is_left_out(
+    client: Client, new_stream: NewStream, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    read = TableReading._read
+
+    def late(self: TableReading, *args: Any) -> None:
+        client.trim(stream, before=before)
+        read(self, *args)
+
+    stream = new_stream(**KEYED)
+    log = [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
+    append(client, stream, 0, *log)
+    monkeypatch.setattr(TableReading, "_read", late)
+    if before == 4:
+        append(client, stream, 0, (b"d", b"4"))
+    found = client.table(stream)
+    assert by_key(found) == newest_below(dict(enumerate(log)), before, 3)
+    assert found.positions == {0: max(before, 3)}
+
+
 def test_a_partition_is_read_again_if_its_leader_changes(
     client: Client, new_stream: NewStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

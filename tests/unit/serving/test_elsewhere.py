@@ -104,6 +104,7 @@ def test_a_stream_is_described_with_what_each_leader_knows(two: Two, monkeypatch
             assert [p["leader"]["id"] for p in described["partitions"]] == ["broker-0", "broker-1"]
             assert [p["isr"] for p in described["partitions"]] == [["broker-0", "broker-1"]] * 2
             assert [p["replica_lag"] for p in described["partitions"]] == [{"broker-1": 7}, {"broker-0": 8}]
+            assert [p["superseded_to"] for p in described["partitions"]] == [0, 0]
             assert (described["replication_factor"], described["min_insync_replicas"]) == (2, 2), "least, and greatest"
     with connect(two.address(0)) as client:
         assert [p.replica_lag for p in client.describe("orders").partitions] == [{"broker-1": 7}, {"broker-0": 8}]
