@@ -22,6 +22,10 @@ PLACED: Final = "cluster.replicas.placed"
 REPLICAS: Final = "cluster.replicas.replicas"
 
 DRIVEN: Final = (
+    # mends that are taken out again: message ids went by the time of day, and a leader's clock that was ahead forgot them
+    of("counts the age of ids by the time of day", "partitions.leader", "        now_us = replica.elapsed_us()\n", "        now_us = replica.wall_us()\n", seed=7),
+    of("opens a log by a clock that began before it", "cluster.replicas.folders", "boot_id=boot_id, now_us=self.elapsed_us(), expected", "boot_id=boot_id, now_us=0, expected", seed=17),
+    # rules of the drivers
     of("tells a publisher without a session", REPLICATED, "if isinstance(outcome, int) and not self._may_answer():", "if False:"),
     of("answers clients without a session", REPLICATED, ">= self._least_epoch and self._has_session()", ">= self._least_epoch"),
     of("says that what it has appended is durable", FOLLOWING, "durable_end=min(opened.durable_end, end)", "durable_end=end"),

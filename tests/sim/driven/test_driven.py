@@ -54,6 +54,8 @@ def test_what_was_acknowledged_is_there(seeds: range) -> None:
     assert len(seeds) < MORE or [what for what in SEEN if not seen[what]] == []
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", FOUND)
 def test_a_seed_that_found_something_holds(seed: int) -> None:
     _played([seed])
