@@ -48,7 +48,7 @@ DDL = "item BIGINT, price DOUBLE, name STRING, ok BOOLEAN, at TIMESTAMP, note ST
 
 
 def cases(*, tiny: bool) -> Sequence[Case]:
-    rows = ROWS_PER_APPEND if tiny else 2_000_000
+    rows = ROWS_PER_APPEND if tiny else 1_000_000
     parameters = {"value_bytes": VALUE_BYTES, "rows": rows, "columns": len(SCHEMA), "seed": SEED}
     client = Case(
         name="payload-client",

@@ -130,6 +130,13 @@ def test_staged(tmp_path: Path) -> None:
         assert set(line["ratios"]) == {"liftlog/append"}
 
 
+def test_payloads(tmp_path: Path) -> None:
+    pytest.importorskip("broker.client.payload._json", reason="no compiler here")
+    (line,) = run_tiny("payloads", tmp_path)
+    assert {"liftlog/bytes", "liftlog/pyarrow.json"} == set(line["ratios"])
+    assert ours(line)["rate"] > 0
+
+
 def test_produce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BENCH_KAFKA_HOME", raising=False)
     (line,) = run_tiny("produce", tmp_path)
