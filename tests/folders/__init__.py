@@ -2,9 +2,10 @@
 
 make.py        makes them with a commit's own brokers and clients; run by hand
 contents.py    what is put into them
+checks.py      what holds once they are opened
 stepping.py    a broker whose commits of two sinks stand still at a step
 manifest.py    what is in a folder, as clients see it; written by `make.py`, compared by the tests
 keep.py        packed folders, and where a cluster of one has its Raft ports
 
-The folders are in `tests/golden/folders`. They are made once, by commit fcd1e96, and not made anew.
+The folders are in `tests/golden/folders`. They are made once, by commit fcd1e96, and not made anew (record 164).
 """
