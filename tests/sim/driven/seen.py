@@ -260,12 +260,13 @@ class Seen:
     def trim(self, answer: Callable[..., None], start: int) -> None:
         """Let records go. Answers ("stored", epoch) once nobody can undo it."""
         partition = self.partition
-        if partition is None or not partition.serves or not partition.log.log_start_offset < start:
-            answer("no")
+        log = None if partition is None or not partition.serves else partition.log
+        if partition is None or log is None or not log.log_start_offset < start <= log.high_watermark:
+            answer("no")  # beyond that less is trimmed than was asked for
             return
         epoch = partition.leader_epoch
-        self._note(f"is asked to let go of all below {start}, and is committed up to {partition.log.high_watermark}")
-        self.checker.trim_asked(self, min(start, partition.log.high_watermark))
+        self._note(f"is asked to let go of all below {start}, and is committed up to {log.high_watermark}")
+        self.checker.trim_asked(self, start)
 
         def told(done: Any) -> None:
             if done.exception() is not None:
