@@ -437,7 +437,7 @@ def test_what_was_half_there_when_it_is_closed_is_not_handed_on() -> None:
                 asked = connection.recv(1)
             if asked:
                 connection.sendall(HOLDS)
-        reader.close()
+        assert reader.close(60)
     assert (asked, handed) == (b"", [])
 
 
@@ -470,4 +470,4 @@ def test_a_reader_without_a_thread_asks_again(monkeypatch: pytest.MonkeyPatch) -
             "127.0.0.1", Answered(at, Fenced(epoch=1, incarnation=(1, 0)), b"", Bulk(bytes(TICKET_BYTES), 1, 1))
         )
     assert (failed, counts["bulk_failed"]) == ([at], 1)
-    reader.close()
+    assert reader.close(60)
