@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Generator
 from typing import Any
@@ -31,6 +32,9 @@ os.environ.setdefault("SPARK_HOME", str(spark_home.unpacked()))
 for name in ("CI", "BUILD_NUMBER"):  # with them pytest prints differences of lists in full, however long
     if value := os.environ.pop(name, None):
         os.environ.setdefault("TESTS_RUN_IN_CI", value)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it for what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "liftlog",

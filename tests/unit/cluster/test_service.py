@@ -181,12 +181,12 @@ def test_a_command_that_waits_for_a_thread_is_not_made_after_its_answer_was_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """V5: other calls have all threads of this broker. Its client is told by `timeout_ms` that nobody knows."""
-    with members(tmp_path, 1) as [only]:
+    with members(tmp_path, 1) as [only], ThreadPoolExecutor(1) as pool:
         only.catalogs.execute(producer("first"), timeout_s=30)
         release = threading.Event()
 
         async def ask() -> bool:
-            monkeypatch.setattr(control, "WAITING", ThreadPoolExecutor(1))
+            monkeypatch.setattr(control, "waiting", lambda: pool)
             busy = asyncio.ensure_future(waits(lambda: release.wait(30)))
             answer_due.set(due_s := time.monotonic() + 0.05)
             asked = asyncio.ensure_future(in_time(only.catalogs, producer("late")))
