@@ -3,6 +3,7 @@
 # make install      .venv with everything and `liftlog` in it         make lint    style, types, import rules
 # make check        what to run before a commit: lint, and the quick tests that start no process, in a minute
 # make bench        benchmarks, paired with peers                     make clean   removes what make made
+# make lock         requirements.lock anew, at the newest versions    make sbom    build/sbom.json: all that is installed
 # make prop MINUTES=60   property tests and state machines, other seeds each time, until one fails
 # make fuzz MINUTES=60   changed inputs for every decoder, until one does what is not documented
 # make soak MINUTES=60 SEED=7 [BROKERS=3]   users and an operator at random; then what is stored is held against acks
@@ -19,19 +20,36 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # each process that a test starts would compile what it imports
-.PHONY: help install quickstart check quick test test-long lint bench prop fuzz soak sim chaos clean
+.PHONY: help install lock sbom quickstart check quick test test-long lint bench prop fuzz soak sim chaos clean
 
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml setup.py $(wildcard broker/ingest/*.p[xy][xi] broker/ingest/*.h broker/client/*/*.p[xy][xi])
+# First what builds, then all of requirements.lock, then what lies here. Each file that is fetched has a known hash.
+$(INSTALLED): pyproject.toml setup.py requirements.lock requirements-build.lock $(wildcard broker/ingest/*.p[xy][xi] broker/ingest/*.h broker/client/*/*.p[xy][xi])
 	@sh .ci/prerequisites $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=24" "setuptools>=77" wheel "Cython>=3.1,<4"
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[spark,broker,examples,dev]"
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-build.lock
+	$(BIN)/python -m pip install --quiet --require-hashes --no-build-isolation -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# Tools that only these two need have a .venv of their own.
+TOOLS := build/tools
+LOCK = $(TOOLS)/bin/uv pip compile --quiet --universal --upgrade --generate-hashes --python-version 3.11 \
+	--custom-compile-command "make lock"
+
+lock:
+	$(PYTHON) -m venv $(TOOLS) && $(TOOLS)/bin/pip install --quiet "uv>=0.9,<1"
+	$(LOCK) --all-extras pyproject.toml -o requirements.lock
+	printf '%s\n' "pip>=24" "setuptools>=77" wheel "Cython>=3.1,<4" | \
+		$(LOCK) --allow-unsafe --constraint requirements.lock - -o requirements-build.lock
+
+sbom: install
+	$(PYTHON) -m venv $(TOOLS) && $(TOOLS)/bin/pip install --quiet "cyclonedx-bom>=7,<8"
+	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o build/sbom.json $(BIN)/python
 
 quickstart: install
 	$(BIN)/python -m examples.quickstart $(if $(BROKERS),--brokers-count $(BROKERS))
