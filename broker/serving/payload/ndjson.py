@@ -9,6 +9,8 @@ Arrow form. One batch is in memory at a time; its CRC is checked before a row of
 L1  A batch, and the text that its reader has not taken yet, are reserved (`lines_budget`): a reader that takes nothing
     keeps them for long. Without room the answer is `overloaded`; amid it, it is cut.
 L2  A reader that has taken nothing for `body.SLOW_S` is cut when others need the memory.
+L3  `Liftlog-Next-Offset` is behind the last line where `limit` or `end` ends the answer: what is not shown is not
+    passed over. It stands before the lines, so with `limit` the batches up to there are looked at twice.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from aiohttp import web
 
+from broker.api import http
 from broker.api.batch import HEADER_BYTES, decode_batch, message_bytes
 from broker.api.errors import LiftlogError
 from broker.api.legible import readable_rows
@@ -54,10 +58,13 @@ async def send_lines(
         AnswerCut: a later batch is damaged or has no memory, or the reader stands still.
         ConnectionError: the client went away.
     """
-    if request.method == "HEAD":
-        await response.prepare(request)
-        return
     with serving.lines_budget.reserved() as reservation:
+        if end is not None or limit is not None:
+            found = await serving.in_worker(goes_on_at, plan, offset, end, limit, reservation.grow_to)
+            response.headers[http.NEXT_OFFSET] = str(found)
+        if request.method == "HEAD":
+            await response.prepare(request)
+            return
         chunks = lines(plan, offset=offset, end=end, limit=limit, reserve=reservation.grow_to)
         chunk = await serving.in_worker(next, chunks, b"")
         begin_answer()
@@ -91,10 +98,7 @@ def lines(
     left = (1 << 63) if limit is None else limit
     chunk = bytearray()
     for batch, held in _batches(plan.ranges, reserve):
-        offsets = batch.column("offset").to_numpy()
-        first = int(np.searchsorted(offsets, offset))
-        stop = len(offsets) if end is None else int(np.searchsorted(offsets, end))
-        stop = min(stop, first + left)
+        first, stop = _shown(batch.column("offset").to_numpy(), offset, end, left)
         if stop <= first:
             continue
         left -= stop - first
@@ -111,6 +115,26 @@ def lines(
             break
     if chunk:
         yield bytes(chunk)
+
+
+def goes_on_at(plan: ReadPlan, offset: int, end: int | None, limit: int | None, reserve: Callable[[int], None]) -> int:
+    """The offset to go on with behind the lines of a plan (L3). Arguments and errors as `lines`."""
+    if limit is not None:
+        left = limit
+        for batch, _ in _batches(plan.ranges, reserve):
+            offsets = batch.column("offset").to_numpy()
+            first, stop = _shown(offsets, offset, end, left)
+            left -= max(0, stop - first)
+            if not left:
+                return int(offsets[stop - 1]) + 1
+    return plan.next_offset if end is None else min(plan.next_offset, end)
+
+
+def _shown(offsets: npt.NDArray[np.int64], offset: int, end: int | None, left: int) -> tuple[int, int]:
+    """Which rows of a batch are shown: [first, stop); none if that is empty."""
+    first = int(np.searchsorted(offsets, offset))
+    stop = len(offsets) if end is None else int(np.searchsorted(offsets, end))
+    return first, min(stop, first + left)
 
 
 def _batches(ranges: list[FileRange], reserve: Callable[[int], None]) -> Iterator[tuple[pa.RecordBatch, int]]:

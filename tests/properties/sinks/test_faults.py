@@ -21,7 +21,7 @@ CALLS = 14
 LEASE_US = 1 << 40
 
 
-def go_on(disk: SimDisk, rig: Rig, world: World, *, same_run: bool) -> None:
+def go_on(disk: SimDisk, rig: Rig, world: World, *, same_run: bool, bundles: bool = False) -> None:
     """Until all batches are acknowledged. After an error the disk is healed."""
     driver: Driver | None = None
     attempt = None
@@ -30,7 +30,7 @@ def go_on(disk: SimDisk, rig: Rig, world: World, *, same_run: bool) -> None:
             return
         try:
             if driver is None:
-                driver = Driver(world, rig, max(world.acked, default=-1) + 1, repeat=True)
+                driver = Driver(world, rig, max(world.acked, default=-1) + 1, repeat=True, bundles=bundles)
             if attempt is None:
                 attempt = world.attempt(driver.next_batch)
                 driver.stage(attempt)
@@ -47,21 +47,31 @@ def go_on(disk: SimDisk, rig: Rig, world: World, *, same_run: bool) -> None:
     raise AssertionError(f"only {world.acked} after 40 tries")
 
 
-@pytest.mark.parametrize("same_run", [True, False], ids=["same run", "next run"])
-@pytest.mark.parametrize("times", [1, 1_000], ids=["once", "until it is refused"])
+@pytest.mark.parametrize(
+    "times, same_run, bundles",
+    [
+        pytest.param(1, True, False, id="once-same run"),
+        pytest.param(1, False, False, id="once-next run"),
+        pytest.param(1_000, True, False, id="until it is refused-same run"),
+        pytest.param(1_000, False, False, id="until it is refused-next run"),
+        pytest.param(1, True, True, id="once-same run-bundles"),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_disk_that_fails_at_any_call_loses_and_doubles_nothing(kind: str, times: int, same_run: bool) -> None:
+def test_a_disk_that_fails_at_any_call_loses_and_doubles_nothing(
+    kind: str, times: int, same_run: bool, bundles: bool
+) -> None:
     sound = prepared()
     rig = Rig(sound, boot=2)
     before = sound.calls.get(kind, 0)
-    go_on(sound, rig, World(), same_run=same_run)
+    go_on(sound, rig, World(), same_run=same_run, bundles=bundles)
     count = sound.calls.get(kind, 0) - before
     for after in range(0, count, max(1, count // CALLS)):
         disk, world = prepared(), World()
         rig = Rig(disk, boot=2)
         disk.fail(kind, errno.EIO, after=after, times=times)
         try:
-            go_on(disk, rig, world, same_run=same_run)
+            go_on(disk, rig, world, same_run=same_run, bundles=bundles)
             disk.heal()
             world.check_complete(rig, BATCHES)
             for _ in range(3):

@@ -108,6 +108,31 @@ def test_lines_are_selected_too(client: Client, api: Api) -> None:
     assert [json.loads(line)["value"] for line in body.splitlines()] == ["1", "4"]
 
 
+@pytest.mark.parametrize(
+    "query, values, next_offset",
+    [
+        ({"limit": 2}, [0, 1], "2"),
+        ({"limit": 4}, [0, 1, 2, 3], "4"),
+        ({"key": "b", "limit": 2}, [1, 4], "5"),
+        ({"key": "b", "limit": 3}, [1, 4, 9], "10"),
+        ({"key": "b", "limit": 4}, [1, 4, 9], "12"),
+        ({"offset": 1, "end": 5}, [1, 2, 3, 4], "5"),
+        ({"offset": 1, "end": 5, "key": "b"}, [1, 4], "5"),
+        ({"offset": 5, "end": 5}, [], "5"),
+        ({"subject": "nothing", "limit": 1}, [], "12"),
+        ({}, list(range(12)), "12"),
+    ],
+)
+def test_who_goes_on_behind_lines_misses_none(
+    client: Client, api: Api, query: dict[str, Any], values: list[int], next_offset: str
+) -> None:
+    for method in ("GET", "HEAD"):
+        answer = api.read("orders", format="json", method=method, **query)
+        assert answer.headers[http.NEXT_OFFSET] == next_offset
+        found = [int(json.loads(line)["value"]) for line in answer.body.splitlines()]
+        assert found == (values if method == "GET" else [])
+
+
 def test_a_following_reader_waits_behind_what_it_does_not_want(client: Client) -> None:
     with client.read("orders", subject="orders.late", follow=True) as reader:
         client.append("orders", 0, rows(12, "orders.us.new", b"a"))
