@@ -8,6 +8,7 @@ Writes what is missing or changed; inputs that fuzzing has found (their names be
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,9 +33,11 @@ from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.pins import Pinned, encoded
 from tests.fuzz.decoder import CORPUS
 from tests.fuzz.files import STATE_OFFSET, folder, good_batch, seal_index, seal_journal, seal_json, seal_snapshot
+from tests.fuzz.payloads import END_OF_VALUE, SCHEMAS
 from tests.fuzz.raw_seeds import of_connections
 from tests.support.logs import FOLDER
 from tests.support.messages import split_messages
+from tests.support.random_json import random_value
 from tests.unit.client.logs import body, message
 from tests.unit.ingest.vectors import VECTORS
 from tests.unit.ingest.wire import hmsg, msg
@@ -478,8 +481,34 @@ def of_spark() -> Inputs:
     yield "spark-lag", "deep", b"[" * 3000
 
 
+def of_payloads() -> Inputs:
+    rng = random.Random(1)
+    for number, schema in enumerate(SCHEMAS):
+        for kind, wild in (("good", 0.0), ("wild", 0.3)):
+            values = [random_value(rng, schema, wild) or b"" for _ in range(4)]
+            yield "payload-json", f"{kind}-{number}", bytes([number]) + END_OF_VALUE.join(values)
+    for name, text in (
+        ("empty", b""),
+        ("deep", b"[" * 1200),
+        ("levels", b'{"z":' * 999 + b"1" + b"}" * 999),
+        ("surrogates", b'{"item":1,"tags":["\\ud83d\\ude00","\\ude00"]}'),
+        ("exponents", b'{"price":1e' + b"9" * 400 + b"}"),
+    ):
+        yield "payload-json", name, b"\0" + text
+
+
 def main() -> None:
-    for make in (of_the_disk, of_values, of_metadata, of_nats, of_http, of_answers, of_connections, of_spark):
+    for make in (
+        of_the_disk,
+        of_values,
+        of_metadata,
+        of_nats,
+        of_http,
+        of_answers,
+        of_connections,
+        of_spark,
+        of_payloads,
+    ):
         for decoder, name, data in make():
             path = CORPUS / decoder / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,10 +11,11 @@ from typing import Final
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.files import FILES
 from tests.fuzz.network import NETWORK
+from tests.fuzz.payloads import PAYLOADS
 from tests.fuzz.raft import RAFT
 from tests.fuzz.raw import RAW
 
-DECODERS: Final[dict[str, Decoder]] = {decoder.name: decoder for decoder in (*FILES, *NETWORK, *RAFT, *RAW)}
+DECODERS: Final[dict[str, Decoder]] = {decoder.name: decoder for decoder in (*FILES, *NETWORK, *PAYLOADS, *RAFT, *RAW)}
 
 ELSEWHERE: Final[dict[str, str]] = {
     "broker/api/plain.py": "what the others decode JSON with",

@@ -82,6 +82,8 @@ def test_every_decoder_is_in_the_table() -> None:
             name = str(path.relative_to(ROOT))
             is_named = name in named or not DECODES.search(path.read_text())
             assert is_named, f"{name} decodes something: name it in tests/fuzz/table.py"
+    compiled = {str(path.relative_to(ROOT)) for path in (ROOT / "broker").rglob("*.pyx")}
+    assert compiled <= named, "what is compiled may read beyond its bytes: name it in tests/fuzz/table.py"
 
 
 def test_every_corpus_belongs_to_a_decoder() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import struct as packing
 import sys
 from datetime import date
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -187,13 +188,19 @@ def fitted(value: Any, type_: pa.DataType) -> Any:
 BLANK = "".join(map(chr, range(33)))
 
 
+def exactly(number: str) -> Decimal:
+    """The number; an exponent that is far beyond every type is a smaller one, which Decimal has."""
+    digits, _, exponent = number.lower().partition("e")
+    return Decimal(f"{digits}e{max(-100_000, min(100_000, int(exponent or 0)))}")
+
+
 def narrow(number: str) -> float:
     """The nearest float of 32 bits."""
-    if abs(Decimal(number)) < Decimal("1e-46"):
+    if abs(exactly(number)) < Decimal("1e-46"):
         return math.copysign(0.0, -1 if number[0] == "-" else 1)
-    if abs(Decimal(number)) > Decimal("1e40"):
+    if abs(exactly(number)) > Decimal("1e40"):
         return math.copysign(math.inf, float(number))
-    exact = abs(Fraction(Decimal(number)))
+    exact = abs(Fraction(exactly(number)))
     with np.errstate(all="ignore"):
         near = np.float32(float(exact))
         around = [near, np.nextafter(near, np.float32(0)), np.nextafter(near, np.float32(np.inf))]
@@ -207,7 +214,7 @@ def narrow(number: str) -> float:
 def decimal(text: str, type_: pa.DataType) -> Decimal:
     if not re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", text) or len(text) > NUMBER_MAX:
         raise Corrupt
-    number = Decimal(text)
+    number = exactly(text)
     if number and number.adjusted() >= 100:
         raise Corrupt
     if not number or number.adjusted() < -100:
@@ -254,3 +261,38 @@ def instant(text: str, *, has_zone: bool) -> int:
             raise Corrupt
         offset_s = -offset_s if (match[8] or match[12]) == "-" else offset_s
     return days * 86_400_000_000 + (hour * 3600 + minute * 60 + second - offset_s) * 1_000_000 + us
+
+
+def comparable(value: Any, type_: pa.DataType) -> Any:
+    """As plain_json has it, and floats by their bits: NaN equals itself, and 0 is not -0."""
+    if isinstance(value, pa.Scalar) and value.is_valid and (pa.types.is_timestamp(type_) or pa.types.is_date(type_)):
+        return value.value
+    if isinstance(value, pa.Scalar) and not value.is_valid:
+        return None
+    if pa.types.is_struct(type_):
+        if value is None:
+            return None
+        fields = [type_.field(i) for i in range(type_.num_fields)]
+        return {field.name: comparable(value[field.name], field.type) for field in fields}
+    if pa.types.is_list(type_) and value is not None:
+        return [
+            comparable(each, type_.value_type) for each in (value.values if isinstance(value, pa.Scalar) else value)
+        ]
+    if pa.types.is_map(type_) and value is not None:
+        if isinstance(value, pa.Scalar):
+            keys, items = value.values.field(0), value.values.field(1)
+            return [(key.as_py(), comparable(item, type_.item_type)) for key, item in zip(keys, items, strict=True)]
+        return [(key, comparable(item, type_.item_type)) for key, item in value]
+    found = value.as_py() if isinstance(value, pa.Scalar) else value
+    if isinstance(found, float):
+        return "NaN" if math.isnan(found) else packing.pack("d", found)
+    return str(found) if isinstance(found, Decimal) else found
+
+
+def rows_of(arrays: list[pa.Array], schema: pa.Schema) -> list[dict[str, Any]]:
+    for array in arrays:
+        array.validate(full=True)
+    return [
+        {field.name: comparable(array[i], field.type) for field, array in zip(schema, arrays, strict=True)}
+        for i in range(len(arrays[0]))
+    ]

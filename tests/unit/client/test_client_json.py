@@ -6,12 +6,9 @@ a case for each rule; a real server for the reader.
 
 from __future__ import annotations
 
-import math
 import random
 import re
-import struct
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -22,45 +19,11 @@ from broker.client.client import Client
 from broker.client.payload.decoding import JsonPayload
 from broker.client.payload.json_columns import REASONS, json_decoder
 from tests.support import plain_json
+from tests.support.plain_json import comparable, rows_of
 from tests.support.random_json import random_schema, random_values
 
 pytest.importorskip("broker.client.payload._json", reason="no compiler here")
 SCHEMA = pa.schema([("item", pa.int64()), ("price", pa.float64()), ("tags", pa.list_(pa.string()))])
-
-
-def comparable(value: Any, type_: pa.DataType) -> Any:
-    """As plain_json has it, and floats by their bits: NaN equals itself, and 0 is not -0."""
-    if isinstance(value, pa.Scalar) and value.is_valid and (pa.types.is_timestamp(type_) or pa.types.is_date(type_)):
-        return value.value
-    if isinstance(value, pa.Scalar) and not value.is_valid:
-        return None
-    if pa.types.is_struct(type_):
-        if value is None:
-            return None
-        fields = [type_.field(i) for i in range(type_.num_fields)]
-        return {field.name: comparable(value[field.name], field.type) for field in fields}
-    if pa.types.is_list(type_) and value is not None:
-        return [
-            comparable(each, type_.value_type) for each in (value.values if isinstance(value, pa.Scalar) else value)
-        ]
-    if pa.types.is_map(type_) and value is not None:
-        if isinstance(value, pa.Scalar):
-            keys, items = value.values.field(0), value.values.field(1)
-            return [(key.as_py(), comparable(item, type_.item_type)) for key, item in zip(keys, items, strict=True)]
-        return [(key, comparable(item, type_.item_type)) for key, item in value]
-    found = value.as_py() if isinstance(value, pa.Scalar) else value
-    if isinstance(found, float):
-        return "NaN" if math.isnan(found) else struct.pack("d", found)
-    return str(found) if isinstance(found, Decimal) else found
-
-
-def rows_of(arrays: list[pa.Array], schema: pa.Schema) -> list[dict[str, Any]]:
-    for array in arrays:
-        array.validate(full=True)
-    return [
-        {field.name: comparable(array[i], field.type) for field, array in zip(schema, arrays, strict=True)}
-        for i in range(len(arrays[0]))
-    ]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -78,6 +41,18 @@ def test_random_values_are_decoded_as_the_rules_say(seed: int) -> None:
             assert (wanted is None) == bool(reasons[i]), (value, schema, REASONS[reasons[i]])
             wanted = wanted or dict.fromkeys(schema.names)
             assert found == {f.name: comparable(wanted[f.name], f.type) for f in schema}, (value, schema)
+
+
+def test_exponents_that_no_library_has_are_numbers_too() -> None:
+    schema = pa.schema([("f", pa.float32()), ("d", pa.float64()), ("m", pa.decimal128(10, 2))])
+    for exponent in ("1" * 20, "-" + "1" * 20, "+" + "9" * 900):
+        for value in (b'{"f":1e%s,"d":2e%s}', b'{"m":3e%s}', b'{"m":"0e%s"}'):
+            text = value.replace(b"%s", exponent.encode())
+            arrays, reasons = json_decoder(schema).decode(pa.array([text]))
+            wanted = plain_json.row(text, schema)
+            assert (wanted is None) == bool(reasons[0])
+            expected = {f.name: comparable((wanted or {}).get(f.name), f.type) for f in schema}
+            assert rows_of(arrays, schema) == [expected]
 
 
 def decoded(value: bytes, type_: pa.DataType) -> Any:
