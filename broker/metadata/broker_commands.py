@@ -126,10 +126,19 @@ def _renew(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     return {"live": live, "refused": sorted(set(renewals) - set(live))}
 
 
-def _fail(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
+def _may_renew(_: Cluster, command: Mapping[str, Any]) -> None:
+    fields.numbered(command, "renewals")
+
+
+def _may_fail(cluster: Cluster, command: Mapping[str, Any]) -> None:
     info = cluster.present(command)
     if info.renewal != fields.whole(command, "renewal", info.renewal):
         raise InvalidRequest(f"broker {info.broker_id} has renewed its session", renewal=info.renewal)
+
+
+def _fail(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
+    _may_fail(cluster, command)
+    info = cluster.present(command)
     moved = cluster.take_out(
         info.broker_id, [at for at, s in cluster.partitions.items() if info.broker_id in s.replicas]
     )
@@ -189,3 +198,9 @@ KINDS: Final[Mapping[str, Handler]] = {
     "confirm_deleted": _confirm_deleted,
     "set_feature_level": _set_feature_level,
 }
+
+CHECKS: Final[Mapping[str, Callable[[Cluster, Mapping[str, Any]], None]]] = {
+    "renew_sessions": _may_renew,
+    "fail_broker": _may_fail,
+}
+"""What may refuse a command, where that costs less than to carry it out."""

@@ -41,6 +41,7 @@ M8  A command has effect only where the cluster has its feature level, at its pl
     it there, and a journal that holds one from before gives everybody the same catalog, after an upgrade too.
 M9  The stream of a stream's stages goes with it, in the same command: stages without a stream are for nobody.
 M10  A command whose fields do not have their shapes (`shapes.py`) has no effect, wherever it comes from.
+M11  `check` refuses what `judge` refuses, for the same reason.
 
 Design: docs/explain/architecture.md, docs/explain/metadata.md.
 """
@@ -74,6 +75,7 @@ REQUESTS_REMEMBERED: Final = 1024
 SINCE: Final[dict[str, int]] = {"alter_isrs": 2}
 """Commands by the feature level that they came with; those that are not here have the first (M8)."""
 _CLUSTER_KINDS: Final = {**broker_commands.KINDS, **partition_commands.KINDS, **rescue.KINDS}
+_CHECKS: Final = {**broker_commands.CHECKS, **partition_commands.CHECKS}
 _MOVED: Final = (
     "from {before} to {after} partitions: a key that was in one partition may be in another from now on, so its order"
     " across the change is not kept"
@@ -133,7 +135,8 @@ class Catalog:
         return self._requests.get(_request_id(command))
 
     def judge(self, command: Mapping[str, Any]) -> Any:
-        """Foretell the answer of `apply` to a command that is new. Changes nothing; costs a copy of a few tables.
+        """Foretell the answer of `apply` to a command that is new. Changes nothing; costs a copy of a few tables, and
+        what the command costs.
 
         Raises:
             LiftlogError: `apply` would answer this error.
@@ -148,13 +151,30 @@ class Catalog:
         )
         return trial._judged(command)
 
+    def check(self, command: Mapping[str, Any]) -> None:
+        """As `judge`, for one who needs no answer. What may end a broker's leaderships is looked at, and not carried
+        out: that is done for all of its partitions, and several of one meaning may come at once (M11).
+
+        Raises:
+            LiftlogError: `apply` would answer this error.
+        """
+        check = _CHECKS.get(str(command.get("kind")))
+        if check is None:
+            self.judge(command)
+            return
+        try:
+            check(self.cluster, self._known(command)[1])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidRequest(f"malformed command: {error!r}") from error
+
     def _judged(self, command: Mapping[str, Any]) -> Any:
         try:
             return self._dispatch(command)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidRequest(f"malformed command: {error!r}") from error
 
-    def _dispatch(self, command: Mapping[str, Any]) -> Any:
+    def _known(self, command: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+        """Its kind, and its fields in their shapes."""
         fields.check_depth(command)  # first: an error shows what it refuses
         if command.get("v") != COMMAND_VERSION:
             raise InvalidRequest(f"command version {command.get('v')!r:.100}, this release knows {COMMAND_VERSION}")
@@ -163,6 +183,10 @@ class Catalog:
         if (level := SINCE.get(kind, 0)) > self.cluster.feature_level:
             raise InvalidRequest(f"{kind} needs feature level {level}, the cluster has {self.cluster.feature_level}")
         rescue.check_kind(self.cluster, kind)
+        return kind, command
+
+    def _dispatch(self, command: Mapping[str, Any]) -> Any:
+        kind, command = self._known(command)
         match kind:
             case kind if kind in _CLUSTER_KINDS:
                 if kind == "reassign":

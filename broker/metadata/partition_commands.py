@@ -48,23 +48,31 @@ class _Change(NamedTuple):
     incarnation: tuple[int, int] | None = None
 
 
-def _report(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
+def _may_report(cluster: Cluster, command: Mapping[str, Any]) -> str:
+    """Returns the leader."""
     reporter, at = cluster.present(command).broker_id, fields.place(command)
     state, epoch = cluster.state_at(at), fields.whole(command, "leader_epoch")
-    at_ms, window_ms = fields.whole(command, "at_ms"), fields.whole(command, "window_ms")
     if state.leader is None or state.leader_epoch != epoch or reporter == state.leader or reporter not in state.isr:
         raise InvalidRequest(f"broker {reporter} has no say on the leader of epoch {epoch}", state=state.as_dict())
+    return state.leader
+
+
+def _report(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
+    leader = _may_report(cluster, command)
+    reporter, at = fields.text(command, "broker_id"), fields.place(command)
+    state, epoch = cluster.state_at(at), fields.whole(command, "leader_epoch")
+    at_ms, window_ms = fields.whole(command, "at_ms"), fields.whole(command, "window_ms")
     of_epoch, said = cluster.reports.get(at, (epoch, {}))
     said = {b: ms for b, ms in said.items() if abs(at_ms - ms) <= window_ms} if of_epoch == epoch else {}
     said[reporter] = at_ms
-    others = [broker for broker in state.isr if broker != state.leader]
+    others = [broker for broker in state.isr if broker != leader]
     if 2 * sum(broker in said for broker in others) <= len(others):
         cluster.reports[at] = (epoch, said)
         return {"moved": [], "reports": len(said)}
-    live = set(cluster.who(without=state.leader).registrations)
+    live = set(cluster.who(without=leader).registrations)
     # `cluster.C3`
-    shared = [at for at, s in cluster.partitions.items() if state.leader in s.isr and not live.isdisjoint(s.isr)]
-    return {"moved": cluster.take_out(state.leader, shared), "reports": len(said)}
+    shared = [at for at, s in cluster.partitions.items() if leader in s.isr and not live.isdisjoint(s.isr)]
+    return {"moved": cluster.take_out(leader, shared), "reports": len(said)}
 
 
 def _opened(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,3 +247,6 @@ KINDS: Final[Mapping[str, Handler]] = {
     "reassign": _reassign,
     "set_min_insync": _set_min_insync,
 }
+
+CHECKS: Final[Mapping[str, Callable[[Cluster, Mapping[str, Any]], object]]] = {"report_leader": _may_report}
+"""What may refuse a command, where that costs less than to carry it out."""

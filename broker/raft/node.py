@@ -158,6 +158,7 @@ class RaftNode:
         self._on_applied = on_applied
         self._on_note = on_note
         self._wakeup = wakeup
+        self._waits: Callable[[bool], None] | None = None
         self._is_building = True
         self.catalog = Catalog()
         self._restored: tuple[Any, Catalog] | None = None
@@ -186,7 +187,14 @@ class RaftNode:
         )
         if self._wakeup is not None:
             core.wake_on(self._wakeup, self._woken)
+        if self._waits is not None:
+            core.tell_waits(self._waits)
         return core
+
+    def tell_waits(self, waits: Callable[[bool], None]) -> None:
+        """Have `waits` called with True when a tick begins to wait for messages, and with False when that is over."""
+        self._waits = waits
+        self.core.tell_waits(waits)
 
     def _woken(self) -> None:
         if self._wakeup is not None:
@@ -394,7 +402,7 @@ class RaftNode:
     def _judge(self, command: Mapping[str, Any]) -> None:
         """N1, N7."""
         try:
-            self.catalog.judge(command)
+            self.catalog.check(command)
         except LiftlogError as error:
             if not self.has_begun:
                 begun = "the controller has just begun: it does not know all that was committed yet"

@@ -13,7 +13,7 @@ W1  At most one broker has been the leader of an epoch (P1). It is in the ISR; i
 W2  ISR and last ISR together are exactly those who have it all (P2): more would lose records, and so would fewer.
 W3  Registrations, leader epochs and partition epochs grow, the latter by one and only with a change (P4).
 W4  An `alter_isr` that was refused once, other than as `not_ready`, is refused for ever (C4).
-W5  A refused command changes nothing, and `judge` says the same as `apply` (M7).
+W5  A refused command changes nothing, `judge` says the same as `apply` (M7), and `check` refuses the same (M11).
 W6  A catalog that is restored, or to which the commands are given again, is the same.
 W8  Partitions are added when the leader of each has stopped in its epoch, when all knew, and as of the same moment: no
     leadership of the stream has begun or ended since. Each has another epoch from then on (G1, G2, G4). A raised
@@ -59,6 +59,15 @@ def by_stream(places: list[Place]) -> dict[str, list[int]]:
     for stream, number in sorted(places):
         found.setdefault(stream, []).append(number)
     return found
+
+
+def refusal(catalog: Catalog, command: Command) -> Any:
+    """The error with which `check` refuses a command."""
+    try:
+        catalog.check(command)
+    except LiftlogError as error:
+        return error.to_problem()
+    return None
 
 
 def alone(command: Command, result: dict[str, Any]) -> list[tuple[Command, dict[str, Any]]]:
@@ -363,6 +372,7 @@ class Cluster:
             judged = {"ok": self.catalog.judge(command)}
         except LiftlogError as error:
             judged = {"error": error.to_problem()}
+        assert refusal(self.catalog, command) == judged.get("error"), "M11"
         result = self.catalog.apply(command)
         assert judged == result, f"W5: {judged} was foretold"
         assert "would break" not in str(result), f"the catalog itself would be broken: {result}"

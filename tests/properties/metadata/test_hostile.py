@@ -16,7 +16,7 @@ from broker.api.errors import LiftlogError
 from broker.api.plain import parse_json
 from broker.metadata.catalog import Catalog
 from broker.metadata.journal import decode_lines, encode_line
-from tests.properties.metadata.cluster import BROKERS, Cluster, Command
+from tests.properties.metadata.cluster import BROKERS, Cluster, Command, refusal
 from tests.support.effort import examples, seeded
 
 
@@ -147,6 +147,7 @@ def test_any_json(seed: int) -> None:
             judged = {"ok": cluster.catalog.judge(command)}
         except LiftlogError as error:
             judged = {"error": error.to_problem()}
+        assert refusal(cluster.catalog, command) == judged.get("error"), command
         assert text_of(cluster.catalog) == before, "it was only to be judged"
         result = cluster.catalog.apply(command)
         assert "would break" not in str(result), command

@@ -12,6 +12,7 @@ import pytest
 from broker.api.errors import CorruptLog, LiftlogError, ProducerFenced, UnknownProducer
 from broker.metadata import broker_commands
 from broker.metadata.catalog import SINCE, Catalog
+from broker.metadata.cluster import Cluster
 from broker.metadata.journal import decode_lines, encode_line
 from broker.metadata.partition import PartitionState
 from broker.metadata.producers import PRODUCER_NAMES_MAX
@@ -337,6 +338,40 @@ def test_a_report_does_not_take_the_last_member_out_of_another_partition() -> No
     assert told["moved"] == [["i", 0, "b"]]
     assert catalog.cluster.partitions["i", 1].leader == "a"
     assert catalog.cluster.partitions["i", 1].isr == ("a",)
+
+
+@pytest.mark.parametrize("kind", ["report_leader", "fail_broker", "renew_sessions"])
+def test_a_look_at_a_command_that_ends_leaderships_carries_nothing_out(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M11: a follower of 10,000 partitions has 16 reports out, and each took a quarter of a second to judge."""
+    catalog = Catalog()
+    numbers = {}
+    for broker in "abc":
+        named = {"broker_id": broker, "incarnation": "p", "http": "h", "grpc": "g"}
+        numbers[broker] = catalog.apply({"v": 1, "kind": "register_broker", **named})["ok"]["registration"]
+    catalog.cluster.partitions["i", 0] = PartitionState(
+        replicas=("a", "b"), isr=("a", "b"), leader="a", leader_incarnation=(numbers["a"], 0), leader_epoch=3
+    )
+    report = {"stream": "i", "partition": 0, "leader_epoch": 3, "at_ms": 1, "window_ms": 9}
+    command = {
+        "report_leader": {"broker_id": "b", "registration": numbers["b"], **report},
+        "fail_broker": {"broker_id": "a", "registration": numbers["a"], "renewal": 0},
+        "renew_sessions": {"renewals": numbers},
+    }[kind]
+    with monkeypatch.context() as patched:
+        patched.setattr(Cluster, "copy", lambda self: pytest.fail("a look needs no copy"))
+        catalog.check({"v": 1, "kind": kind, **command})
+        if kind != "renew_sessions":
+            with pytest.raises(LiftlogError) as refusal:
+                catalog.check({"v": 1, "kind": kind, **command, "registration": 99})
+            assert (
+                refusal.value.message
+                == catalog.apply({"v": 1, "kind": kind, **command, "registration": 99})["error"]["detail"]
+            )
+    assert catalog.cluster.partitions["i", 0].leader == "a"
+    assert "ok" in catalog.apply({"v": 1, "kind": kind, **command})
+    assert (catalog.cluster.partitions["i", 0].leader == "a") is (kind == "renew_sessions")
 
 
 def test_the_stream_of_a_streams_stages_goes_with_it() -> None:
