@@ -38,8 +38,8 @@ from spark_liftlog.reading.table_options import TableOptions
 _DECIDE: Final = ("key", "value")
 
 Described = tuple[StreamDescription, PartitionDescription]
-Read = Callable[[Range, Shape, list[int | None]], Iterator[pa.RecordBatch]]
-"""Reads a range in a shape, and notes the leader epoch that has answered."""
+Read = Callable[[Range, Shape, int, list[int | None]], Iterator[pa.RecordBatch]]
+"""Reads a range in a shape, from no leader of an epoch before the given one, and notes the newest that has answered."""
 
 log = logging.getLogger("spark_liftlog")
 
@@ -103,7 +103,7 @@ class TableTask:
         wanted, newest, start = self._reaching(wanted, before), Newest(), wanted.start
         while not self._interrupt.is_set:
             epochs: list[int | None] = []
-            for batch in self._read(replace(wanted, start=start), gathered, epochs):
+            for batch in self._read(replace(wanted, start=start), gathered, before.leader_epoch, epochs):
                 newest.add(batch)
             _, after = self._describe(wanted)
             if any(epoch not in (None, before.leader_epoch) for epoch in (*epochs, after.leader_epoch)):

@@ -113,9 +113,9 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
     def table_rows() -> Iterator[pa.RecordBatch]:
         assert options.table is not None, "asked for"
 
-        def read(wanted: Range, shape: Shape, epochs: list[int | None]) -> Iterator[pa.RecordBatch]:
+        def read(wanted: Range, shape: Shape, epoch: int, epochs: list[int | None]) -> Iterator[pa.RecordBatch]:
             gathering = Gathering(shape, rows_max=batch_rows, bytes_enough=GATHERED_BYTES, memory=_memory)
-            return _records(
+            return records_of(
                 wanted,
                 gathering,
                 brokers,
@@ -123,6 +123,7 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
                 options.fail_on_data_loss,
                 interrupt,
                 may_begin_later=may_begin_later,
+                epoch=epoch,
                 epochs=epochs,
             )
 
@@ -144,7 +145,7 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
         for wanted in ranges:
             shape = projection.shape(wanted.stream, wanted.partition, with_subject=bool(subjects))
             gathering = Gathering(shape, rows_max=batch_rows, bytes_enough=GATHERED_BYTES, memory=_memory)
-            found = _records(
+            found = records_of(
                 wanted,
                 gathering,
                 brokers,
@@ -166,7 +167,7 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
         raise for_spark(error)  # noqa: B904 -- for_spark decides about the cause
 
 
-def _records(
+def records_of(
     wanted: Range,
     gathering: Gathering,
     brokers: str,
@@ -176,6 +177,7 @@ def _records(
     *,
     selection: Conditions = ALL,
     may_begin_later: bool = False,
+    epoch: int | None = None,
     epochs: list[int | None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range; what the log lost of it since it was planned is an error or, if chosen, left out.
@@ -183,6 +185,7 @@ def _records(
     Args:
         selection: What brokers leave out of the answers.
         may_begin_later: What retention took of its beginning is left out, and is no loss (T5).
+        epoch: Leaders of an earlier one answer nothing.
         epochs: Takes the newest leader epoch that has answered.
     """
     reader = session(brokers, rack=rack)
@@ -196,6 +199,7 @@ def _records(
         wanted.partition,
         wanted.start,
         incarnation=wanted.incarnation,
+        epoch=epoch,
         deadline_s=DEADLINE_S,
         interrupt=interrupt,
         wanted=selection,

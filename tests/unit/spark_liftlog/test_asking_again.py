@@ -288,12 +288,12 @@ def test_a_task_asks_again_before_it_takes_a_stream_for_another_one(
     monkeypatch.setattr(Fetch, "errors", [error, error], raising=False)
     monkeypatch.setattr(Fetch, "from_", [], raising=False)
     wanted = Range(stream="s", partition=0, incarnation="new", start=AT, end=AT + 9)
-    assert list(task._records(wanted, Gathered(), "a:1,b:2", None, True, Interrupt())) == []  # type: ignore[arg-type]
+    assert list(task.records_of(wanted, Gathered(), "a:1,b:2", None, True, Interrupt())) == []  # type: ignore[arg-type]
     assert Fetch.from_ == [AT, AT + 1, AT + 2]
     monkeypatch.setattr(asking_again, "DOUBTED_S", 0.0)
     monkeypatch.setattr(Fetch, "errors", [error])
     with pytest.raises(type(error)):
-        list(task._records(wanted, Gathered(), "a:1,b:2", None, True, Interrupt()))  # type: ignore[arg-type]
+        list(task.records_of(wanted, Gathered(), "a:1,b:2", None, True, Interrupt()))  # type: ignore[arg-type]
 
 
 class Described:
@@ -350,7 +350,7 @@ def read(play: Play, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(Fetch, "errors", errors, raising=False)
         monkeypatch.setattr(Described, "answers", answers, raising=False)
         wanted = Range(stream="s", partition=0, incarnation="new", start=AT, end=AT + 9)
-        assert list(task._records(wanted, Gathered(), "a:1,b:2", None, fail, Interrupt())) == []  # type: ignore[arg-type]
+        assert list(task.records_of(wanted, Gathered(), "a:1,b:2", None, fail, Interrupt())) == []  # type: ignore[arg-type]
 
     return reading
 

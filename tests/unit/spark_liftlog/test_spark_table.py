@@ -1,18 +1,29 @@
-"""mode=table without Spark: its options, and how partitions become tasks."""
+"""mode=table without Spark: its options, how partitions become tasks, and whose log a task reads."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from broker.api import http
 from broker.api.errors import InvalidSetting, NotSupported, UnknownSetting
+from broker.client.http.interrupt import Interrupt
+from broker.client.reading.gathering import Gathering, Shape
+from broker.client.reading.reused_memory import ReusedMemory
 from spark_liftlog.options import source_options
 from spark_liftlog.reading.plan import TASK_BYTES, Range
-from spark_liftlog.reading.table import whole_partitions
+from spark_liftlog.reading.table import TableTask, whole_partitions
 from spark_liftlog.reading.table_options import TableOptions
+from spark_liftlog.reading.task import records_of
 from spark_liftlog.reading.where import LATEST, ByTime
 from tests.support.effort import seeds
+from tests.unit.client.logs import INCARNATION, Log, body, message
+from tests.unit.client.rawserver import RawServer, Reply, Request
 
 TABLE = {"stream": "s", "mode": "Table"}
 
@@ -96,3 +107,39 @@ def test_a_task_has_whole_partitions(seed: int) -> None:
     weights = [sum(max(r.byte_count, r.record_count) for r in task) for task in tasks]
     if tasks:
         assert max(weights) - min(weights) <= 9 * TASK_BYTES
+
+
+def test_nothing_of_a_table_comes_from_a_leader_of_before() -> None:
+    """It may have compacted past the end, and the mark of the one that leads now says nothing of that."""
+    log, answers = Log.of(8, per_batch=4), [1, 2]
+    wanted = Range(stream="s", partition=0, incarnation=INCARNATION, start=0, end=8, byte_count=0)
+
+    def answer(request: Request, reply: Reply) -> None:
+        epoch = answers.pop(0) if len(answers) > 1 else answers[0]
+        found = message(0, 4, keep=[2]) if epoch == 1 else log.messages[0]  # of key k0 it has what is newer
+        offset = int(request.query["offset"])
+        whole, headers = (body(found), log.headers(4)) if offset < 4 else log.answer(offset, 8)
+        reply.answer(200, whole, {**headers, http.LEADER_EPOCH: str(epoch)})
+
+    with RawServer(answer) as server:
+
+        def read(wanted: Range, shape: Shape, epoch: int, epochs: list[int | None]) -> Iterator[pa.RecordBatch]:
+            gathering = Gathering(shape, rows_max=100, bytes_enough=1 << 20, memory=ReusedMemory())
+            address = f"127.0.0.1:{server.port}"
+            return records_of(wanted, gathering, address, None, True, Interrupt(), epoch=epoch, epochs=epochs)
+
+        stream: Any = SimpleNamespace(name="s", settings={"partition_by": "key"}, partitions=[0])
+        partition: Any = SimpleNamespace(superseded_to=0, high_watermark=8, leader_epoch=2)
+        options = TableOptions(is_as_of=True, keeps_shared_keys=False)
+        task = TableTask(
+            options,
+            read,
+            lambda _: (stream, partition),
+            may_move=False,
+            fail_on_data_loss=True,
+            deadline_s=30.0,
+            interrupt=Interrupt(),
+        )
+        rows = pa.Table.from_batches(task.rows(wanted, Shape(["key", "offset"])))
+        assert rows.column("offset").to_pylist() == [0, 2, 4, 6]
+        assert {request.query["epoch"] for request in server.requests} == {"2"}
