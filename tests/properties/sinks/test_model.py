@@ -1,4 +1,5 @@
-"""Random interleavings of runs: power cuts, kills, repetitions, aborts, late calls, expiry, lost room, take-overs.
+"""Random interleavings of runs: power cuts, kills, repetitions, aborts, late calls, expiry, lost room, take-overs, and
+disks that fail for a while.
 
 The runs' steps are single calls in any order, so each may be overtaken between any two of its own; so are the halves
 of a commit (pin, decide) and the steps of a sweep (judge, by what a deposed coordinator knew, too; drop). After every
@@ -9,6 +10,8 @@ last run, without faults, completes one more batch, and nothing is left over.
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -18,6 +21,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from broker.api.errors import (
     InvalidRequest,
+    LiftlogError,
     NotLeader,
     NotReady,
     SinkBatchRegressed,
@@ -32,6 +36,7 @@ from tests.support.effort import examples
 from tests.support.simdisk import MODES, Crashed, SimDisk
 from tests.support.sinks import SINK, STREAM, Attempt, Driver, Rig, World
 
+FAILS = ("write", "sync", "sync", "pread", "open", "create", "sync_dir", "rename", "truncate", "unlink")
 Try = tuple[Driver, Attempt]
 Half = tuple[Driver, Attempt, tuple[StageRef, ...]]
 Judged = list[tuple[int, int, list[StagePinned]]]
@@ -125,6 +130,42 @@ class Sinks(RuleBasedStateMachine):
         with suppress(Crashed):
             self.stage(driver)
         self.restart(mode, seed)
+
+    @rule(
+        driver=drivers,
+        call=st.integers(0, 12),
+        kind=st.sampled_from(FAILS),
+        times=st.sampled_from([1, 2, 1_000]),
+        step=st.none() | st.integers(1, 30),
+    )
+    def write_on_a_disk_that_fails(self, driver: Driver, call: int, kind: str, times: int, step: int | None) -> None:
+        """Anywhere while parts are written, and at any fsync of their commit; the run repeats both, or goes away. The
+        power may go in the same commit."""
+        driver.rig = self.rig
+        attempt = self.world.attempt(driver.next_batch)
+        self.failing(kind, call, times, lambda: driver.stage(attempt))
+        with suppress(LiftlogError):
+            driver.stage(attempt)
+        self.disk.crash_at = None if step is None else self.disk.steps + step
+        with suppress(Crashed):
+            self.failing("sync", call % 5, times, lambda: driver.commit(attempt))
+        if step is not None:
+            self.restart(MODES[step % len(MODES)], step)
+            driver.rig = self.rig
+        if times != 2:
+            with suppress(LiftlogError):
+                driver.commit(attempt)
+
+    @rule(kind=st.sampled_from(FAILS), call=st.integers(0, 12), times=st.sampled_from([1, 1_000]))
+    def sweep_on_a_disk_that_fails(self, kind: str, call: int, times: int) -> None:
+        self.failing(kind, call, times, self.rig.rounds.sweep)
+
+    def failing(self, kind: str, call: int, times: int, act: Callable[[], object]) -> None:
+        """Do it while calls of a kind fail, `times` from the given one on; then the disk is well again."""
+        self.disk.fail(kind, errno.EIO, after=call, times=times)
+        with suppress(LiftlogError):
+            act()
+        self.disk.heal()
 
     @rule(one=tries)
     def commit(self, one: Try) -> None:
