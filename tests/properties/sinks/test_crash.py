@@ -12,12 +12,14 @@ otherwise, under new stage ids. This must hold after every crash (`World.check`)
 
 from __future__ import annotations
 
+import errno
+import random
 from contextlib import suppress
 from typing import Literal
 
 import pytest
 
-from broker.api.errors import StageLost
+from broker.api.errors import LiftlogError, StageLost
 from tests.support.simdisk import MODES, Crashed, Mode, SimDisk, modes_at
 from tests.support.sinks import Driver, Rig, World
 
@@ -125,6 +127,26 @@ def test_bundles_that_a_power_cut_took_are_not_committed(mode: Mode | Literal["k
         world.check_complete(rig, 1)
         rig.drop()
     assert lost == (20 if mode == "lost" else 0 if mode == "kill" else lost)
+
+
+def fail_and_cut(seed: int) -> None:
+    """An fsync of a bundle's commit fails, and the power goes soon after, if the commit goes on."""
+    rng, world, disk = random.Random(seed), World(seed=seed), prepared()
+    driver = Driver(world, Rig(disk, boot=2), 0, bundles=True)
+    attempt = world.attempt(0)
+    driver.stage(attempt)
+    disk.fail("sync", errno.EIO, after=rng.randrange(3), times=rng.choice([1, 2]))
+    disk.crash_at = disk.steps + rng.randrange(1, 30)
+    with suppress(Crashed, LiftlogError):
+        driver.commit(attempt)
+    disk.heal()
+    disk.crash_at = None
+    check_after(disk.after_crash(rng.choice(MODES), seed=seed), world)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_failed_fsync_and_then_a_power_cut_keep_every_batch_once(seed: int) -> None:
+    fail_and_cut(seed)
 
 
 def test_kill_at_any_step_of_a_commit_keeps_every_batch_once() -> None:

@@ -7,12 +7,13 @@ concern orders that a single run does not reach, and are found by the scenarios 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from broker.api.errors import StageLost
+from broker.api.errors import CorruptLog, LiftlogError, StageLost
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
@@ -23,7 +24,7 @@ from broker.sinks.notes import StagePinned
 from broker.sinks.stages import StageTable
 from broker.sinks.state import SinkState
 from tests.properties.sinks import scenarios as play
-from tests.properties.sinks.test_crash import STEPS, check_after, crash, live, prepared
+from tests.properties.sinks.test_crash import STEPS, check_after, crash, fail_and_cut, live, prepared
 from tests.support.sinks import Attempt, World
 
 
@@ -63,6 +64,18 @@ def test_notes_that_are_not_durable_are_found(monkeypatch: pytest.MonkeyPatch) -
 def test_a_pin_that_leaves_bundles_as_they_are_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StageStore, "make_durable", skip)
     assert is_found(bundles=True)
+
+
+def test_a_pin_that_takes_a_failed_fsync_for_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_durable = StageLog.make_durable
+
+    def try_it(self: StageLog, generation: int) -> None:
+        with suppress(LiftlogError):
+            make_durable(self, generation)
+
+    monkeypatch.setattr(StageLog, "make_durable", try_it)
+    with pytest.raises(CorruptLog, match="was decided with"):
+        list(map(fail_and_cut, range(60)))
 
 
 def test_a_commit_answered_before_it_is_finished_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
