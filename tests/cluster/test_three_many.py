@@ -1,5 +1,5 @@
 """A broker that comes back to many partitions costs nobody a session (issue of the Raft thread and of searches for
-cycles: records 135, 156 and 159).
+cycles: records 135, 156, 159 to 161).
 
 Method: three brokers, each with a replica of every partition; one is killed and comes back. Lapses are counted in the
 logs, from when it is started until all replicas are in sync.
