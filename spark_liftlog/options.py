@@ -25,6 +25,7 @@
     failOnDataLoss                      batch  stream    true                 true, false
     truncationTimeoutMs                        stream    5000                 milliseconds, 0 to 86,400,000
     subjects                            batch  stream    all                  NATS subjects, wildcards; comma separated
+    key                                 batch            all                  a record's key, as text
     columns                             batch  stream    all                  names of a row's columns, comma separated
     readFrom                            batch  stream    leader               leader, nearest
     consumer                                   stream    spark-<uuid>         a name; progress is stored under it
@@ -47,6 +48,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from broker.api.conditions import KEY_LENGTH_MAX, Conditions
 from broker.api.errors import InvalidSetting, NotSupported
 from broker.api.plain import parse_json
 from broker.api.stream import check_name, check_subject
@@ -108,6 +110,7 @@ _SOURCE: Final[Mapping[str, frozenset[str]]] = {
     "failOnDataLoss": _BOTH,
     "truncationTimeoutMs": _STREAM,
     "subjects": _BOTH,
+    "key": _BATCH,
     "columns": _BOTH,
     "readFrom": _BOTH,
     "consumer": _STREAM,
@@ -129,6 +132,7 @@ class SourceOptions:
     Attributes:
         truncation_timeout_s: If a log ends below a position that was read for longer than this, it is truncated.
         subjects: Patterns; the subject of a row must match one of them. Empty: all rows.
+        key: Only rows with this key; None: all rows.
         from_nearest: Tasks read from a replica in their rack, which the environment of the executor names.
         table: None: the log is read.
         consumer: None: the query makes a name with its first offset.
@@ -151,6 +155,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     truncation_timeout_s: float
     subjects: tuple[str, ...]
+    key: bytes | None
     from_nearest: bool
     table: TableOptions | None
     consumer: str | None
@@ -207,6 +212,7 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
         fail_on_data_loss=truth(options, "failOnDataLoss", default=True),
         truncation_timeout_s=TRUNCATION_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000,
         subjects=_subjects(options),
+        key=_key(options),
         from_nearest=_from_nearest(options),
         table=table,
         consumer=consumer,
@@ -234,6 +240,16 @@ def _subjects(options: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     with naming("subjects"):
         return tuple(check_subject(pattern.strip(), wildcards=True) for pattern in value.split(","))
+
+
+def _key(options: Mapping[str, str]) -> bytes | None:
+    value = options.get("key")
+    if value is None:
+        return None
+    key = value.encode()
+    if len(Conditions(key=key).as_query()["key_base64"]) > KEY_LENGTH_MAX:
+        raise invalid("key", value, f"must have no more than {KEY_LENGTH_MAX} characters in base64")
+    return key
 
 
 def _from_nearest(options: Mapping[str, str]) -> bool:

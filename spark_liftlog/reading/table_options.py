@@ -26,6 +26,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "endingOffsets": "asOf takes its place in a table",
     "endingTimestamp": "asOf takes its place in a table",
     "endingOffsetsByTimestamp": "asOf takes its place in a table",
+    "key": "choose in the query, with where()",
     "minPartitions": _WHOLE,
     "maxRecordsPerPartition": _WHOLE,
 }

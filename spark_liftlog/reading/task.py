@@ -108,7 +108,7 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
     brokers, batch_rows, subjects = options.brokers, options.batch_rows, options.subjects
     rack = rack_here() if options.from_nearest else None
     is_short = len(",".join(subjects)) <= SUBJECTS_LENGTH_MAX  # else brokers send all, and the rest is left out here
-    selection = Conditions(subjects=subjects if is_short else ())
+    selection = Conditions(subjects=subjects if is_short else (), key=options.key)
 
     def table_rows() -> Iterator[pa.RecordBatch]:
         assert options.table is not None, "asked for"

@@ -130,6 +130,25 @@ def test_columns_and_subjects_are_chosen_by_option(spark: SparkSession, client: 
     before = sent_bytes(stream)
     assert seen("none") == []
     assert sent_bytes(stream) == before, "brokers leave out what is not wanted"
+
+
+def test_rows_of_one_key_are_chosen_by_option(spark: SparkSession, client: Client) -> None:
+    """The key need not be among the columns; a record without a key has none, and an empty key is one."""
+    stream = Stream.create(client, "by-key", partitions=1)
+    keys = ["a", None, "é", "", "aa", "A"] * 50
+    subjects = ["x", "x", "y"] * 100
+    raw = [None if key is None else key.encode() for key in keys]
+    rows = pa.RecordBatch.from_pydict({"value": [b"v"] * 300, "key": raw, "subject": subjects})
+    client.append(stream.name, 0, rows)
+
+    for key in ("a", "é", "", "none"):
+        wanted = [offset for offset, each in enumerate(keys) if each == key]
+        assert [row.offset for row in stream.read(spark, key=key, columns="offset").collect()] == wanted
+        frame = stream.read(spark, key=key, subjects="y", columns="offset")
+        assert [row.offset for row in frame.collect()] == [offset for offset in wanted if subjects[offset] == "y"]
+        before = sent_bytes(stream)
+        assert stream.read(spark, key=key).count() == len(wanted)
+        assert (sent_bytes(stream) > before) == bool(wanted), "brokers leave out what is not wanted"
     with pytest.raises(PySparkException, match="LIFTLOG_INVALID_SETTING: option columns: 'topic' is none of"):
         stream.read(spark, columns="offset,topic").count()
     both = spark.read.format("liftlog").options(brokers=stream.address, stream=stream.name, columns="offset")

@@ -140,7 +140,18 @@ def test_subjects_and_the_time_for_a_log_to_catch_up_are_read() -> None:
         source_options({"stream": "s", "subjects": "ok,a..b"}, "batch")
 
 
-@pytest.mark.parametrize("name", ["endingOffsets"])
+def test_a_key_is_text() -> None:
+    assert source_options({"stream": "s", "key": "é"}, "batch").key == "é".encode()
+    assert source_options({"stream": "s", "key": ""}, "batch").key == b""
+    assert source_options({"stream": "s", "key": "k" * 1536}, "batch").key == b"k" * 1536
+    assert source_options({"stream": "s"}, "batch").key is None
+    with pytest.raises(InvalidSetting, match=r"option key='k.*: must have no more than 2048 characters in base64"):
+        source_options({"stream": "s", "key": "k" * 1537}, "batch")
+    with pytest.raises(InvalidSetting, match="option key='k': it means nothing with mode=table: choose in"):
+        source_options({"stream": "s", "key": "k", "mode": "table"}, "batch")
+
+
+@pytest.mark.parametrize("name", ["endingOffsets", "key"])
 def test_an_option_of_batch_reads_is_refused_in_a_stream(name: str) -> None:
     with pytest.raises(UnknownSetting, match=r"spark\.read only"):
         source_options({"stream": "s", name: "latest"}, "stream")
@@ -418,6 +429,7 @@ VALID = {
     "sharedKeys": "keep",
     "truncationTimeoutMs": "100",
     "subjects": "orders.>",
+    "key": "k",
     "columns": "value",
     "readFrom": "leader",
     "brokers": "h:1",
