@@ -187,7 +187,7 @@ class Staging(Collecting):
         self._under_way: dict[Future[object], Interrupt] = {}
 
     def finish(self) -> tuple[Stage, ...]:
-        """Store what waits, and end every stage. Durable when it returns. Raises what the broker says."""
+        """Store what waits, and end every stage. Durable with the commit, or before. Raises what the broker says."""
         for bundle in self._bundles({*self._stages, *self._pending}, self._sink.asked_first):
             key, batches = bundle[0]
             if len(bundle) > 1 or sum(batch.nbytes for batch in batches) <= BUNDLED_BYTES:
