@@ -57,7 +57,8 @@ def main() -> None:
         told = rounds.run(kills, frame)
     print(
         f"seed {given.seed}: {given.rounds} rounds on {given.master}, killed {dict(sorted(told.items()))},"
-        f" {len(frame)} flights, each once but for lost checkpoints, {rounds.stalls} minutes without progress,"
+        f" {len(frame)} flights, each once but for lost checkpoints, {rounds.bundled} kills met bundles,"
+        f" {rounds.stalls} minutes without progress,"
         f" {time.monotonic() - began_s:.0f} s"
     )
 

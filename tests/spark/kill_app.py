@@ -1,10 +1,12 @@
 """The job that is killed: a stream into another, through a shuffle that places rows elsewhere each time.
 
+Its tasks have rows for nearly each partition of the sink, so that each stages bundles of several stages.
+
     python -m tests.spark.kill_app <broker> <folder> <master> once|follow <rows of a batch> earliest|committed
 
 Its sink is the real one, with two places where it can be told to kill the driver: a file `kill` in the folder says
 `before` (rows are staged, nothing is committed) or `after` (the sink has committed, Spark has not written that down),
-and the pids of who else dies at that moment.
+and the pids of who else dies at that moment. It becomes `killed`, and says how many stages one task had made at most.
 """
 
 from __future__ import annotations
@@ -25,21 +27,25 @@ from pyspark.sql.types import StructType
 
 import spark_liftlog
 from spark_liftlog.datasource import LiftlogDataSource
+from spark_liftlog.writing.run import Written
 from spark_liftlog.writing.sink_options import sink_options
 from spark_liftlog.writing.writer import LiftlogStreamWriter
 from tests.spark.standalone import SETTINGS
 
 FOLDER = "LIFTLOG_TEST_FOLDER"
 SOURCE, SINK, CONSUMER = "kills-source", "kills-sink", "kills"
+TASKS = 8
+"""Of each batch."""
 
 
 class KillableWriter(LiftlogStreamWriter):
     """Kills the driver at its commit, if a file says so."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        _kill_if("before")
+        stages = max((len(message.stages) for message in messages if isinstance(message, Written)), default=0)
+        _kill_if("before", stages)
         super().commit(messages, batchId)
-        _kill_if("after")
+        _kill_if("after", stages)
 
 
 class KillableSource(LiftlogDataSource):
@@ -56,10 +62,11 @@ def dawdling(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         time.sleep(2)
 
 
-def _kill_if(moment: str) -> None:
+def _kill_if(moment: str, stages: int) -> None:
     folder = Path(os.environ[FOLDER])
     order = folder / "kill"
     if order.exists() and (words := order.read_text().split())[0] == moment:
+        order.write_text(str(stages))
         order.rename(folder / "killed")
         for victim in (*map(int, words[1:]), int((folder / "jvm").read_text())):
             os.kill(victim, signal.SIGKILL)
@@ -76,7 +83,7 @@ def main(broker: str, folder: str, master: str, mode: str, rows_max: str, starti
         .config("spark.driver.memory", "1g")
         .config("spark.executor.memory", "512m")
         .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.shuffle.partitions", str(TASKS))
         .config("spark.local.dir", f"{folder}/local")
         .config("spark.executorEnv.PYTHONPATH", str(Path.cwd()))
     )
@@ -88,7 +95,7 @@ def main(broker: str, folder: str, master: str, mode: str, rows_max: str, starti
     if starting == "committed":  # the checkpoint is lost, and the sink goes by the new query's own id
         options["onNewCheckpoint"] = "accept"
     source = spark.readStream.format("liftlog").options(**options, startingOffsets=starting)
-    rows = source.load().repartition(2, F.rand())
+    rows = source.load().repartition(TASKS, F.rand())
     rows = rows.select("key", "subject", "value")
     if on_cluster:
         rows = rows.mapInArrow(dawdling, rows.schema)

@@ -12,6 +12,9 @@ from tests.support.clusters import IDS, RealCluster
 from tests.support.processes import BrokerProcess
 
 PARTITIONS = 3
+SINK_PARTITIONS = 16
+"""So many that a task has several for each of three brokers."""
+_STREAMS = ((SOURCE, PARTITIONS), (SINK, SINK_PARTITIONS))
 
 
 class Brokers:
@@ -58,8 +61,8 @@ class Brokers:
 
     def create_streams(self, client: Client) -> None:
         """Create the streams of the job; returns when each partition has all of its replicas."""
-        for stream in (SOURCE, SINK):
-            client.create_stream(stream, partitions=PARTITIONS, replication_factor=len(self._processes))
+        for stream, partitions in _STREAMS:
+            client.create_stream(stream, partitions=partitions, replication_factor=len(self._processes))
         self._wait_for_replicas()
 
     def victim(self) -> int:
@@ -80,6 +83,6 @@ class Brokers:
 
     def _wait_for_replicas(self) -> None:
         if self._cluster is not None:
-            for stream in (SOURCE, SINK):
-                for number in range(PARTITIONS):
+            for stream, partitions in _STREAMS:
+                for number in range(partitions):
                     self._cluster.in_sync(stream, len(IDS), number)

@@ -57,6 +57,7 @@ class Rounds:
     Args:
         master: For Spark; or `standalone`: a cluster is started.
         broker_count: 1 or 3.
+        bundled: So many kills at a commit met tasks that had staged bundles. A replay may stage nothing.
     """
 
     folder: Path
@@ -64,6 +65,7 @@ class Rounds:
     luck: random.Random
     broker_count: int = 1
     stalls: int = 0
+    bundled: int = 0
     told: Counter[str] = field(default_factory=Counter)
     cluster: Standalone | None = None
     brokers: Brokers = field(init=False)
@@ -180,6 +182,7 @@ class Rounds:
         if not killed.exists():
             return False
         self.job.wait(120)
+        self.bundled += int(killed.read_text()) > self.broker_count  # so several of them were in one bundle
         killed.unlink()
         return True
 

@@ -23,6 +23,7 @@ def test_each_flight_is_in_the_sink_once_whoever_is_killed_and_none_is_missing_w
     five_days = flights.load(end="2013-01-06")
     rounds = Rounds(tmp_path, "local[2]", random.Random(1))
     assert rounds.run(KILLS, five_days) == dict.fromkeys(KILLS, 1)
+    assert rounds.bundled, "tasks had staged bundles"
     assert sum(rounds.lost[0].values()) > 0, "it went on in the midst of the stream"
 
 
@@ -32,3 +33,4 @@ def test_each_flight_is_in_the_sink_once_when_the_driver_is_killed_before_the_co
     two_days = flights.load(end="2013-01-03")
     rounds = Rounds(tmp_path, "local[2]", random.Random(2))
     assert rounds.run(["before"], two_days) == {"before": 1}
+    assert rounds.bundled == 1, "its tasks had staged bundles"
