@@ -45,7 +45,7 @@ from typing import Any, Final
 import pysyncobj.syncobj as library
 from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
 from pysyncobj.node import Node
-from pysyncobj.poller import POLL_EVENT_TYPE, PollPoller
+from pysyncobj.poller import POLL_EVENT_TYPE
 
 from broker.api.errors import DiskFull, LiftlogError, StorageFailed
 from broker.api.plain import parse_json
@@ -158,11 +158,6 @@ class Core(SyncObj):  # type: ignore[misc]
     def wake_on(self, descriptor: int, callback: Callable[[], None]) -> None:
         """Have `tick` stop waiting, and call back, when something can be read there."""
         self._poller.subscribe(descriptor, lambda *_: callback(), POLL_EVENT_TYPE.READ)
-
-    def tell_waits(self, waits: Callable[[bool], None]) -> None:
-        """As `RaftNode.tell_waits`; where the system has no `poll` nobody is told."""
-        if isinstance(self._poller, PollPoller):
-            self._poller._PollPoller__poll = _Waits(self._poller._PollPoller__poll, waits)
 
     def destroy(self) -> None:
         """Let go of sockets and pipes. The journal stays."""
@@ -400,23 +395,6 @@ class Core(SyncObj):  # type: ignore[misc]
     def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> list[Any] | None:
         change = membership(command)
         return None if change is None else [*change, self._node(change[1])]
-
-
-class _Waits:
-    """What `select.poll` makes, which says when it waits."""
-
-    def __init__(self, poll: Any, waits: Callable[[bool], None]) -> None:
-        self._poll, self._waits = poll, waits
-        self.register, self.unregister = poll.register, poll.unregister
-
-    def poll(self, timeout_ms: float) -> Any:
-        if timeout_ms <= 0:
-            return self._poll.poll(timeout_ms)
-        self._waits(True)
-        try:
-            return self._poll.poll(timeout_ms)
-        finally:
-            self._waits(False)
 
 
 def first_entries(voters: Sequence[str], *, index: int = 1) -> list[Entry]:

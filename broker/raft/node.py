@@ -158,7 +158,6 @@ class RaftNode:
         self._on_applied = on_applied
         self._on_note = on_note
         self._wakeup = wakeup
-        self._waits: Callable[[bool], None] | None = None
         self._is_building = True
         self.catalog = Catalog()
         self._restored: tuple[Any, Catalog] | None = None
@@ -187,14 +186,7 @@ class RaftNode:
         )
         if self._wakeup is not None:
             core.wake_on(self._wakeup, self._woken)
-        if self._waits is not None:
-            core.tell_waits(self._waits)
         return core
-
-    def tell_waits(self, waits: Callable[[bool], None]) -> None:
-        """Have `waits` called with True when a tick begins to wait for messages, and with False when that is over."""
-        self._waits = waits
-        self.core.tell_waits(waits)
 
     def _woken(self) -> None:
         if self._wakeup is not None:

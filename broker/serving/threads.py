@@ -15,7 +15,6 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from broker.api.errors import Overloaded
@@ -30,15 +29,13 @@ class Threads(ThreadPoolExecutor):
     Args:
         count: How many at most; None: as `ThreadPoolExecutor` takes.
         name: What the names of its threads begin with.
-        first: Called before each call, on its thread.
 
     Raises:
         Overloaded: the system allows no more threads.
     """
 
-    def __init__(self, count: int | None, *, name: str, first: Callable[[], None] | None = None) -> None:
+    def __init__(self, count: int | None, *, name: str) -> None:
         super().__init__(count, thread_name_prefix=name)
-        self._first = first
         self._under_way = 0
         self._count_lock = threading.Lock()
         self.submit(_nothing)
@@ -49,9 +46,8 @@ class Threads(ThreadPoolExecutor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """As `Executor.submit`. Raises RuntimeError after a shutdown alone."""
         self._count(1)
-        call = partial(fn, *args, **kwargs)
         try:
-            future = super().submit(call if self._first is None else partial(_both, self._first, call))
+            future = super().submit(fn, *args, **kwargs)
         except BaseException:
             self._count(-1)
             raise
@@ -72,11 +68,6 @@ class Threads(ThreadPoolExecutor):
     def _count(self, more: int) -> None:
         with self._count_lock:
             self._under_way += more
-
-
-def _both(first: Callable[[], None], call: Callable[[], T]) -> T:
-    first()
-    return call()
 
 
 def _nothing() -> None:

@@ -102,8 +102,8 @@ class ClusterBroker(Assembled):
             controller_changed=lambda: self._link.hurry(),
             tell=self._told,
         )
-        self._workers = Threads(WORKERS, name="role", first=plane.give_way)
-        self._commands = Threads(COMMANDS, name="command", first=plane.give_way)
+        self._workers = Threads(WORKERS, name="role")
+        self._commands = Threads(COMMANDS, name="command")
         self._link = ReplicaLink(
             me=config.broker_id,
             process=plane.process,
@@ -141,7 +141,6 @@ class ClusterBroker(Assembled):
             make_loop=ThreadLoop,
             give_up=give_up,
             now_ms=lambda: time.monotonic_ns() // 1_000_000,
-            give_way=plane.give_way,
         )
         self._replicas = Replicas(host, plane.process)
         self._streams = PlacedStreams(

@@ -150,7 +150,6 @@ class Host:
         make_loop: Makes what steps the driver of all replicas.
         give_up: Ends the process, and says why.
         now_ms: A clock that never goes back.
-        give_way: Called before a piece of work that may wait: lets others go first (`plane.thread.T5`).
     """
 
     me: str
@@ -169,4 +168,3 @@ class Host:
     make_loop: MakeLoop
     give_up: Callable[[str], None]
     now_ms: Callable[[], int]
-    give_way: Callable[[], None] = lambda: None

@@ -13,7 +13,6 @@ import pytest
 
 from broker.api.errors import DeadlineExceeded, LiftlogError, NotReady, Overloaded, UnknownStream
 from broker.metadata.catalog import Catalog
-from broker.raft.node import RaftNode
 from broker.runtime.cluster import control
 from broker.runtime.cluster.control import in_time, waits
 from broker.runtime.cluster.plane import thread as thread_module
@@ -274,24 +273,3 @@ def test_a_thread_that_never_began_can_be_stopped() -> None:
     assert lost == [1]
     with pytest.raises(NotReady):
         thread.do(lambda _: None)
-
-
-def test_work_that_gives_way_begins_when_the_thread_waits_or_works_for_long(tmp_path: Path) -> None:
-    """T5; and nobody waits for a thread that has ended."""
-    with members(tmp_path, 1) as [only], ThreadPoolExecutor() as pool:
-        entered, hold = threading.Event(), threading.Event()
-
-        def hang(node: RaftNode) -> None:
-            only.thread.give_way()  # it would wait for itself
-            entered.set()
-            hold.wait(60)
-
-        only.thread.do(hang)
-        assert entered.wait(30)
-        pool.submit(only.thread.give_way).result(30)  # it works for longer than others wait
-        assert not only.thread._waits.is_set()
-        hold.set()
-        assert only.thread._waits.wait(30)
-        only.thread.do(lambda _: None)
-        only.stop()
-        assert only.thread._waits.is_set()

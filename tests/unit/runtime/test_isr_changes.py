@@ -20,8 +20,9 @@ from broker.api.errors import DeadlineExceeded, from_problem
 from broker.metadata.catalog import Catalog
 from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.partition import PartitionState, Place
+from broker.metadata.partition_commands import ISR_CHANGES_MAX
 from broker.replication.events import AskIsr
-from broker.runtime.cluster.replicas.isr_changes import AT_ONCE, IsrChanges
+from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.replicas.wants import Wants
 from broker.runtime.cluster.wiring import Followers, Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
@@ -168,7 +169,7 @@ def test_a_broker_that_rejoins_with_many_partitions_causes_few_commands(made: Ma
     answered(partitions)
     assert all(state.isr == ALL for state in service.catalog.cluster.partitions.values())
     assert [each.told for each in partitions] == [[(ALL, 1)]] * 2_000
-    assert service.rows() == [1, *[AT_ONCE] * 19, 2_000 - 1 - 19 * AT_ONCE]
+    assert service.rows() == [1, *[ISR_CHANGES_MAX] * 3, 2_000 - 1 - 3 * ISR_CHANGES_MAX]
     for each in partitions:  # and leaves again
         each.ask(remove="c")
     answered(partitions, 2)

@@ -55,14 +55,7 @@ class Service:
 def replicas_of(service: Service) -> tuple[Replicas, dict[Place, Told | None]]:
     told: dict[Place, Told | None] = {}
     host = SimpleNamespace(
-        give_way=lambda: None,
-        me="a",
-        service=service,
-        now_ms=lambda: 0,
-        told=told,
-        commands=None,
-        mending=None,
-        make_loop=ThreadLoop,
+        me="a", service=service, now_ms=lambda: 0, told=told, commands=None, mending=None, make_loop=ThreadLoop
     )
     return Replicas(cast(Host, host), "pa"), told
 

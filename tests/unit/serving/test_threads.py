@@ -44,14 +44,6 @@ def test_what_is_submitted_is_carried_out_once_by_the_threads_that_are_there(mon
     assert sorted(done) == list(range(10))
 
 
-def test_what_is_to_come_first_comes_before_each_call() -> None:
-    done = list[str]()
-    with Threads(1, name="one", first=lambda: done.append("first")) as pool:
-        future = pool.submit(lambda word: done.append(word) or word, word="call")
-        assert future.result(60) == "call"
-    assert done[-2:] == ["first", "call"]
-
-
 def test_a_pool_without_a_thread_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with no_more_threads(monkeypatch), pytest.raises(Overloaded, match="no more threads, and 'few' has none"):
         Threads(4, name="few")

@@ -285,10 +285,6 @@ class Plane:
                 time.sleep(0.1)
         raise NotReady(f"stopped while it waited for {what}")
 
-    def give_way(self) -> None:
-        """Let the Raft thread go first, for a moment (`thread.T5`). From any thread."""
-        self._thread.give_way()
-
     # -- what there is ----------------------------------------------------------------------------------------
 
     def has_session(self) -> bool:

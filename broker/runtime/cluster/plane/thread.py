@@ -8,9 +8,6 @@ T2  A call that is taken in is made once, or `lost` is called for it: it was nev
 T3  When the node fails, the process ends (`give_up`): its journal may lack what it has promised, so nothing may be
     done under its id before a start has looked at the disk.
 T4  An error in a call or a hook is a bug; it is logged, and ends neither the thread nor what comes after it.
-T5  Work that may wait for a moment begins while the thread waits for messages, or after `GIVE_WAY_S` (`give_way`). The
-    interpreter's lock goes to anybody who asks for it: ten threads that work for replicas leave this one a tenth, and
-    a session has to be renewed by some turns of it.
 """
 
 from __future__ import annotations
@@ -32,8 +29,6 @@ CALLS_MAX: Final = 4_096
 CALLS_AT_ONCE: Final = 64
 """Calls between two ticks: a flood of them does not keep the node from its heartbeats."""
 TICK_S: Final = 0.05
-GIVE_WAY_S: Final = 0.1
-"""So long others wait for the thread at most, each time: they go on, slowly, if it always has something to do."""
 Call = Callable[[RaftNode], None]
 
 
@@ -52,8 +47,6 @@ class RaftThread:
         self._lock = threading.Lock()  # of `_is_open`, `_calls` and the wakeup
         self._is_open = True
         self._is_stopping = False
-        self._waits = threading.Event()  # for messages, or has ended
-        self._waits.set()
         self._hooks: list[Call] = []
         self._node: RaftNode | None = None
         self._thread = threading.Thread(target=self._run, name="raft", daemon=True)
@@ -61,7 +54,6 @@ class RaftThread:
     def start(self, node: RaftNode) -> None:
         """Own a node, which was made with `wakeup`."""
         self._node = node
-        node.tell_waits(self._note_wait)
         self._thread.start()
 
     def each_tick(self, hook: Call) -> None:
@@ -87,18 +79,6 @@ class RaftThread:
     def wake(self) -> None:
         """Have the hooks called soon. From the thread itself, which has something to do that must not be done now."""
         os.eventfd_write(self.wakeup, 1)
-
-    def give_way(self) -> None:
-        """Wait until the thread waits for messages (T5). Not with a lock in hand that anybody may want; on the thread
-        itself it does nothing."""
-        if not self._waits.is_set() and not self.is_current():
-            self._waits.wait(GIVE_WAY_S)
-
-    def _note_wait(self, begins: bool) -> None:
-        if begins:
-            self._waits.set()
-        else:
-            self._waits.clear()
 
     def is_current(self) -> bool:
         """Whether the caller is the thread, which must not wait for itself."""
@@ -131,8 +111,6 @@ class RaftThread:
             self._give_up(f"the Raft node failed: {error}")
         else:
             self._end()
-        finally:
-            self._waits.set()
 
     @staticmethod
     def _make(node: RaftNode, call: Call) -> None:

@@ -14,19 +14,18 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from typing import Any, Final
+from typing import Any
 
 from broker.api.errors import LiftlogError
 from broker.metadata.catalog import COMMAND_VERSION, SINCE
 from broker.metadata.partition import Place
+from broker.metadata.partition_commands import ISR_CHANGES_MAX
 from broker.replication.events import AskIsr
 from broker.runtime.cluster.replicas.gathering import Gathering
 from broker.runtime.cluster.wiring import CatalogService
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 100
-"""So many are in one command, as of `opened_reports.AT_ONCE`. A command may have more: releases before send 500."""
 Told = Callable[[AskIsr, Mapping[str, Any]], None]
 """Takes the question and its answer: {"state": ...}, or {"error": problem}, where the problem may have a state."""
 
@@ -42,7 +41,7 @@ class IsrChanges:
         self._me = me
         self._service = service
         self._commands = commands
-        self._gathering: Gathering[tuple[AskIsr, Told]] = Gathering(self._ask_many, commands, at_once=AT_ONCE)
+        self._gathering: Gathering[tuple[AskIsr, Told]] = Gathering(self._ask_many, commands, at_once=ISR_CHANGES_MAX)
 
     def ask(self, at: Place, ask: AskIsr, told: Told) -> None:
         """Have `told` called once with the answer, unless the broker stops, or the partition asks for something else

@@ -408,7 +408,6 @@ class Replicas:
         due, self._to_tick = self._to_tick[:count], self._to_tick[count:]
         for replica in due:
             try:
-                self._host.give_way()
                 partition = replica.partition
                 if is_over and partition is not None and partition.leads:  # G10
                     partition.depose()
