@@ -27,6 +27,14 @@ from typing import Final
 
 HEARTBEAT_MS: Final = 500
 SESSION_MS: Final = 2_000
+FEW_PARTITIONS: Final = 1_000
+SLOWER_MAX: Final = 5.0
+
+
+def slower(partitions: int) -> float:
+    """How many times as long as with few partitions others are waited for: one command of the catalog may concern all
+    of them, and nobody else has a turn meanwhile."""
+    return min(SLOWER_MAX, 1.0 + max(0, partitions - FEW_PARTITIONS) / 2_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

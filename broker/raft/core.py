@@ -148,6 +148,16 @@ class Core(SyncObj):  # type: ignore[misc]
         if self.failure is not None:
             raise self.failure
 
+    def expect_leader(self) -> None:
+        """Wait for a leader, from now on, as long as the settings say by now."""
+        self._SyncObj__raftElectionDeadline = library.monotonicTime() + self._SyncObj__generateRaftTimeout()
+
+    def was_away(self, away_s: float) -> None:
+        """Count so many seconds for no silence of a leader; after them it has the shortest time at most."""
+        deadline_s: float = self._SyncObj__raftElectionDeadline
+        soon_s = library.monotonicTime() + self.conf.raftMinTimeout
+        self._SyncObj__raftElectionDeadline = max(deadline_s, min(deadline_s + away_s, soon_s))
+
     def catch_up(self) -> None:
         """Apply what this process has known to be committed, before anybody looks at the state."""
         try:

@@ -9,7 +9,8 @@ N2  Each submission is answered once: with a result, or with an error that says 
     (`sent`).
 N3  A voter whose journal is missing or damaged comes back under another id, as an observer. It asks for a vote only
     after the old id has been removed: with both, a majority could be one that has lost what was acknowledged.
-N4  The leader of the group is the controller. A former one may believe so for another `fallback_s`; `read` does not.
+N4  The leader of the group is the controller. A former one may believe so for another `fallback_s`, or longer (N9);
+    `read` does not.
 N5  A node that is a voter by its log alone, and does not know that this is committed, votes and does not stand for
     election: its terms would be higher than those of a group that does not know it. By turns it follows without a
     vote, so that it learns how its log should be.
@@ -19,6 +20,10 @@ N7  A leader that has just been elected may lack what was committed before: it r
 N8  A timely command is carried out before its time is up, or never, wherever it lay meanwhile. The broker that asks
     counts by the controller's clock: it knows from stamps how much that is ahead of its own, by less than it is. A
     stamp is of one term, and no other controller takes the command.
+N9  How long a leader, a majority or a connection may be silent grows with the partitions in this node's own catalog
+    (`session.slower`): one command may concern all of them, and takes its time on each broker. The nodes need not agree
+    on it; an election that begins too early or late breaks nothing. A turn of this node itself that takes long is
+    nobody's silence: of each `_TURN_S` count. (A follower that is always slow still elects.)
 
 A node is driven: `tick` from one thread, which is also the only one that calls anything else.
 """
@@ -36,6 +41,7 @@ from pysyncobj.node import Node
 
 from broker.api.errors import CorruptLog, DeadlineExceeded, InvalidRequest, LiftlogError, NotReady
 from broker.metadata.catalog import Catalog
+from broker.metadata.session import slower
 from broker.metadata.voting import VOTERS_MAX
 from broker.raft.core import BATCH_BYTES, Core, commands_in, first_entries
 from broker.raft.journal import Base, Journal
@@ -45,6 +51,9 @@ SUBMIT_TIMEOUT_S: Final = 5.0
 BARRIER: Final = "barrier"
 CHANGE_VOTERS: Final = "change_voters"
 _CHECK_S: Final = 0.25
+_TURN_S: Final = 0.25
+_SILENCES: Final = ("raftMinTimeout", "raftMaxTimeout", "leaderFallbackTimeout", "connectionTimeout")
+"""Settings of pysyncobj that N9 is about."""
 PENDING_S: Final = 5.0
 """So long who may have a vote acts as if it had, and so long as if it had not, until it knows (N5)."""
 Done = Callable[[Any], None]
@@ -159,6 +168,8 @@ class RaftNode:
         self._on_note = on_note
         self._wakeup = wakeup
         self._is_building = True
+        self._conf = conf
+        self._silences_s: dict[str, float] = {each: getattr(conf, each) for each in _SILENCES}
         self.catalog = Catalog()
         self._restored: tuple[Any, Catalog] | None = None
         self._options: dict[str, Any] = {"transport": transport, "node": node, "conf": conf, "seeds": seeds, **told}
@@ -186,7 +197,16 @@ class RaftNode:
         )
         if self._wakeup is not None:
             core.wake_on(self._wakeup, self._woken)
+        if self._wait_longer() > 1.0:
+            core.expect_leader()
         return core
+
+    def _wait_longer(self) -> float:
+        """N9. Returns how many times as long."""
+        times = slower(len(self.catalog.cluster.partitions))
+        for each, silence_s in self._silences_s.items():
+            setattr(self._conf, each, times * silence_s)
+        return times
 
     def _woken(self) -> None:
         if self._wakeup is not None:
@@ -256,6 +276,7 @@ class RaftNode:
 
     def tick(self, wait_s: float = 0.0) -> None:
         """Take what has come and what is due. Raises what made this node fail; it says nothing more then."""
+        began_s = self._clock()
         try:
             self.core.tick(wait_s)
         except Exception:
@@ -263,6 +284,9 @@ class RaftNode:
                 self._answer(number, _unknown("the Raft journal failed"))
             raise
         now_s = self._clock()
+        if (away_s := now_s - began_s - wait_s - _TURN_S) > 0:  # N9
+            self._wait_longer()
+            self.core.was_away(away_s)
         for number, waiting in list(self._waiting.items()):
             if waiting.index and self.core.raftLastApplied >= waiting.index:
                 self._answer(number, waiting.result)
@@ -271,6 +295,7 @@ class RaftNode:
         if now_s >= self._check_at_s:
             self._check_at_s = now_s + _CHECK_S
             self._check_role(now_s)
+            self._wait_longer()
 
     def _check_role(self, now_s: float) -> None:
         """N5."""

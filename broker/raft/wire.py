@@ -22,6 +22,8 @@ W9  Bytes are added to buffers and taken from them in place. pysyncobj copies al
 W10  Where no socket can be made nobody is called for now. pysyncobj lets the error end the thread of the group.
 W11  Of a connection without a vote nothing is kept once it is over; pysyncobj keeps its node for ever. It is forgotten
     at the next tick: pysyncobj looks it up again behind a `send` that finds it dead.
+W12  A node may be silent for as long as the settings say by now (`node.N9`). pysyncobj keeps what they said when the
+    connection was made, and cuts one on which somebody speaks after that.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
             min(self._unknownConnections, key=lambda each: each.since_s).disconnect()
 
     def _onTick(self) -> None:
-        """W5, W7, W11."""
+        """W5, W7, W11, W12."""
         while self._over:
             self._connections.pop(self._over.pop(), None)
         late_s = monotonicTime() - STRANGER_S
@@ -123,6 +125,7 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
             self._ready = False
         called_s = monotonicTime() - CALL_S
         for node, conn in list(self._connections.items()):
+            conn._TcpConnection__timeout = self._syncObj.conf.connectionTimeout
             if self._core.isNodeConnected(node) or not self._shouldConnect(node):
                 continue
             if conn.state != CONNECTION_STATE.DISCONNECTED and self._lastConnectAttempt.get(node, 0.0) < called_s:
