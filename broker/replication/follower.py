@@ -25,7 +25,9 @@ F5  A follower that would be cut below the leader's log start, or below its own,
     a follower that comes back. That one would go on from its start, join with a hole in what is committed since, and
     lose it when it leads. All agree on the log start of any other leader: what is below it was committed.)
 F6  The log start is the leader's. It follows only what is below the high watermark here.
-F7  After a failed fsync nothing more is said before the replica has another incarnation.
+F7  After a failed fsync nothing more is said before the replica has another incarnation. Then the log has recovered:
+    an fsync that was begun before, and fails late, is not minded. (One of an earlier generation of this incarnation is:
+    a cut does not mend a log.)
 F8  A record's producer and id outlive it in the leader's state file. A follower that begins anew, or
     takes records from where the leader has removed some, lacks that file: it says so with each fetch, is not asked in,
     and lets nothing go, before it has one of this leader, whole, that was made in this leadership (`leader.L11`). It
@@ -145,6 +147,7 @@ class Follower:
         self._told: Records | None = None  # the answer whose records are being appended
         self._found_epoch = -1  # what the open cut is to lead to
         self._parts_below_mark = False  # F10: it has that record, and others than the last ones here
+        self._recovered = 0  # F7: the first generation of this incarnation
         self._taking: AskState | None = None  # the open question for a piece of a state file
         self._piece = (0, 0)  # where the piece that is being taken ends, and the file
         self._asked_ms = self._state_asked_ms = self._heard_ms = 0
@@ -165,9 +168,11 @@ class Follower:
         assert (event.epoch, event.incarnation) >= (self.epoch, self.incarnation), "an epoch does not come back"
         assert event.incarnation >= self.incarnation, "an incarnation does not come back"
         self._cut_number = self.number  # F9: the log may have been mended since, and its mark lowered
+        self.generation += 1
+        if event.incarnation > self.incarnation:
+            self._recovered = self.generation
         self.epoch, self.leader, self.incarnation = event.epoch, event.leader, event.incarnation
         self.log = event.log
-        self.generation += 1
         self.tombstones_below = self.compact_to = 0  # F11
         self._heard_ms = self.now_ms
         return (*self._ask_or_fetch(), *self._begin_sync())
@@ -396,7 +401,9 @@ class Follower:
         self.is_syncing = False
         if self.phase is Phase.IDLE:
             return NOTHING
-        self._unfollowed(Unfollowed())  # F7
+        if event.generation < self._recovered:  # F7
+            return self._begin_sync()
+        self._unfollowed(Unfollowed())
         return (StepOut(),)
 
     # -- time -------------------------------------------------------------------------------------------------

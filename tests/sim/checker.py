@@ -19,6 +19,7 @@ GROW  the records of one leader epoch are sorted by one count of partitions, non
 GONE  whoever was removed is nothing of any partition, has no session and acknowledges nothing, does not come back with
     its folder, and ends when it hears of it; nobody waits for what it had to delete
 MOVE  a replica goes only when all that stay are in sync
+WELL  nobody steps out for a failed fsync whose log is well (of drivers)
 TRIM  what a trim that was answered let go is not served again
 
 R8, that the catalog loses no command, is the adapter's of Raft (`tests.sim.raft`). Here the catalogs of all brokers

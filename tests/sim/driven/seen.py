@@ -11,7 +11,7 @@ from broker.api.errors import BadBatch, LiftlogError, OffsetOutOfRange
 from broker.metadata.partition import Place
 from broker.replication.events import Acks
 from broker.replication.leader import Leader
-from broker.runtime.cluster.replicas.placed import PlacedReplica
+from broker.runtime.cluster.replicas.placed import PlacedReplica, Stepping
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.sync import Outcome
 from broker.storage.log import AppendResult, PartitionLog
@@ -42,6 +42,7 @@ class Seen:
         self._cuts = -1
         self._committed = self._led = -1
         self._is_frozen = self._has_failed = False
+        self._stepping: Stepping | None = None
         self._idle = Leader(broker.name)
 
     # -- what there is
@@ -135,6 +136,12 @@ class Seen:
             self._note("is damaged")
             self.checker.damaged(self)
         self.is_damaged = placed is not None and placed.is_damaged
+        if placed is not None and placed.stepping is not self._stepping:
+            self._stepping = placed.stepping
+            if self._stepping is not None:
+                self._note(f"is to step out: {self._stepping.why}")
+                if self._stepping.why == "fsync" and not self._has_failed:
+                    self.checker.fail(f"WELL: {self.name}: {self.broker.name} steps out, and its log has not failed")
         if partition is not None and partition.leads and partition.leader_epoch != self._led:
             self._led = partition.leader_epoch
             self.checker.leads(self, self._led)

@@ -34,6 +34,7 @@ from broker.runtime.cluster.replicas.placed import PlacedReplica
 from broker.runtime.metrics import REGISTRY
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
+from broker.storage.recovery import RecoveryReport
 from broker.storage.segments.checkpoint import Checkpoint, LogIdentity, LogSettings
 from tests.support.placed import Cluster, Node, Recorded, node
 from tests.support.processes import eventually
@@ -269,6 +270,29 @@ def test_a_failed_fsync_is_a_step_out_and_then_a_follower(led: tuple[Node, Clust
     assert "a" not in cluster.state(at).isr
     assert one.partition(at) is partition
     assert not one.gave_up
+
+
+def test_a_log_that_has_recovered_does_not_step_out_for_what_was_seen_before(
+    led: tuple[Node, Cluster, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V4. A tick, or the pool of fsyncs, may see the failed log until the moment in which it recovers."""
+    one, cluster, at = led
+    placed, partition = one.placed(at), one.partition(at)
+    real = PartitionLog.recover
+
+    def recover(opened: PartitionLog, now_us: int) -> RecoveryReport:
+        placed.step_out("fsync")
+        return real(opened, now_us)
+
+    monkeypatch.setattr(PartitionLog, "recover", recover)
+    one.disk.fails = True
+    append(partition)
+    eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+    one.disk.fails = False
+    eventually(lambda: any(entry[0] == "follow" and entry[3][1] == 1 for entry in one.story), what="to follow")
+    eventually(lambda: not placed._turns._is_running, what="no more turns")
+    assert placed.stepping is None
+    assert cluster.kinds().count("step_out") == 1
 
 
 def test_logs_that_fail_together_step_out_by_one_command(one: Node, cluster: Cluster) -> None:

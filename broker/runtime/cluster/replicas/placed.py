@@ -13,7 +13,8 @@ V2  A state counts only if this process is registered. A leadership counts only 
 V3  A replica that was removed gives up its log, also if it is wanted again by the time that it has a turn: the others
     have forgotten it. Its folder is gone before the catalog is told so.
 V4  After a failed fsync it does nothing but ask for a step-out. Another incarnation in the applied catalog is the
-    answer: then the log recovers, and the replica follows. A log that cannot be recovered ends the process.
+    answer: then the log recovers, and the replica follows. What was wanted of the log before is not minded any more. A
+    log that cannot be recovered ends the process.
 V5  A damaged replica leads on, or rests: it follows nobody, as it would report a durable end that is not so. It copies
     what it cannot read from others (`mending`), and goes on then as before. If that is in vain (`mending.H5`) it steps
     out. Then its files are moved aside, and it begins anew. They go when all replicas are in sync, as do those of a
@@ -275,7 +276,6 @@ class PlacedReplica:
     def _turn(self) -> None:
         with self._lock:
             told, was_removed, self._was_removed = self._told, self._was_removed, False
-            wants_out, self._wants_out = self._wants_out, None
             self._is_unfinished = False
         if was_removed or (told is not None and told.was_left and not self.is_fresh):  # V3
             try:
@@ -291,13 +291,19 @@ class PlacedReplica:
         self.is_fresh &= told.was_left
         if not self._adopt(told):
             self._is_unfinished = True
-        if wants_out is not None:
+        if (wants_out := self._take_wish()) is not None:
             self._begin_step_out(wants_out)
         if not self._wants.trim():
             self._is_unfinished = True
         self._see_to_stage(told)
         if (partition := self.partition) is not None:
             self._capturing.see_to(partition, told.info)
+
+    def _take_wish(self) -> str | None:
+        """What somebody wants to step out for. Whoever recovers or closes the log drops what was wanted before."""
+        with self._lock:
+            wants_out, self._wants_out = self._wants_out, None
+        return wants_out
 
     def _adopt(self, told: Told) -> bool:
         """Take the role that the state gives. Returns whether nothing has to be tried again."""
@@ -448,6 +454,7 @@ class PlacedReplica:
             self._follower.close()
         self._follower = self._following = None
         self._wants.end()
+        self._take_wish()
         opened = self._found if partition is None else partition.log
         self._found = None
         if opened is not None:
@@ -497,6 +504,7 @@ class PlacedReplica:
             if partition is not None:
                 partition.depose()
                 partition.log.recover(partition.replica.elapsed_us())
+                self._take_wish()
         except LiftlogError as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_DESCRIPTORS:
                 log.error("replica.not_recovered partition=%s error=%s", self, error)  # another step-out follows
