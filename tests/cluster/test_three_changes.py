@@ -15,7 +15,7 @@ import nats
 import nats.errors
 import pytest
 
-from broker.api.errors import InvalidSetting, Retryable, StreamPaused, UnknownStream
+from broker.api.errors import InvalidSetting, LiftlogError, Retryable, StreamPaused, UnknownStream
 from broker.client import Client
 from tests.support.acks import offset_of
 from tests.support.clusters import RealCluster, store, three
@@ -130,6 +130,47 @@ def test_pause_and_read_only_hold_on_every_broker(cluster: RealCluster, client: 
     eventually(lambda: "error" in publish(cluster, "paused", b"x"), what="a refusal")
     assert client.read("paused").to_table().column("value").to_pylist() == [b"one", b"two"]
     back(cluster, leader, "paused")
+
+
+def test_a_change_holds_when_it_is_answered(cluster: RealCluster, client: Client) -> None:
+    """Seen before: the leaders heard of it later, and a pause lost what NATS had delivered before it."""
+    client.create_stream("held", subject="held.*", partitions=3, partition_by="subject", replication_factor=3)
+    burst = 500
+
+    async def send() -> None:
+        assert cluster.nats is not None
+        connection = await nats.connect(cluster.nats.url)
+        for number in range(burst):
+            await connection.publish(f"held.{number % 50}", b"x")
+        await connection.flush()
+        await connection.close()
+
+    def count() -> int:
+        return sum(partition.high_watermark or 0 for partition in client.describe("held").partitions)
+
+    def refusals() -> set[str]:
+        found = set()
+        with cluster.client(deadline_s=0.0) as impatient:
+            for partition in range(3):
+                try:
+                    impatient.append("held", partition, [{"value": b"x"}])
+                    found.add("stored")
+                except LiftlogError as error:
+                    found.add(error.reason)
+        return found
+
+    for number in range(8):
+        before = count()
+        asyncio.run(send())
+        client.pause("held")
+        assert refusals() == {"stream_paused"}
+        assert count() == before + burst, number
+        client.resume("held")
+        assert stored(cluster, f"held.{number}", b"x")
+        client.set_read_only("held")
+        assert refusals() == {"read_only"}
+        client.set_read_only("held", False)
+        assert refusals() == {"stored"}
 
 
 def stored(cluster: RealCluster, subject: str, value: bytes) -> bool:

@@ -98,6 +98,9 @@ class Recorded:
         self.may_begin = threading.Event()
         self.may_begin.set()
         self.begun: list[Future[None]] = []
+        self.may_end = threading.Event()
+        self.may_end.set()
+        self.ended: list[Future[None]] = []
         self.told = (7, 9)
 
     def follow(self, epoch: int, leader: str, incarnation: Incarnation) -> None:
@@ -130,10 +133,12 @@ class Recorded:
             done.set_result(None)
         return done
 
-    def end(self, partition: ReplicatedPartition) -> Future[None]:
+    def end(self, partition: ReplicatedPartition, *, with_sent: bool = False) -> Future[None]:
         self.story.append(("no capture", str(partition)))
         done: Future[None] = Future()
-        done.set_result(None)
+        self.ended.append(done)
+        if self.may_end.is_set():
+            done.set_result(None)
         return done
 
 

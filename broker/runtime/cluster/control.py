@@ -2,7 +2,8 @@
 
     call ─► judge what this release cannot do ─► execute (controller, majority) ─► applied here ─► opened, led
 
-X1  A change is answered when this broker's own catalog has it: whoever asks it next sees what he has changed.
+X1  A change is answered when this broker's own catalog has it: whoever asks it next sees what he has changed. HTTP
+    answers once the leaders go by it, too (`serving.endpoints.streams.until_served`).
 X2  A new stream is answered when it is led and all its replicas have opened it whose brokers live, or after
     `DONE_S`. It exists in either case; a warning says what is missing. A client hears it before its patience ends.
 X3  A setting that would lose messages in silence is refused by name: a queue group gives each broker a share of all

@@ -106,8 +106,9 @@ class Capture(Protocol):
         """Done when the server has confirmed the subscription."""
         ...
 
-    def end(self, partition: ReplicatedPartition) -> Future[None]:
-        """Take no more for it. Done when what was taken in was given to the partition."""
+    def end(self, partition: ReplicatedPartition, *, with_sent: bool = False) -> Future[None]:
+        """Take no more for it. Done when what was taken in was given to the partition. `with_sent`: and, before, what
+        the server had sent."""
         ...
 
 

@@ -60,7 +60,8 @@ class Captures:
         attachments: All of the driver, by key.
         renew: Routes the subscriptions of an attachment anew.
         subscribe: Makes and confirms the subscriptions that are missing.
-        detach: Ends one attachment, by its key.
+        detach: Ends one attachment, by its key. What the server had sent was given to the partitions then.
+        take_in_sent: Has all that parsed.
     """
 
     def __init__(
@@ -71,12 +72,14 @@ class Captures:
         renew: Callable[[Attachment, StreamInfo], None],
         subscribe: Callable[[], Awaitable[None]],
         detach: Callable[[str], Awaitable[None]],
+        take_in_sent: Callable[[], Awaitable[None]],
     ) -> None:
         self._attachments = attachments
         self._flusher = flusher
         self._renew = renew
         self._subscribe = subscribe
         self._detach = detach
+        self._take_in_sent = take_in_sent
         self._keys: weakref.WeakKeyDictionary[Partition, str] = weakref.WeakKeyDictionary()
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._round: asyncio.Task[None] | None = None  # that has not begun
@@ -112,8 +115,8 @@ class Captures:
                 if slot.partition is partition and is_hashed:
                     self._flusher.flush(slot)  # E6
 
-    async def end(self, partition: Partition) -> None:
-        """Capture it no more."""
+    async def end(self, partition: Partition, *, with_sent: bool = False) -> None:
+        """Capture it no more. `with_sent`: but what the server has sent by now."""
         key = self._keys.get(partition)
         if key is None:
             return
@@ -125,6 +128,8 @@ class Captures:
             if len(leaving) == len(attachment.slots):
                 await self._detach(key)
                 return
+            if with_sent:
+                await self._take_in_sent()
             attachment.slots = [slot for slot in attachment.slots if slot not in leaving]
             self._renew(attachment, attachment.info)
             for slot in leaving:

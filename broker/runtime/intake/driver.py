@@ -92,6 +92,7 @@ class IntakeDriver:
             renew=self._renew,
             subscribe=self._subscribe_missing,
             detach=self._detach,
+            take_in_sent=self._take_in_sent,
         )
         self._subscribing = asyncio.Lock()
         self._error_shown = ""
@@ -124,9 +125,10 @@ class IntakeDriver:
         """Begin to capture one partition that is led here, or go on under altered settings (I1; captures.py)."""
         return self._call(self._captures.begin(info, partition))
 
-    def end(self, partition: Partition) -> Future[None]:
-        """Stop capturing it; done when all that was captured was given to it, and is durable here or refused."""
-        return self._call(self._captures.end(partition))
+    def end(self, partition: Partition, *, with_sent: bool = False) -> Future[None]:
+        """Stop capturing it; done when all that was captured was given to it, and is durable here or refused.
+        `with_sent`: what the server has sent by now is captured."""
+        return self._call(self._captures.end(partition, with_sent=with_sent))
 
     def stop(self, timeout_s: float) -> None:
         """Unsubscribe, take in what the server has sent, make it durable, send the acks, close."""
@@ -349,6 +351,15 @@ class IntakeDriver:
         if client is self._client:  # else the numbers are the next one's, and of other streams
             for attachment in leaving:
                 self._unroute(attachment)
+
+    async def _take_in_sent(self) -> None:
+        """Return when all that the server had sent was parsed; if it does not answer, after a while."""
+        client = self._client
+        if client is not None and client.is_connected:
+            try:
+                await barrier(client, CONFIRM_TIMEOUT_S)
+            except (TimeoutError, OSError, nats.errors.Error) as error:
+                log.warning("intake.unsubscribe_unconfirmed error=%r", error)
 
     def _unroute(self, attachment: Attachment) -> None:
         for sid in attachment.sids:

@@ -41,7 +41,7 @@ class FollowerRead:
         elsewhere: The error that names the leader.
     """
 
-    end = None
+    end = goes_by = None
 
     def __init__(
         self, replica: Replica, leader_epoch: int, epoch_now: Callable[[], int], elsewhere: Callable[[str], NotLeader]

@@ -142,6 +142,11 @@ class Partition:
         return self._info.settings
 
     @property
+    def goes_by(self) -> StreamInfo:
+        """As `PartitionHandle.goes_by`."""
+        return self._info
+
+    @property
     def leader_epoch(self) -> int:
         """Under which it is led, or was led last; -1: it never was."""
         return self._core.epoch

@@ -118,6 +118,7 @@ class ReplicatedPartition(Partition):
         replica.may_let_go = lambda: (partition := me_weakly()) is not None and partition.serves
         self.leader_at: str | None = None
         self._served_epoch = self._least_epoch = -1
+        self._serves_by = info
         self._handed_epoch = -1  # P19
         self._has_session = has_session
         self._stopping = Stopping()
@@ -146,9 +147,19 @@ class ReplicatedPartition(Partition):
         super().lead(leader_epoch, state)
         self.release()
 
-    def serve(self, leader_epoch: int) -> None:
-        """Answer clients in this leadership from now on (P11). A late call for an earlier one does nothing."""
+    @property
+    def goes_by(self) -> StreamInfo:
+        """As `Partition.goes_by`; messages are taken in by it, too."""
+        return self._serves_by
+
+    def serve(self, leader_epoch: int, info: StreamInfo | None = None) -> None:
+        """Answer clients in this leadership from now on (P11). A late call for an earlier one does nothing.
+
+        Args:
+            info: What messages are taken in by; None: as before.
+        """
         self._served_epoch = max(self._served_epoch, leader_epoch)
+        self._serves_by = info or self._serves_by
         self.release()
 
     def retire(self, least_epoch: int) -> None:

@@ -53,6 +53,11 @@ class PartitionHandle(Protocol):
     def leader_epoch(self) -> int: ...
 
     @property
+    def goes_by(self) -> StreamInfo | None:
+        """The settings and the state of its stream by which records are taken now; the catalog may have newer ones.
+        None: it takes none."""
+
+    @property
     def log(self) -> PartitionLog:
         """For reading only."""
 

@@ -62,6 +62,7 @@ async def resume(serving: Serving, request: web.Request, query: Query) -> web.St
 async def _set_paused(serving: Serving, request: web.Request, paused: bool) -> web.StreamResponse:
     info = changeable(serving, request)
     info = await unbroken(serving.backend.set_stream_state(info.name, paused=paused))
+    await until_served(serving, request, info)
     return await answer_one(serving, request, info)
 
 
@@ -78,6 +79,7 @@ async def set_read_only(serving: Serving, request: web.Request, query: Query) ->
     read_only = (await serving.asked(request, ReadOnlyState)).read_only
     info = changeable(serving, request)
     info = await unbroken(serving.backend.set_stream_state(info.name, read_only=read_only))
+    await until_served(serving, request, info)
     return await answer_one(serving, request, info)
 
 

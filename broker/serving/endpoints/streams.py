@@ -71,16 +71,36 @@ async def create(serving: Serving, request: web.Request, query: Query) -> web.St
 
 
 async def until_served(serving: Serving, request: web.Request, info: StreamInfo) -> None:
-    """Wait until the leaders of a new stream capture and answer: what is published next is stored. For `SERVED_S` at
-    most: one that stands still does not answer, and leads for some time yet."""
-    path = f"/v1/streams/{info.name}"
-    with suppress(TimeoutError):
+    """Wait until the leaders of a stream capture and answer, by the settings and the state that it has now: that holds
+    for what is published next. For `SERVED_S` at most: one that stands still does not answer. It leads for some time
+    yet, but no longer than that."""
+    path, pause_s = f"/v1/streams/{info.name}", SERVED_PAUSE_S / 8
+    with suppress(TimeoutError, UnknownStream):
         async with asyncio.timeout(SERVED_S):
-            while (gathered := _gather(serving.backend, info)).elsewhere:
-                told = _Told([answer] for answer in await _ask_others(serving, request, [gathered], path))
-                if all(told.of(info.incarnation, where) for where in gathered.elsewhere):
+            while _terms(serving.backend.stream(info.name)) == _terms(info):  # else somebody has changed it again
+                gathered = _gather(serving.backend, info)
+                answers = await _ask_others(serving, request, [gathered], path) if gathered.elsewhere else []
+                told = _Told([answer] for answer in answers if _goes_by(answer, info))
+                here = (handle.goes_by or info for handle in gathered.handles.values())
+                if all(told.of(info.incarnation, where) for where in gathered.elsewhere) and all(
+                    _terms(each) == _terms(info) for each in here
+                ):
                     return
-                await asyncio.sleep(SERVED_PAUSE_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, SERVED_PAUSE_S)
+
+
+def _terms(info: StreamInfo) -> tuple[str, Mapping[str, Any], bool, bool]:
+    """What records are taken by."""
+    return info.incarnation, info.settings.as_dict(), info.paused, info.read_only
+
+
+def _goes_by(answer: Mapping[str, Any], info: StreamInfo) -> bool:
+    """Whether another broker has said that its partitions go by this. Another release may have other settings."""
+    settings = info.settings.as_dict()
+    return (answer["paused"], answer["read_only"]) == (info.paused, info.read_only) and all(
+        settings.get(key, value) == value for key, value in answer["settings"].items()
+    )
 
 
 @ENDPOINTS.add(
@@ -125,7 +145,9 @@ async def alter(serving: Serving, request: web.Request, query: Query) -> web.Str
     values = await serving.json_object(request, SETTINGS_BYTES_MAX)
     if not values:
         raise refused(Misfit("must name at least one setting", values))
-    return await answer_one(serving, request, await unbroken(serving.backend.alter_stream(info.name, values)))
+    info = await unbroken(serving.backend.alter_stream(info.name, values))
+    await until_served(serving, request, info)
+    return await answer_one(serving, request, info)
 
 
 @ENDPOINTS.add(
@@ -155,6 +177,8 @@ async def answer_one(
 ) -> web.Response:
     """Answer with one stream; `more`: keys to add."""
     gathered = _gather(serving.backend, info)
+    if is_from_peer(request):
+        gathered = _as_led(gathered)
     path = f"/v1/streams/{info.name}"
     told = _Told([answer] for answer in await _ask_others(serving, request, [gathered], path))
     return await serving.json_answer(lambda: {**_render(gathered, told), **(more or {})}, **answer)
@@ -167,6 +191,13 @@ def _gather(backend: Backend, info: StreamInfo) -> Gathered:
         return Gathered(info, where, {handle.partition: handle for handle in backend.partitions(info.name)}, [])
     except LiftlogError as error:
         return Gathered(info, (), {}, [f"offline ({error.reason}): {error}"])
+
+
+def _as_led(gathered: Gathered) -> Gathered:
+    """For another broker: with the settings and the state that all partitions go by which are led here."""
+    info = gathered.info
+    former = (each.goes_by for each in gathered.handles.values() if each.goes_by is not None)
+    return gathered._replace(info=next((each for each in former if _terms(each) != _terms(info)), info))
 
 
 async def _ask_others(

@@ -191,3 +191,24 @@ def test_many_that_begin_at_once_are_confirmed_together(brokers: tuple[str, Brok
 
 async def _all(broker: Broker, info: StreamInfo, partitions: list[Partition]) -> None:
     await asyncio.gather(*(broker.driver._captures.begin(info, partition) for partition in partitions))
+
+
+def test_one_of_several_that_end_takes_in_what_the_server_had_sent(brokers: tuple[str, Broker, Broker]) -> None:
+    """The subscription stays for the others, and with it no UNSUB comes behind what was sent."""
+    url, a, _ = brokers
+    settings = settings_from({"subject": "p", "partition_by": "key", "partitions": PARTITIONS, "linger_ms": 5_000})
+    info = StreamInfo(name="p", incarnation="i", created_us=0, settings=settings)
+    partitions = a.make(info)
+    wait([a.driver.begin(info, partition) for partition in partitions])
+    count = 4_000
+
+    async def publish() -> None:
+        client = await nats.connect(url)
+        for number in range(count):
+            await client.publish("p", b"x", headers={"Liftlog-Key": f"k{number}"})
+        await client.flush()
+        wait([a.driver.end(partition, with_sent=True) for partition in partitions])
+        await client.close()
+
+    asyncio.run(publish())
+    assert sum(partition.log.log_end_offset for partition in partitions) == count

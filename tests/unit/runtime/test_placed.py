@@ -24,6 +24,7 @@ from broker.api.errors import (
     NotLeader,
     NotReady,
     StorageFailed,
+    StreamPaused,
     UnknownFormatVersion,
 )
 from broker.metadata import heard
@@ -236,6 +237,31 @@ def test_without_a_session_it_reads_no_messages_and_with_one_again(led: tuple[No
     one.has_session = True
     eventually(lambda: one.story.count(("capture", "s/0", one.partition(at).leader_epoch)) == 2)
     append(one.partition(at))
+
+
+def test_what_was_sent_before_a_pause_is_taken_in_before_the_partition_refuses(
+    led: tuple[Node, Cluster, Place],
+) -> None:
+    """V13. Seen before: it refused at once, and what NATS had delivered before the pause was lost."""
+    one, cluster, at = led
+    partition = one.partition(at)
+    one.recorded.may_end.clear()
+    cluster.apply(kind="set_state", name="s", paused=True)
+    [ending] = eventually(lambda: one.recorded.ended, what="the end of the capture")
+    something_happens(cluster)  # other turns do not wait for it
+    append(partition)
+    assert not partition.goes_by.paused
+    ending.set_result(None)
+    eventually(lambda: partition.goes_by.paused, what="the pause")
+    with pytest.raises(StreamPaused):
+        append(partition)
+    one.recorded.may_begin.clear()
+    begun = len(one.recorded.begun)
+    cluster.apply(kind="set_state", name="s", paused=False)
+    eventually(lambda: one.recorded.begun[begun:], what="the next capture")
+    assert partition.goes_by.paused, "the server has not confirmed yet"
+    one.recorded.begun[-1].set_result(None)
+    assert not partition.goes_by.paused
 
 
 def test_a_stop_without_a_session_tells_who_waits_for_an_ack_that_it_is_over(led: tuple[Node, Cluster, Place]) -> None:

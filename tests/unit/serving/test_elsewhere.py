@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ import pytest
 from broker.api.answers import LeaderAddress
 from broker.api.errors import NotLeader, NotReady, Unavailable
 from broker.client import connect
+from broker.metadata.catalog import StreamInfo
 from broker.runtime.partitions.leader import Partition
 from broker.serving.contract.backend import Whereabouts
 from broker.serving.endpoints import heads, streams
 from broker.serving.http.peers import Peers
+from tests.support.backend import LogBackend
 from tests.support.processes import eventually
 from tests.unit.serving.server import Server, running
 
@@ -165,6 +168,40 @@ def test_a_stream_is_made_although_a_leader_of_it_stands_still(two: Two, monkeyp
     assert made.status == 200, made.json()
     assert [each["high_watermark"] for each in made.json()["partitions"]] == [3, None]
     assert len(asked) < 5
+
+
+def test_a_change_is_answered_once_every_leader_goes_by_it(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen before: it was answered once the broker that was asked had it, and other leaders went on as before."""
+    here, there = (server.backend for server in two.servers)
+    mine, others = here._partitions["orders"][0], there._partitions["orders"][1]
+    monkeypatch.setattr(streams, "SERVED_S", 60.0)
+    changes: list[tuple[str, str, Any, dict[str, Any]]] = [
+        ("POST", "/pause", None, {"paused": True}),
+        ("POST", "/resume", None, {"paused": False}),
+        ("POST", "/read-only", {"read_only": True}, {"read_only": True}),
+        ("PATCH", "", {"acks": "leader"}, {"settings": replace(mine.settings, acks="leader")}),
+    ]
+    for method, path, body, changed in changes:
+        info = replace(mine.goes_by, **changed)
+        with ThreadPoolExecutor(1) as thread:
+            for backend in (here, there):  # the catalogs have it before the partitions do
+                monkeypatch.setattr(backend, "set_stream_state", says(backend, info))
+                monkeypatch.setattr(backend, "alter_stream", says(backend, info))
+            there._catalog.streams["orders"] = info
+            asked = partial(two.servers[0].api.request, method, f"/v1/streams/orders{path}", json_body=body)
+            answer = thread.submit(asked)
+            mine.alter(info)
+            assert wait([answer], timeout=0.1).not_done, f"{path}: broker-1 goes by the former settings"
+            others.alter(info)
+            assert answer.result(60).status == 200
+
+
+def says(backend: LogBackend, info: StreamInfo) -> Callable[..., Awaitable[StreamInfo]]:
+    async def change(*_: object, **__: object) -> StreamInfo:
+        backend._catalog.streams["orders"] = info
+        return info
+
+    return change
 
 
 def test_a_broker_that_is_gone_is_unknown_and_not_gone(two: Two) -> None:

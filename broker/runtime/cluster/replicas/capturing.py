@@ -6,6 +6,8 @@
 V6  A leader reads from NATS while it has a session, and answers clients once the server has confirmed that it does.
 V11  Behind a removal nothing is captured, also by a turn that began before it: captures of one name follow each other
     in the order in which they were begun, and the stream of that name may be another one by now.
+V13  A pause ends the capture first. What the NATS server had sent by then is taken in before the partition refuses, and
+    so before anybody is told that the stream is paused.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Capturing:
         lock: The replica's, over what others leave for its next turn.
         was_removed: Whether a removal waits for the next turn. Asked under `lock`.
         woken: Called when messages are taken in for a stream that is about to have more partitions.
+        ask_turn: Called when a capture has ended for a pause (V13).
 
     Attributes:
         knows: The replica takes in messages under this: (its epoch, how many partitions its stream is about to have, 0
@@ -38,13 +41,20 @@ class Capturing:
     """
 
     def __init__(
-        self, host: Host, lock: threading.Lock, was_removed: Callable[[], bool], woken: Callable[[], None]
+        self,
+        host: Host,
+        lock: threading.Lock,
+        was_removed: Callable[[], bool],
+        woken: Callable[[], None],
+        ask_turn: Callable[[], None],
     ) -> None:
         self.knows = (-1, 0)
         self._host = host
         self._lock = lock
         self._was_removed = was_removed
         self._woken = woken
+        self._ask_turn = ask_turn
+        self._pausing: Future[None] | None = None
         self._captured: tuple[ReplicatedPartition, int, StreamInfo] | None = None
         self._taking_over: tuple[int, int] | None = None  # a leadership that has not served yet, and since when (ms)
 
@@ -75,7 +85,7 @@ class Capturing:
                             return
                         begun = host.capture.begin(info, partition)
                     begun.add_done_callback(lambda done: self._serve(partition, epoch, info, done))
-        if partition.leads and (host.capture is None or info.paused):
+        if partition.leads and (host.capture is None or info.paused) and self.may_alter(info):
             self._serve(partition, epoch, info)
 
     def _serve(
@@ -85,7 +95,7 @@ class Capturing:
         error = None if done is None else done.exception()
         if error is not None:
             log.error("replica.not_captured partition=%s error=%r", partition, error)
-        partition.serve(epoch)
+        partition.serve(epoch, info)
         if (taking := self._taking_over) is not None and taking[0] == epoch:
             self._taking_over = None
             LEADERSHIP_START_SECONDS.observe((self._host.now_ms() - taking[1]) / 1000)
@@ -94,9 +104,20 @@ class Capturing:
         if info.partitions_next:
             self._woken()
 
-    def end(self) -> None:
-        """End the capture, if there is one."""
+    def may_alter(self, info: StreamInfo) -> bool:
+        """Whether the partition may go by this already (V13). If not, another turn is asked for when it may."""
+        if not info.paused:
+            return True
+        if self._captured is not None:
+            self._pausing = self.end(with_sent=True)
+            if self._pausing is not None:
+                self._pausing.add_done_callback(lambda _: self._ask_turn())
+        return self._pausing is None or self._pausing.done()
+
+    def end(self, *, with_sent: bool = False) -> Future[None] | None:
+        """End the capture, if there is one. Returns when it has ended; None: there is nothing to wait for."""
         captured, self._captured = self._captured, None
         if captured is not None and self._host.capture is not None:
             with suppress(RuntimeError):  # the broker stops, and has taken in what there was
-                self._host.capture.end(captured[0])
+                return self._host.capture.end(captured[0], with_sent=with_sent)
+        return None

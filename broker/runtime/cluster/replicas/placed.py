@@ -139,7 +139,7 @@ class PlacedReplica:
         self._turns = SerialWork(host.workers, self._work)
         self._wants = Wants(host, at, changes, ask_turn=self._turns.ask, step_out=self.step_out)
         self._lock = threading.Lock()  # over what others leave for the next turn
-        self._capturing = Capturing(host, self._lock, lambda: self._was_removed, woken)
+        self._capturing = Capturing(host, self._lock, lambda: self._was_removed, woken, self._turns.ask)
         self._told: Told | None = None
         self._was_removed = False
         self._wants_out: str | None = None
@@ -315,7 +315,7 @@ class PlacedReplica:
         partition = self.partition or self._open(told)
         if partition is None:
             return False
-        if told.info is not self._info:
+        if told.info is not self._info and self._capturing.may_alter(told.info):
             partition.alter(told.info)
             self._info = told.info
         if not self._note_others(partition, state):
