@@ -10,9 +10,10 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from broker.api.errors import InvalidSetting
+from broker.client.client import connect
 from spark_liftlog.errors import shown_to_spark
-from spark_liftlog.options import check_names, columns_in, source_options
-from spark_liftlog.payload import payload_in, schema_of
+from spark_liftlog.options import check_names, columns_in, source_options, streams_in
+from spark_liftlog.payload import declared_schema, kept_schema, payload_in
 from spark_liftlog.reading.batch_reader import LiftlogReader
 from spark_liftlog.reading.stream_reader import LiftlogStreamReader
 from spark_liftlog.schema import row_of
@@ -39,8 +40,16 @@ class LiftlogDataSource(DataSource):
         check_names(self.options)
         payload = payload_in(self.options)
         if payload is not None:
-            return schema_of(payload)
+            return self._kept_schema() if payload.ddl is None else declared_schema(payload.ddl)
         return row_of(columns_in(self.options))
+
+    def _kept_schema(self) -> StructType:
+        """As the streams keep it now. Raises InvalidSetting: it is not known."""
+        brokers, selection = streams_in(self.options)
+        with connect(brokers) as client:
+            if selection.pattern is None:
+                return kept_schema(client.describe(name) for name in selection.names)
+            return kept_schema(stream for stream in client.streams() if selection.has(stream.name))
 
     @shown_to_spark
     def reader(self, schema: StructType) -> LiftlogReader:

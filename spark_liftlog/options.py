@@ -32,7 +32,7 @@
     commitOffsets                              stream    true                 true, false
     batchRows                           batch  stream    65536                rows, 1 to 1,048,576
     payload                             batch  stream    none                 json
-    payloadSchema                       batch  stream    .schema(…)           columns of the objects, in DDL
+    payloadSchema                       batch  stream    the stream's own     columns of the objects, in DDL
     payloadMode                         batch  stream    PERMISSIVE           PERMISSIVE, DROPMALFORMED, FAILFAST
 
 Names are case-insensitive (Spark hands them over in lower case), values are text. A JSON of offsets is Kafka's:
@@ -223,6 +223,13 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
     )
 
 
+def streams_in(given: Mapping[str, str]) -> tuple[str, Selection]:
+    """The brokers and the streams of a read, of either kind. Raises as `source_options`."""
+    given = _of_read(given)
+    options = known(given, SOURCE_OPTIONS, what="the liftlog source")
+    return brokers_in(options), _selection(options, given)
+
+
 def columns_in(given: Mapping[str, str]) -> tuple[str, ...]:
     """The names of the option `columns`, as they are written; empty: all. The names are not checked here."""
     value = next((value for name, value in given.items() if name.lower() == "columns"), None)
@@ -269,9 +276,14 @@ def check_names(given: Mapping[str, str]) -> None:
     Raises:
         UnknownSetting: the first such option.
     """
-    if "provider" in given:
-        given = {name: value for name, value in given.items() if f"option.{name}" in given}
-    known(given, SOURCE_OPTIONS, what="the liftlog source")
+    known(_of_read(given), SOURCE_OPTIONS, what="the liftlog source")
+
+
+def _of_read(given: Mapping[str, str]) -> Mapping[str, str]:
+    """The options without what CREATE TABLE adds."""
+    if "provider" not in given:
+        return given
+    return {name: value for name, value in given.items() if f"option.{name}" in given}
 
 
 def cores() -> int:

@@ -6,36 +6,42 @@
 
 D1  A field of the declared schema that has the name of a record's column is that column, of its type; `value` is that
     only as BINARY. `_corrupt` has the values that could not be decoded. All others are members of the objects.
-D2  A schema is given, by .schema(…) or as DDL by the option payloadSchema: `_corrupt` and the record's columns are
-    added to this one. Nothing is inferred: a stream's schema must be known before its first record.
+D2  A schema is given, by .schema(…), or as DDL by the option payloadSchema, or it is the one that the stream keeps:
+    `_corrupt` and the record's columns are added to the last two. Nothing is inferred: a stream's schema must be known
+    before its first record.
+D3  The kept schema is looked up by load(), once. Spark hands it to all that comes of the frame, so a query goes on with
+    it, and a query that is begun anew from its checkpoint takes the one of that moment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from broker.api.answers import StreamDescription
 from broker.api.errors import InvalidSetting
+from broker.api.payload_schema import KEY
 from broker.client.payload.decoding import CORRUPT, MODES, JsonPayload
+from broker.client.payload.kept import schema_of
 from spark_liftlog.parsing import invalid, one_of
 from spark_liftlog.schema import ROW, Projection
 
 _OF_RECORD: Final = {field.name: field for field in ROW}
 _PLACE: Final = ("stream", "partition", "offset")
 _BESIDE: Final = [StructField(CORRUPT, BinaryType()), *(field for field in ROW if field.name != "value")]
-"""What a schema by the option payloadSchema has behind the columns of the objects."""
+"""What a schema by the option payloadSchema, or of the stream, has behind the columns of the objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The checked options: `mode` is one of MODES; `ddl` None: .schema(…) has the columns."""
+    """The checked options: `mode` is one of MODES; `ddl` None: .schema(…) has the columns, or the stream keeps them."""
 
     mode: str
     ddl: str | None
@@ -64,17 +70,44 @@ def payload_in(given: Mapping[str, str]) -> Payload | None:
     return Payload(one_of(options, "payloadMode", MODES), ddl)
 
 
-def schema_of(payload: Payload) -> str:
-    """The schema of a read without .schema(…), in DDL: Spark reads it (D2). Raises InvalidSetting: there is none."""
-    if payload.ddl is None:
-        raise InvalidSetting(
-            "option payload='json': the columns of the objects are not known; give them with .schema('item BIGINT,"
-            " price DOUBLE'), or with the option payloadSchema in the same form, which adds the columns of the record",
-            key="payload",
-            value="json",
-        )
+def declared_schema(ddl: str) -> str:
+    """The schema of a read with payloadSchema, in DDL: Spark reads it (D2)."""
     beside = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in _BESIDE)
-    return f"{payload.ddl.strip()}, {beside}"
+    return f"{ddl.strip()}, {beside}"
+
+
+def kept_schema(streams: Iterable[StreamDescription], *, with_value: bool = False) -> StructType:
+    """The schema of a read of streams that keep one, all the same (D2).
+
+    Args:
+        with_value: Also with the column `value`, where no column of the objects has this name.
+    Raises:
+        InvalidSetting: a stream keeps none, two keep others, or there is no stream.
+    """
+    first: tuple[str, str] | None = None
+    for stream in streams:
+        text = stream.settings.get(KEY)
+        if text is None:
+            raise _unknown(f"stream {stream.name!r} keeps no schema")
+        if first is not None and first[1] != text:
+            raise _unknown(f"streams {first[0]!r} and {stream.name!r} keep different schemas")
+        first = first or (stream.name, text)
+    if first is None:
+        raise _unknown("no stream matches the option streamPattern yet")
+    members = from_arrow_schema(schema_of(first[1]), prefer_timestamp_ntz=True)
+    has_value = any(name.lower() == "value" for name in members.names)
+    value = [_OF_RECORD["value"]] if with_value and not has_value else []
+    return StructType([*members, *value, *_BESIDE])
+
+
+def _unknown(why: str) -> InvalidSetting:
+    return InvalidSetting(
+        f"option payload='json': {why}, so the columns of the objects are not known; give them with .schema('item"
+        " BIGINT, price DOUBLE'), or with the option payloadSchema in the same form, which adds the columns of the"
+        " record, or keep them with the stream: liftlog stream alter NAME --schema FILE",
+        key="payload",
+        value="json",
+    )
 
 
 class JsonProjection(Projection):

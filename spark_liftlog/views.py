@@ -5,7 +5,8 @@
     spark.sql("SELECT string(key), string(value) FROM `prices.eu_table`")
 
 A view is named after its stream; that of a keyed stream's table has `_table` behind the name. A name that is no SQL
-identifier is written in backticks. Views look at the end of their stream when they are read (resolve=read).
+identifier is written in backticks. Views look at the end of their stream when they are read (resolve=read). If a stream
+keeps a schema, its views have the columns of the JSON objects (payload=json), then those of the row.
 
 The comment of a column says that a view is one of these. So a second call makes them anew, and nothing of others is
 replaced or hidden unless that is asked for.
@@ -20,8 +21,10 @@ from pyspark.sql.types import StructField, StructType
 
 from broker.api.answers import StreamDescription
 from broker.api.errors import InvalidSetting
+from broker.api.payload_schema import KEY
 from broker.client.client import connect
 from spark_liftlog.errors import shown_to_spark
+from spark_liftlog.payload import kept_schema
 from spark_liftlog.schema import ROW
 
 if TYPE_CHECKING:
@@ -42,8 +45,8 @@ def views(
 ) -> dict[str, str]:
     """Make a temporary view of each stream, and one of the table of each keyed stream.
 
-    A stream is keyed if it has `partition_by=key`, or is compacted. Views of streams that are made later need another
-    call.
+    A stream is keyed if it has `partition_by=key`, or is compacted. Streams that are made later, and schemas that are
+    altered, need another call.
 
     Args:
         brokers: As the option of the source; None: as there, the environment's.
@@ -70,9 +73,13 @@ def views(
             value=taken[0],
         )
     for view, stream, mode in planned:
-        reader = spark.read.format("liftlog").schema(_row()).options(**options, stream=stream, mode=mode)
-        reader.load().createOrReplaceTempView(quoted(view))
-    return {view: stream for view, stream, _ in planned}
+        is_json = stream.settings.get(KEY) is not None
+        row = kept_schema([stream], with_value=True) if is_json else ROW
+        more = {"payload": "json"} if is_json else {}
+        reader = spark.read.format("liftlog").schema(_marked_row(row))
+        frame = reader.options(**options, **more, stream=stream.name, mode=mode).load()
+        frame.createOrReplaceTempView(quoted(view))
+    return {view: stream.name for view, stream, _ in planned}
 
 
 def quoted(name: str) -> str:
@@ -85,19 +92,19 @@ def is_keyed(stream: StreamDescription) -> bool:
     return stream.settings.get("partition_by") == "key" or stream.settings.get("cleanup") in ("compact", "both")
 
 
-def _planned(streams: Iterable[StreamDescription]) -> list[tuple[str, str, str]]:
+def _planned(streams: Iterable[StreamDescription]) -> list[tuple[str, StreamDescription, str]]:
     """View, stream and mode. Raises InvalidSetting: two have one name, as SQL compares them."""
     planned = []
     for stream in streams:
-        planned.append((stream.name, stream.name, "log"))
+        planned.append((stream.name, stream, "log"))
         if is_keyed(stream):
-            planned.append((stream.name + SUFFIX, stream.name, "table"))
+            planned.append((stream.name + SUFFIX, stream, "table"))
     seen: dict[str, tuple[str, str]] = {}
-    for view, stream_name, _ in planned:
-        other = seen.setdefault(view.lower(), (view, stream_name))
-        if other != (view, stream_name):
+    for view, stream, _ in planned:
+        other = seen.setdefault(view.lower(), (view, stream.name))
+        if other != (view, stream.name):
             raise InvalidSetting(
-                f"the view {view!r} of stream {stream_name!r} and the view {other[0]!r} of stream {other[1]!r} have the"
+                f"the view {view!r} of stream {stream.name!r} and the view {other[0]!r} of stream {other[1]!r} have the"
                 " same name in SQL; choose streams=[…]",
                 key="streams",
                 value=view,
@@ -112,8 +119,7 @@ def _is_others(spark: SparkSession, view: str) -> bool:
     return found is None or found.metadata.get("comment") != MARK
 
 
-def _row() -> StructType:
-    """The row, marked."""
+def _marked_row(row: StructType) -> StructType:
     return StructType(
-        [StructField(f.name, f.dataType, f.nullable, {"comment": MARK} if f.name == _MARKED else None) for f in ROW]
+        [StructField(f.name, f.dataType, f.nullable, {"comment": MARK} if f.name == _MARKED else None) for f in row]
     )

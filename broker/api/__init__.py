@@ -7,6 +7,7 @@ compression.py  Arrow's buffer compression, undone within limits
 errors.py   the error tree with its reason codes
 conditions.py  which records a reader wants: by subject, key and time
 stream.py   the settings of a stream: defaults, limits, what they need of each other
+payload_schema.py  the columns of JSON values, as a text that a stream keeps
 answers.py  what brokers answer, as dataclasses
 sink_answers.py  what they answer about sinks
 placements.py  a cluster, who keeps what in it, and what came of an operator's command

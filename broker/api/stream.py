@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from broker.api.errors import InvalidName, InvalidSetting, InvalidSubject, UnknownSetting
 from broker.api.misfit import Misfit, unknown
+from broker.api.payload_schema import GIVEN_MAX, KEY, canonical
 from broker.api.validation import Text, declared, is_utf8, object_of
 
 NAME_BYTES_MAX: Final = 128
@@ -58,6 +59,9 @@ class StreamSettings:
         dedup_ids_max: Number of ids that a partition keeps (48 bytes each). Publishers of more are told to try again.
         subjects_max: Number of subjects whose last record a partition remembers (48 to 96 bytes each), once a publisher
             expects it. Expectations about further subjects are refused. 0: all of them are.
+        payload_schema: The columns of the JSON objects that the values are, for readers that ask for columns and name
+            none. DDL, up to 16,384 characters (`payload_schema.py`). None: readers have to name them. Appends are not
+            checked.
     """
 
     subject: str | None = declared(None, limit=(0, SUBJECT_BYTES_MAX))
@@ -90,10 +94,15 @@ class StreamSettings:
     dedup_window_ms: int = declared(120_000, limit=(0, 7 * 24 * 3_600_000), unit="ms")
     dedup_ids_max: int = declared(1 << 22, limit=(1, 1 << 26))
     subjects_max: int = declared(1 << 20, limit=(0, 1 << 26))
+    payload_schema: str | None = declared(None, limit=(0, GIVEN_MAX), read=canonical)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return {key: getattr(self, key) for key in SHAPES}
+
+    def as_stored(self) -> dict[str, Any]:
+        """As the catalog has them: a setting that earlier releases do not know stands there only if it is set."""
+        return {key: value for key, value in self.as_dict().items() if key not in SINCE or value is not None}
 
 
 SHAPES: Final = object_of(StreamSettings).shapes
@@ -103,6 +112,9 @@ LIMITS: Final[Mapping[str, tuple[int, int]]] = {
 }
 """(least, greatest) of each setting that is a number, both allowed."""
 CHOICES: Final = {key: shape.words for key, shape in SHAPES.items() if isinstance(shape, Text) and shape.words}
+SINCE: Final[Mapping[str, int]] = {KEY: 3}
+"""Settings by the feature level that they came with; those that are not here have the first. None is what they are if
+nobody sets them."""
 UNALTERABLE: Final = frozenset({"subject", "partitions", "partition_by", "group"})
 """Settings that decide where a record goes; changing them under a running stream is a later release's work."""
 
@@ -240,7 +252,7 @@ def new_values(values: Mapping[str, Any], defaults: StreamSettings, existing: St
         values: As they are given.
         existing: The stream of that name, if there is one. How it is partitioned is no difference, if nobody says how.
     """
-    of_all = {key: value for key, value in defaults.as_dict().items() if key not in ("subject", "group")}
+    of_all = {key: value for key, value in defaults.as_stored().items() if key not in ("subject", "group")}
     merged = {**of_all, **values}
     subject = values.get("subject")
     is_open = isinstance(subject, str) and subject.endswith(">")

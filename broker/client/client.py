@@ -201,7 +201,8 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
             payload: `json`: the value is a JSON object, and is given as the columns of `schema`, then `_corrupt` (the
                 bytes of a value that could not be decoded), then the other columns of the record. The rules:
                 docs/reference/payloads.md.
-            schema: Of the objects, with `payload`.
+            schema: Of the objects, with `payload`. None: the one that the stream keeps (its setting `payload_schema`),
+                as it is now; the reader goes on with it if it is altered.
             payload_mode: For values that cannot be decoded. `PERMISSIVE` (None means this): columns of `schema` are
                 null. `DROPMALFORMED`: no row. `FAILFAST`: InvalidRecords.
         Returns:
@@ -210,7 +211,7 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
             UnknownStream, UnknownPartition: not there.
             OffsetOutOfRange: `start` or `end` is not committed or gone; fields `log_start_offset`, `high_watermark`.
             InvalidRequest: `end` before `start`, `end` with `follow`, a column that does not exist, `nearest` without
-                a rack, a time without time zone, a payload without a schema, or one that JSON cannot fill.
+                a rack, a time without time zone, a payload without any schema, or one that JSON cannot fill.
             InvalidSubject: `subject` cannot be one.
         """
         if read_from not in ("leader", "nearest"):
@@ -228,6 +229,10 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
         from broker.client.reader import RecordReader, reader_schema
         from broker.client.reading.ranges import plan_read
 
+        if payload == "json" and schema is None:
+            from broker.client.payload.kept import schema_for_reading
+
+            schema = schema_for_reading(self.describe(stream))
         decoding = _payload(payload, schema, payload_mode)
         reader_schema(columns, False, decoding)
         wanted = Conditions.of(subject=subject, key=key, since=since, until=until)
@@ -384,10 +389,7 @@ def _payload(payload: str | None, schema: pa.Schema | None, mode: str | None) ->
         return None
     if payload != "json":
         raise InvalidRequest(f"payload={payload!r}: must be 'json'")
-    if schema is None:
-        raise InvalidRequest(
-            "payload='json' needs the columns of the objects: schema=pa.schema({'item': pa.int64(), …})"
-        )
+    assert schema is not None, "given, or the stream's"
     from broker.client.payload.decoding import JsonPayload
 
     return JsonPayload(schema) if mode is None else JsonPayload(schema, mode=mode)

@@ -7,6 +7,7 @@ from typing import Any
 
 from broker.api.answers import StreamDescription, Streams, Trimmed
 from broker.api.errors import InvalidRequest, UnknownStream
+from broker.api.payload_schema import KEY
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path, understand
 from broker.client.positions import At, at_json, partition_numbers
@@ -26,13 +27,14 @@ class StreamCalls:
 
         Args:
             settings: Fields of `broker.api.stream.StreamSettings`. The others have the broker's defaults.
+                `payload_schema` may be a `pyarrow.Schema`.
         Returns:
             The stream. `created` is False if it existed, perhaps because of an earlier try whose answer was lost.
         Raises:
             StreamExists: with other settings; field `differences`: {key: [existing, asked]}.
             InvalidName, InvalidSetting, UnknownSetting, InvalidSubject: as they say.
         """
-        return self._stream(self._calls.json("POST", path("streams"), {"name": name, **settings}))
+        return self._stream(self._calls.json("POST", path("streams"), {"name": name, **_plain(settings)}))
 
     def describe(self, stream: str) -> StreamDescription:
         """A stream with its partitions. Raises UnknownStream."""
@@ -44,13 +46,13 @@ class StreamCalls:
         return [self._noted(stream) for stream in understand(Streams, value, where="listing streams").streams]
 
     def alter(self, stream: str, **settings: Any) -> StreamDescription:
-        """Change settings of a stream.
+        """Change settings of a stream. `settings` as for `create_stream`.
 
         Raises:
             UnknownStream: there is none.
             InvalidSetting: out of its limits, or one that cannot be altered.
         """
-        return self._stream(self._calls.json("PATCH", path("streams", stream), settings))
+        return self._stream(self._calls.json("PATCH", path("streams", stream), _plain(settings)))
 
     def delete_stream(self, stream: str, *, missing_ok: bool = False) -> bool:
         """Delete a stream and its records. Raises UnknownStream unless `missing_ok`; returns whether there was one."""
@@ -129,3 +131,13 @@ class StreamCalls:
             leader = None if partition.leader is None else partition.leader.http
             self.brokers.note_leader((found.name, partition.partition), leader)
         return found
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings as JSON values. Raises InvalidSetting: a schema that cannot be kept."""
+    schema = settings.get(KEY)
+    if schema is None or isinstance(schema, str):
+        return settings
+    from broker.client.payload.kept import text_for
+
+    return {**settings, KEY: text_for(schema)}

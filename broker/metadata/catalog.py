@@ -37,8 +37,9 @@ M4  A command with a request id that was applied already returns the first resul
 M5  Producer ids are never given out twice, and a name fences its former epochs (`producers.py`).
 M6  A deleted incarnation is remembered, also in snapshots, until its folders are known to be gone, on every broker.
 M7  A command takes effect as a whole or is refused, and then changes nothing. `judge` says beforehand which.
-M8  A command has effect only where the cluster has its feature level, at its place in the journal: every broker knows
-    it there, and a journal that holds one from before gives everybody the same catalog, after an upgrade too.
+M8  A command has effect only where the cluster has its feature level, and that of the settings it names, at its place
+    in the journal: every broker knows it there, and a journal that holds one from before gives everybody the same
+    catalog, after an upgrade too. A broker that is alone, without a Raft group, need not ask others about settings.
 M9  The stream of a stream's stages goes with it, in the same command: stages without a stream are for nobody.
 M10  A command whose fields do not have their shapes (`shapes.py`) has no effect, wherever it comes from.
 M11  `check` refuses what `judge` refuses, for the same reason.
@@ -49,7 +50,7 @@ Design: docs/explain/architecture.md, docs/explain/metadata.md.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -57,9 +58,11 @@ from broker.api.errors import (
     InvalidRequest,
     InvalidSetting,
     LiftlogError,
+    NotReady,
     StreamExists,
     UnknownStream,
 )
+from broker.api.stream import SINCE as SETTINGS_SINCE
 from broker.api.stream import STAGES_PREFIX, UNALTERABLE, StreamSettings, check_name, settings_from, stages_of
 from broker.metadata import broker_commands, fields, growth, partition_commands, rescue, shapes
 from broker.metadata.cluster import Cluster, Touched
@@ -182,8 +185,19 @@ class Catalog:
         command = shapes.checked(command, kind)
         if (level := SINCE.get(kind, 0)) > self.cluster.feature_level:
             raise InvalidRequest(f"{kind} needs feature level {level}, the cluster has {self.cluster.feature_level}")
+        self._check_settings(command.get("settings", ()))
         rescue.check_kind(self.cluster, kind)
         return kind, command
+
+    def _check_settings(self, keys: Iterable[str]) -> None:
+        """M8."""
+        for key in keys:
+            if SETTINGS_SINCE.get(key, 0) > self.cluster.feature_level and not self.cluster.is_alone:
+                raise NotReady(
+                    f"{key} needs feature level {SETTINGS_SINCE[key]}, the cluster has {self.cluster.feature_level}; it"
+                    " rises a moment after the last broker of an earlier release is gone",
+                    key=key,
+                )
 
     def _dispatch(self, command: Mapping[str, Any]) -> Any:
         kind, command = self._known(command)

@@ -29,7 +29,7 @@ from broker.metadata.info import BrokerInfo, Rescue, StreamInfo, rescue_from
 from broker.metadata.partition import PartitionState, Place, Who, state_from
 from broker.metadata.placement import candidates, place
 
-FEATURE_LEVEL: Final = 2
+FEATURE_LEVEL: Final = 3
 """The level of this release."""
 FEATURE_LEVEL_FIRST: Final = 1
 """The level at which a catalog begins, in every release: one that began with its own would replay the journal of
@@ -82,6 +82,11 @@ class Cluster:
     cluster_id: str | None = None
     removed: dict[str, str] = field(default_factory=dict)
     touched: Touched = field(default_factory=Touched, compare=False, repr=False)
+
+    @property
+    def is_alone(self) -> bool:
+        """It is of a broker without a Raft group, which has no feature level that others have to know."""
+        return bool(self.brokers) and not any(broker.raft for broker in self.brokers.values())
 
     def copy(self) -> Cluster:
         """One that may be changed without changing this one."""

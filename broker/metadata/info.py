@@ -51,7 +51,7 @@ class StreamInfo:
             "name": self.name,
             "incarnation": self.incarnation,
             "created_us": self.created_us,
-            "settings": self.settings.as_dict(),
+            "settings": self.settings.as_stored(),
             "internal": self.internal,
             "reply_acks_effective": self.reply_acks_effective,
             "warnings": list(self.warnings),

@@ -441,6 +441,29 @@ def test_a_stream_is_created_described_altered_and_deleted(house: Folder) -> Non
     assert "no streams yet" in house.liftlog("stream", "list").stderr
 
 
+def test_a_schema_is_kept_from_a_file_and_removed(house: Folder, tmp_path: Path) -> None:
+    file = tmp_path / "orders.ddl"
+    file.write_text("-- what an order has\nitem long,\n`unit price` struct<amount decimal(10,2)>\n")
+    house.liftlog("stream", "create", "s", "--schema", str(file))
+    kept = "item BIGINT, `unit price` STRUCT<amount: DECIMAL(10,2)>"
+    assert house.json("stream", "describe", "s")["settings"]["payload_schema"] == kept
+    assert kept in house.liftlog("stream", "describe", "s").stdout
+    said = house.liftlog("stream", "alter", "s", "--no-schema").stderr
+    assert said == "stream s changed: payload_schema\n"
+    assert house.json("stream", "describe", "s")["settings"]["payload_schema"] is None
+    house.liftlog("stream", "alter", "s", "--schema", "-", input="item INT")
+    refused = house.liftlog("stream", "alter", "s", "--schema", "-", code=1, input="item INT, price MONEY").stderr
+    assert refused.startswith("error[invalid_setting]: payload_schema: column 'price', at 'MONEY' in line 1: a type")
+    assert (
+        "keep a schema or none"
+        in house.liftlog("stream", "alter", "s", "--schema", str(file), "--no-schema", code=2).stderr
+    )
+    missing = house.liftlog("stream", "alter", "s", "--schema", str(tmp_path / "none.ddl"), code=2).stderr
+    assert "No such file" in missing
+    assert house.json("stream", "describe", "s")["settings"]["payload_schema"] == "item INT"
+    house.liftlog("stream", "delete", "s", "--yes")
+
+
 @pytest.mark.parametrize("kind", ["stream", "sink", "consumer"])
 def test_a_deletion_asks_about_what_is_there_and_about_nothing_else(house: Folder, kind: str) -> None:
     """Somebody who has to say whether records may go is not told afterwards that there were none."""

@@ -199,6 +199,19 @@ def test_settings_and_minimum_are_altered(cluster: RealCluster, client: Client) 
     back(cluster, away, "altered")
 
 
+def test_a_schema_is_kept_by_every_broker_and_outlives_a_death(cluster: RealCluster, client: Client) -> None:
+    client.create_stream("kept", replication_factor=3, payload_schema="item long")  # waits for the level, if need be
+    away = follower(cluster, "kept")
+    cluster.brokers[away].kill9()
+    client.alter("kept", payload_schema="item STRING")
+    back(cluster, away, "kept")
+    cluster.brokers[away].kill9()  # now it begins with what it has on its disk
+    back(cluster, away, "kept")
+    for broker in cluster.brokers:
+        with cluster.client(broker) as one:
+            assert one.describe("kept").settings["payload_schema"] == "item STRING", broker
+
+
 def test_what_a_cluster_cannot_do_is_refused_by_name(cluster: RealCluster, client: Client) -> None:
     client.create_stream("refused", replication_factor=1)
     with pytest.raises(InvalidSetting, match="share of all"):

@@ -39,6 +39,7 @@ KEPT: dict[str, list[Any]] = {
     "min_cleanable_dirty_percent": [0, 1, 50],
     "dedup_ids_max": [IDS_FEW, 100_000, 1 << 22],
     "subjects_max": [0, 100, 1 << 20],
+    "payload_schema": ["item BIGINT", "item STRING, at TIMESTAMP", None],
 }
 """Settings that let go of nothing."""
 EXPIRING: dict[str, list[Any]] = {

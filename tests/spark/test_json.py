@@ -124,7 +124,11 @@ def test_a_query_ends_at_a_corrupt_row_if_that_is_asked_for(spark: SparkSession,
 @pytest.mark.parametrize(
     "schema, options, says",
     [
-        (None, {}, r"the columns of the objects are not known; give them with \.schema\('item BIGINT"),
+        (
+            None,
+            {},
+            r"keeps no schema, so the columns of the objects are not known; give them with \.schema\('item BIGINT",
+        ),
         ("item BIGINT", {"payload": "avro"}, "option payload='avro': must be json"),
         ("item BIGINT", {"payloadMode": "lenient"}, "option payloadMode='lenient': must be PERMISSIVE or"),
         ("item BIGINT", {"columns": "offset"}, "option columns='offset': .* one of them is enough"),
@@ -151,6 +155,28 @@ def test_a_schema_without_a_payload_is_a_projection_as_before(spark: SparkSessio
         spark.read.format("liftlog").schema("item INT").option("brokers", stream.address).load(stream.name).collect()
     with pytest.raises(PySparkException, match="option payloadMode='FAILFAST': means something with"):
         stream.read(spark, payloadMode="FAILFAST").collect()
+
+
+def test_a_kept_schema_is_that_of_a_frame_for_good(
+    spark: SparkSession, stream: Stream, checkpoint: str, tmp_path: Any
+) -> None:
+    append(stream, VALUES)
+    stream.client.alter(stream.name, payload_schema=DDL)
+    frame = read(spark, stream)
+    assert frame.schema == read(spark, stream, payloadSchema=DDL).schema, "both are read alike, also by Spark itself"
+    assert frame.orderBy("offset").collect() == read(spark, stream, payloadSchema=DDL).orderBy("offset").collect()
+    options = {"brokers": stream.address, "payload": "json", "startingOffsets": "earliest"}
+    query = spark.readStream.format("liftlog").options(**options).load(stream.name).select("item", "offset")
+    folder = str(tmp_path / "out")
+    run(query, folder, checkpoint)
+    stream.client.alter(stream.name, payload_schema="item STRING")
+    append(stream, [b'{"item": 7}'])
+    run(query, folder, checkpoint)
+    assert spark.read.parquet(folder).where("offset = 6").collect() == [Row(item=7, offset=6)]
+    assert read(spark, stream).where("offset = 6").select("item").collect() == [Row(item="7")]
+    stream.client.alter(stream.name, payload_schema=None)
+    with pytest.raises(PySparkException, match=r"LIFTLOG_INVALID_SETTING: option payload='json': stream .* keeps no"):
+        read(spark, stream)
 
 
 @pytest.mark.slow

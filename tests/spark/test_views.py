@@ -61,6 +61,23 @@ def test_each_stream_has_a_view_and_a_keyed_one_its_table(session: SparkSession,
     assert session.sql("SELECT count(*) AS n FROM plain").first() == Row(n=3), "a view sees what was appended since"
 
 
+def test_a_stream_that_keeps_a_schema_has_views_with_its_columns(session: SparkSession, alone: Client) -> None:
+    name = alone.create_stream("json", partition_by="key", payload_schema="item INT, price DOUBLE").name
+    try:
+        rows = [(b"a", b'{"item": 1}'), (b"b", b'{"item": 2, "price": 0.5}'), (b"a", b'{"item": 3}'), (b"c", b"?")]
+        alone.append(name, 0, [{"key": key, "value": value} for key, value in rows])
+        assert views(session, alone, streams=name) == {"json": name, "json_table": name}
+        assert session.table("json").columns[:4] == ["item", "price", "value", "_corrupt"]
+        found = session.sql("SELECT item, price, string(value) AS v, string(_corrupt) AS c FROM json ORDER BY offset")
+        assert found.collect()[1] == Row(item=2, price=0.5, v='{"item": 2, "price": 0.5}', c=None)
+        assert found.collect()[3] == Row(item=None, price=None, v="?", c="?")
+        newest = session.sql("SELECT string(key) AS k, item FROM json_table WHERE _corrupt IS NULL ORDER BY k")
+        assert newest.collect() == [Row(k="a", item=3), Row(k="b", item=2)]
+        assert views(session, alone, streams=name), "again: they are known as ours"
+    finally:
+        alone.delete_stream(name)
+
+
 def test_a_second_call_makes_them_anew_and_leaves_what_is_of_others(session: SparkSession, alone: Client) -> None:
     views(session, alone, streams="plain")
     assert views(session, alone, streams=["plain"]) == {"plain": "plain"}

@@ -36,7 +36,9 @@ class Row(NamedTuple):
 
 
 FIXED: Final = (
-    Row("broker.client.payload.json_columns:LEVELS_MAX", "levels", "schema of a JSON payload", "`invalid_request`"),
+    Row("broker.api.payload_schema:LEVELS_MAX", "levels", "schema of a JSON payload", "`invalid_request`"),
+    Row("broker.api.payload_schema:LENGTH_MAX", "characters", "schema that a stream keeps", "`invalid_setting`"),
+    Row("broker.api.payload_schema:GIVEN_MAX", "characters", "such a schema with its comments", "`invalid_setting`"),
     Row("broker.client.nats_publish:AWAITED_BYTES_MAX", "bytes", "published messages that await an ack", "it waits"),
     Row("broker.api.stream:NAME_BYTES_MAX", "bytes", "name of a stream, consumer, group, sink", "`invalid_name`"),
     Row("broker.api.conditions:SUBJECTS_LENGTH_MAX", "characters", "all subjects of a read", "`invalid_request`"),

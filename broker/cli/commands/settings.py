@@ -9,6 +9,9 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, TypeVar
 
+import click
+
+from broker.api.payload_schema import GIVEN_MAX
 from broker.api.stream import CHOICES, LIMITS, REPLICAS_MAX, SHAPES, UNALTERABLE, StreamSettings
 from broker.api.validation import OrNone
 from broker.cli.arguments import Option
@@ -43,6 +46,7 @@ HELP: Final = {
     "dedup_window_ms": "Time that a Nats-Msg-Id is remembered; 0: not at all.",
     "dedup_ids_max": "Number of message ids that each partition remembers.",
     "subjects_max": "Number of subjects whose last record each partition remembers; 0: none.",
+    "payload_schema": "Keep the columns of the JSON objects that values are: a file with DDL; -: stdin.",
 }
 REPLICATION_HELP: Final = {
     "replication_factor": (
@@ -100,6 +104,8 @@ def default_text(key: str) -> str | None:
 
 def _annotation(key: str, is_new: bool) -> Any:
     flag = "--" + key.replace("_", "-")
+    if key == "payload_schema":
+        return Annotated[str | None, Option("--schema", help=HELP[key], metavar="FILE", parser=_text_in)]
     if key in REPLICATION_HELP:
         help = REPLICATION_HELP[key][0 if is_new else 1]
         return Annotated[int | None, Option(flag, help=help, metavar="N", min=1, max=REPLICAS_MAX)]
@@ -115,3 +121,12 @@ def _annotation(key: str, is_new: bool) -> Any:
     if isinstance(shape, OrNone):
         return Annotated[Any, Option(flag, help=help, metavar=f"{metavar}|none", parser=or_none(amount)(LIMITS[key]))]
     return Annotated[Any, Option(flag, help=help, metavar=metavar, parser=amount(LIMITS[key]))]
+
+
+def _text_in(path: str) -> str:
+    """The text of a file, as an option has its name."""
+    try:
+        with click.open_file(path, encoding="utf-8") as file:
+            return str(file.read(GIVEN_MAX + 1))
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{path}: {error}") from error

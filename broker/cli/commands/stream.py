@@ -126,10 +126,21 @@ def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json
 
 
 @takes(CHANGEABLE)
-def alter(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False, **settings: Any) -> None:
+def alter(
+    ctx: click.Context,
+    name: Name,
+    no_schema: Annotated[bool, Option("--no-schema", help="Keep no columns of JSON objects any more.")] = False,
+    brokers: Brokers = None,
+    json: Json = False,
+    **settings: Any,
+) -> None:
     """Change settings of a stream. Settings that are not named stay. The subject and the way records are spread over
     partitions cannot be changed."""
     values = _given(settings)
+    if no_schema and "payload_schema" in values:
+        raise click.BadParameter("keep a schema or none", param_hint="--schema and --no-schema")
+    if no_schema:
+        values["payload_schema"] = None
     if not values:
         raise click.BadParameter("name at least one setting to change", param_hint="settings")
     with client_of(ctx, brokers) as client:

@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from broker.api.compiled import load_compiled
 from broker.api.errors import InvalidRequest, NotSupported
+from broker.api.payload_schema import LEVELS_MAX
 
 REASONS: Final = (
     "it is decoded",
@@ -46,8 +47,6 @@ KINDS: Final = (
     *("date", "instant", "local", "list", "struct", "map"),
 )
 """In the order of _tree.pxi."""
-LEVELS_MAX: Final = 64
-"""Levels of a schema."""
 
 Field: TypeAlias = tuple[int, int, int, int, bytes, pa.DataType, tuple[Any, ...]]
 """Kind, width in bytes (0: it varies), precision, scale, name, type, children."""

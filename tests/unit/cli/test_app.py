@@ -127,7 +127,8 @@ def test_every_command_has_an_example() -> None:
 @pytest.mark.parametrize("example", _examples())
 def test_every_example_is_accepted_by_the_parser(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "orders.ndjson").write_text("")
+    for name in ("orders.ndjson", "orders.ddl"):
+        (tmp_path / name).write_text("")
     words = shlex.split(example)[1:]
     command, context = COMMAND, None
     while hasattr(command, "places"):

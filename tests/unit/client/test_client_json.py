@@ -15,12 +15,14 @@ import pyarrow as pa
 import pytest
 
 from broker.api.errors import InvalidRecords, InvalidRequest
+from broker.api.payload_schema import canonical
 from broker.client.client import Client
 from broker.client.payload.decoding import JsonPayload
 from broker.client.payload.json_columns import REASONS, json_decoder
+from broker.client.payload.kept import schema_of, text_for
 from tests.support import plain_json
 from tests.support.plain_json import comparable, rows_of
-from tests.support.random_json import random_schema, random_values
+from tests.support.random_json import LEAVES, random_schema, random_values
 
 pytest.importorskip("broker.client.payload._json", reason="no compiler here")
 SCHEMA = pa.schema([("item", pa.int64()), ("price", pa.float64()), ("tags", pa.list_(pa.string()))])
@@ -267,7 +269,7 @@ def test_a_read_ends_at_a_corrupt_row_if_that_is_asked_for(client: Client, order
 @pytest.mark.parametrize(
     "asked, says",
     [
-        ({"payload": "json"}, "payload='json' needs the columns"),
+        ({"payload": "json"}, "keeps no schema, so payload='json' needs one"),
         ({"payload": "avro", "schema": SCHEMA}, "payload='avro': must be 'json'"),
         ({"schema": SCHEMA}, "schema=.*: means something with payload='json' only"),
         ({"payload_mode": "FAILFAST"}, "payload_mode='FAILFAST': means something with"),
@@ -277,3 +279,80 @@ def test_a_read_ends_at_a_corrupt_row_if_that_is_asked_for(client: Client, order
 def test_a_payload_is_asked_for_whole(client: Client, orders: str, asked: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest, match=re.compile(says, re.DOTALL)):
         client.read(orders, **asked)
+
+
+# A schema that is kept with the stream
+
+
+def kept_twin(schema: pa.Schema) -> pa.Schema | None:
+    """The schema if it can be kept: names that differ in case are one name in SQL."""
+
+    def names_differ(fields: list[pa.Field]) -> bool:
+        return len({field.name.lower() for field in fields}) == len(fields) and all(map(differs, fields))
+
+    def differs(field: pa.Field) -> bool:
+        type_ = field.type
+        inner = [type_.value_field] if pa.types.is_list(type_) else [type_.item_field] if pa.types.is_map(type_) else []
+        if pa.types.is_struct(type_):
+            return names_differ([type_.field(i) for i in range(type_.num_fields)])
+        return all(map(differs, inner))
+
+    return schema if names_differ(list(schema)) else None
+
+
+def test_random_schemas_come_back_as_they_were_kept() -> None:
+    kept = 0
+    for seed in range(200):
+        schema = random_schema(random.Random(seed), leaves=LEAVES)
+        text = text_for(schema)
+        if kept_twin(schema) is not None:
+            kept += 1
+            assert schema_of(canonical(text)).equals(schema), text
+        else:
+            with pytest.raises(InvalidRequest, match="its name occurs twice"):
+                canonical(text)
+    assert kept > 100
+
+
+@pytest.mark.parametrize(
+    "schema, says",
+    [
+        (pa.schema({"a": pa.uint8()}), "column 'a': type uint8 cannot be kept"),
+        (pa.schema({"a": pa.list_(pa.struct({"b": pa.uint64()}))}), r"column 'a\[\]\.b': type uint64 cannot be kept"),
+        (pa.schema({"a": pa.binary()}), "column 'a' of the schema: its type binary cannot be filled from JSON"),
+        (pa.schema([pa.field("a", pa.int8(), nullable=False)]), "column 'a' of the schema: it must be nullable"),
+        ([("a", "int")], r"payload_schema: \[\('a', 'int'\)\]: must be columns in DDL, or a pyarrow.Schema"),
+    ],
+)
+def test_an_arrow_schema_that_cannot_be_kept_is_refused_by_column(client: Client, schema: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        client.create_stream("never-made", payload_schema=schema)
+
+
+def test_a_kept_schema_is_what_a_read_without_one_takes(client: Client, new_stream: Callable[..., str]) -> None:
+    name = new_stream(payload_schema=SCHEMA)
+    client.append(name, 0, [{"value": b'{"item": 1, "price": 2.5, "tags": ["a"]}'}, {"value": b"?"}])
+    assert client.describe(name).settings["payload_schema"] == "item BIGINT, price DOUBLE, tags ARRAY<STRING>"
+    table = client.read(name, payload="json").to_table()
+    assert table.equals(client.read(name, payload="json", schema=SCHEMA).to_table())
+    assert table.column("_corrupt").to_pylist() == [None, b"?"]
+    chosen = client.read(name, payload="json", columns=["offset", "price"], payload_mode="DROPMALFORMED").to_table()
+    assert chosen.to_pylist() == [{"offset": 0, "price": 2.5}]
+    with pytest.raises(InvalidRequest, match="there is no column 'colour', only item, price, tags, _corrupt, offset"):
+        client.read(name, payload="json", columns=["colour"])
+    other = pa.schema({"price": pa.string()})
+    assert client.read(name, payload="json", schema=other, columns=["price"]).to_table().num_rows == 2
+
+
+def test_a_reader_goes_on_with_the_schema_that_it_began_with(client: Client, new_stream: Callable[..., str]) -> None:
+    name = new_stream(payload_schema="item INT")
+    client.append(name, 0, [{"value": b'{"item": 1, "colour": "red"}'}])
+    with client.read(name, payload="json", follow=True, start="earliest", columns=["item"]) as reader:
+        assert next(reader).to_pylist() == [{"item": 1}]
+        client.alter(name, payload_schema="colour STRING")
+        client.append(name, 0, [{"value": b'{"item": 2, "colour": "blue"}'}])
+        assert next(reader).to_pylist() == [{"item": 2}]
+    assert client.read(name, payload="json").to_table()["colour"].to_pylist() == ["red", "blue"]
+    client.alter(name, payload_schema=None)
+    with pytest.raises(InvalidRequest, match=f"stream '{name}' keeps no schema"):
+        client.read(name, payload="json")

@@ -17,6 +17,8 @@ from broker.metadata.journal import decode_lines, encode_line
 from broker.metadata.partition import PartitionState
 from broker.metadata.producers import PRODUCER_NAMES_MAX
 
+REGISTER = {"kind": "register_broker", "broker_id": "b", "incarnation": "i", "http": "h", "grpc": "g"}
+
 
 def create(name: str, subject: str | None = None, **settings: Any) -> dict[str, Any]:
     return {
@@ -407,3 +409,40 @@ def test_fsync_by_intervals_is_refused_while_any_partition_has_several_replicas(
         assert catalog.apply(altered)["error"]["key"] == "fsync"
         catalog.cluster.partitions[at] = PartitionState(replicas=("a",))
     assert "ok" in catalog.apply(altered)
+
+
+def test_a_setting_of_a_later_level_has_no_effect_below_it() -> None:
+    """M8: a release that does not know the setting refuses what names it, so one that does must refuse it as well."""
+    catalog = Catalog()
+    for command in (
+        {"kind": "form_cluster", "cluster_id": "c"},
+        {**REGISTER, "feature_level_max": 3, "raft": "b.1@h:3"},
+        create("orders"),
+    ):
+        assert "ok" in catalog.apply({"v": 1, **command})
+    before = json.dumps(catalog.snapshot())
+    assert "payload_schema" not in before, "a release without it restores this"
+    schema = {"payload_schema": "item long"}
+    for refused in (
+        {"kind": "alter_stream", "name": "orders", "settings": schema},
+        {"kind": "alter_stream", "name": "orders", "settings": {"payload_schema": None}},
+        {**create("others"), "settings": schema},
+    ):
+        error = catalog.apply({"v": 1, **refused})["error"]
+        assert error["detail"].startswith("payload_schema needs feature level 3, the cluster has 1; it rises")
+    assert json.dumps(catalog.snapshot()) == before
+    catalog.apply({"v": 1, "kind": "set_feature_level", "level": 3})
+    altered = catalog.apply({"v": 1, "kind": "alter_stream", "name": "orders", "settings": schema})
+    assert altered["ok"]["stream"]["settings"]["payload_schema"] == "item BIGINT"
+    restored = Catalog.restore(json.loads(json.dumps(catalog.snapshot())))
+    assert restored.streams["orders"].settings.payload_schema == "item BIGINT"
+    catalog.apply({"v": 1, "kind": "alter_stream", "name": "orders", "settings": {"payload_schema": None}})
+    assert "payload_schema" not in json.dumps(catalog.snapshot()["streams"])
+
+
+def test_a_broker_alone_has_settings_of_all_levels() -> None:
+    """Nobody raises its level, and nobody else reads its catalog."""
+    catalog = Catalog()
+    catalog.apply({"v": 1, **REGISTER})
+    made = catalog.apply({"v": 1, **create("orders"), "settings": {"payload_schema": "item INT"}})
+    assert made["ok"]["stream"]["settings"]["payload_schema"] == "item INT"

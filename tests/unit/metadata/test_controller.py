@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.metadata.catalog import Catalog
-from broker.metadata.cluster import FEATURE_LEVEL
+from broker.metadata.cluster import FEATURE_LEVEL, FEATURE_LEVEL_FIRST
 from broker.metadata.controller import (
     BALANCE_MS,
     BALANCE_PARTITIONS,
@@ -423,7 +423,7 @@ def test_the_level_rises_when_all_brokers_know_it_and_are_calm() -> None:
     until it is removed."""
     bench = Bench()
     for broker in "abc":
-        bench.register(broker, feature_level_max=FEATURE_LEVEL - (broker == "b"))
+        bench.register(broker, feature_level_max=FEATURE_LEVEL if broker != "b" else FEATURE_LEVEL_FIRST)
     assert bench.run(3 * CALM_MS) == [], "b is of the earlier release"
     bench.silent.add("b")
     assert kinds(bench.run(2 * CALM_MS)) == ["fail_broker"]
