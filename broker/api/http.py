@@ -15,6 +15,10 @@ LEADER_EPOCH: Final = "Liftlog-Leader-Epoch"
 INCARNATION: Final = "Liftlog-Incarnation"
 NEAREST: Final = "Liftlog-Nearest"
 """In an answer without records: the HTTP address of the replica to ask instead, with `replica=any`."""
+LOST: Final = "Liftlog-Lost"
+"""What the disk of the replica that answers has lost of the offsets that were looked at: `100-120, 130-131`, ends
+exclusive. Absent: nothing. If there are more than LOST_RANGES_MAX, the last one goes up to the end of all."""
+LOST_RANGES_MAX: Final = 100
 BROKERS: Final = "Liftlog-Brokers"
 """In every answer, where there are several brokers: their HTTP addresses, with commas between."""
 

@@ -111,6 +111,12 @@ class RecordReader:
         """The next offset of each partition: commit it, or continue from it."""
         return self._reading.positions()
 
+    @property
+    def lost(self) -> dict[int, list[tuple[int, int]]]:
+        """By partition, the ranges [start, end) that a disk has lost of what was read: no record of them was left out
+        by a condition, they are gone. Only partitions that have some. Each is also told by a log line, `fetch.gap`."""
+        return self._reading.lost()
+
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Itself. Raises InvalidRequest: it is closed. (An iteration that is under way then just ends.)"""
         self._check_open()
@@ -209,6 +215,9 @@ class _Reading:
 
     def positions(self) -> dict[int, int]:
         return {partition: fetch.position for partition, fetch in self._fetches.items()}
+
+    def lost(self) -> dict[int, list[tuple[int, int]]]:
+        return {partition: list(fetch.lost) for partition, fetch in self._fetches.items() if fetch.lost}
 
     def _fetch(self, partition: int) -> PartitionFetch:
         return PartitionFetch(

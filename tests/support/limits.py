@@ -44,6 +44,7 @@ FIXED: Final = (
     Row("broker.api.conditions:SUBJECTS_LENGTH_MAX", "characters", "all subjects of a read", "`invalid_request`"),
     Row("broker.api.conditions:KEY_LENGTH_MAX", "characters", "key of a read, also as base64", "`invalid_request`"),
     Row("broker.storage.select:JUDGED_BYTES_MAX", "bytes", "looked at for one answer with conditions", "go on behind"),
+    Row("broker.api.http:LOST_RANGES_MAX", "ranges", "that an answer says are lost", "the last one has the others"),
     Row("broker.api.stream:SUBJECT_BYTES_MAX", "bytes", "subject", "`invalid_subject`"),
     Row("broker.ingest.rules:INFO_LINE_BYTES_MAX", "bytes", "INFO line of nats-server", "the connection is made anew"),
     Row("broker.ingest.rules:HEADER_PEEK_BYTES_MAX", "bytes", "headers read of a record that is too large", "no ack"),

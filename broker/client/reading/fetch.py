@@ -17,6 +17,7 @@ R2  Nothing is yielded that was not verified (frames.py); damaged bytes are aske
 R3  All answers of one read come from one incarnation of the stream.
 R4  A read never goes back to an older leader: each request names the newest leader epoch of its answers. A broker that
     does not know yet that it was deposed would tell an older end.
+R5  A range that a disk has lost is told of (`fetch.gap`, `lost`), whatever else was left out around it.
 
 Importing this loads neither pandas nor anything of asyncio: executors fork, and start fast.
 """
@@ -64,6 +65,7 @@ class PartitionFetch:
         position: First offset that was not handed out yet.
         high_watermark: As the last answer told, -1 before the first.
         has_gaps: Offsets were passed over, because compaction removed records, a disk lost them, or others are wanted.
+        lost: Those that a disk lost, as ranges [start, end), in their order, as far as it has been read.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class PartitionFetch:
         self.position = start
         self.high_watermark = -1
         self.has_gaps = False
+        self.lost: list[tuple[int, int]] = []
         self._session = session
         self._stream = stream
         self._partition = partition
@@ -153,14 +156,14 @@ class PartitionFetch:
                     for message in answer.messages(memory):
                         header = message.header
                         if header.first_offset > self.position:
-                            self._note_gap(header.first_offset, end)
+                            self._note_gap(header.first_offset, end, answer.lost)
                         behind = header.last_offset + 1
                         stop = behind if end is None else end
                         batches = take(message, self.position, stop)
                         self.position = max(self.position, min(behind, stop))
                         self._patience.progress()
                         yield from batches
-                    self._note_gap(answer.next_offset, end)
+                    self._note_gap(answer.next_offset, end, answer.lost)
                     if is_near and end is not None and self.position == before:
                         self._avoid()
                     if end is None:  # nothing was promised, so an answer without rows is as good as any
@@ -221,14 +224,22 @@ class PartitionFetch:
         if epoch >= 0:
             self._epoch = epoch
 
-    def _note_gap(self, next_offset: int, end: int | None) -> None:
-        """Go on at `next_offset`; say so if offsets are passed over."""
+    def _note_gap(self, next_offset: int, end: int | None, lost: Sequence[tuple[int, int]]) -> None:
+        """Go on at `next_offset`; say so if offsets are passed over that nobody has left out (R5)."""
         there = next_offset if end is None else min(next_offset, end)
         if there > self.position:
-            if not self._wanted:
-                log.warning("fetch.gap at=%s next_offset=%d", self, there)
+            within = [(max(a, self.position), min(b, there)) for a, b in lost if a < there and b > self.position]
+            self.lost += within
+            if within or not self._wanted:
+                first, last = (within[0][0], within[-1][1]) if self._wanted else (self.position, there)
+                at = f"{self._stream}/{self._partition}/{first}"
+                log.warning("fetch.gap at=%s next_offset=%d lost=%s", at, last, _shown(within))
             self.position = there
             self.has_gaps = True
+
+
+def _shown(ranges: Sequence[tuple[int, int]]) -> str:
+    return ",".join(f"[{start},{end})" for start, end in ranges) or "-"
 
 
 def decoded(message: Message, start: int, end: int) -> Sequence[pa.RecordBatch]:

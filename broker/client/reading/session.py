@@ -33,6 +33,8 @@ BATCH_TIMEOUT_S: Final = 60.0
 
 log = logging.getLogger(__name__)
 
+_RANGE: Final = re.compile("([0-9]{1,18})-([0-9]{1,18})")
+
 
 class FetchSession:
     """Connections to the brokers of one cluster, and who leads which partition. Thread-safe and fork-safe.
@@ -172,6 +174,7 @@ class FetchAnswer:
         leader_epoch: Epoch of the answering leader.
         incarnation: Incarnation of the stream.
         is_near: A replica has answered that does not lead.
+        lost: What the disk of who answers has lost of the offsets that were looked at; of an earlier release: empty.
     """
 
     def __init__(self, exchange: Exchange, where: str, batch_timeout_s: float, *, is_near: bool = False) -> None:
@@ -184,12 +187,19 @@ class FetchAnswer:
         self.next_offset = self._number(http.NEXT_OFFSET)
         self.leader_epoch = self._number(http.LEADER_EPOCH)
         self.incarnation = exchange.headers.get(http.INCARNATION, "")
+        self.lost = self._ranges(exchange.headers.get(http.LOST))
 
     def _number(self, name: str) -> int:
         text = self._exchange.headers.get(name, "")
         if not re.fullmatch(r"-?[0-9]{1,18}|[0-9]{19}", text) or int(text) > INT64_MAX:
             raise BadBatch(f"{self._where}not an answer of a liftlog broker: header {name} is {text[:100]!r}")
         return int(text)
+
+    def _ranges(self, text: str | None) -> list[tuple[int, int]]:
+        found = [] if text is None else [_RANGE.fullmatch(each) for each in text.split(", ")]
+        if None in found or len(found) > http.LOST_RANGES_MAX:
+            raise BadBatch(f"{self._where}not an answer of a liftlog broker: header {http.LOST} is {text!r:.100}")
+        return [(int(each[1]), int(each[2])) for each in found if each is not None]
 
     def messages(self, memory: ReusedMemory | None = None, buffer_bytes: int = BUFFER_BYTES) -> Iterator[Message]:
         """Verified batches as stored. Once. Arguments and errors as `read_messages`."""

@@ -45,6 +45,11 @@ _HEADERS: Final[dict[str, dict[str, Any]]] = {
         "description": "HTTP address of the replica to ask instead, with `replica=any`. The answer has no records.",
         "schema": {"type": "string"},
     },
+    http.LOST: {
+        "description": "What the disk has lost of the offsets that were looked at, ends exclusive: `100-120, 130-131`."
+        " Absent: nothing.",
+        "schema": {"type": "string"},
+    },
     **{
         name: {"description": text, "schema": schema, "required": True}
         for name, text, schema in (

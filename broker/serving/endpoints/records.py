@@ -95,6 +95,7 @@ ENDPOINTS: Final = Endpoints()
                 http.LEADER_EPOCH,
                 http.INCARNATION,
                 http.NEAREST,
+                http.LOST,
             ),
         )
     },
@@ -208,7 +209,8 @@ async def send_plan(
 ) -> web.StreamResponse:
     """The answer. Closes the plan (R1)."""
     end: int | None = query["end"]
-    response = web.StreamResponse(headers=headers_of(handle, plan.next_offset))
+    headers = {**headers_of(handle, plan.next_offset), **lost_between(handle, offset, plan.next_offset)}
+    response = web.StreamResponse(headers=headers)
     try:
         if as_lines:
             response.content_type = http.NDJSON
@@ -445,6 +447,16 @@ async def wait_for(serving: Serving, handle: PartitionHandle, offset: int, timeo
     """Wait until the high watermark is past `offset`, time is up, or the server drains."""
     if timeout_s > 0:
         await until_draining(serving, handle.wait_for(offset, timeout_s))
+
+
+def lost_between(handle: PartitionHandle, start: int, end: int) -> dict[str, str]:
+    """What the disk has lost of these offsets, as a header: to a reader it is a gap like any other."""
+    found = [(max(a, start), min(b, end)) for a, b in handle.log.lost_ranges if a < end and b > start]
+    if not found:
+        return {}
+    if len(found) > http.LOST_RANGES_MAX:
+        found = [*found[: http.LOST_RANGES_MAX - 1], (found[http.LOST_RANGES_MAX - 1][0], found[-1][1])]
+    return {http.LOST: ", ".join(f"{a}-{b}" for a, b in found)}
 
 
 def headers_of(handle: PartitionHandle, next_offset: int) -> dict[str, str]:

@@ -390,6 +390,19 @@ def test_a_range_that_the_broker_lost_is_passed_over() -> None:
         assert offsets(server, 10, 25) == list(range(20, 25))
 
 
+@pytest.mark.parametrize("said", ["", "3", "3-", "a-b", "1-2,3-4", "1-2, ", "-1-2", ", ".join(["1-2"] * 101)])
+def test_lost_ranges_that_are_none_are_no_answer_of_a_broker(said: str) -> None:
+    def twist(request: Request, reply: Reply, data: bytes, headers: dict[str, str]) -> bool:
+        reply.answer(200, data, {**headers, http.LOST: said})
+        return True
+
+    with (
+        RawServer(serve(Log.of(10, per_batch=10), twist)) as server,
+        pytest.raises(BadBatch, match="header Liftlog-Lost"),
+    ):
+        offsets(server, 0, 10)
+
+
 def test_a_stream_that_was_re_created_between_two_answers_is_noticed() -> None:
     log = Log.of(100, per_batch=10)
 

@@ -141,6 +141,43 @@ def test_a_following_reader_waits_behind_what_it_does_not_want(client: Client) -
         assert reader.positions == {0: 14}
 
 
+@pytest.mark.parametrize("conditions", [{}, {"subject": "orders.eu.>"}, {"key": "a"}, {"since": NOON}], ids=str)
+def test_what_a_disk_has_lost_is_told_from_what_was_left_out(
+    server: Server, client: Client, api: Api, conditions: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = server.backend.partition("orders", 0).log.read(3, end=6)
+    (at,) = plan.ranges
+    plan.close()
+    with open(at.path, "r+b") as file:
+        file.seek(at.position + at.length - 1)
+        file.write(b"!")
+    api.read("orders", offset=3, verify="true")
+    with client.read("orders", **conditions) as reader:
+        found = [offset for batch in reader for offset in batch.column("offset").to_pylist()]
+        assert reader.lost == {0: [(3, 6)]}
+    assert found
+    assert not {3, 4, 5} & set(found)
+    said = [each for each in caplog.messages if each.startswith("fetch.gap")]
+    assert said == ["fetch.gap at=orders/0/3 next_offset=6 lost=[3,6)"]
+    assert api.read("orders", offset=4, end=5, **({"key": "a"} if conditions else {})).headers[http.LOST] == "4-5"
+    assert http.LOST not in api.read("orders", offset=9).headers
+
+
+def test_so_many_lost_ranges_are_told_that_none_is_missing(server: Server, client: Client, api: Api) -> None:
+    log = server.backend.partition("orders", 0).log
+    log.log.state.lost_ranges = tuple((i, i + 1) for i in range(12))
+    assert (
+        api.read("orders", key="z").headers[http.LOST]
+        == "0-1, 1-2, 2-3, 3-4, 4-5, 5-6, 6-7, 7-8, 8-9, 9-10, 10-11, 11-12"
+    )
+    few = http.LOST_RANGES_MAX
+    http.LOST_RANGES_MAX = 3  # type: ignore[misc]
+    try:
+        assert api.read("orders", key="z").headers[http.LOST] == "0-1, 1-2, 2-12"
+    finally:
+        http.LOST_RANGES_MAX = few  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(
     "query, what",
     [
