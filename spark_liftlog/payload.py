@@ -138,14 +138,17 @@ class JsonProjection(Projection):
 
     def finished(self, batches: Generator[pa.RecordBatch, None, None]) -> Generator[pa.RecordBatch, None, None]:
         with closing(batches):
-            for batch in batches:
-                found = self._decoded(batch)
-                if found.num_rows:
-                    yield found
+            for rest in batches:
+                while rest.num_rows:
+                    found, rest = self._decoded(rest)
+                    if found.num_rows:
+                        yield found
 
-    def _decoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _decoded(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """The first rows decoded, and those that are left (`decoding.Y4`)."""
         at = {name: i for i, name in enumerate(self._columns)}
         arrays, kept, corrupt = self._payload.decoded(batch.column(at["value"]))
+        batch, rest = batch.slice(0, len(kept)), batch.slice(len(kept))
         self._payload.check(lambda row: tuple(batch.column(at[name])[row].as_py() for name in _PLACE))
         columns = []
         decoded = iter(arrays)
@@ -156,8 +159,8 @@ class JsonProjection(Projection):
                 columns.append(kept if name == CORRUPT else batch.column(at[name]))
         found = pa.RecordBatch.from_arrays(columns, schema=self._declared)
         if corrupt is not None and self._payload.mode == "DROPMALFORMED":
-            return found.filter(pc.invert(corrupt))
-        return found
+            return found.filter(pc.invert(corrupt)), rest
+        return found, rest
 
 
 def _is_of_record(field: StructField) -> bool:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from broker.api.answers import Watch
 from broker.api.conditions import ALL, Conditions
-from broker.api.errors import InvalidRecords, InvalidRequest, LiftlogError, OffsetOutOfRange, StaleIncarnation
+from broker.api.errors import InvalidRequest, LiftlogError, OffsetOutOfRange, StaleIncarnation
 from broker.api.schema import SCHEMA
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
@@ -317,9 +317,10 @@ class _Reading:
         fetch = self._fetches[partition]
         try:
             for rows in fetch.answer(end, max_wait_ms=max_wait_ms):
-                shaped = self._shaped(rows, partition)
-                if shaped.num_rows:
-                    yield shaped
+                if self._payload is None:
+                    yield self._shaped(rows, partition)
+                else:
+                    yield from self._decoded(rows, partition, self._payload)
         except OffsetOutOfRange as error:
             # "earliest" means wherever the log begins, also if that moved since it was resolved.
             span, log_start_offset = self._spans[partition], error.fields.get("log_start_offset")
@@ -330,13 +331,20 @@ class _Reading:
             fetch.position = log_start_offset
             self._spans[partition] = Span(start=log_start_offset, end=span.end, from_earliest=True)
 
+    def _decoded(
+        self, rest: pa.RecordBatch, partition: int, payload: JsonPayload
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """The rows in several batches, if need be. Meanwhile the position is before those that were not handed out."""
+        fetch = self._fetches[partition]
+        behind = fetch.position
+        while rest.num_rows:
+            fetch.position = rest.column("offset")[0].as_py()  # if one of these ends the read
+            shaped, rest = payload.shaped(rest, self.schema, stream=self.stream, partition=partition)
+            fetch.position = rest.column("offset")[0].as_py() if rest.num_rows else behind
+            if shaped.num_rows:
+                yield shaped
+
     def _shaped(self, rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
-        if self._payload is not None:
-            try:
-                return self._payload.shaped(rows, self.schema, stream=self.stream, partition=partition)
-            except InvalidRecords:
-                self._fetches[partition].position = rows.column("offset")[0].as_py()
-                raise
         if self.schema is SCHEMA:
             return rows
         columns = [

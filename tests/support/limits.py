@@ -37,6 +37,18 @@ class Row(NamedTuple):
 
 FIXED: Final = (
     Row("broker.api.payload_schema:LEVELS_MAX", "levels", "schema of a JSON payload", "`invalid_request`"),
+    Row(
+        "broker.client.payload.json_columns:ROW_BYTES_MAX",
+        "bytes",
+        "lists and maps of one JSON value, in columns",
+        "the row is `_corrupt`",
+    ),
+    Row(
+        "broker.client.payload.json_columns:BATCH_BYTES_MAX",
+        "bytes",
+        "columns of JSON values in one batch, but for strings",
+        "several batches",
+    ),
     Row("broker.api.payload_schema:LENGTH_MAX", "characters", "schema that a stream keeps", "`invalid_setting`"),
     Row("broker.api.payload_schema:GIVEN_MAX", "characters", "such a schema with its comments", "`invalid_setting`"),
     Row("broker.client.nats_publish:AWAITED_BYTES_MAX", "bytes", "published messages that await an ack", "it waits"),

@@ -9,9 +9,13 @@ One pass over the bytes; each value goes straight into its column. No Python obj
 
 J1  A row is decoded whole or not at all: after an error the columns are cut back to where the row began, and null is
     put in its place. That costs one step per column, however the rows before and after it are.
-J2  Time and memory are linear in the bytes of the batch, but for nulls: each row has a place in each column.
+J2  Time is linear in the bytes of the batch, but for nulls: each row has a place in each column, and each element of a
+    list or map one in each column below. So `{}` may take as much as a full object.
 J3  The recursion is as deep as the schema. What no column wants is passed over in a loop, DEPTH_MAX levels at most.
 J4  All that is passed over is checked too: whether a row is JSON does not depend on the columns that are wanted.
+J5  Memory is bounded: places in lists and maps are counted as they are taken. A row of which they have more than
+    ROW_BYTES_MAX is not decoded. A batch ends before the row with which it would have more than BATCH_BYTES_MAX in all;
+    the caller goes on there.
 
 Files: _tree.pxi (columns), _text.pxi (tokens), _leaves.pxi (numbers), _times.pxi, _arrow.pxi (columns as arrays).
 """
@@ -47,6 +51,8 @@ cdef extern from "Python.h":
 cdef enum:
     DEPTH_MAX = 1000
     NUMBER_MAX = 1000
+    ROW_BYTES_MAX = 128 << 20  # as json_columns.ROW_BYTES_MAX
+    BATCH_BYTES_MAX = 64 << 20
 
 cdef enum:  # reasons, in the order of json_columns.REASONS
     DECODED = 0
@@ -58,6 +64,7 @@ cdef enum:  # reasons, in the order of json_columns.REASONS
     TWICE = 6
     UNFIT = 7
     BEHIND = 8
+    LARGE = 9
     NO_MEMORY = 100
 
 include "_tree.pxi"
@@ -135,6 +142,12 @@ cdef int put_object(Text* text, Node* node) noexcept nogil:
     return put_valid(node)
 
 
+cdef inline int take_places(Text* text, Node* element) noexcept nogil:
+    """One more element of a list or map is to have a place in each column below (J5)."""
+    text.places += element.place_bytes
+    return LARGE if text.places > ROW_BYTES_MAX else DECODED
+
+
 cdef int put_list(Text* text, Node* node) noexcept nogil:
     cdef Node* element = node.children[0]
     cdef int code
@@ -149,7 +162,9 @@ cdef int put_list(Text* text, Node* node) noexcept nogil:
         text.at += 1
     else:
         while True:
-            code = put_value(text, element)
+            code = take_places(text, element)
+            if code == DECODED:
+                code = put_value(text, element)
             if code != DECODED:
                 return code
             pass_space(text)
@@ -184,9 +199,10 @@ cdef int put_map(Text* text, Node* node) noexcept nogil:
             if code != DECODED:
                 return code
             code = put_bytes(node.children[0], text.string, text.string_length)
-            if code != DECODED:
-                return code
-            code = put_value(text, value)
+            if code == DECODED:
+                code = take_places(text, value)
+            if code == DECODED:
+                code = put_value(text, value)
             if code != DECODED:
                 return code
             pass_space(text)
@@ -240,10 +256,11 @@ cdef class Decoder:
         free_node(self.root)
 
     def decode(self, values):
-        """Decode a pyarrow binary array.
+        """Decode the first rows of a pyarrow binary array: all, or as many as J5 lets through, at least one.
 
         Returns:
-            The array of each column, and a numpy array with a reason for each row: 0 where it is decoded, or null.
+            The array of each column, and a numpy array with a reason for each of these rows: 0 where it is decoded, or
+            null.
         """
         cdef int64_t rows = len(values), first_row = -1, first_byte = 0, i, at = values.offset
         cdef const int32_t* offsets
@@ -252,6 +269,7 @@ cdef class Decoder:
         cdef uint8_t[::1] reasons
         cdef Text text
         cdef Node* column = NULL
+        cdef int64_t taken = 0
         cdef int code = DECODED
         found = np.zeros(rows, np.uint8)
         reasons = found
@@ -274,6 +292,7 @@ cdef class Decoder:
                         text.end = data + offsets[i + 1]
                         text.depth = 0
                         text.column = NULL
+                        text.places = 0
                         code = put_row(&text, self.root)
                         if code != DECODED and code != NO_MEMORY:
                             reasons[i] = code
@@ -283,11 +302,19 @@ cdef class Decoder:
                             code = put_null(self.root)
                     if code == NO_MEMORY:
                         break
+                    taken += self.root.place_bytes + (text.places if not reasons[i] else 0)
+                    text.places = 0
+                    if taken > BATCH_BYTES_MAX and i > 0:
+                        cut(self.root, i)
+                        rows = i
+                        break
             free(text.scratch)
             if code == NO_MEMORY:
                 raise MemoryError("decoding JSON values")
+            if first_row >= rows:
+                first_row = -1
             if first_row >= 0:
                 name = None if column == NULL else column.name[: column.name_length].decode()
                 self.first = first_row, int(found[first_row]), first_byte, name
         arrays = [array_of(self.root.children[i], field) for i, field in enumerate(self.fields)]
-        return arrays, found
+        return arrays, found[:rows]

@@ -12,6 +12,7 @@ cdef struct Text:
     uint8_t* scratch
     int64_t scratch_capacity
     int depth
+    int64_t places  # bytes that the row in hand has taken in lists and maps, but for strings
     Node* column  # that a value does not fit
 
 cdef enum:  # what a number is

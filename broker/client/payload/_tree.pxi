@@ -23,6 +23,7 @@ cdef struct Node:
     int width  # of a fixed-width value, in bytes
     int precision
     int scale
+    int64_t place_bytes  # what one more value takes here and in the columns below that have as many
     const char* name
     int64_t name_length
     int64_t length
@@ -55,7 +56,10 @@ cdef Node* new_node(field) except NULL:
             for child in children:
                 node.children[node.children_count] = new_node(child)
                 node.children_count += 1
+        node.place_bytes = 1 + (width or (0 if kind == STRUCT else sizeof(int32_t)))
         if kind == STRUCT:
+            for i in range(node.children_count):
+                node.place_bytes += node.children[i].place_bytes
             node.places_mask = 4
             while node.places_mask < 2 * <uint32_t>node.children_count:
                 node.places_mask *= 2

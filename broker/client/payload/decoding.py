@@ -9,6 +9,7 @@ Y1  The columns of the schema first; `_corrupt`, which has the bytes of a value 
 Y2  A schema has no column of a record's name: which of the two is meant would be a guess. A schema whose only column
     is `value`, a struct, gives the whole object in this column: then its names are free.
 Y3  PERMISSIVE keeps a corrupt row, with nulls. DROPMALFORMED leaves it out. FAILFAST ends the read at it.
+Y4  A batch of records may become several batches: rows whose columns take more memory together than BATCH_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -75,12 +76,13 @@ class JsonPayload:
         return partial(JsonPayload, mode=mode, taken=taken), (schema,)
 
     def decoded(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.Array, pa.BooleanArray | None]:
-        """Decode values.
+        """Decode the first values: all, or as many as may be together (Y4).
 
         Returns:
             The array of each field, that of `_corrupt`, and which rows are corrupt; None: no row is.
         """
         arrays, reasons = self._decoder.decode(values)
+        values = values.slice(0, len(reasons))
         corrupt = pc.not_equal(pa.array(reasons), 0) if self._decoder.first is not None else None
         if self._is_whole:
             missing = values.is_null() if corrupt is None else pc.or_(values.is_null(), corrupt)
@@ -130,13 +132,17 @@ class JsonPayload:
             raise InvalidRequest(f"columns {list(columns)}: must name at least one column, each once")
         return pa.schema([whole.field(name) for name in columns])
 
-    def shaped(self, rows: pa.RecordBatch, schema: pa.Schema, *, stream: str, partition: int) -> pa.RecordBatch:
-        """Records in a schema that `schema` has made: as many rows, or fewer with DROPMALFORMED.
+    def shaped(
+        self, rows: pa.RecordBatch, schema: pa.Schema, *, stream: str, partition: int
+    ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """The first of these records in a schema that `schema` has made, and the records that are left (Y4). With
+        DROPMALFORMED there are fewer rows.
 
         Raises:
             InvalidRecords: a row is corrupt, and the mode is FAILFAST.
         """
         arrays, kept, corrupt = self.decoded(rows.column("value"))
+        rows, rest = rows.slice(0, len(kept)), rows.slice(len(kept))
         self.check(lambda row: (stream, partition, rows.column("offset")[row].as_py()))
         made = {field.name: array for field, array in zip(self.fields, arrays, strict=True)}
         made[CORRUPT] = kept
@@ -149,4 +155,6 @@ class JsonPayload:
             for name in schema.names
         ]
         found = pa.RecordBatch.from_arrays(columns, schema=schema)
-        return found.filter(pc.invert(corrupt)) if corrupt is not None and self.mode == "DROPMALFORMED" else found
+        if corrupt is not None and self.mode == "DROPMALFORMED":
+            found = found.filter(pc.invert(corrupt))
+        return found, rest

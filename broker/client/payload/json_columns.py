@@ -18,7 +18,8 @@ V3  What a column takes:
     timestamp         the same string, without a zone
     list, struct, map an array; an object; an object whose names are the keys
 
-V4  Limits: 1,000 levels; a number of 1,000 characters. A struct's name that occurs twice is an error; a map keeps both.
+V4  Limits: 1,000 levels; a number of 1,000 characters; ROW_BYTES_MAX. A struct's name that occurs twice is an error; a
+    map keeps both.
 """
 
 from __future__ import annotations
@@ -41,12 +42,19 @@ REASONS: Final = (
     "a name occurs twice",
     "a value does not fit its column",
     "something follows the object",
+    "its lists and maps take more than 128 MiB in columns",
 )
 KINDS: Final = (
     *("bool", "int", "uint", "float", "string", "decimal"),
     *("date", "instant", "local", "list", "struct", "map"),
 )
 """In the order of _tree.pxi."""
+
+ROW_BYTES_MAX: Final = 128 << 20
+"""What elements of lists and maps of one row may take in all columns below them, strings not counted. An element has a
+place in each of these columns, whatever it holds: so 3 bytes of a value, `{},`, may become hundreds."""
+BATCH_BYTES_MAX: Final = 64 << 20
+"""The same of several rows that are decoded together, and of the rows themselves: more become several batches."""
 
 Field: TypeAlias = tuple[int, int, int, int, bytes, pa.DataType, tuple[Any, ...]]
 """Kind, width in bytes (0: it varies), precision, scale, name, type, children."""

@@ -18,13 +18,14 @@ from broker.api.errors import InvalidRecords, InvalidRequest
 from broker.api.payload_schema import canonical
 from broker.client.client import Client
 from broker.client.payload.decoding import JsonPayload
-from broker.client.payload.json_columns import REASONS, json_decoder
+from broker.client.payload.json_columns import BATCH_BYTES_MAX, REASONS, ROW_BYTES_MAX, json_decoder
 from broker.client.payload.kept import schema_of, text_for
 from tests.support import plain_json
 from tests.support.plain_json import comparable, rows_of
 from tests.support.random_json import LEAVES, random_schema, random_values
 
 pytest.importorskip("broker.client.payload._json", reason="no compiler here")
+LARGE = "its lists and maps take more than 128 MiB in columns"
 SCHEMA = pa.schema([("item", pa.int64()), ("price", pa.float64()), ("tags", pa.list_(pa.string()))])
 
 
@@ -279,6 +280,93 @@ def test_a_read_ends_at_a_corrupt_row_if_that_is_asked_for(client: Client, order
 def test_a_payload_is_asked_for_whole(client: Client, orders: str, asked: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest, match=re.compile(says, re.DOTALL)):
         client.read(orders, **asked)
+
+
+# Memory
+
+
+WIDE = pa.struct([(f"m{i}", pa.int64()) for i in range(50)])
+WIDE_BYTES = 1 + 50 * 9
+
+
+def size_of(arrays: list[pa.Array]) -> int:
+    return sum(array.get_total_buffer_size() for array in arrays)
+
+
+def objects(count: int, *, as_map: bool = False) -> bytes:
+    if as_map:
+        return b'{"l":{%s}}' % b",".join([b'"":{}'] * count)
+    return b'{"l":[%s]}' % b",".join([b"{}"] * count)
+
+
+@pytest.mark.parametrize("as_map", [False, True])
+def test_a_row_takes_so_much_memory_at_most_and_the_others_go_on(as_map: bool) -> None:
+    """J5: an element that is {} has a place in all 50 columns: 3 bytes are 451."""
+    decoder = json_decoder(pa.schema([("l", pa.map_(pa.string(), WIDE) if as_map else pa.list_(WIDE))]))
+    most = ROW_BYTES_MAX // WIDE_BYTES
+    (array,), reasons = decoder.decode(pa.array([objects(most + 1, as_map=as_map), objects(2, as_map=as_map)]))
+    assert [REASONS[reason] for reason in reasons] == [LARGE, REASONS[0]]
+    assert decoder.first[0] == 0
+    assert [None if row is None else len(row) for row in array.to_pylist()] == [None, 2]
+    (array,), reasons = decoder.decode(pa.array([objects(most, as_map=as_map)]))
+    assert list(reasons) == [0]
+    assert size_of([array]) < 2 * ROW_BYTES_MAX
+
+
+def test_lists_within_lists_count_as_well() -> None:
+    schema = pa.schema([("l", pa.list_(pa.list_(WIDE)))])
+    inner = b"[" + b",".join([b"{}"] * 1000) + b"]"
+    value = b'{"l":[' + b",".join([inner] * (ROW_BYTES_MAX // WIDE_BYTES // 1000 + 1)) + b"]}"
+    assert len(value) < 1 << 20
+    _, reasons = json_decoder(schema).decode(pa.array([value]))
+    assert REASONS[reasons[0]] == LARGE
+
+
+@pytest.mark.parametrize("shape", ["rows of many columns", "rows of long lists"])
+def test_rows_that_take_much_memory_together_are_decoded_in_pieces(shape: str) -> None:
+    """J5: each piece is within the limit; together they are all rows, bad ones in their places."""
+    if shape == "rows of many columns":
+        schema = pa.schema([("l", pa.int64()), *((f"c{i}", pa.int64()) for i in range(999))])
+        values = [b"{}", b"?", b'{"l":7}'] * 7000
+    else:
+        schema = pa.schema([("l", pa.list_(WIDE))])
+        values = [objects(40_000), b"?", objects(0)] * 6
+    decoder, left, pieces, found = json_decoder(schema), pa.array(values), 0, list[str]()
+    while len(left):
+        arrays, reasons = decoder.decode(left)
+        assert len(reasons) == len(arrays[0]) > 0
+        bad = [i for i, reason in enumerate(reasons) if reason]
+        assert (None if decoder.first is None else decoder.first[0]) == (bad[0] if bad else None)
+        assert size_of(arrays) < 2 * BATCH_BYTES_MAX
+        pieces += 1
+        found += [REASONS[reason] for reason in reasons]
+        left = left.slice(len(reasons))
+    assert found == [REASONS[2] if value == b"?" else REASONS[0] for value in values]
+    assert pieces > 1
+
+
+def test_a_batch_that_is_handed_out_in_pieces_is_read_whole_and_its_positions_follow(
+    client: Client, new_stream: Callable[..., str]
+) -> None:
+    name = new_stream()
+    schema = pa.schema([("l", pa.list_(WIDE))])
+    values = [objects(0), objects(100_000), b"?", objects(100_000), objects(1), objects(100_000), b"??"]
+    client.append(name, 0, [{"value": value} for value in values])
+    seen: list[int] = []
+    batches = 0
+    with client.read(name, payload="json", schema=schema, columns=["offset", "l"]) as reader:
+        for batch in reader:
+            batches += 1
+            seen += batch.column("offset").to_pylist()
+            assert reader.positions == {0: seen[-1] + 1}
+    assert (seen, batches > 1) == (list(range(7)), True)
+    with client.read(name, payload="json", schema=schema, payload_mode="DROPMALFORMED") as reader:
+        assert [offset for batch in reader for offset in batch.column("offset").to_pylist()] == [0, 1, 3, 4, 5]
+        assert reader.positions == {0: 7}
+    reader = client.read(name, payload="json", schema=schema, start=3, payload_mode="FAILFAST")
+    with pytest.raises(InvalidRecords, match="offset 6: the value cannot"):
+        list(reader)
+    assert 3 < reader.positions[0] <= 6, "what was handed out is not read again"
 
 
 # A schema that is kept with the stream
