@@ -20,9 +20,10 @@ from examples import flights
 from tests.spark.kills import Rounds
 
 KINDS = {
-    1: ("before", "after", "driver", "worker", "broker", "checkpoint", "executor"),
+    1: ("before", "late", "after", "driver", "worker", "broker", "checkpoint", "executor"),
     3: (
         "before+broker",
+        "late+broker",
         "after+broker",
         "driver+broker",
         "worker+broker",

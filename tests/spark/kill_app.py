@@ -5,8 +5,9 @@ Its tasks have rows for nearly each partition of the sink, so that each stages b
     python -m tests.spark.kill_app <broker> <folder> <master> once|follow <rows of a batch> earliest|committed
 
 Its sink is the real one, with two places where it can be told to kill the driver: a file `kill` in the folder says
-`before` (rows are staged, nothing is committed) or `after` (the sink has committed, Spark has not written that down),
-and the pids of who else dies at that moment. It becomes `killed`, and says how many stages one task had made at most.
+`before` (rows are staged, nothing is committed), `late` (the same, but the Python process that commits lives on for a
+moment, and commits if it can) or `after` (the sink has committed, Spark has not written that down), and the pids of who
+else dies at that moment. It becomes `killed`, and says how many stages one task had made at most.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class KillableWriter(LiftlogStreamWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         stages = max((len(message.stages) for message in messages if isinstance(message, Written)), default=0)
-        _kill_if("before", stages)
+        _kill_if(("before", "late"), stages)
         super().commit(messages, batchId)
-        _kill_if("after", stages)
+        _kill_if(("after",), stages)
 
 
 class KillableSource(LiftlogDataSource):
@@ -62,14 +63,16 @@ def dawdling(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         time.sleep(2)
 
 
-def _kill_if(moment: str, stages: int) -> None:
+def _kill_if(moments: tuple[str, ...], stages: int) -> None:
     folder = Path(os.environ[FOLDER])
     order = folder / "kill"
-    if order.exists() and (words := order.read_text().split())[0] == moment:
+    if order.exists() and (words := order.read_text().split())[0] in moments:
         order.write_text(str(stages))
         order.rename(folder / "killed")
         for victim in (*map(int, words[1:]), int((folder / "jvm").read_text())):
             os.kill(victim, signal.SIGKILL)
+        if words[0] != "late":  # this process is not Java's, which has died: it would go on until it notices
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(broker: str, folder: str, master: str, mode: str, rows_max: str, starting: str) -> None:

@@ -3,11 +3,11 @@
     round    append ─ start the job, if none runs ─ wait for a commit ─ kill somebody ─ job goes on or ends ─ next round
     end      kill the job, run it to its end on local[2], compare
 
-The kinds of SIGKILL: the driver between stage and commit (`before`), between the sink's commit and Spark's own
-(`after`), or at a random moment (`driver`); a Python `worker`, an `executor` (only with executors of their own), the
-`broker`; or one of them and the broker at once (`before+broker`). A job that ends by it is started again from its
-checkpoint, as a person would. With three brokers one dies that leads something of the job, and comes back when the job
-has gone on without it, or has ended.
+The kinds of SIGKILL: the driver between stage and commit (`before`; `late`: it dies, and its commit is still sent),
+between the sink's commit and Spark's own (`after`), or at a random moment (`driver`); a Python `worker`, an `executor`
+(only with executors of their own), the `broker`; or one of them and the broker at once (`before+broker`). A job that
+ends by it is started again from its checkpoint, as a person would. With three brokers one dies that leads something of
+the job, and comes back when the job has gone on without it, or has ended.
 
 In the kind `checkpoint` the driver is killed, and its checkpoint is lost, too. The job is started with a new one, and
 goes on where its progress was published: it may write again what it had read from there on, and nothing before.
@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[2]
 STALL_S = 60.0
 PATIENCE = 10
 """A wait is given up after so many stalls."""
-AT_COMMIT = ("before", "after")
+AT_COMMIT = ("before", "late", "after")
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Rounds:
                 return
             self._wait(lambda: self._has_begun(client, before), "the job commits")
             if whom == "checkpoint":
-                self._wait(lambda: bool(published(client, CONSUMER, SOURCE)), "progress is published")
+                self._wait(lambda: any(published(client, CONSUMER, SOURCE).values()), "progress is published")
             self._append(client)
             victims = [self.brokers.victim()] if "broker" in kill else []
             time.sleep(self.luck.uniform(0, 1.5))  # the moment is what is tried out
