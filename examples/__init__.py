@@ -5,5 +5,6 @@ publish_flights.py   plain nats-py publishes them; nothing in it knows of liftlo
 delays.py            delay per airport and hour: by Spark, by pandas, and whether they agree
 local.py             a liftlog of one's own in a folder, gone without a trace afterwards
 quickstart.py        all of it in one go: `make quickstart`
-notebooks/           the same, step by step, with plots; and a query that is killed and goes on, exactly once
+notebooks/           the same, step by step, with plots; a query that is killed and goes on, exactly once; and JSON of
+                     sensors, as windows and as a table of now and of before
 """
