@@ -34,6 +34,7 @@ from broker.storage.segments.checkpoint import LogSettings, read_identity
 
 if TYPE_CHECKING:
     from broker.client.client import Client
+    from broker.client.payload.decoding import JsonPayload
 
 ROW_GROUP_BYTES: Final = 64 << 20
 ROW_GROUP_ROWS: Final = 1 << 20
@@ -42,11 +43,13 @@ Lost = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The records to export: from `start` to before `end` in each partition, these columns (None: all)."""
+    """The records to export: from `start` to before `end` in each partition, these columns (None: all). With a payload
+    the columns of the JSON objects are in the place of the value."""
 
     start: str | int | datetime = "earliest"
     end: str | int | datetime = "latest"
     columns: list[str] | None = None
+    payload: JsonPayload | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,7 @@ def export_parquet(sources: list[Source], target: str, wanted: Wanted, *, overwr
         InvalidRequest: a file is there already, several streams are to go into one file, a column does not exist.
     """
     is_folder = target.endswith("/") or os.path.isdir(target)
-    schema = reader_schema(wanted.columns, not is_folder and len(sources) > 1)
+    schema = reader_schema(wanted.columns, not is_folder and len(sources) > 1, wanted.payload)
     if not is_folder and len({(source.stream, source.incarnation) for source in sources}) > 1:
         names = ", ".join(sorted({source.stream for source in sources}))
         raise InvalidRequest(f"{target}: one file can hold one stream, and these are several: {names}; name a folder")
@@ -176,6 +179,8 @@ def sources_of(client: Client, stream: str, wanted: Wanted) -> list[Source]:
                 start="earliest" if wanted.start == "earliest" else start,  # retention may move it meanwhile
                 end=end,
                 columns=schema.names,
+                payload=None if wanted.payload is None else "json",
+                schema=None if wanted.payload is None else pa.schema(wanted.payload.fields),
             ) as reader:
                 yield from reader
 

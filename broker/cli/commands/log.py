@@ -7,7 +7,7 @@ broker has the folder open, reading goes on beside it and stops at what it has m
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
@@ -19,6 +19,8 @@ from broker.cli.options import Brokers, Json, is_json, not_empty
 from broker.cli.output import bytes_text, counted, json_out, note
 
 if TYPE_CHECKING:
+    from broker.api.answers import StreamDescription
+    from broker.client.payload.decoding import JsonPayload
     from broker.storage.inspect.findings import Finding, Inspection
     from broker.storage.inspect.places import PartitionFolder
     from broker.storage.inspect.repair import RepairAction, RepairReport
@@ -151,6 +153,10 @@ def export(
     columns: Annotated[
         str | None, Option("--columns", metavar="A,B,…", help="Only these columns, in this order [all].")
     ] = None,
+    payload: Annotated[
+        str | None,
+        Option("--payload", metavar="json", help="With --brokers: values as columns, by the schema of the stream."),
+    ] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a file that exists.")] = False,
     brokers: Brokers = None,
     json: Json = False,
@@ -166,11 +172,17 @@ def export(
         end=position(end, "--end"),
         columns=[name.strip() for name in columns.split(",")] if columns else None,
     )
+    if payload not in (None, "json"):
+        raise click.BadParameter("must be json", param_hint="--payload")
     if brokers or globals_of(ctx).brokers:
         note(f"reading stream {source} from {brokers_of(ctx, brokers)}")
         with client_of(ctx, brokers) as client:
+            if payload:
+                wanted = replace(wanted, payload=_payload_of(client.describe(source)))
             report = export_parquet(sources_of(client, source, wanted), parquet, wanted, overwrite=overwrite)
     else:
+        if payload:
+            raise click.BadParameter("needs --brokers: the files do not have the schema", param_hint="--payload")
         places = find_places(source)
         if _tell_user(places) is not None:
             note("records behind the last checkpoint are left out; --brokers asks the broker for all")
@@ -189,6 +201,14 @@ def export(
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------
+
+
+def _payload_of(stream: StreamDescription) -> JsonPayload:
+    """What decodes the values of a stream. Raises InvalidRequest: it keeps no schema."""
+    from broker.client.payload.decoding import JsonPayload
+    from broker.client.payload.kept import schema_for_reading
+
+    return JsonPayload(schema_for_reading(stream))
 
 
 def _tell_user(places: list[PartitionFolder]) -> int | None:

@@ -395,6 +395,29 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
 
 
 @pytest.mark.process
+def test_export_of_json_has_the_columns_that_the_stream_keeps(running: BrokerProcess, tmp_path: Path) -> None:
+    with connect(running.address) as client:
+        client.create_stream("json", partitions=2, payload_schema="item BIGINT, tags ARRAY<STRING>")
+        for partition in (0, 1):
+            rows = [{"value": b'{"item": %d, "tags": ["a"]}' % n} for n in range(10)]
+            client.append("json", partition, [*rows, {"value": b"?"}])
+        file, command = tmp_path / "json.parquet", ("log", "export", "json", "--payload", "json", "--brokers")
+        _run(*command, running.address, "--parquet", file, "--start", "5")
+        found = pq.read_table(file)
+        assert found.schema.names[:4] == ["item", "tags", "_corrupt", "offset"]
+        assert found.column("item").to_pylist() == [*range(5, 10), None] * 2
+        assert found.column("_corrupt").to_pylist() == [*[None] * 5, b"?"] * 2
+        _run(*command, running.address, "--parquet", f"{tmp_path}/out/", "--columns", "offset,item")
+        assert pq.read_table(tmp_path / "out" / "json-1.parquet").schema.names == ["offset", "item"]
+        client.alter("json", payload_schema=None)
+        with pytest.raises(LiftlogError, match="stream 'json' keeps no schema"):
+            _run(*command, running.address, "--parquet", tmp_path / "no.parquet")
+        client.delete_stream("json")
+    _run("log", "export", tmp_path, "--parquet", tmp_path / "no.parquet", "--payload", "json", code=2)
+    _run("log", "export", "json", "--parquet", tmp_path / "no.parquet", "--payload", "avro", code=2)
+
+
+@pytest.mark.process
 def test_export_from_a_running_broker_is_what_the_files_give_after_it(running: BrokerProcess, tmp_path: Path) -> None:
     with connect(running.address) as client:
         client.create_stream("orders", partitions=2)
