@@ -15,7 +15,7 @@ Health = Literal["ok", "under_replicated", "below_minimum", "offline"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDescription:
     """A broker of the cluster and its addresses. `live`: its session is there, as far as the answering broker knows;
-    `stopping`: it is about to stop, and leads nothing."""
+    `stopping`: it is about to stop, and leads nothing. `session_ms`: so long it may lead after it was heard last."""
 
     id: str
     http: str
@@ -23,6 +23,7 @@ class BrokerDescription:
     live: bool = True
     rack: str = ""
     stopping: bool = False
+    session_ms: Count = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@
     confirm_deleted    broker_id, partitions               folders of deleted or moved replicas are gone
     set_feature_level  level                               once every broker knows it
 
-A `stream` is the incarnation of one. A session is the controller's to measure. The catalog only counts renewals: a
-lapse that was judged before one, and is applied after it, is refused.
+A `stream` is the incarnation of one. A session is the controller's to measure. The catalog counts renewals, and says
+how long a session is (`session.S5`): a lapse that was judged before a renewal, and is applied after it, is refused.
 
 A name belongs to one folder at a time. While a broker lives, a process with another folder is refused under its name:
 it may be a second one by mistake. The folder of a broker that was removed is not taken again, under any name; nor is
@@ -72,6 +72,7 @@ def _register(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
         rack=fields.text(command, "rack", ""),
         feature_level_max=level,
         raft=raft,
+        session_ms=cluster.session_ms(),
     )
     live = cluster.who(without=broker)
     who = Who(registrations={**live.registrations, broker: number}, stopping=live.stopping)
@@ -112,10 +113,7 @@ def _renew(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     renewals = fields.numbered(command, "renewals")
     live = sorted(b for b, i in cluster.brokers.items() if i.registration == renewals.get(b) and not i.has_left)
     back = [broker for broker in live if not cluster.brokers[broker].is_live]
-    renewed = {
-        broker: replace(cluster.brokers[broker], is_live=True, renewal=cluster.brokers[broker].renewal + 1)
-        for broker in live
-    }
+    renewed = {broker: _renewed(cluster.brokers[broker], cluster.session_ms()) for broker in live}
     if back:
         who = cluster.who()
         who = replace(who, registrations={**who.registrations, **{b: renewed[b].registration for b in back}})
@@ -124,6 +122,10 @@ def _renew(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
         cluster.commit({at: state.completed(epoch, who) for at, state in own.items()}, epoch, fresh=set(own))
     cluster.brokers.update(renewed)
     return {"live": live, "refused": sorted(set(renewals) - set(live))}
+
+
+def _renewed(info: BrokerInfo, session_ms: int) -> BrokerInfo:
+    return replace(info, is_live=True, renewal=info.renewal + 1, session_ms=max(info.session_ms, session_ms))
 
 
 def _may_renew(_: Cluster, command: Mapping[str, Any]) -> None:

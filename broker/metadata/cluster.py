@@ -28,9 +28,12 @@ from broker.metadata import fields
 from broker.metadata.info import BrokerInfo, Rescue, StreamInfo, rescue_from
 from broker.metadata.partition import PartitionState, Place, Who, state_from
 from broker.metadata.placement import candidates, place
+from broker.metadata.session import SESSION_MS, session_ms
 
-FEATURE_LEVEL: Final = 3
+FEATURE_LEVEL: Final = 4
 """The level of this release."""
+LONG_SESSIONS: Final = 4
+"""From this level on sessions are longer with many partitions (`session.S5`)."""
 FEATURE_LEVEL_FIRST: Final = 1
 """The level at which a catalog begins, in every release: one that began with its own would replay the journal of
 another release to another end. `form_cluster` may say more."""
@@ -102,6 +105,10 @@ class Cluster:
             self.cluster_id,
             dict(self.removed),
         )
+
+    def session_ms(self) -> int:
+        """How long a session is that begins or is renewed now (`session.S5`)."""
+        return session_ms(len(self.partitions)) if self.feature_level >= LONG_SESSIONS else SESSION_MS
 
     def who(self, *, without: str | None = None) -> Who:
         """The brokers as an election sees them."""

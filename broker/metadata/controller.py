@@ -8,9 +8,10 @@ It reads the catalog, and asks for what is missing there: again and again, until
 is lost, or a controller that is, costs a repetition and nothing else. The catalog decides.
 
 Invariants
-H1  A broker is failed after a whole session in which this controller ran and heard nothing of it. The session begins
-    when this controller does, when the broker registers or comes back, and with each heartbeat. Time in which the
-    controller itself hung counts for nobody: what it did not hear may wait in its own sockets.
+H1  A broker is failed after a whole session in which this controller ran and heard nothing of it. It is as long as the
+    renewal says that the command names (`session.S5`). It begins when this controller does, when the broker registers
+    or comes back, and with each heartbeat. Time in which the controller itself hung counts for nobody: what it did not
+    hear may wait in its own sockets.
 H2  A heartbeat is answered once its renewal is committed. A controller that was deposed commits nothing, so it cannot
     keep a session alive that its successor counts; and what an earlier one has answered was heard before this one
     began. That is why renewals are commands at all: a message alone could be answered by the wrong controller.
@@ -48,10 +49,8 @@ from broker.metadata.catalog import COMMAND_VERSION, Catalog
 from broker.metadata.cluster import FEATURE_LEVEL, Cluster
 from broker.metadata.leader_reports import REPORT_WINDOW_MS, LeaderReports, ReportArrived
 from broker.metadata.partition import PartitionState, Place
-from broker.metadata.session import HEARTBEAT_MS, SESSION_MS
+from broker.metadata.session import HEARTBEAT_MS, lapse_ms
 
-LAPSE_MS: Final = SESSION_MS + 100
-"""A little more than the broker's own count: its clock may be slower by one in twenty."""
 RENEW_MS: Final = 200
 """Renewals are so far apart at least: each is an fsync of every voter."""
 FIRST_ELECTION_MS: Final = 5_000
@@ -226,15 +225,17 @@ class Controller:
         for broker in self._brokers.keys() - cluster.brokers.keys():
             del self._brokers[broker]
 
-    def _is_fresh(self, broker: str, now_ms: int) -> bool:
+    def _is_fresh(self, broker: str, cluster: Cluster, now_ms: int) -> bool:
         """H5."""
-        seen = self._brokers.get(broker)
-        return seen is not None and seen.beat_ms is not None and now_ms - seen.beat_ms <= LAPSE_MS
+        seen, info = self._brokers.get(broker), cluster.brokers.get(broker)
+        if seen is None or seen.beat_ms is None or info is None:
+            return False
+        return now_ms - seen.beat_ms <= lapse_ms(info.session_ms)
 
     def _lapsed(self, cluster: Cluster, now_ms: int) -> list[Effect]:
         effects: list[Effect] = []
         for broker, info in sorted(cluster.brokers.items()):
-            if info.is_live and now_ms - self._brokers[broker].heard_ms > LAPSE_MS:
+            if info.is_live and now_ms - self._brokers[broker].heard_ms > lapse_ms(info.session_ms):
                 named: dict[str, Any] = {
                     "broker_id": broker,
                     "registration": info.registration,
@@ -243,8 +244,8 @@ class Controller:
                 effects += self._submit(f"fail {broker}", now_ms, "fail_broker", **named)
         return effects
 
-    def _renew(self, now_ms: int) -> list[Effect]:
-        self._beats = {broker: beat for broker, beat in self._beats.items() if self._is_fresh(broker, now_ms)}
+    def _renew(self, cluster: Cluster, now_ms: int) -> list[Effect]:
+        self._beats = {broker: beat for broker, beat in self._beats.items() if self._is_fresh(broker, cluster, now_ms)}
         if not self._beats:
             return []
         renewals = {broker: registration for broker, (registration, _) in sorted(self._beats.items())}
@@ -302,7 +303,7 @@ class Controller:
         self._ran_ms = now_ms
         self._rest = {duty: ms for duty, ms in self._rest.items() if ms > now_ms}
         self._see(cluster, now_ms)
-        effects = [*self._renew(now_ms), *self._lapsed(cluster, now_ms)]
+        effects = [*self._renew(cluster, now_ms), *self._lapsed(cluster, now_ms)]
         if now_ms >= self._scan_at_ms:
             effects += self._first_elections(cluster, now_ms)
             effects += self._balance(cluster, now_ms)

@@ -4,8 +4,8 @@
     looked at                   │     │     │     │     │     │
     heard of last              ───► now ─► now ─► 0.2 s ago ... 1.1 s ago: not of late
 
-A session says that nobody takes a broker for dead yet. That lasts for two seconds after its death, for two more if the
-controller died with it, and for another session if a renewal was committed late.
+A session says that nobody takes a broker for dead yet. That lasts for two seconds or more after its death, for as long
+again if the controller died with it, and for another session if a renewal was committed late.
 
 D1  A broker counts from the moment on that a renewal, or a registration, is looked at which was not there before, for
     `HEARD_MS`. What was there at the first look may be of former times: brokers that died together with this one's

@@ -9,6 +9,7 @@ from typing import Any
 from broker.api.errors import StaleIncarnation
 from broker.api.stream import StreamSettings, settings_from
 from broker.metadata.partition import Place
+from broker.metadata.session import SESSION_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ class BrokerInfo:
         rack: Empty: none.
         raft: Its id in the Raft group, which is its folder's: another one if the folder was lost. Empty: it has none.
         is_live: It has a session. `is_stopping`: it is about to end it. `has_left`: it has ended it itself, for good.
-        renewal: So often its session was renewed.
+        renewal: So often its session was renewed. `session_ms`: how long it is by that renewal (`session.S5`).
     """
 
     broker_id: str
@@ -93,13 +94,15 @@ class BrokerInfo:
     renewal: int = 0
     raft: str = ""
     has_left: bool = False
+    session_ms: int = SESSION_MS
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON values: the fields. `raft` and `has_left` stand there only if they say something."""
-        return {k: v for k in _OF_BROKER if (v := getattr(self, k)) or k not in ("raft", "has_left")}
+        """As JSON values: the fields. Those that came later stand there only if they say something."""
+        return {k: v for k in _OF_BROKER if (v := getattr(self, k)) != _UNSAID.get(k)}
 
 
 _OF_BROKER = tuple(each.name for each in fields(BrokerInfo))
+_UNSAID = {"raft": "", "has_left": False, "session_ms": SESSION_MS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

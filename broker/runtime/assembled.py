@@ -300,6 +300,7 @@ class Assembled:
                 "live": b.is_live,
                 "rack": b.rack,
                 "stopping": b.is_stopping,
+                "session_ms": b.session_ms,
             }
             for _, b in sorted(known.items())
         ]

@@ -131,4 +131,4 @@ class Sessions:
         own = self.catalog.brokers.get(self.name)
         if own is None or own.registration != session.registration:
             return []
-        return session.applied(own.renewal, self.now_ms)
+        return session.applied(own.renewal, own.session_ms, self.now_ms)

@@ -43,6 +43,7 @@ FOLDERS: Final = {
         "cluster",
         "catalog",
         "controller",
+        "info",
         "session",
         "rescue",
         "growth",
@@ -188,7 +189,7 @@ PLAYED: Final = (
     of("registers over a process that it has not heard of", "broker_commands", "if \"after\" in command and fields.whole(command, \"after\") != before:", "if False:", script="catalog/earlier_life"),
     of("renews by the heartbeat of a former process", "broker_commands", "i.registration == renewals.get(b)", "i.registration >= renewals.get(b, i.registration + 1)", script="catalog/earlier_life"),
     of("renews the session of who has left", "broker_commands", " and not i.has_left)", ")", script="catalog/a_stop_is_final"),
-    of("counts no renewals", "broker_commands", "renewal=cluster.brokers[broker].renewal + 1)", "renewal=cluster.brokers[broker].renewal)", script="catalog/earlier_life"),
+    of("counts no renewals", "broker_commands", "renewal=info.renewal + 1,", "renewal=info.renewal,", script="catalog/earlier_life"),
     of("gives an epoch again that logs have", "broker_commands", "max(cluster.epoch_last, fields.epoch_seen(command)) + 1", "cluster.epoch_last + 1", script="catalog/unclean_forgets_the_last_isr"),
     of("keeps the last ISR beside who was chosen unclean", "partition_commands", "replace(state, isr=(broker,), last_isr=(), unclean_epoch=epoch)", "replace(state, isr=(broker,), last_isr=tuple(b for b in state.last_isr if b != broker), unclean_epoch=epoch)", script="catalog/unclean_forgets_the_last_isr"),
     of("minds reports of another leadership", "partition_commands", "state.leader is None or state.leader_epoch != epoch or reporter", "state.leader is None or reporter", script="catalog/reports_of_another_leadership"),
@@ -216,6 +217,9 @@ PLAYED: Final = (
 
 STAGED: Final = (
     of("fails a broker that has renewed its session since", "broker_commands", "if info.renewal != fields.whole(command, \"renewal\", info.renewal):", "if False:", script="a_lapse_is_committed_after_the_broker_is_back"),
+    of("counts a long session as short as others", "controller", "self._brokers[broker].heard_ms > lapse_ms(info.session_ms):", "self._brokers[broker].heard_ms > lapse_ms(2_000):", script="sessions_become_longer_and_would_become_shorter"),
+    of("lets a renewal make a session shorter", "broker_commands", "session_ms=max(info.session_ms, session_ms))", "session_ms=session_ms)", script="sessions_become_longer_and_would_become_shorter"),
+    of("forgets in a snapshot how long a session is", "info", "!= _UNSAID.get(k)}", "!= _UNSAID.get(k) and k != \"session_ms\"}", script="sessions_become_longer_and_would_become_shorter"),
     of("takes a folder back that was replaced", "broker_commands", "    if known is not None and raft not in (\"\", known.raft):\n", "    if False:\n", script="an_operator_puts_an_old_disk_back"),
     of("believes a tail that a header disproves", "recovery", "self.committed_to if self.committed_to > end and not self.is_sole else 0", "0", script="acknowledged_records_go_that_no_checkpoint_tells_of"),
     of("forgets that it is behind before anybody was told", "checkpoints", "return max(self._state.high_watermark, self._state.committed_to)", "return self._state.high_watermark", script="acknowledged_records_go_that_no_checkpoint_tells_of"),

@@ -33,6 +33,7 @@ from tests.sim.staged import (
     killed,
     recreation,
     rescue,
+    sessions_become_longer_and_would_become_shorter,
     stopped,
 )
 from tests.sim.staged_clocks import clocks_are_apart_and_are_set
@@ -305,6 +306,7 @@ SCENARIOS: dict[str, Scenario] = {
     "one_way_links_that_flap": one_way_links_that_flap,
     "a_stale_leader_is_asked_by_who_has_seen_a_newer_one": a_stale_leader_is_asked_by_who_has_seen_a_newer_one,
     "a_lapse_is_committed_after_the_broker_is_back": a_lapse_is_committed_after_the_broker_is_back,
+    "sessions_become_longer_and_would_become_shorter": sessions_become_longer_and_would_become_shorter,
     "fsyncs_fail_on_all_logs_of_a_broker": fsyncs_fail_on_all_logs_of_a_broker,
     "a_step_out_does_not_come_through": a_step_out_does_not_come_through,
     "a_damaged_replica_cannot_step_out": a_damaged_replica_cannot_step_out,

@@ -20,12 +20,15 @@ REWRITES = (
     "an_operator_elects_who_lacks_a_newer",
 )
 """Beginnings of names: replicas write their logs anew there, when they are told to."""
+AT_LEVEL = ("sessions_",)
+"""Beginnings of names: the cluster has the feature level of this release there."""
 Scenario = Callable[[Cluster], None]
 
 
 def made(name: str, seed: int) -> Cluster:
     """A cluster for a scenario."""
     options = {**OPTIONS, "size": 5 if name.startswith(OF_FIVE) else 3}
+    seed = 8 * seed + 2 if name.startswith(AT_LEVEL) else seed
     return Cluster(seed, faults=False, rewrites=name.startswith(REWRITES), **options)
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from unittest.mock import patch
 
+from broker.metadata.cluster import Cluster as OfCatalog
+from broker.metadata.session import SESSION_MS
 from broker.storage.inspect.scrub import scrub
 from broker.storage.recovery import Ranges
 from broker.storage.rewrite.giving_up import give_up
@@ -51,6 +54,40 @@ def a_lapse_is_committed_after_the_broker_is_back(cluster: Cluster) -> None:
         cluster.network.cut.clear()
         until(cluster, 2_000)
     assert cluster.world.seen["committed command refused"], "no lapse came late"
+
+
+def sessions_become_longer_and_would_become_shorter(cluster: Cluster) -> None:
+    """A broker is cut off soon after each change, also under a controller that has just begun, and one that has its
+    catalog from a snapshot. Here the length goes by the minimum of `p0`: there are too few partitions."""
+
+    def length_ms(catalog: OfCatalog) -> int:
+        state = catalog.partitions.get(("p0", 0))
+        return 7_000 if state is not None and state.min_insync_replicas == 1 else SESSION_MS
+
+    metadata, lapses = cluster.metadata, 0
+    with patch.object(OfCatalog, "session_ms", length_ms):
+        until(cluster, 3_000)
+        for turn, minimum in enumerate((1, 2, 2, 1, 2, 2)):
+            ask(cluster, "set_min_insync", stream="p0", min_insync_replicas=minimum)
+            until(cluster, 150 * turn)
+            away = next(broker for name, broker in cluster.brokers.items() if name != metadata.controller)
+            if turn % 3 == 2:
+                for broker in others_of(cluster, away):
+                    broker.crash("kill")
+                    broker.start()
+            elif turn % 2:
+                metadata.depose()
+            while metadata.controller in (None, away.name):
+                if metadata.controller == away.name:
+                    metadata.depose()
+                until(cluster, 50)
+            cut_off(cluster, away)
+            until(cluster, 10_000)
+            lapses += not metadata.catalog.brokers[away.name].is_live
+            cluster.network.cut.clear()
+            until(cluster, 3_000)
+    assert lapses > 3, f"{lapses} were taken for dead"
+    assert any(info.session_ms > SESSION_MS for info in metadata.catalog.brokers.values()), "no session is long"
 
 
 def fsyncs_fail_on_all_logs_of_a_broker(cluster: Cluster) -> None:

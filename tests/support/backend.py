@@ -217,7 +217,17 @@ class LogBackend:
         self._hub.note(*streams)
 
     def brokers(self) -> list[dict[str, Any]]:
-        return [{"id": self.broker_id, "http": self.http, "grpc": "", "live": True, "rack": "", "stopping": False}]
+        return [
+            {
+                "id": self.broker_id,
+                "http": self.http,
+                "grpc": "",
+                "live": True,
+                "rack": "",
+                "stopping": False,
+                "session_ms": 2_000,
+            }
+        ]
 
     def ready(self) -> tuple[bool, dict[str, str]]:
         return not self.missing, self.missing

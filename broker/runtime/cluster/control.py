@@ -56,8 +56,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DONE_S: Final = 8.0
-"""A client that hears nothing for 10 s asks again. A broker that dies is failed in 2 s, and the first election waits
-5 s for a replica that is not opened (`controller.py`)."""
+"""A client that hears nothing for 10 s asks again. A broker that dies is failed in 2 s (with many partitions later),
+and the first election waits 5 s for a replica that is not opened (`controller.py`)."""
 APPLIED_S: Final = 8.0
 ASKED_S: Final = 8.0
 """So long after it was asked for a command may begin, whatever it waited for here. As `DONE_S`."""

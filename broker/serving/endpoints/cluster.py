@@ -11,7 +11,7 @@ from aiohttp import web
 
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer
 
-SHOWN: Final = ("id", "http", "grpc", "live", "rack", "stopping")
+SHOWN: Final = ("id", "http", "grpc", "live", "rack", "stopping", "session_ms")
 METRICS_MEDIA: Final = "text/plain"
 
 

@@ -11,7 +11,8 @@ controller that is deposed does not know it, and goes on:
 Checked besides what `cluster.py` checks:
 
 K1  Each duty has at most one command out at a time (H3).
-K2  Nobody is failed whose session is open by its own count (S1, H1, H2), unless the group is lax.
+K2  Nobody is failed whose session is open by its own count (S1, H1, H2), unless the group is lax. How long sessions are
+    goes by the partitions that there are (S5): streams come and go.
 K3  Once nothing goes wrong any more: who lives is live and has a session, and nobody else is; what can be led is led,
     by the preferred replica; internal streams have their replicas; and then nothing but renewals is submitted.
 """
@@ -154,7 +155,7 @@ class World:
                 continue
             info = self.catalog.brokers[broker]
             if info.registration == session.registration and not (self.is_wild and self.now_ms // 1_000 % 3 == 0):
-                session.applied(info.renewal, self.now_ms)
+                session.applied(info.renewal, info.session_ms, self.now_ms)
             for effect in session.tick(self.now_ms):
                 if isinstance(effect, Beat) and not (self.is_wild and rng.random() < 0.2):
                     reign = rng.choice(self.reigns) if self.is_wild else self.reigns[-1]
@@ -194,6 +195,24 @@ class World:
                 self.register(broker)
         elif chance < 0.07:
             self.register(broker)
+        elif chance < 0.09:
+            self.come_or_go()
+
+    def come_or_go(self) -> None:
+        """A stream is made or deleted: sessions become longer, or would become shorter."""
+        if "t" in self.catalog.streams:
+            self.apply({"kind": "delete_stream", "name": "t"})
+            return
+        settings = {"settings": {"partitions": self.rng.choice((1, 4, 8)), "subject": None}, "created_us": 1}
+        self.apply(
+            {
+                "kind": "create_stream",
+                "name": "t",
+                "incarnation": f"t{self.now_ms}",
+                "replication_factor": 2,
+                **settings,
+            }
+        )
 
     def keep_up(self) -> None:
         """Do the work of brokers: they open what they have, and leaders let in who lives."""

@@ -6,13 +6,16 @@ import random
 
 import pytest
 
+from broker.metadata import cluster
+from broker.metadata.session import SESSION_MS
 from tests.properties.metadata.controllers import World
 from tests.support.effort import examples, seeded
 
 
 @pytest.mark.parametrize("is_lax", [False, True])
 @pytest.mark.parametrize("seed", range(0, examples(12), 4))
-def test_controllers_come_and_go(seed: int, is_lax: bool) -> None:
+def test_controllers_come_and_go(seed: int, is_lax: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "session_ms", lambda partitions: SESSION_MS + 500 * max(0, partitions - 4))
     for each in range(seed, seed + 4):
         world = World(random.Random(seeded(each)), is_lax=is_lax)
         for _ in range(300):

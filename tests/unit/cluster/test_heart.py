@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from broker.metadata.catalog import Catalog
-from broker.metadata.controller import LAPSE_MS
-from broker.metadata.session import SESSION_MS
+from broker.metadata.session import SESSION_MS, lapse_ms
 from broker.runtime.cluster.plane.duties import Duties
 from broker.runtime.cluster.plane.heart import Heart
 
@@ -120,7 +119,7 @@ def test_a_session_lasts_as_long_as_it_is_renewed_and_ends_before_the_controller
         both.run(50)
     assert both.said == [True, False]
     assert both.node.catalog.brokers["b"].is_live
-    both.run(LAPSE_MS)
+    both.run(lapse_ms(SESSION_MS))
     assert not both.node.catalog.brokers["b"].is_live
     both.hears = True
     both.run(1_000)

@@ -14,7 +14,6 @@ from broker.metadata.controller import (
     BALANCE_PARTITIONS,
     CALM_MS,
     FIRST_ELECTION_MS,
-    LAPSE_MS,
     RETRY_MS,
     Controller,
     HeartbeatArrived,
@@ -24,8 +23,9 @@ from broker.metadata.controller import (
     TimePassed,
 )
 from broker.metadata.leader_reports import REPORT_WINDOW_MS, REPORTS_MAX, ReportArrived
-from broker.metadata.session import HEARTBEAT_MS
+from broker.metadata.session import HEARTBEAT_MS, SESSION_MS, lapse_ms
 
+LAPSE_MS = lapse_ms(SESSION_MS)
 TICK_MS = 100
 
 

@@ -44,13 +44,13 @@ def test_what_the_catalog_here_does_not_know_yet_renews_nothing() -> None:
     """S2. A chaos (seed 97001): who had stood still heard of renewals, and for 12 s not of the leaders after it."""
     session = Session(7, 0)
     session.tick(0)
-    session.applied(3, 10)
+    session.applied(3, SESSION_MS, 10)
     session.tick(HEARTBEAT_MS)
     assert session.renewed(7, 2, 4, HEARTBEAT_MS + 10) == []
     assert not session.is_open(SESSION_MS)
     assert session.tick(SESSION_MS) == [Lapsed(), Beat(registration=7, number=3)]
-    assert session.applied(4, SESSION_MS + 10) == [Opened()], "it counts from the sending, as ever"
+    assert session.applied(4, SESSION_MS, SESSION_MS + 10) == [Opened()], "it counts from the sending, as ever"
     assert not session.is_open(HEARTBEAT_MS + SESSION_MS)
     assert session.renewed(7, 3, 5, SESSION_MS + 20) == []
     session.tick(9 * SESSION_MS)
-    assert session.applied(5, 9 * SESSION_MS + 10) == [], "and not for ever"
+    assert session.applied(5, SESSION_MS, 9 * SESSION_MS + 10) == [], "and not for ever"

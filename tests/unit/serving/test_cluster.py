@@ -25,6 +25,7 @@ def test_the_cluster_says_where_its_brokers_are(server: Server, api: Api) -> Non
                 "live": True,
                 "rack": "",
                 "stopping": False,
+                "session_ms": 2_000,
             }
         ],
         "voters": ["broker-0"],
@@ -49,7 +50,7 @@ def test_each_answer_names_the_brokers_of_a_cluster_and_a_lone_one_none(
     server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "Liftlog-Brokers" not in api.get("/v1/cluster").headers
-    rest = {"grpc": "", "live": True, "rack": "", "stopping": False}
+    rest = {"grpc": "", "live": True, "rack": "", "stopping": False, "session_ms": 2_000}
     known = [{"id": f"b{n}", "http": f"10.0.0.{n}:9293", **rest} for n in (1, 2)]
     monkeypatch.setattr(server.backend, "brokers", lambda: known)
     api.create("orders")

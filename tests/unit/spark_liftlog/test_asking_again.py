@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,11 +25,13 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.client.http.brokers import Brokers
+from broker.client.http.calls import Calls
 from broker.client.http.interrupt import Interrupt
 from spark_liftlog.errors import LogTruncated, RecordsLost
 from spark_liftlog.options import source_options
 from spark_liftlog.reading import asking_again, batch_reader, cluster, resolving, task
 from spark_liftlog.reading.advance import Head, Heads
+from spark_liftlog.reading.asking_again import longest_session_s
 from spark_liftlog.reading.batch_reader import LiftlogReader
 from spark_liftlog.reading.cluster import Cluster, Resolved
 from spark_liftlog.reading.offsets import Key, Offset, ReadPosition, decode, encode
@@ -406,9 +409,37 @@ def test_a_frame_that_is_read_again_asks_again_before_its_stream_is_another_one(
     assert [(r.start, r.end) for r in found] == [(0, AT + 2)]
 
 
-def test_the_time_until_a_loss_is_believed_is_longer_than_a_session() -> None:
+def test_the_time_until_a_loss_is_believed_is_longer_than_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """D1 rests on this: else a broker that hangs would be believed for longer than it may lead."""
     from broker.metadata.session import SESSION_MS
 
     assert asking_again.DOUBTED_S * 1000 >= 1.5 * SESSION_MS
+    now_s = [100.0]
+    monkeypatch.setattr(asking_again, "longest_session_s", lambda brokers, interrupt: 8.0)
+    monkeypatch.setattr(asking_again, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    interrupt = Interrupt()
+    monkeypatch.setattr(interrupt, "pause", lambda s: now_s.append(now_s.pop() + s))
+    asking = asking_again.AskingAgain(Brokers("a:1,b:2"), interrupt)
+    while asking.again():
+        pass
+    assert now_s[0] >= 112.0
+
+
+@pytest.mark.parametrize("said, longest_s", [({"session_ms": 8_000}, 8.0), ({}, 2.0)])
+def test_brokers_say_how_long_sessions_are(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, int], longest_s: float
+) -> None:
+    """D3: those of an earlier release have short ones."""
+    known = [{"id": "a", "http": "a:1", "grpc": "a:2"}, {"id": "b", "http": "b:1", "grpc": "b:2", **said}]
+    value = {"cluster_id": "c", "feature_level": 3, "controller": "a", "version": "1", "brokers": known}
+    monkeypatch.setattr(Calls, "json", lambda *given, **named: value)
+    assert longest_session_s(Brokers("a:1,b:2"), Interrupt()) == longest_s
+
+
+def test_what_nobody_says_of_sessions_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*given: Any, **named: Any) -> None:
+        raise NotReady("not now")
+
+    monkeypatch.setattr(Calls, "json", refused)
+    assert longest_session_s(Brokers("a:1,b:2"), Interrupt()) == 0.0
     assert cluster.AGAIN_S == asking_again.AGAIN_S

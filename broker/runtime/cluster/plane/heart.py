@@ -99,7 +99,7 @@ class Heart:
     def _count(self, session: Session, catalog: Catalog) -> None:
         own = catalog.brokers.get(self._broker_id)
         if own is not None and own.registration == session.registration:
-            self._do(session.applied(own.renewal, self._now_ms()), None)
+            self._do(session.applied(own.renewal, own.session_ms, self._now_ms()), None)
 
     def applied(self, catalog: Catalog) -> None:
         """The catalog has changed (B2)."""

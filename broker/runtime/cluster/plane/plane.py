@@ -27,6 +27,7 @@ from broker.api.errors import InvalidRequest, LiftlogError, NotReady, PortInUse,
 from broker.metadata.catalog import COMMAND_VERSION
 from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.partition import Place
+from broker.metadata.session import slower
 from broker.raft.greeting import listening_ip
 from broker.raft.node import Answer, RaftNode, configuration
 from broker.raft.wire import GuardedTcp, Voter
@@ -45,7 +46,8 @@ from broker.storage.disk import FixedDisk
 log = logging.getLogger(__name__)
 
 TAKEN_S: Final = 10.0
-"""So long a name may be another living broker's before the start fails: the session of a killed one has lapsed."""
+"""So long a name may be another living broker's before the start fails: the session of a killed one has lapsed. With
+many partitions longer, as sessions are."""
 TELL_EVERY_S: Final = 10.0
 HAND_OVER_S: Final = 5.0
 LOOK_S: Final = 0.25
@@ -277,7 +279,8 @@ class Plane:
                 now_s = time.monotonic()
                 if isinstance(error, InvalidRequest):
                     raise
-                if "raft" in error.fields and now_s - began_s > TAKEN_S:
+                partitions = len(self.service.catalog.cluster.partitions)
+                if "raft" in error.fields and now_s - began_s > TAKEN_S * slower(partitions):
                     raise InvalidRequest(error.message, **error.fields) from error
                 if now_s - told_s >= TELL_EVERY_S:
                     told_s = now_s
