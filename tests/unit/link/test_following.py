@@ -42,6 +42,7 @@ class Connection:
         self.asked: list[Any] = []
         self.askers: set[object] = set()
         self.is_live = True
+        self.slower = 1.0
         self.rested_s = 0.0
         self.now_s = 100.0
 
@@ -389,8 +390,10 @@ def test_time_runs_slowly_where_the_leader_has_time_and_fast_where_it_owes_an_an
     assert pass_s(0.1) == pytest.approx(100)
     assert one.reports == []
     one.records(one.asked[-1])
+    connection.slower = 4.0
+    assert pass_s(1) == pytest.approx(1_000 / (4 * CALM_SLOWER)), "there are many partitions (N8)"
     connection.is_live = False
-    assert pass_s(1.1) == pytest.approx(1_100)
+    assert pass_s(1.1) == pytest.approx(1_100), "nobody works on anything there"
     assert one.reports == [2]
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
+from typing import Any
 
 import pytest
 
-from broker.runtime.cluster.link.connection import host_and_port
+from broker.metadata.partition import PartitionState
+from broker.replication.messages import Fetch
+from broker.runtime.cluster.link.connection import CUT_S, SILENT_S, Connection, LeaderStream, host_and_port
 from broker.runtime.cluster.link.directory import Directory, Entry
 from broker.runtime.cluster.link.handshake import Peer
 from broker.runtime.cluster.link.outbox import Outbox
@@ -102,6 +106,37 @@ def test_addresses(address: str, found: tuple[str, int]) -> None:
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         host_and_port(address)
+
+
+@pytest.mark.parametrize(("partitions", "slower"), [(1, 1.0), (3_000, 2.0), (10_000, 5.0)])
+def test_a_leader_may_be_silent_for_longer_with_many_partitions(partitions: int, slower: float) -> None:
+    """N2, N8: to report it ends its leadership of each of them."""
+    cluster = Cluster()
+    cluster.register("b")
+    cluster.catalog.cluster.partitions = {
+        ("s", number): PartitionState(replicas=("a",)) for number in range(partitions)
+    }
+    directory, now_s, told, counts = Directory(cluster, "b", "b0"), [100.0], [0], Counter[str]()
+    connection = Connection("a", directory, cluster_id="x", key=b"k", counts=counts, now_s=lambda: now_s[0])
+
+    class Counted:
+        def unreachable(self) -> None:
+            told[0] += 1
+
+    at = "s", 0
+    connection.add(at, Counted())  # type: ignore[arg-type]
+    who: dict[str, Any] = {"follower": "b", "incarnation": (1, 0), "epoch": 1}
+    connection.ask(at, Fetch(**who, offset=0, last_epoch=-1, durable_end=0, log_start=0))
+    stream = connection._stream = LeaderStream(Entry(1, "a:1"), Peer("b", 1), lambda: now_s[0])
+    stream.welcomed_s = now_s[0]
+
+    def after(seconds: float) -> tuple[int, bool]:
+        connection.check(100.0 + seconds)
+        return told[0], stream.outbox.is_closed
+
+    assert after(slower * SILENT_S - 0.1) == (0, False)
+    assert after(slower * SILENT_S) == (1, False)
+    assert after(slower * CUT_S + 0.1) == (2, True)
 
 
 def test_the_directory_tells_of_changes_alone() -> None:

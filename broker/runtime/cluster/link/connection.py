@@ -15,6 +15,8 @@ N5  Bytes that an answer says to come in bulk are fetched beside this (`bulk_rea
 N6  A damaged replica asks for a range once. A broker of an earlier release, whose welcome does not say that it answers
     such a question, is not asked: it would end the stream.
 N7  A fault of ours in one follower ends no stream: others are answered on it. That one asks again.
+N8  With many partitions a leader may be silent for longer (`session.slower`), as it may have a session for longer. To
+    report it ends its leadership of each of them, and who works on that is silent.
 """
 
 from __future__ import annotations
@@ -220,8 +222,13 @@ class Connection:
         if stream is not None and (stream.entry, stream.own) != (self._directory.entry(self.to), self._directory.own):
             stream.end()
 
+    @property
+    def slower(self) -> float:
+        """N8."""
+        return self._directory.slower
+
     def check(self, now_s: float) -> None:
-        """Time passes (N1, N2)."""
+        """Time passes (N1, N2, N8)."""
         stream = self._stream
         if stream is None:
             return
@@ -231,12 +238,12 @@ class Connection:
             return
         now_s = self.heard_to(now_s)
         silent_s = now_s - max(self._heard_s, self._silence_told_s)
-        if not self._open or silent_s < SILENT_S:
+        if not self._open or silent_s < self.slower * SILENT_S:
             return
         self._silence_told_s = now_s
         self._counts["silent"] += 1
         self.tell_unreachable()
-        if now_s - self._heard_s > CUT_S:
+        if now_s - self._heard_s > self.slower * CUT_S:
             stream.end()
 
     def close(self, timeout_s: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from broker.metadata.session import slower
 from broker.runtime.cluster.link.handshake import Peer
 from broker.runtime.cluster.wiring import CatalogService
 
@@ -36,6 +37,11 @@ class Directory:
     def own(self) -> Peer | None:
         """This process, if the catalog has it."""
         return self._own
+
+    @property
+    def slower(self) -> float:
+        """How many times as long as with few partitions a leader may be silent."""
+        return slower(len(self._service.catalog.cluster.partitions))
 
     def entry(self, broker: str) -> Entry | None:
         """None: the catalog has no such broker."""

@@ -14,7 +14,7 @@ U4  A log that refuses without having failed (a full disk, bytes that do not fit
 U5  Time stands still while the connection's reader is at work (`connection.N4`). While the stream lives it hardly
     passes where the leader has said last that there is nothing: it has the next question, and its heartbeat tells that
     it is there. It passes slowly where this leader has said nothing yet: it may have a thousand others to begin with,
-    and to report it would give them to somebody who has as many.
+    and to report it would give them to somebody who has as many. And slower where there are many (`connection.N8`).
 U6  The log is told to agree with its leader's from the moment that the core has found it so, until the core wants it
     cut or follows another leader: before the cut is begun.
 U7  The connection's reader itself fsyncs an answer that comes alone: to wake a thread and to ask twice takes longer
@@ -186,10 +186,10 @@ class Following:
         now_s = connection.heard_to(self._now_s())
         passed_ms = max(0.0, now_s - self._clock_s) * 1_000 if self._clock_s else 0.0
         self._clock_s = max(self._clock_s, now_s)
-        slower = 1
+        slower = 1.0
         if connection.is_live:
             is_calm = self._is_calm and not self._core.log.lacks_state
-            slower = CALM_SLOWER if is_calm else FRESH_SLOWER if self._is_fresh else 1
+            slower = connection.slower * (CALM_SLOWER if is_calm else FRESH_SLOWER if self._is_fresh else 1)
         self._time_ms += passed_ms / slower
 
     # -- the connection ----------------------------------------------------------------------------------------
