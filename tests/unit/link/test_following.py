@@ -397,6 +397,16 @@ def test_time_runs_slowly_where_the_leader_has_time_and_fast_where_it_owes_an_an
     assert one.reports == [2]
 
 
+def test_a_leader_that_is_gone_is_no_report_of_the_next_one(one: Follower) -> None:
+    """Seen with 10,000 partitions: all are told, one after the other, and the catalog names another leader meanwhile.
+    To report that one ends all of its leaderships, too."""
+    one.follow(2)
+    one.following.unreachable("c")
+    assert one.reports == []
+    one.following.unreachable("a")
+    assert one.reports == [2]
+
+
 def test_time_stands_still_while_the_connection_does_not_listen(one: Follower) -> None:
     one.follow(2)
     one.connections["a"].is_live = False
@@ -418,7 +428,7 @@ def test_who_ticks_does_not_wait_for_a_disk(one: Follower) -> None:
     holder.start()
     assert held.wait(60)
     one.following.tick(0)
-    one.following.unreachable()
+    one.following.unreachable("a")
     may_go.set()
     holder.join(60)
     assert one.reports == []

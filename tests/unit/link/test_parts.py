@@ -120,7 +120,7 @@ def test_a_leader_may_be_silent_for_longer_with_many_partitions(partitions: int,
     connection = Connection("a", directory, cluster_id="x", key=b"k", counts=counts, now_s=lambda: now_s[0])
 
     class Counted:
-        def unreachable(self) -> None:
+        def unreachable(self, leader: str) -> None:
             told[0] += 1
 
     at = "s", 0

@@ -29,6 +29,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import grpc
@@ -79,8 +80,8 @@ class Asker(Protocol):
         """The leader has answered. The bytes are to be used before this returns. False: they are damaged."""
         ...
 
-    def unreachable(self) -> None:
-        """The leader cannot be asked."""
+    def unreachable(self, leader: str) -> None:
+        """This leader cannot be asked. It may be another one by now: many are told, one after the other."""
         ...
 
     def begun(self) -> None:
@@ -415,7 +416,7 @@ class Connection:
     def tell_unreachable(self) -> None:
         """Nobody listens there, or says anything."""
         for asker in list(self._askers.values()):
-            self._guarded(asker.unreachable)
+            self._guarded(partial(asker.unreachable, self.to))
 
     def _lost(self, why: str) -> None:
         self._counts["lost"] += 1

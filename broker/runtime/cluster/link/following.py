@@ -213,12 +213,13 @@ class Following:
                 self._data = b""
             return not self._is_damaged
 
-    def unreachable(self) -> None:
+    def unreachable(self, leader: str) -> None:
         """As `Asker.unreachable` (U1)."""
         if self._lock.acquire(blocking=False):
             try:
-                self._is_calm = False
-                self._step(f.Unreachable())
+                if self._core.leader == leader:
+                    self._is_calm = False
+                    self._step(f.Unreachable())
             finally:
                 self._lock.release()
 
