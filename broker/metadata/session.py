@@ -20,6 +20,8 @@ S5  How long a session is, the catalog says (`BrokerInfo.session_ms`): with many
     counts by the renewal that it has applied last, the controller by the one that it names when it takes the broker for
     dead. Was that a later one or the same, it counted at least as long (S1). Was it an earlier one, the command is
     refused, or this broker has applied it before that renewal.
+S6  A registration whose answer took half a session or longer opens no long one: it would lapse before the first
+    heartbeat is renewed, which opens one.
 
 The clock has to count while the machine sleeps (CLOCK_BOOTTIME). A caller that waits for a disk between `is_open` and
 an ack asks again before the ack.
@@ -131,7 +133,8 @@ class Session:
     def _counted(self, now_ms: int) -> list[Effect]:
         for number in [number for number, renewal in self._told.items() if renewal <= self._applied]:
             del self._told[number]
-            self._until_ms = max(self._until_ms, self._sent[number] + self._length_ms)
+            if number or now_ms - self._sent[number] < self._length_ms // 2:  # S6
+                self._until_ms = max(self._until_ms, self._sent[number] + self._length_ms)
         return self._turned(now_ms)
 
     def _turned(self, now_ms: int) -> list[Effect]:

@@ -127,6 +127,15 @@ def test_a_broker_counts_by_the_length_that_its_catalog_has_applied() -> None:
     assert session.renewed(7, 3, 1, late_ms + LONG_MS - 20) == [Opened()], "an answer may take as long as a session"
 
 
+def test_a_registration_that_took_long_opens_no_session_that_lapses_at_once() -> None:
+    """S6. Seen with 10,000 partitions: it took 8 of 10 seconds, and the first renewal came 2.3 s later."""
+    session = Session(7, 0)
+    late_ms = LONG_MS // 2
+    assert session.tick(late_ms) == [Beat(registration=7, number=1)]
+    assert session.applied(0, LONG_MS, late_ms) == []
+    assert session.renewed(7, 1, 0, LONG_MS + 100) == [Opened()]
+
+
 def long(bench: Bench) -> None:
     """Their sessions are long from now on."""
     for broker in bench.catalog.brokers:
