@@ -10,6 +10,7 @@ looping.py     what is done again and again: a step, and what calls it
 stopping.py    the steps of a stop, of which one may hang
 used_producers.py  which producers are used: their names are kept
 no_descriptors.py  what a loop says when no connection can be accepted
+without_pandas.py  why arrays of lists load no pandas here
 metrics.py     what Prometheus sees; samples.py  what is read when it asks
 
 config/        every setting of the broker, and how they are read

@@ -247,3 +247,18 @@ async def test_brokers_of_one_queue_group_share_what_is_published(nats_server: N
     finally:
         for each in brokers:
             each.stop()
+
+
+def test_a_broker_loads_no_pandas(broker: BrokerProcess, name: str, create: Callable[..., dict[str, object]]) -> None:
+    """Seen before: the first commit of an offset or of a sink did, amid the request."""
+    create()
+    with connect(broker.address) as client:
+        client.append(name, 0, [{"value": b"x", "key": b"k", "headers": [("a", b"b")]}])
+        client.commit(f"reader-{name}", {name: {0: 1}})
+        sink = client.sink(f"sink-{name}")
+        sink.open()
+        sink.commit(1, [sink.stage([{"value": b"y"}], name, 0)])
+        assert client.read(name).to_table().num_rows == 2
+    assert broker.process is not None
+    loaded = Path(f"/proc/{broker.process.popen.pid}/maps").read_text()
+    assert ("/pyarrow/" in loaded, "/pandas/" in loaded) == (True, False)

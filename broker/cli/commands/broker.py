@@ -55,7 +55,9 @@ def broker(
     gc.disable()  # what is imported here stays, for good: no search for cycles goes through it, now or later
     from broker.runtime.broker import run
     from broker.runtime.logs import setup
+    from broker.runtime.without_pandas import do_without_pandas
 
+    do_without_pandas()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
