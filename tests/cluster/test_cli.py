@@ -378,6 +378,7 @@ def test_the_examples_of_the_page_work_in_their_order(one: Folder, tmp_path: Pat
     one.path = tmp_path / "liftlog-data"
     one.up()
     (tmp_path / "orders.ndjson").write_text('{"id": 1}\n{"id": 2}\n')
+    (tmp_path / "orders.ddl").write_text("id BIGINT, item STRING, price INT\n")
     examples = _typed()
     assert len(examples) >= 45
     records = pa.record_batch({"value": pa.array([b"x"] * 1_000, pa.binary())})
