@@ -36,6 +36,7 @@ WORKLOADS = (
     "acked",
     "fetch",
     "table",
+    "selected",
     "produce",
     "spark_read",
     "spark_write",

@@ -6,6 +6,7 @@ tracking.py     last records of subjects: how their table comes to be
 segment_log.py  Log: bytes, offsets and leader epochs; all that a follower needs
 log_reader.py   its part that reads: plans, verified messages, times
 read.py         from offsets and times to ranges of files
+blooms.py       which subjects and keys batches may hold: remembered of reads
 select.py       a plan without the records that a reader does not want
 recovery.py     what is kept, cut or lost at an unclean open
 aside.py        batches of a log that was moved aside

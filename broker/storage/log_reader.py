@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from broker.api.errors import BadBatch, CorruptLog
+from broker.storage.blooms import Questions
 from broker.storage.read import (
     LogView,
     ReadPlan,
@@ -33,7 +34,13 @@ class LogReader:
         self._state = state
 
     def read(
-        self, offset: int, *, end: int | None = None, max_bytes: int | None = None, stored: bool = False
+        self,
+        offset: int,
+        *,
+        end: int | None = None,
+        max_bytes: int | None = None,
+        stored: bool = False,
+        questions: Questions | None = None,
     ) -> ReadPlan:
         """Find the batches that hold [offset, min(end, high watermark)).
 
@@ -44,6 +51,7 @@ class LogReader:
             end: Exclusive; the last batch may go past it.
             max_bytes: At least one batch comes, if there is any; further ones while they fit.
             stored: Up to the log end, committed or not: for a follower.
+            questions: Leave out batches that are known to hold nothing of this (`blooms.questions_of`).
         Returns:
             A plan; close it. Where it stops short, `next_offset` says where to go on.
         Raises:
@@ -53,7 +61,12 @@ class LogReader:
         skips = self._state.settings.is_sole_replica
         return self._state.ask(
             lambda view: plan_read(
-                view.stored() if stored else view, offset, end=end, max_bytes=max_bytes, skips_lost=skips
+                view.stored() if stored else view,
+                offset,
+                end=end,
+                max_bytes=max_bytes,
+                skips_lost=skips,
+                questions=questions,
             )
         )
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from broker.api.batch import HEADER_BYTES, decode_batch, message_bytes, verify_batch
 from broker.api.errors import BadBatch, CorruptLog, OffsetOutOfRange
+from broker.storage.blooms import BLOOMS, Mask, Questions
 from broker.storage.disk import Disk, File
 from broker.storage.recovery import Ranges
 from broker.storage.segments.checkpoint import LogIdentity
@@ -187,12 +188,19 @@ def out_of_range(
 
 
 def plan_read(
-    view: LogView, offset: int, *, end: int | None, max_bytes: int | None, skips_lost: bool = True
+    view: LogView,
+    offset: int,
+    *,
+    end: int | None,
+    max_bytes: int | None,
+    skips_lost: bool = True,
+    questions: Questions | None = None,
 ) -> ReadPlan:
     """Find the batches that hold [offset, min(end, high watermark)).
 
     Args:
         skips_lost: Go on behind what is lost. Else the plan ends before it: another replica may have it.
+        questions: Leave out batches that are known to hold nothing of this (`blooms.questions_of`).
     Raises:
         OffsetOutOfRange: `offset` is not in [log start, high watermark].
         CorruptLog: `offset` is lost, and that is not to be skipped.
@@ -208,7 +216,7 @@ def plan_read(
         number = view.segment_of(plan.next_offset)
         last = min(len(view.segments), number + SEGMENTS_PER_PLAN_MAX)
         while number < last and plan.next_offset < stop:
-            if not _plan_segment(view, plan, number, stop, max_bytes):
+            if not _plan_segment(view, plan, number, stop, max_bytes, questions):
                 break
             number += 1
     except BaseException:
@@ -227,7 +235,9 @@ def _before_lost(view: LogView, offset: int, stop: int) -> int:
     return min([stop, *(start for start, _ in view.lost_ranges if start > offset)])
 
 
-def _plan_segment(view: LogView, plan: ReadPlan, number: int, stop: int, max_bytes: int | None) -> bool:
+def _plan_segment(
+    view: LogView, plan: ReadPlan, number: int, stop: int, max_bytes: int | None, questions: Questions | None
+) -> bool:
     """Add what one segment has of the plan. False: the plan is full."""
     segment, segment_end = view.segments[number], view.end_of(number)
     index = view.index(segment)
@@ -239,17 +249,17 @@ def _plan_segment(view: LogView, plan: ReadPlan, number: int, stop: int, max_byt
     end = index.find_from(stop)
     if end > begin and view.next_of(index, end - 1, segment_end) > view.high_watermark:
         end -= 1  # a batch is committed as a whole
+    may = BLOOMS.may_hold(segment, index, begin, end, questions) if questions and end > begin else None
     if max_bytes is not None and end > begin:
-        end = _within(index, begin, end, max_bytes - plan.bytes)
-        if end == begin and not plan.ranges:
-            end = begin + 1
-    if end > begin:
+        end = _within(index, begin, end, may, max_bytes - plan.bytes, at_least_one=not plan.ranges)
+    runs = _runs(index, begin, end, may) if end > begin else []
+    if runs:
         file = plan.own(view.disk.open(segment.path, readonly=True))
-        if segment.is_replaced or file.size() < index.end_of(end - 1):
+        if segment.is_replaced or file.size() < index.end_of(runs[-1][1] - 1):
             raise NeedsRepair(segment)
         if not plan.ranges:
-            plan.first_offset = int(index.first_offsets[begin])
-        for start, after in _runs(index, begin, end):
+            plan.first_offset = int(index.first_offsets[runs[0][0]])
+        for start, after in runs:
             read_head(segment, file, index, start)
             position = int(index.positions[start])
             plan.add(segment, file, position, index.end_of(after - 1) - position)
@@ -258,21 +268,38 @@ def _plan_segment(view: LogView, plan: ReadPlan, number: int, stop: int, max_byt
     return end == len(index)
 
 
-def _within(index: IndexView, begin: int, end: int, bytes_max: int) -> int:
-    """The greatest end in [begin, end] so that the batches fit."""
-    limit = int(index.positions[begin]) + max(0, bytes_max)
-    end = bisect_right(index.positions, limit, begin, end)
-    return end - 1 if end > begin and index.end_of(end - 1) > limit else end
+def _within(index: IndexView, begin: int, end: int, may: Mask | None, bytes_max: int, *, at_least_one: bool) -> int:
+    """The greatest end in [begin, end] so that the batches fit.
+
+    Args:
+        may: Those that count, of [begin, end); None: all.
+        at_least_one: One that counts fits in any case.
+    """
+    if may is None:
+        limit = int(index.positions[begin]) + max(0, bytes_max)
+        found = bisect_right(index.positions, limit, begin, end)
+        found -= found > begin and index.end_of(found - 1) > limit
+        return max(found, begin + at_least_one)
+    sizes = np.cumsum(np.where(may, index.entries["length"][begin:end], 0), dtype=np.int64)
+    least = int(np.argmax(may)) + 1 if at_least_one and may.any() else 0
+    return begin + max(least, int(np.searchsorted(sizes, max(0, bytes_max), side="right")))
 
 
-def _runs(index: IndexView, begin: int, end: int) -> list[tuple[int, int]]:
-    """The batches [begin, end) as runs without gaps between them."""
-    if index.contiguous:
+def _runs(index: IndexView, begin: int, end: int, may: Mask | None = None) -> list[tuple[int, int]]:
+    """The batches [begin, end) as runs without gaps between them.
+
+    Args:
+        may: Those that are wanted, of [begin, ...); None: all.
+    """
+    if index.contiguous and may is None:
         return [(begin, end)]
     entries = index.entries[begin:end]
-    ends = entries["position"] + entries["length"]
-    starts = (np.flatnonzero(entries["position"][1:] != ends[:-1]) + begin + 1).tolist()
-    return list(zip([begin, *starts], [*starts, end], strict=True))
+    wanted = np.ones(end - begin, np.bool_) if may is None else may[: end - begin]
+    touch = entries["position"][1:] == (entries["position"] + entries["length"])[:-1]
+    goes_on = np.concatenate([[False], touch & wanted[:-1], [False]])  # before each batch, and behind the last
+    starts = np.flatnonzero(wanted & ~goes_on[:-1]) + begin
+    stops = np.flatnonzero(wanted & ~(goes_on[1:] & np.append(wanted[1:], False))) + begin + 1
+    return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
 def read_head(segment: Segment, file: File, index: IndexView, at: int) -> Peek:

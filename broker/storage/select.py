@@ -5,26 +5,31 @@
     plan       [ batch ]         [ some  ][ batch ]     the one between is made anew, the others are the log's
 
 V1  A batch of which all rows are wanted stays where it is, and goes by sendfile. Of others the wanted rows are encoded
-    under the stored header, as compaction would leave them.
+    anew, as compaction and coalescing would leave them: under the stored header, or several as one batch.
 V2  Each batch is verified before it is judged.
 V3  The plan goes on behind all that was judged (`next_offset`), so a reader that finds nothing comes further.
-V4  One plan judges `JUDGED_BYTES_MAX` of stored bytes at most, or one batch, and holds about as much.
+V4  Batches that are known to hold nothing that is wanted are not in the plan before (`blooms.py`).
+V5  One plan judges `JUDGED_BYTES_MAX` of stored bytes at most, or one batch, and holds about as much.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.api.batch import HEADER_BYTES, decode_batch, encode_batch, message_bytes, read_header
+from broker.api.batch import HEADER_BYTES, BatchHeader, decode_batch, encode_batch, message_bytes, read_header
 from broker.api.conditions import Conditions
 from broker.api.errors import BadBatch
+from broker.storage.blooms import BLOOMS, Hashes, Kind, entries_of, questions_of
 from broker.storage.disk import disk_errors
 from broker.storage.read import FileRange, ReadPlan
+from broker.storage.rewrite.rewriting import BatchRun, BatchShape, is_joinable
+from broker.storage.segments.segment import Segment
 
 if TYPE_CHECKING:
     from broker.storage.log import PartitionLog
@@ -33,6 +38,8 @@ JUDGED_BYTES_MAX: Final = 8 << 20
 """So many stored bytes are looked at for one answer: bounds its memory and the time until it begins."""
 COPIES: Final = 2
 """So many times a batch is held while it is judged."""
+SHAPE: Final = BatchShape(batch_bytes=256 << 10)
+"""The most that becomes one batch."""
 
 
 def after_older(log: PartitionLog, offset: int, end: int | None, wanted: Conditions) -> int:
@@ -59,48 +66,100 @@ def select(plan: ReadPlan, wanted: Conditions, reserve: Callable[[int], None]) -
         StorageFailed: they cannot be read, or there is no room for what is made anew.
         Overloaded: as `reserve`.
     """
-    made = _Made(plan)
+    made, kinds, block = _Made(plan), questions_of(wanted), _Block()
     ranges: list[FileRange] = []
-    for part in plan.ranges:
+    for part, (segment, _) in zip(plan.ranges, plan.sources, strict=True):
+        looked_at = _LookedAt(segment, kinds)
         at, stop = part.position, part.position + part.length
         while at < stop:
             where = f"{part.path} at {at}: "
-            length = message_bytes(_pread(part, HEADER_BYTES, at), where=where)
+            length = message_bytes(block.read(part, HEADER_BYTES, at), where=where)
             if at + length > stop:
                 raise BadBatch(f"{where}a batch of {length} bytes, {stop - at} are there")
-            held = made.size + COPIES * length
+            held = made.held + COPIES * length
             reserve(held)
-            message = _pread(part, length, at)
+            message = block.read(part, length, at)
             rows = decode_batch(message, where=where, reserve=lambda size, held=held: reserve(held + size))  # type: ignore[misc]
+            header = read_header(message, where=where)
+            looked_at.add(header, rows)
             mask = wanted.mask(rows)
             count = pc.sum(mask).as_py() or 0
             if count == rows.num_rows:
+                ranges += made.take()
                 ranges.append(FileRange(part.fd, at, length, part.path))
             elif count:
-                ranges.append(made.add(encode_batch(rows.filter(mask), read_header(message, where=where))))
+                ranges += made.add(header, rows.filter(mask))
             at += length
+        looked_at.learn()
+        ranges += made.take()  # what is not in the plan may be lost: no batch is to span it
     plan.ranges[:] = _joined(ranges)
     plan.bytes = sum(part.length for part in ranges)
-    reserve(made.size)
+    reserve(made.held)
+
+
+class _LookedAt:
+    """Batches of a segment that were looked at, for filters that the next one who asks this can use (`blooms.F3`)."""
+
+    def __init__(self, segment: Segment, kinds: Iterable[Kind]) -> None:
+        self._segment = segment
+        self._found: dict[Kind, list[tuple[int, int, Hashes]]] = {kind: [] for kind in kinds}
+        self._known = {kind: BLOOMS.of(segment, kind) for kind in self._found}
+
+    def add(self, header: BatchHeader, rows: pa.RecordBatch) -> None:
+        for kind, found in self._found.items():
+            known = self._known[kind]
+            if known is None or not known.knows(header.first_offset, header.crc):
+                found.append((header.first_offset, header.crc, entries_of(rows, kind)))
+
+    def learn(self) -> None:
+        for kind, found in self._found.items():
+            BLOOMS.learn(self._segment, kind, found)
 
 
 class _Made:
-    """A file in memory, or a temporary one, for batches that are made anew. The plan closes it."""
+    """Batches that are made anew, in a file in memory, or a temporary one, that the plan closes. Neighbours of which
+    few rows are wanted become one batch, as coalescing would make them."""
 
     path = "selected records"
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
         self._fd: int | None = None
-        self.size = 0
+        self._size = 0
+        self._run: BatchRun | None = None
+        self._rows: list[pa.RecordBatch] = []
 
-    def add(self, message: bytearray) -> FileRange:
+    @property
+    def held(self) -> int:
+        """Bytes of memory: the file, and what is to be encoded next."""
+        return self._size + (0 if self._run is None else COPIES * self._run.body_bytes)
+
+    def add(self, header: BatchHeader, rows: pa.RecordBatch) -> list[FileRange]:
+        """Take the wanted rows of one more batch. Returns those before it, if they are whole."""
+        run, joins = self._run, is_joinable(header, lambda _: False)
+        if run is not None and joins and run.takes(header, rows.num_rows, rows.nbytes, SHAPE):
+            run.add(header, rows.num_rows, rows.nbytes)
+            self._rows.append(rows)
+            return []
+        before = self.take()
+        self._run, self._rows = BatchRun(header, rows.num_rows, rows.nbytes), [rows]
+        return before if joins else before + self.take()
+
+    def take(self) -> list[FileRange]:
+        """Encode what was added since."""
+        run, rows, self._run, self._rows = self._run, self._rows, None, []
+        if run is None:
+            return []
+        whole = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
+        return [self._write(encode_batch(whole, run.header))]
+
+    def _write(self, message: bytearray) -> FileRange:
         with disk_errors("keep selected records"):
             if self._fd is None:
                 self._fd = self._open()
-            at = self.size
-            while self.size < at + len(message):
-                self.size += os.pwrite(self._fd, memoryview(message)[self.size - at :], self.size)
+            at = self._size
+            while self._size < at + len(message):
+                self._size += os.pwrite(self._fd, memoryview(message)[self._size - at :], self._size)
         return FileRange(self._fd, at, len(message), self.path)
 
     def _open(self) -> int:
@@ -125,6 +184,15 @@ def _joined(ranges: list[FileRange]) -> list[FileRange]:
     return found
 
 
-def _pread(part: FileRange, size: int, position: int) -> bytes:
-    with disk_errors(f"read {part.path}"):
-        return os.pread(part.fd, size, position)
+class _Block:
+    """Memory for one batch after another. A new block for each costs as much as to read into it: its pages are new."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(bytearray(HEADER_BYTES))
+
+    def read(self, part: FileRange, size: int, position: int) -> memoryview:
+        """Stored bytes; they are others after the next call."""
+        if size > len(self._memory):
+            self._memory = memoryview(bytearray(size))
+        with disk_errors(f"read {part.path}"):
+            return self._memory[: os.preadv(part.fd, [self._memory[:size]], position)]

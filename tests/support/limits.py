@@ -57,6 +57,12 @@ FIXED: Final = (
     Row("broker.api.conditions:KEY_LENGTH_MAX", "characters", "key of a read, also as base64", "`invalid_request`"),
     Row("broker.storage.select:JUDGED_BYTES_MAX", "bytes", "looked at for one answer with conditions", "go on behind"),
     Row("broker.api.http:LOST_RANGES_MAX", "ranges", "that an answer says are lost", "the last one has the others"),
+    Row(
+        "broker.storage.blooms:BLOOMS_BYTES_MAX",
+        "bytes",
+        "what is remembered of batches' subjects and keys",
+        "forgotten",
+    ),
     Row("broker.api.stream:SUBJECT_BYTES_MAX", "bytes", "subject", "`invalid_subject`"),
     Row("broker.ingest.rules:INFO_LINE_BYTES_MAX", "bytes", "INFO line of nats-server", "the connection is made anew"),
     Row("broker.ingest.rules:HEADER_PEEK_BYTES_MAX", "bytes", "headers read of a record that is too large", "no ack"),
@@ -283,6 +289,9 @@ FIXED: Final = (
         "`invalid_request`",
     ),
     Row("broker.serving.endpoints.watch:PATTERNS_MAX", "names", "in one watch", "`invalid_request`"),
+    Row(
+        "broker.metadata.session:SESSION_MS_MAX", "ms", "session of a broker, with thousands of partitions", "it lapses"
+    ),
     Row("broker.serving.contract.endpoint:WAIT_MS_MAX", "ms", "`max_wait_ms` of a read", "`invalid_request`"),
     Row("broker.serving.contract.endpoint:TIMEOUT_MS_MAX", "ms", "`timeout_ms` of a request", "`invalid_request`"),
     Row("broker.serving.endpoints.append:PRODUCER_EPOCH_MAX", "", "epoch of a producer", "`invalid_request`"),

@@ -65,6 +65,7 @@ from broker.serving.http.body import Reservation
 from broker.serving.http.sending import SMALL_BYTES_MAX, STALLED_S, AnswerCut, abort, read_ranges, send_ranges
 from broker.serving.http.waiting import until_draining
 from broker.serving.payload.ndjson import send_lines
+from broker.storage.blooms import Questions, questions_of
 from broker.storage.read import ReadPlan
 from broker.storage.select import JUDGED_BYTES_MAX, after_older, select
 
@@ -410,7 +411,8 @@ def open_plan(
     if reservation is None:
         return planned(handle, query, offset, query["max_bytes"])
     offset = after_older(handle.log, offset, query["end"], wanted)
-    plan = planned(handle, query, offset, min(query["max_bytes"] or JUDGED_BYTES_MAX, JUDGED_BYTES_MAX))
+    bytes_max = min(query["max_bytes"] or JUDGED_BYTES_MAX, JUDGED_BYTES_MAX)
+    plan = planned(handle, query, offset, bytes_max, questions_of(wanted))
     try:
         select(plan, wanted, reservation.grow_to)
     except BaseException:
@@ -419,7 +421,9 @@ def open_plan(
     return plan
 
 
-def planned(handle: PartitionHandle, query: Query, offset: int, max_bytes: int | None) -> ReadPlan:
+def planned(
+    handle: PartitionHandle, query: Query, offset: int, max_bytes: int | None, questions: Questions | None = None
+) -> ReadPlan:
     """Plan the read. Where the client named no number, retention may move the start: then look again.
 
     Raises:
@@ -428,7 +432,7 @@ def planned(handle: PartitionHandle, query: Query, offset: int, max_bytes: int |
     """
     for attempt in range(RESOLVE_TRIES):
         try:
-            return handle.log.read(offset, end=query["end"], max_bytes=max_bytes)
+            return handle.log.read(offset, end=query["end"], max_bytes=max_bytes, questions=questions)
         except OffsetOutOfRange:
             if offset > handle.log.log_start_offset and handle.elsewhere is None:
                 end_of(handle)
