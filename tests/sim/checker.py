@@ -1,7 +1,7 @@
 """The checker: watches from outside that the rules hold. It knows every log, every ack and the catalog at once, as
 nobody inside does.
 
-R1  one leader per (partition, epoch)
+R1  one leader per (partition, epoch), in the life in which it was chosen
 R2  within an epoch the high watermark never moves back; a consumer never sees an end below one it has seen
 R3  a committed record is durable on every member of the ISR, and on as many replicas as must be in sync
 R4  logs agree below the high watermark, batch for batch, byte for byte; where replicas write them anew, each is a legal
@@ -17,8 +17,10 @@ KEPT  retention, by the settings that the leader has heard of, keeps as many com
 GROW  the records of one leader epoch are sorted by one count of partitions, none goes to a partition that is not
     counted yet, and none by the old count is acked under `all` once another is in force
 GONE  whoever was removed is nothing of any partition, has no session and acknowledges nothing, does not come back with
-    its folder, and ends when it hears of it; nobody waits for what it had to delete
+    its folder, and ends when it hears of it; nobody waits for what it had to delete; a power cut brings back no folder
+    of which a broker has said that it is deleted
 MOVE  a replica goes only when all that stay are in sync
+CLOSED  nobody is at a log that is closed, and whoever has stopped has closed all
 WELL  nobody steps out for a failed fsync whose log is well (of drivers)
 TRIM  what a trim that was answered let go is not served again
 
@@ -36,6 +38,7 @@ from typing import TYPE_CHECKING
 from broker.api.stream import StreamSettings
 from broker.metadata.partition import PartitionState, Place
 from broker.replication.events import Acks
+from broker.replication.messages import Incarnation
 from tests.sim.held import Stored, position_of, stored_of
 from tests.sim.joining import OfMembers
 from tests.sim.metadata import place_of
@@ -92,6 +95,7 @@ class Known:
     given_up: int = 0
     gone: dict[int, Stored] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)  # of partitions, by the epoch of the records sorted so
+    chosen: dict[int, tuple[str | None, Incarnation]] = field(default_factory=dict)  # by leader epoch
     rewritten: Rewritten | None = None  # None: nobody writes these logs anew
 
 
@@ -120,6 +124,12 @@ class Checker(OfRewrites, OfMembers):
         if known.is_lost or who in known.bad or epoch < self.partitions[replica.name].leader_epoch:
             return
         self._holds(replica, "R5", "leads", is_durable=False)
+
+    def leads_in_its_life(self, replica: Replica, epoch: int, incarnation: Incarnation) -> None:
+        """Whoever leads is the one whom the catalog has chosen for that epoch."""
+        chosen, who = self.known[replica.name].chosen.get(epoch), replica.broker.name
+        if chosen != (who, incarnation):
+            self.fail(f"R1: {replica.name}: {who} leads epoch {epoch} as {incarnation}, and chosen is {chosen}")
 
     def commits(self, replica: Replica, end: int, *, since: int | None = None) -> None:
         """Anybody moves his high watermark. `since`: from there; None: it still stands there."""
@@ -276,6 +286,7 @@ class Checker(OfRewrites, OfMembers):
 
     def changed(self, name: str, partition: PartitionState) -> None:
         """The catalog has changed a partition."""
+        self.known[name].chosen[partition.leader_epoch] = partition.leader, partition.leader_incarnation
         if partition.unclean_epoch > self.known[name].unclean_epoch and partition.leader is not None:
             self._give_up(name, partition)
         self._is_whole(name, self.known[name].cut - {*partition.isr, *partition.last_isr}, partition)

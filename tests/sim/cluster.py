@@ -316,6 +316,9 @@ def _played(cluster: Cluster) -> tuple[Cluster, str]:
     except (AssertionError, LookupError, ValueError, AttributeError, TypeError) as error:
         return cluster, f"{type(error).__name__}: {error}"
     finally:
+        for broker in cluster.brokers.values():
+            if isinstance(broker, DrivenBroker) and broker.process:
+                broker.work.end()  # else its threads stay
         gc.enable()
         gc.collect()
     return cluster, ""

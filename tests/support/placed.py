@@ -29,6 +29,7 @@ from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
+from broker.runtime.waiting import ThreadWaits
 from broker.storage.disk import OsDisk
 from broker.storage.disk.osfile import OsFile
 from broker.storage.log import PartitionLog
@@ -207,6 +208,7 @@ class Node:
             step_outs=step_outs,
             mending=mending,
             make_loop=ThreadLoop,
+            waits=ThreadWaits(),
             give_up=self.gave_up.append,
             now_ms=lambda: time.monotonic_ns() // 1_000_000,
         )

@@ -526,7 +526,8 @@ class SimDisk:
         self.step("sync_dir", path)
         left = []
         for folder, name, inode in self._pending_names:
-            if folder != path:
+            is_gone = folder.startswith(path + "/") and folder not in self.folders  # and so is what was in it
+            if folder != path and not (is_gone and inode is None):
                 left.append((folder, name, inode))
             elif inode is None:
                 self._durable_names.pop(name, None)

@@ -147,6 +147,16 @@ def test_the_drivers_of_roles_are_handed_what_runs_them() -> None:
     assert found == MAKES_THREADS
 
 
+def test_the_drivers_of_roles_are_handed_how_they_wait() -> None:
+    """Whoever closes something lets others go on in an order that a simulator chooses (record 172)."""
+    cluster = ROOT / "broker" / "runtime" / "cluster"
+    drivers = [cluster / "link" / f"{name}.py" for name in ("answering", "following")]
+    for path in (*drivers, *(cluster / "replicas").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                assert not ast.unparse(node.func).endswith((".wait", ".wait_for", ".sleep")), path
+
+
 def test_every_source_that_a_source_names_is_there() -> None:
     """A file that was moved is named by its new name in the comments and docstrings of all others."""
     files = [path for top in (*PACKAGES, "examples", "tests") for path in (ROOT / top).rglob("*.p*")]

@@ -59,6 +59,7 @@ from broker.runtime.partitions.streams import COMMITS_SETTINGS, OFFSETS_SETTINGS
 from broker.runtime.samples import consumer_samples, sink_samples
 from broker.runtime.sinks.stages import StageLimits
 from broker.runtime.stopping import end_process
+from broker.runtime.waiting import ThreadWaits
 from broker.serving.threads import Threads
 from broker.storage.folder import STREAMS_FOLDER
 from broker.storage.log import PartitionLog
@@ -139,6 +140,7 @@ class ClusterBroker(Assembled):
             step_outs=Threads(STEP_OUTS, name="step-out"),
             mending=Threads(1, name="mender"),
             make_loop=ThreadLoop,
+            waits=ThreadWaits(),
             give_up=give_up,
             now_ms=lambda: time.monotonic_ns() // 1_000_000,
         )

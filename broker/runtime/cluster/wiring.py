@@ -17,6 +17,7 @@ from broker.runtime.looping import MakeLoop
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.sync import SyncExecutor
+from broker.runtime.waiting import Waits
 from broker.storage.log import PartitionLog
 
 
@@ -149,6 +150,7 @@ class Host:
         step_outs: For step-outs, that do not wait for other commands.
         mending: Of one thread: writes what comes from other replicas.
         make_loop: Makes what steps the driver of all replicas.
+        waits: For others who are at a replica.
         give_up: Ends the process, and says why.
         now_ms: A clock that never goes back.
     """
@@ -167,5 +169,6 @@ class Host:
     step_outs: Executor
     mending: Executor
     make_loop: MakeLoop
+    waits: Waits
     give_up: Callable[[str], None]
     now_ms: Callable[[], int]

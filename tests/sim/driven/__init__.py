@@ -6,11 +6,12 @@
     python -m tests.sim --driven --seeds 0..100
 
     fibers.py     a thread that goes on only when it is told to: what waits for the catalog, or is at an fsync
-    running.py    executors, the loop and the pool of fsyncs, stepped by the schedule of a seed
+    running.py    executors, the loop, the pool of fsyncs and waits, stepped by the schedule of a seed
     wire.py       streams between brokers: bytes of the real codec, in order, late, held up, cut; the rest is the link's
     node.py       a broker: the real `Replicas` and what they are handed
     seen.py       one replica, as clients and the checker see it
 
-Each piece of work is begun at a time that luck chooses, and is not interrupted, but where it waits for the catalog, and
-before and after each fsync of the pool. Not here yet: bulk transfers, intake, sinks, HTTP, damage of disks, rewriting.
+Each piece of work is begun at a time that luck chooses. It is interrupted where it waits, before and after an fsync of
+the pool, and where threads of streams look into a log and turns make or remove a folder. Not here yet: bulk transfers,
+intake, sinks, HTTP, damage of disks, rewriting.
 """

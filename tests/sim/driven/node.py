@@ -16,7 +16,6 @@ from broker.metadata.heard import Heard
 from broker.metadata.partition import PartitionState, Place
 from broker.metadata.session import Session
 from broker.runtime.cluster.plane.service import Catalogs
-from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.cluster.replicas.log_ends import LogEnds
 from broker.runtime.cluster.replicas.replicas import Replicas
 from broker.runtime.cluster.wiring import Host
@@ -26,7 +25,7 @@ from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from tests.sim.broker import TICK_MS, Broker
 from tests.sim.driven.fibers import Fiber, Gone
-from tests.sim.driven.running import PausedReplica, Process, Stepped, Syncs, Threads
+from tests.sim.driven.running import FiberWaits, PausedFolders, PausedReplica, Process, Stepped, Syncs, Threads
 from tests.sim.driven.seen import Seen
 from tests.sim.driven.wire import Wire
 from tests.sim.metadata import name_of
@@ -39,6 +38,8 @@ ROOT = "/data/streams"
 IN_DOUBT_MS = (600, 2_000, 5_000)
 """After one of these a command that was not answered is in doubt."""
 CLEANER_MS = 700
+CATCH_UP_S, HAND_OVER_MS = 0.3, 1_000
+"""So long a stop waits for followers, and until others lead."""
 
 
 class Service(Catalogs):
@@ -53,12 +54,14 @@ class Service(Catalogs):
     def execute(self, command: Mapping[str, Any], **_: Any) -> Any:
         fiber, process, broker = Fiber.current, self._process, self._process.broker
         assert fiber is not None, "who waits for the catalog holds up others"
+        if command["kind"] == "confirm_deleted":
+            broker.check_deleted(command["partitions"])
         answers: list[object] = []
 
         def answered(result: object) -> None:
             if not answers:
                 answers.append(result)
-                process.go_on(fiber, None, result)
+                process.go_on(fiber, result)
 
         doubt_ms = broker.world.rng.choice(IN_DOUBT_MS)
         broker.submit(dict(command), lambda result, _: broker.after(0, answered, result))
@@ -84,7 +87,7 @@ class DrivenBroker(Broker):
     def __init__(self, cluster: Cluster, name: str, disk: SimDisk, rack: str = "") -> None:
         super().__init__(cluster, name, disk, rack)
         self.wire: Wire | None = None
-        self._had_session = False
+        self.is_stopping = self._had_session = False
         self._is_looking = False
         self._cleaned_ms = 0
 
@@ -96,6 +99,7 @@ class DrivenBroker(Broker):
 
     def _start(self) -> None:
         self.work = work = Process(self)
+        self.is_stopping = False
         self.syncs = Syncs(work)
         self.service = Service(work)
         wire = Wire(work, self.service)
@@ -122,22 +126,19 @@ class DrivenBroker(Broker):
             replica.process = work
             return replica
 
-        def may_turn(act: Callable[..., Any]) -> bool:
-            """A turn may close a follower, and would wait for its fsync."""
-            at = getattr(getattr(getattr(act, "__self__", None), "_work", None), "__self__", None)
-            return at is None or not any(getattr(owner, "at", None) == at.at for owner in work.fibers.values())
-
+        folders = PausedFolders(
+            self.disk,
+            ROOT,
+            "c",
+            "",
+            self.cluster.log_settings,
+            LogEnds(self.disk, "/data/ends"),
+            lambda: self.elapsed_us,
+            process=work,
+        )
         return Host(
             me=self.name,
-            folders=Folders(
-                self.disk,
-                ROOT,
-                "c",
-                "",
-                self.cluster.log_settings,
-                LogEnds(self.disk, "/data/ends"),
-                lambda: self.elapsed_us,
-            ),
+            folders=folders,
             service=self.service,
             has_session=lambda: self.has_session,
             wiring=wire,
@@ -145,20 +146,67 @@ class DrivenBroker(Broker):
             make_replica=made,
             sync_pool=self.syncs,
             appender=appender,
-            workers=Threads(work, 8, may_begin=may_turn),
+            workers=Threads(work, 8, waits=True),
             commands=Threads(work, 16, waits=True),
             step_outs=Threads(work, 2, waits=True),
-            mending=Threads(work, 1),
+            mending=Threads(work, 1, waits=True),
             make_loop=lambda step, name: Stepped(work, step),
+            waits=FiberWaits(work),
             give_up=self._give_up,
             now_ms=lambda: self.now_ms,
         )
+
+    def stops(self) -> bool:
+        """It is told to stop. Returns whether it was not, yet."""
+        is_new, self.is_stopping = not self.is_stopping, True
+        if is_new:
+            self.note("is told to stop")
+            self.work.run(self._stop)
+        return is_new
+
+    def _stop(self) -> None:
+        """As a broker of a cluster does (`_leaving` and `_closing` of `ClusterBroker`, `Plane.hand_over`, `leave`)."""
+        driver, own = self.driver, {"broker_id": self.name, "registration": self.incarnation}
+        driver.hand_over(CATCH_UP_S)
+        with suppress(LiftlogError):
+            self.service.execute({"kind": "stop_broker", **own})
+            end_ms = self.now_ms + HAND_OVER_MS
+            while self.now_ms < end_ms and any(state.leader == self.name for state in self._states()):
+                self.work.pause(20)
+        driver.leave()
+        self.session = None
+        with suppress(LiftlogError):
+            self.service.execute({"kind": "fail_broker", **own})
+        driver.stop()
+        self.world.saw("stopped")
+        for opened in self.work.opened:
+            if not opened.log.state.is_closed:
+                self.cluster.checker.fail(f"CLOSED: {self.name} has stopped, and {opened.folder} is open")
+        for placed in driver.replicas():
+            if placed._turns._is_running:
+                self.cluster.checker.fail(f"CLOSED: {self.name} has stopped, and {placed} is at work")
+        self.exits()
+
+    def _states(self) -> list[PartitionState]:
+        return [state for state in self.catalog.cluster.partitions.values() if len(state.isr) > 1]
 
     def _give_up(self, reason: str) -> None:
         self.note(f"gives up: {reason}")
         self.world.saw("process gave up")
         self.exits()
         raise Gone
+
+    def check_deleted(self, partitions: Mapping[str, list[int]]) -> None:
+        """It is about to say so: no power cut may bring a former folder back, and only a new one may be there."""
+        disk = self.disk
+        for incarnation, numbers in partitions.items():
+            for number in numbers:
+                placed = self.driver.replica((incarnation, number))
+                is_fresh = placed is not None and placed.is_fresh
+                ending = f"/{incarnation}/{number}"
+                for path, inode in disk._durable_names.items():
+                    if ending in path and not (is_fresh and disk.names.get(path) is inode):
+                        self.cluster.checker.fail(f"GONE: {self.name} says that {path} is gone, and it may come back")
 
     def crash(self, mode: str) -> None:
         if self.process == 0:

@@ -1,16 +1,24 @@
-"""What runs the drivers of one process: executors, a loop, the pool of fsyncs. The seed says when each goes on."""
+"""What runs the drivers of one process: executors, a loop, the pool of fsyncs, who waits for others. The seed says when
+each goes on.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker.api.errors import LiftlogError
+from broker.metadata.catalog import StreamInfo
+from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.partitions import sync
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncTarget
+from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.sim.driven.fibers import Fiber, Gone
 
 if TYPE_CHECKING:
@@ -18,15 +26,21 @@ if TYPE_CHECKING:
 
 BEGIN_MS = 0.4
 """A thread is at work so long after it was asked, about."""
+PREEMPTED = 0.3
+"""So likely a thread is stopped for a moment where it may be."""
+LATE, FAILED_LATE = 0.02, 0.3
+"""So likely who has made an fsync is `LATER` times as late to say so; and who has failed."""
+LATER = 30
 
 
 class Process:
-    """One process of a broker. `fibers`: those that wait."""
+    """One process of a broker. `fibers`: those that wait. `opened`: all logs that it has opened."""
 
     def __init__(self, broker: DrivenBroker) -> None:
         self.broker = broker
         self.number = broker.process
-        self.fibers: dict[Fiber, object] = {}
+        self.fibers: dict[Fiber, None] = {}
+        self.opened: list[PartitionLog] = []
 
     @property
     def is_gone(self) -> bool:
@@ -35,23 +49,28 @@ class Process:
     def later(self, mean_ms: float, act: Callable[..., Any], *args: Any) -> None:
         self.broker.after(self.broker.world.rng.expovariate(1 / mean_ms), act, *args)
 
-    def run(self, act: Callable[[], object], owner: object) -> None:
-        """On a fiber; `owner`: for whom."""
-        self.go_on(Fiber(act), owner)
+    def run(self, act: Callable[[], object]) -> None:
+        """On a fiber."""
+        self.go_on(Fiber(act))
 
-    def go_on(self, fiber: Fiber, owner: object, value: Any = None) -> None:
+    def go_on(self, fiber: Fiber, value: Any = None) -> None:
         """Let it go on, with that."""
         self.fibers.pop(fiber, None)
         fiber.resume(value)
         if not fiber.is_over:
-            self.fibers[fiber] = owner
+            self.fibers[fiber] = None
 
     def pause(self, mean_ms: float) -> None:
         """On a fiber: others go on."""
         fiber, broker = Fiber.current, self.broker
-        assert fiber is not None
-        broker.after(broker.world.rng.expovariate(1 / mean_ms), lambda: self.go_on(fiber, self.fibers.get(fiber)))
+        assert fiber is not None, "who waits holds up others"
+        broker.after(broker.world.rng.expovariate(1 / mean_ms), self.go_on, fiber)
         fiber.wait()
+
+    def preempt(self) -> None:
+        """Others may go on here, if this is on a fiber."""
+        if Fiber.current is not None and self.broker.world.chance(PREEMPTED):
+            self.pause(BEGIN_MS)
 
     def end(self) -> None:
         """Nothing of it goes on. (Not of the fiber that has called this: it ends by itself.)"""
@@ -65,28 +84,20 @@ class Threads(Executor):
     """So many threads of a process.
 
     Args:
-        waits: What they do may wait for the catalog.
-        may_begin: Whether something may begin now; None: always.
+        waits: What they do may wait.
     """
 
-    def __init__(
-        self,
-        process: Process,
-        count: int,
-        *,
-        waits: bool = False,
-        may_begin: Callable[[Callable[..., Any]], bool] | None = None,
-    ) -> None:
+    def __init__(self, process: Process, count: int, *, waits: bool = False) -> None:
         self._process = process
         self._count = count
         self._waits = waits
-        self._may_begin = may_begin
         self._queue: deque[Callable[[], None]] = deque()
         self._busy = 0
+        self._is_shut = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        if self._process.is_gone:
-            raise RuntimeError("the process is gone")
+        if self._process.is_gone or self._is_shut:
+            raise RuntimeError("no more")
         future: Future[Any] = Future()
 
         def act() -> None:
@@ -103,7 +114,6 @@ class Threads(Executor):
                 self._busy -= 1
                 self._pump()
 
-        act.__wrapped__ = fn  # type: ignore[attr-defined]
         self._queue.append(act)
         self._pump()
         return future
@@ -114,12 +124,62 @@ class Threads(Executor):
             self._process.later(BEGIN_MS, self._begin, self._queue.popleft())
 
     def _begin(self, act: Callable[[], None]) -> None:
-        if self._may_begin is not None and not self._may_begin(act.__wrapped__):  # type: ignore[attr-defined]
-            self._process.later(BEGIN_MS, self._begin, act)
-        elif self._waits:
-            self._process.run(act, None)
+        if self._waits:
+            self._process.run(act)
         else:
             act()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._is_shut = True
+        if cancel_futures:
+            self._queue.clear()
+        while wait and (self._busy or self._queue):
+            self._process.pause(BEGIN_MS)
+
+
+class FiberWaits:
+    """`Waits` of one process: the fiber is stopped at least once, and then looks again and again."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def until(self, changed: threading.Condition, is_so: Callable[[], bool]) -> None:
+        is_waiting = True
+        while is_waiting:
+            held = changed._release_save()  # type: ignore[attr-defined]
+            try:
+                self._process.pause(BEGIN_MS)
+            finally:
+                changed._acquire_restore(held)  # type: ignore[attr-defined]
+            is_waiting = not is_so()
+
+    def pause(self, seconds: float) -> None:
+        self._process.pause(seconds * 1_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PausedFolders(Folders):
+    """Making and removing a folder takes time."""
+
+    process: Process
+
+    def open(self, identity: LogIdentity, settings: LogSettings) -> PartitionLog:
+        self.process.opened.append(made := Folders.open(self, identity, settings))
+        return made
+
+    def create(self, info: StreamInfo, number: int) -> PartitionLog:
+        self._takes()
+        self.process.opened.append(made := Folders.create(self, info, number))
+        self._takes()
+        return made
+
+    def remove(self, name: str, incarnation: str, number: int) -> None:
+        self._takes()
+        Folders.remove(self, name, incarnation, number)
+        self._takes()
+
+    def _takes(self) -> None:
+        self.process.pause(2 * self.process.broker.sync_ms)
 
 
 class Stepped:
@@ -169,9 +229,11 @@ class Syncs:
         while self._queue and self._busy < self.thread_count and not self._process.is_gone:
             self._busy += 1
             target = self._queue.popleft()
-            self._process.later(BEGIN_MS, self._process.run, lambda target=target: self._sync(target), target)
+            self._process.later(BEGIN_MS, self._process.run, lambda target=target: self._sync(target))
 
     def _sync(self, target: SyncTarget) -> None:
+        assert Fiber.current is not None
+        Fiber.current.of = target
         try:
             is_more = sync._synced(target)
         finally:
@@ -187,10 +249,12 @@ class PausedReplica(Replica):
     process: Process
 
     def sync(self) -> int | LiftlogError:
-        is_of_pool = Fiber.current is not None
-        if is_of_pool:
-            self.process.pause(self.process.broker.sync_ms / 2)
+        if Fiber.current is None or Fiber.current.of is None:
+            return super().sync()  # who holds a lock
+        world, sync_ms = self.process.broker.world, self.process.broker.sync_ms
+        self.process.pause(sync_ms / 2)
         outcome = super().sync()
-        if is_of_pool:
-            self.process.pause(self.process.broker.sync_ms / 2)
+        is_late = world.chance(LATE if isinstance(outcome, int) else FAILED_LATE)
+        self.process.pause(sync_ms / 2 * (LATER if is_late else 1))
+        self.sync_took_s = sync_ms / 1_000 if world.chance(0.8) else 0.0  # the next one is the pool's, too, or not
         return outcome

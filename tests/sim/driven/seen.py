@@ -64,7 +64,8 @@ class Seen:
         if (found := self.broker.driver._found.get(self.at)) is not None:
             return found[1]
         placed = self.placed
-        return None if placed is None else placed._found
+        found = None if placed is None else placed._found
+        return self._log if found is None and self.broker.is_stopping else found
 
     @property
     def leads(self) -> bool:
@@ -145,6 +146,8 @@ class Seen:
         if partition is not None and partition.leads and partition.leader_epoch != self._led:
             self._led = partition.leader_epoch
             self.checker.leads(self, self._led)
+            if placed is not None:
+                self.checker.leads_in_its_life(self, self._led, placed._incarnation)
             self._note(f"leads epoch {self._led} from {self.leader.epoch_start}, high watermark {log.high_watermark}")
         if log.high_watermark > self._committed:
             before, self._committed = self._committed, log.high_watermark

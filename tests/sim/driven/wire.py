@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from broker.metadata.partition import Place
 from broker.replication.messages import AskRange
+from broker.runtime.cluster.codec import Question
 from broker.runtime.cluster.link.answering import Answering, FollowerSlot
 from broker.runtime.cluster.link.connection import Connection, LeaderStream, TakeRange
 from broker.runtime.cluster.link.directory import Directory
@@ -26,6 +27,7 @@ from broker.runtime.cluster.link.outbox import Outbox
 from broker.runtime.cluster.link.pace import Pace
 from broker.runtime.cluster.link.server import HEARTBEAT, FollowerStream, Server
 from broker.runtime.partitions.replicated import ReplicatedPartition
+from tests.sim.driven.running import FiberWaits
 
 if TYPE_CHECKING:
     from tests.sim.driven.node import DrivenBroker
@@ -42,15 +44,17 @@ T = TypeVar("T")
 
 
 class Pipe:
-    """One direction of a stream. `deliver` is called in the process that it leads to."""
+    """One direction of a stream. `deliver` is called in the process that it leads to. `may_wait`: on a fiber."""
 
-    def __init__(self, source: DrivenBroker, target: DrivenBroker, deliver: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, source: DrivenBroker, target: DrivenBroker, deliver: Callable[[bytes], None], *, may_wait: bool = False
+    ) -> None:
         self.source, self.target = source, target
-        self._deliver = deliver
+        self._deliver, self._may_wait = deliver, may_wait
         self._process = target.process
         self._queue: deque[tuple[float, bytes]] = deque()
         self._last_ms = 0.0
-        self.is_over = False
+        self.is_over = self._is_busy = False
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -64,12 +68,12 @@ class Pipe:
             delay_ms += world.rng.uniform(20, 400)
         self._last_ms = max(self._last_ms, world.now_ms + delay_ms)
         self._queue.append((self._last_ms, data))
-        if len(self._queue) == 1:
+        if len(self._queue) == 1 and not self._is_busy:
             world.after(delay_ms, self._move)
 
     def _move(self) -> None:
         world, target = self.source.world, self.target
-        if self.is_over or target.process != self._process:
+        if self.is_over or target.process != self._process or self._is_busy:
             return
         if (self.source.name, target.name) in self.source.cluster.network.cut:
             world.after(HELD_MS, self._move)
@@ -77,9 +81,20 @@ class Pipe:
             world.after(target.paused_until_ms - world.now_ms + 0.01, self._move)
         else:
             _, data = self._queue.popleft()
+            if self._may_wait:
+                target.guard(target.work.run, lambda: self._read(data))
+            else:
+                target.guard(self._read, data)
+
+    def _read(self, data: bytes) -> None:
+        """On the reader's thread."""
+        self._is_busy = True
+        try:
+            self._deliver(data)
+        finally:
+            self._is_busy, world = False, self.source.world
             if self._queue:
                 world.after(max(0.0, self._queue[0][0] - world.now_ms), self._move)
-            target.guard(self._deliver, data)
 
 
 class PumpedOutbox(Outbox[T]):
@@ -115,9 +130,9 @@ class Link:
         self.stream.call = SimpleNamespace(cancel=self._ended_here)
         self.follower = FollowerStream(own, there.now_s)
         self.follower.outbox = PumpedOutbox(leads.process, self._answer)
-        self._questions = Pipe(here, there, self._asked)
+        self._questions = Pipe(here, there, self._asked, may_wait=True)
         self._answers = Pipe(there, here, self._answered)
-        self._is_over_here = self._is_over_there = False
+        self._is_over_here = self._is_over_there = self._is_sending = False
 
     def begin(self) -> None:
         """It is let in."""
@@ -165,15 +180,24 @@ class Link:
         self.look()
 
     def _answer(self) -> None:
-        while not (self._is_over_there or self.follower.is_over):
-            if len(self._answers) >= IN_FLIGHT:
-                self.there.later(2, self._answer)
-                return
-            slot: FollowerSlot | None = self.follower.outbox.next(0)
-            if slot is None:
-                return
-            for data in slot.answering.compose(slot):
-                self._answers.send(data)
+        if not self._is_sending:
+            self.there.run(self._send)
+
+    def _send(self) -> None:
+        """On the sender's thread."""
+        self._is_sending = True
+        try:
+            while not (self._is_over_there or self.follower.is_over):
+                if len(self._answers) >= IN_FLIGHT:
+                    self.there.later(2, self._answer)
+                    return
+                slot: FollowerSlot | None = self.follower.outbox.next(0)
+                if slot is None:
+                    return
+                for data in slot.answering.compose(slot):
+                    self._answers.send(data)
+        finally:
+            self._is_sending = False
 
     def beat(self) -> None:
         """Nothing else may have been said for a while."""
@@ -212,6 +236,41 @@ class Link:
         if self.here.is_gone:
             self._is_over_here = self._answers.is_over = True
             self.here.broker.world.after(5, self._end_there)
+
+
+class SeenFollowing(Following):
+    """Nobody is at its log when it has been closed."""
+
+    process: Process
+
+    def close(self) -> None:
+        super().close()
+        if self._is_syncing:
+            self.process.broker.cluster.checker.fail(f"CLOSED: {self}: somebody syncs its log")
+
+
+class PausedAnswering(Answering):
+    """To look into the log takes time, on the threads of a stream. Nobody does when it has been closed."""
+
+    process: Process
+
+    def _ask(self, slot: FollowerSlot, question: Question) -> None:
+        self.process.preempt()
+        super()._ask(slot, question)
+        self.process.preempt()
+
+    def _read(self, offset: int, is_repeat: bool) -> bytes:
+        self.process.preempt()
+        return super()._read(offset, is_repeat)
+
+    def _range(self, ask: AskRange, noted: int) -> bytes:
+        self.process.preempt()
+        return super()._range(ask, noted)
+
+    def close(self) -> None:
+        super().close()
+        if self._reading:
+            self.process.broker.cluster.checker.fail(f"CLOSED: {self._partition}: somebody reads its log")
 
 
 class AskingConnection(Connection):
@@ -307,7 +366,7 @@ class Wire:
 
     def follower(self, at: Place, partition: ReplicatedPartition, step_out: Callable[[str], None]) -> Following:
         broker = self.process.broker
-        return Following(
+        made = SeenFollowing(
             at,
             partition,
             me=broker.name,
@@ -317,14 +376,17 @@ class Wire:
             pool=broker.syncs,
             counts=self.counts,
             now_s=broker.now_s,
+            waits=FiberWaits(self.process),
         )
+        made.process = self.process
+        return made
 
     def followers(self, at: Place, partition: ReplicatedPartition) -> Answering:
         def closed(made: Answering) -> None:
             if self._answering.get(at) is made:
                 del self._answering[at]
 
-        made = self._answering[at] = Answering(
+        made = self._answering[at] = PausedAnswering(
             at,
             partition,
             bytes_max=BYTES_MAX,
@@ -333,7 +395,9 @@ class Wire:
             bulk=cast(Any, SimpleNamespace(has_room=lambda broker: False)),  # there is none here
             closed=closed,
             now_s=self.process.broker.now_s,
+            waits=FiberWaits(self.process),
         )
+        made.process = self.process
         self.server.opened(at)
         return made
 

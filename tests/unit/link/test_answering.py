@@ -27,6 +27,7 @@ from broker.runtime.cluster.link.pace import Pace
 from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.watch import ChangeHub
+from broker.runtime.waiting import ThreadWaits
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
 from broker.storage.segments.index import INDEX_CACHE
@@ -126,6 +127,7 @@ def led(disk: SimDisk, pool: HeldPool) -> Iterator[Leader]:
             bulk=leader.bulk,
             closed=lambda made: None,
             now_s=time.monotonic,
+            waits=ThreadWaits(),
         )
         outward = leader.outward
 

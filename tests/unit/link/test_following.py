@@ -24,6 +24,7 @@ from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.watch import ChangeHub
+from broker.runtime.waiting import ThreadWaits
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.processes import eventually
@@ -88,6 +89,7 @@ class Follower:
             pool=pool,
             counts=Counter(),
             now_s=time.monotonic,
+            waits=ThreadWaits(),
         )
         self.leader = PartitionLog.create(SimDisk(), "/l", IDENTITY, SETTINGS, now_us=0)
 

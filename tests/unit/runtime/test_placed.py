@@ -146,6 +146,15 @@ def a_process_that_opened(tmp_path: Path, cluster: Cluster) -> Place:
     return at
 
 
+def test_who_has_stopped_makes_no_log_any_more(one: Node, cluster: Cluster) -> None:
+    """G17. The catalog goes on: a log that is made then is closed by nobody."""
+    one.start()
+    one.replicas.stop()
+    [at] = cluster.create("s")
+    assert "a" in cluster.state(at).replicas
+    assert (one.replicas.replicas(), one.replicas.partition(at)) == ([], None)
+
+
 def test_a_new_partition_is_made_reported_and_led(led: tuple[Node, Cluster, Place]) -> None:
     one, cluster, at = led
     assert "a" in cluster.state(at).opened

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from broker.runtime.cluster.replicas.serial_work import SerialWork
+from broker.runtime.waiting import ThreadWaits
 from tests.support.processes import eventually
 
 
@@ -33,7 +34,7 @@ def test_what_was_asked_last_is_seen_and_two_never_work_at_once() -> None:
     counter = Counter()
     counter.fails = True
     with ThreadPoolExecutor(4) as pool:
-        turns = SerialWork(pool, counter.work)
+        turns = SerialWork(pool, counter.work, ThreadWaits())
 
         def ask() -> None:
             for _ in range(2_000):
@@ -61,7 +62,7 @@ def test_the_end_waits_for_the_turn_that_is_under_way() -> None:
         done.set()
 
     with ThreadPoolExecutor(1) as pool:
-        turns = SerialWork(pool, work)
+        turns = SerialWork(pool, work, ThreadWaits())
         turns.ask()
         assert begun.wait(60)
         ends = threading.Thread(target=turns.end)
@@ -77,6 +78,6 @@ def test_the_end_waits_for_the_turn_that_is_under_way() -> None:
 def test_a_pool_that_is_shut_down_is_no_reason_to_wait() -> None:
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
-    turns = SerialWork(pool, lambda: None)
+    turns = SerialWork(pool, lambda: None, ThreadWaits())
     turns.ask()
     turns.end()

@@ -18,6 +18,7 @@ from broker.api.errors import Overloaded
 from broker.runtime.cluster import control
 from broker.runtime.cluster.replicas.serial_work import SerialWork
 from broker.runtime.dataplane import DataPlane
+from broker.runtime.waiting import ThreadWaits
 from broker.serving.threads import Threads
 
 BROKER = Path(__file__).parents[3] / "broker"
@@ -91,7 +92,7 @@ def test_turns_come_one_at_a_time_then_too(monkeypatch: pytest.MonkeyPatch) -> N
     goes_on, blocked = threading.Event(), threading.Event()
     with Threads(3, name="few") as pool:
         pool.submit(blocked.wait, 60)
-        serial = SerialWork(pool, work)
+        serial = SerialWork(pool, work, ThreadWaits())
         with no_more_threads(monkeypatch):
             serial.ask()
         serial.ask()

@@ -62,6 +62,7 @@ from broker.runtime.cluster.link.bulk import BulkServer, Transfer
 from broker.runtime.cluster.link.pace import Pace
 from broker.runtime.cluster.link.ranges import held
 from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.runtime.waiting import Waits
 from broker.serving.http.connections import RateLimitedLog
 from broker.storage.log import PartitionLog
 from broker.storage.read import verified_messages
@@ -181,6 +182,7 @@ class Answering:
         bulk: BulkServer,
         closed: Callable[[Answering], None],
         now_s: Callable[[], float],
+        waits: Waits,
     ) -> None:
         self.at = at
         self._partition = partition
@@ -191,6 +193,7 @@ class Answering:
         self._bulk = bulk
         self._closed = closed
         self._now_s = now_s
+        self._waits = waits
         self._lock = threading.Condition()
         self._slots: dict[str, FollowerSlot] = {}
         self._reading = 0
@@ -208,8 +211,7 @@ class Answering:
                 slot.end_transfer()
                 slot.stream.forget(slot)
             self._slots.clear()
-            while self._reading:
-                self._lock.wait()
+            self._waits.until(self._lock, lambda: not self._reading)
 
     def left(self, slot: FollowerSlot) -> None:
         """Its stream has ended."""

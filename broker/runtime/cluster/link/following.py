@@ -45,6 +45,7 @@ from broker.runtime.cluster.link.connection import Connection
 from broker.runtime.metrics import FSYNC_SECONDS
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.sync import SyncExecutor
+from broker.runtime.waiting import Waits
 from broker.serving.http.connections import RateLimitedLog
 from broker.storage.log import AppendResult
 from broker.storage.read import group_start
@@ -85,11 +86,13 @@ class Following:
         pool: SyncExecutor,
         counts: Counter[str],
         now_s: Callable[[], float],
+        waits: Waits,
     ) -> None:
         self.at = at
         self._partition = partition
         self._counts = counts
         self._now_s = now_s
+        self._waits = waits
         self._replica = partition.replica
         self._log = partition.log
         self._core = Follower(me)
@@ -143,8 +146,7 @@ class Following:
             self._is_closed = True
             self._leave()
             self._step(f.Unfollowed())
-            while self._is_syncing:
-                self._lock.wait()
+            self._waits.until(self._lock, lambda: not self._is_syncing)
 
     def _leave(self) -> None:
         connection, self._connection = self._connection, None

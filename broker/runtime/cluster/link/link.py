@@ -24,6 +24,7 @@ from broker.runtime.config.settings import ReplicationConfig
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.sync import SyncExecutor
 from broker.runtime.stopping import THREAD_S, StillRunning
+from broker.runtime.waiting import ThreadWaits
 from broker.serving.http.connections import RateLimitedLog
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class ReplicaLink:
         self._report = report
         self._pool = sync_pool
         self._settings = settings
+        self._waits = ThreadWaits()
         self._pace = Pace(settings.catch_up_bytes_per_s, time.monotonic)
         self._lock = threading.Lock()
         self._answering: dict[Place, Answering] = {}
@@ -117,6 +119,7 @@ class ReplicaLink:
             pool=self._pool,
             counts=self.counts,
             now_s=time.monotonic,
+            waits=self._waits,
         )
 
     def followers(self, at: Place, partition: ReplicatedPartition) -> Answering:
@@ -136,6 +139,7 @@ class ReplicaLink:
             bulk=self.bulk,
             closed=closed,
             now_s=time.monotonic,
+            waits=self._waits,
         )
         with self._lock:
             self._answering[at] = made

@@ -136,7 +136,7 @@ class PlacedReplica:
         self._reports = reports
         self._mender = mender
         self.mending: Mending | None = None
-        self._turns = SerialWork(host.workers, self._work)
+        self._turns = SerialWork(host.workers, self._work, host.waits)
         self._wants = Wants(host, at, changes, ask_turn=self._turns.ask, step_out=self.step_out)
         self._lock = threading.Lock()  # over what others leave for the next turn
         self._capturing = Capturing(host, self._lock, lambda: self._was_removed, woken, self._turns.ask)

@@ -30,13 +30,13 @@ G15  A command costs what it changes: only partitions that it has touched are lo
     the catalog as a whole. So it is after a fault of ours.
 G16  Time costs the broker the same however many replicas it has: a round ticks `TICKED_AT_ONCE` of them, in turn. It
     ticks all where something has changed that they do not hear of otherwise (`look`), and while the broker stops.
+G17  Who stops hears nothing more of the catalog: a log that is made or taken then is closed by nobody.
 G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -124,7 +124,7 @@ class Replicas:
         self._has_named_unknown = self._has_opened = False
         self._to_tick: list[PlacedReplica] = []  # the rest of this turn (G16)
         self._mender = Mender(host.mending)
-        self._is_leaving = False
+        self._is_leaving = self._has_stopped = False
         self._ticked_ms = self._now_ms()
         self._loop = host.make_loop(self.step, "replicas")
 
@@ -201,7 +201,8 @@ class Replicas:
         self._loop.start()
 
     def stop(self) -> None:
-        """No more roles: close all logs, marked clean."""
+        """No more roles: close all logs, marked clean (G17)."""
+        self._has_stopped = True
         self._loop.stop()
         self._host.step_outs.shutdown(wait=False, cancel_futures=True)
         self._mender.close()
@@ -219,9 +220,9 @@ class Replicas:
 
     def hand_over(self, timeout_s: float) -> None:
         """The broker is about to give its leaderships away (G12). Returns when all are in sync, or after a while."""
-        end_ms, pause = self._now_ms() + timeout_s * 1_000, threading.Event()
+        end_ms = self._now_ms() + timeout_s * 1_000
         while sum(not partition.hands_over() for partition in self.partitions()) and self._now_ms() < end_ms:
-            pause.wait(HAND_OVER_S)
+            self._host.waits.pause(HAND_OVER_S)
 
     def leave(self) -> None:
         """The broker is about to stop: see G10."""
@@ -260,6 +261,8 @@ class Replicas:
         """G2, G15."""
         catalog, touched = self._host.service.catalog, self._host.service.touched
         own = catalog.brokers.get(self._host.me)
+        if self._has_stopped:
+            return
         if own is None or own.incarnation != self._process:
             self._shared = None
             return  # G1

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+from broker.runtime.waiting import Waits
+
 log = logging.getLogger(__name__)
 
 
@@ -25,9 +27,10 @@ class SerialWork:
         work: Done in a turn; looks by itself at what there is to do.
     """
 
-    def __init__(self, pool: Executor, work: Callable[[], None]) -> None:
+    def __init__(self, pool: Executor, work: Callable[[], None], waits: Waits) -> None:
         self._pool = pool
         self._work = work
+        self._waits = waits
         self._lock = threading.Condition()
         self._is_asked = self._is_running = self._has_ended = False
 
@@ -49,8 +52,7 @@ class SerialWork:
         """No more turns. Not to be called by the work itself."""
         with self._lock:
             self._has_ended = True
-            while self._is_running:
-                self._lock.wait()
+            self._waits.until(self._lock, lambda: not self._is_running)
 
     def _run(self) -> None:
         while self._begins():
