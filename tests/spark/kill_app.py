@@ -2,7 +2,7 @@
 
 Its tasks have rows for nearly each partition of the sink, so that each stages bundles of several stages.
 
-    python -m tests.spark.kill_app <broker> <folder> <master> once|follow <rows of a batch> earliest|committed
+    python -m tests.spark.kill_app <broker> <folder> <master> once|follow <rows of a batch> earliest|committed <tasks>
 
 Its sink is the real one, with two places where it can be told to kill the driver: a file `kill` in the folder says
 `before` (rows are staged, nothing is committed), `late` (the same, but the Python process that commits lives on for a
@@ -35,8 +35,6 @@ from tests.spark.standalone import SETTINGS
 
 FOLDER = "LIFTLOG_TEST_FOLDER"
 SOURCE, SINK, CONSUMER = "kills-source", "kills-sink", "kills"
-TASKS = 8
-"""Of each batch."""
 
 
 class KillableWriter(LiftlogStreamWriter):
@@ -75,7 +73,7 @@ def _kill_if(moments: tuple[str, ...], stages: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(broker: str, folder: str, master: str, mode: str, rows_max: str, starting: str) -> None:
+def main(broker: str, folder: str, master: str, mode: str, rows_max: str, starting: str, tasks: str) -> None:
     """Run until there is nothing left (`once`), or until killed. `starting` counts where there is no checkpoint."""
     os.environ[FOLDER] = folder
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -86,7 +84,7 @@ def main(broker: str, folder: str, master: str, mode: str, rows_max: str, starti
         .config("spark.driver.memory", "1g")
         .config("spark.executor.memory", "512m")
         .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", str(TASKS))
+        .config("spark.sql.shuffle.partitions", tasks)
         .config("spark.local.dir", f"{folder}/local")
         .config("spark.executorEnv.PYTHONPATH", str(Path.cwd()))
     )
@@ -98,7 +96,7 @@ def main(broker: str, folder: str, master: str, mode: str, rows_max: str, starti
     if starting == "committed":  # the checkpoint is lost, and the sink goes by the new query's own id
         options["onNewCheckpoint"] = "accept"
     source = spark.readStream.format("liftlog").options(**options, startingOffsets=starting)
-    rows = source.load().repartition(TASKS, F.rand())
+    rows = source.load().repartition(int(tasks), F.rand())
     rows = rows.select("key", "subject", "value")
     if on_cluster:
         rows = rows.mapInArrow(dawdling, rows.schema)

@@ -57,6 +57,7 @@ class Rounds:
     Args:
         master: For Spark; or `standalone`: a cluster is started.
         broker_count: 1 or 3.
+        tasks: Of each batch.
         bundled: So many kills at a commit met tasks that had staged bundles. A replay may stage nothing.
     """
 
@@ -64,6 +65,7 @@ class Rounds:
     master: str
     luck: random.Random
     broker_count: int = 1
+    tasks: int = 8
     stalls: int = 0
     bundled: int = 0
     told: Counter[str] = field(default_factory=Counter)
@@ -215,7 +217,7 @@ class Rounds:
         self.folder.joinpath("jvm").unlink(missing_ok=True)
         rows_max = str(max(1, self.flights.share * 2 // 3))  # several batches each time
         starting = "committed" if self.lost else "earliest"
-        given = [self.brokers.addresses, str(self.folder), master, mode, rows_max, starting]
+        given = [self.brokers.addresses, str(self.folder), master, mode, rows_max, starting, str(self.tasks)]
         with self.folder.joinpath("job.log").open("ab") as log:
             self.job = subprocess.Popen(
                 [sys.executable, "-m", "tests.spark.kill_app", *given],
