@@ -22,7 +22,8 @@ from pyspark.sql.streaming import StreamingQuery
 import spark_liftlog
 from tests.support.processes import eventually
 
-SOURCE, KEYED, STREAMED, EACH, WRITTEN = "connect-source", "connect-keyed", "connect-streamed", "each", "written"
+SOURCE, KEYED, STREAMED = "connect-source", "connect-keyed", "connect-streamed"
+EACH, WRITTEN = "connect-each", "connect-written"
 RECORDS = 100
 """In each of two partitions of the source: the values are JSON objects with the member n."""
 
