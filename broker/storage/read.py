@@ -62,13 +62,16 @@ class ReadPlan:
         first_offset: The first batch's; may be before the offset that was asked for.
         next_offset: Where to read on. After the last batch, and after what is lost behind it.
         bytes: Sum of the ranges.
+        sources: Of each range its segment and file.
+        begins: Of each range the first offset of its first batch.
     """
 
-    __slots__ = ("_fds", "_files", "bytes", "first_offset", "next_offset", "ranges", "sources")
+    __slots__ = ("_fds", "_files", "begins", "bytes", "first_offset", "next_offset", "ranges", "sources")
 
     def __init__(self, offset: int) -> None:
         self.ranges: list[FileRange] = []
-        self.sources: list[tuple[Segment, File]] = []  # of each range
+        self.sources: list[tuple[Segment, File]] = []
+        self.begins: list[int] = []
         self.first_offset = offset
         self.next_offset = offset
         self.bytes = 0
@@ -101,7 +104,8 @@ class ReadPlan:
         """Close a descriptor with the plan."""
         self._fds.append(fd)
 
-    def add(self, segment: Segment, file: File, position: int, length: int) -> None:
+    def add(self, segment: Segment, file: File, begin: int, position: int, length: int) -> None:
+        self.begins.append(begin)
         self.ranges.append(FileRange(file.fileno(), position, length, segment.path))
         self.sources.append((segment, file))
         self.bytes += length
@@ -262,7 +266,7 @@ def _plan_segment(
         for start, after in runs:
             read_head(segment, file, index, start)
             position = int(index.positions[start])
-            plan.add(segment, file, position, index.end_of(after - 1) - position)
+            plan.add(segment, file, int(index.first_offsets[start]), position, index.end_of(after - 1) - position)
     next_offset = int(index.first_offsets[end]) if end < len(index) else segment_end
     plan.next_offset = max(plan.next_offset, min(next_offset, view.high_watermark))
     return end == len(index)

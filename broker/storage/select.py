@@ -10,6 +10,8 @@ V2  Each batch is verified before it is judged.
 V3  The plan goes on behind all that was judged (`next_offset`), so a reader that finds nothing comes further.
 V4  Batches that are known to hold nothing that is wanted are not in the plan before (`blooms.py`).
 V5  One plan judges `JUDGED_BYTES_MAX` of stored bytes at most, or one batch, and holds about as much.
+V6  What cannot be read ends the plan before it. So a reader comes to stand where the damage is, however far it was
+    taken at once, and says so there (`verify`); only there the answer is the error.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import pyarrow.compute as pc
 
 from broker.api.batch import HEADER_BYTES, BatchHeader, decode_batch, encode_batch, message_bytes, read_header
 from broker.api.conditions import Conditions
-from broker.api.errors import BadBatch
+from broker.api.errors import BadBatch, StorageFailed
 from broker.storage.blooms import BLOOMS, Hashes, Kind, entries_of, questions_of
 from broker.storage.disk import disk_errors
 from broker.storage.read import FileRange, ReadPlan
@@ -56,31 +58,30 @@ def after_older(log: PartitionLog, offset: int, end: int | None, wanted: Conditi
     return offset if is_lost else max(offset, stop)
 
 
-def select(plan: ReadPlan, wanted: Conditions, reserve: Callable[[int], None]) -> None:
+def select(plan: ReadPlan, wanted: Conditions, reserve: Callable[[int], None], *, asked: int) -> None:
     """Leave in the plan what is wanted.
 
     Args:
         reserve: Takes so many bytes of memory in all.
+        asked: The offset that the reader asked for. The plan may begin behind it.
     Raises:
-        BadBatch: stored bytes are damaged.
-        StorageFailed: they cannot be read, or there is no room for what is made anew.
+        BadBatch: stored bytes are damaged, at the offset that was asked for (V6).
+        StorageFailed: they cannot be read, there; or there is no room for what is made anew.
         Overloaded: as `reserve`.
     """
     made, kinds, block = _Made(plan), questions_of(wanted), _Block()
     ranges: list[FileRange] = []
-    for part, (segment, _) in zip(plan.ranges, plan.sources, strict=True):
+    for part, (segment, _), begin in zip(plan.ranges, plan.sources, plan.begins, strict=True):
         looked_at = _LookedAt(segment, kinds)
         at, stop = part.position, part.position + part.length
         while at < stop:
-            where = f"{part.path} at {at}: "
-            length = message_bytes(block.read(part, HEADER_BYTES, at), where=where)
-            if at + length > stop:
-                raise BadBatch(f"{where}a batch of {length} bytes, {stop - at} are there")
-            held = made.held + COPIES * length
-            reserve(held)
-            message = block.read(part, length, at)
-            rows = decode_batch(message, where=where, reserve=lambda size, held=held: reserve(held + size))  # type: ignore[misc]
-            header = read_header(message, where=where)
+            try:
+                header, rows, length = block.batch(part, at, stop, lambda size: reserve(made.held + size))
+            except (BadBatch, StorageFailed):
+                if begin <= asked:
+                    raise
+                plan.next_offset = begin
+                break
             looked_at.add(header, rows)
             mask = wanted.mask(rows)
             count = pc.sum(mask).as_py() or 0
@@ -90,8 +91,11 @@ def select(plan: ReadPlan, wanted: Conditions, reserve: Callable[[int], None]) -
             elif count:
                 ranges += made.add(header, rows.filter(mask))
             at += length
+            begin = header.last_offset + 1
         looked_at.learn()
         ranges += made.take()  # what is not in the plan may be lost: no batch is to span it
+        if at < stop:
+            break
     plan.ranges[:] = _joined(ranges)
     plan.bytes = sum(part.length for part in ranges)
     reserve(made.held)
@@ -190,7 +194,28 @@ class _Block:
     def __init__(self) -> None:
         self._memory = memoryview(bytearray(HEADER_BYTES))
 
-    def read(self, part: FileRange, size: int, position: int) -> memoryview:
+    def batch(
+        self, part: FileRange, at: int, stop: int, reserve: Callable[[int], None]
+    ) -> tuple[BatchHeader, pa.RecordBatch, int]:
+        """The batch at a place, and its length. The rows are others after the next call.
+
+        Args:
+            stop: Where the range ends.
+            reserve: Takes so many bytes of memory, for this batch.
+        Raises:
+            BadBatch: it is damaged.
+            StorageFailed: it cannot be read.
+        """
+        where = f"{part.path} at {at}: "
+        length = message_bytes(self._read(part, HEADER_BYTES, at), where=where)
+        if at + length > stop:
+            raise BadBatch(f"{where}a batch of {length} bytes, {stop - at} are there")
+        reserve(COPIES * length)
+        message = self._read(part, length, at)
+        rows = decode_batch(message, where=where, reserve=lambda size: reserve(COPIES * length + size))
+        return read_header(message, where=where), rows, length
+
+    def _read(self, part: FileRange, size: int, position: int) -> memoryview:
         """Stored bytes; they are others after the next call."""
         if size > len(self._memory):
             self._memory = memoryview(bytearray(size))

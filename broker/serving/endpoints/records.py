@@ -410,11 +410,11 @@ def open_plan(
     """
     if reservation is None:
         return planned(handle, query, offset, query["max_bytes"])
-    offset = after_older(handle.log, offset, query["end"], wanted)
+    begin = after_older(handle.log, offset, query["end"], wanted)
     bytes_max = min(query["max_bytes"] or JUDGED_BYTES_MAX, JUDGED_BYTES_MAX)
-    plan = planned(handle, query, offset, bytes_max, questions_of(wanted))
+    plan = planned(handle, query, begin, bytes_max, questions_of(wanted))
     try:
-        select(plan, wanted, reservation.grow_to)
+        select(plan, wanted, reservation.grow_to, asked=offset)
     except BaseException:
         plan.close()
         raise

@@ -62,9 +62,11 @@ def scrub(log: PartitionLog, offset: int, *, bytes_max: int = PIECE_BYTES, give_
     """
     before = log.lost_ranges
     piece = log.log.ask(lambda view: _check(view, offset, log.durable_end, bytes_max, give_up))
-    if piece is None or log.lost_ranges == before:
+    if log.lost_ranges == before:
         return piece
     lost = _added(before, log.lost_ranges)
+    if piece is None:  # all that there was from the offset on
+        piece = Piece(next_offset=max(offset + 1, min(log.high_watermark, log.durable_end)), bytes=0, batches=0)
     return Piece(next_offset=piece.next_offset, bytes=piece.bytes, batches=piece.batches, lost=lost)
 
 

@@ -19,6 +19,7 @@ import pytest
 
 from broker.api.batch import decode_batch
 from broker.api.conditions import Conditions
+from broker.api.errors import BadBatch
 from broker.api.schema import END_OF_STREAM, HEADERS_TYPE, SCHEMA, SCHEMA_BYTES
 from broker.serving.http.sending import read_ranges
 from broker.storage.blooms import BloomCache, questions_of
@@ -72,6 +73,7 @@ def grow(rng: random.Random, log: PartitionLog, folder: Path, epochs: Iterator[i
             case 2:
                 log.roll_if_due(1 << 60)
                 damage(rng, log, folder)
+                look_for_damage(log)
 
 
 def damage(rng: random.Random, log: PartitionLog, folder: Path) -> None:
@@ -85,6 +87,9 @@ def damage(rng: random.Random, log: PartitionLog, folder: Path) -> None:
         byte = file.read(1)[0]
         file.seek(at)
         file.write(bytes([byte ^ 1 << rng.randrange(8)]))
+
+
+def look_for_damage(log: PartitionLog) -> None:
     offset: int | None = log.log_start_offset
     while offset is not None and offset < log.high_watermark:
         piece = scrub(log, offset)
@@ -123,14 +128,20 @@ def chosen(row: dict[str, Any], wanted: Conditions) -> bool:
 
 
 def read(log: PartitionLog, start: int, end: int, wanted: Conditions, max_bytes: int) -> list[dict[str, Any]]:
-    """As a client goes on from answer to answer."""
+    """As a client goes on from answer to answer, and says where it meets damage."""
     found: list[dict[str, Any]] = []
     offset, questions = start, questions_of(wanted)
     while offset < end:
         begin = after_older(log, offset, end, wanted)
         held: list[int] = []
         with log.read(begin, end=end, max_bytes=max_bytes, questions=questions) as plan:
-            select(plan, wanted, held.append)
+            try:
+                select(plan, wanted, held.append, asked=offset)
+            except BadBatch:
+                piece = scrub(log, offset)
+                assert piece is not None, "the damage is where the reader stands"
+                assert piece.lost, "the damage is where the reader stands"
+                continue
             assert plan.bytes == sum(part.length for part in plan.ranges)
             assert plan.next_offset > offset
             with pa.ipc.open_stream(SCHEMA_BYTES + read_ranges(plan.ranges) + END_OF_STREAM) as stream:
@@ -153,11 +164,18 @@ def test_a_read_of_some_records_is_a_choice_of_a_read_of_all(
     epochs = itertools.count(1)
     for _ in range(3):
         grow(rng, log, tmp_path / "log", epochs)
-        all_rows = [row for message in log.batches(log.log_start_offset) for row in decode_batch(message).to_pylist()]
+        reads = []
         for _ in range(10):
+            if rng.random() < 0.1:
+                damage(rng, log, tmp_path / "log")
             wanted = selection_of(rng)
             start, end = sorted(rng.randint(log.log_start_offset, log.high_watermark) for _ in range(2))
-            expected = [row for row in all_rows if start <= row["offset"] < end and chosen(row, wanted)]
-            assert read(log, start, end, wanted, rng.choice([1, 3_000, 1 << 20])) == expected, wanted
+            reads.append((wanted, start, end, read(log, start, end, wanted, rng.choice([1, 3_000, 1 << 20]))))
             assert few.byte_count <= few.bytes_max
+        all_rows = [row for message in log.batches(log.log_start_offset) for row in decode_batch(message).to_pylist()]
+        damaged = log.lost_ranges
+        for wanted, start, end, found in reads:
+            expected = [row for row in all_rows if start <= row["offset"] < end and chosen(row, wanted)]
+            whole = [row for row in found if not any(a <= row["offset"] < b for a, b in damaged)]  # as it was before
+            assert whole == expected, wanted
     log.close()

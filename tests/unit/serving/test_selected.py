@@ -165,6 +165,39 @@ def test_what_a_disk_has_lost_is_told_from_what_was_left_out(
     assert http.LOST not in api.read("orders", offset=9).headers
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(
+    "conditions, expected",
+    [
+        ({"subject": "far.b"}, range(7500, 9000)),
+        ({"key": "4"}, range(0)),
+        ({"since": NOON + timedelta(minutes=4)}, range(7500, 9000)),
+    ],
+    ids=str,
+)
+def test_damage_far_behind_what_was_asked_for_is_found_and_passed_over(
+    server: Server, api: Api, conditions: dict[str, Any], expected: range, is_known: bool
+) -> None:
+    """Nothing in the segments before it is wanted, and the broker has looked at them before, or has not."""
+    api.create("far", subject="far.>", segment_bytes=1 << 16)
+    with connect(f"127.0.0.1:{server.port}", deadline_s=5) as client:
+        for i in range(6):
+            one = rows(i, "far.b" if i >= 4 else "far.a", b"%d" % i)
+            client.append("far", 0, pa.Table.from_batches([one] * 1500).combine_chunks())
+        plan = server.backend.partition("far", 0).log.read(4 * 1500, end=5 * 1500)
+        (at,) = plan.ranges
+        plan.close()
+        if is_known:
+            assert client.read("far", key="nothing", subject="nothing").to_table().num_rows == 0
+        with open(at.path, "r+b") as file:
+            file.seek(at.position + at.length - 1)
+            file.write(b"!")
+        with client.read("far", **conditions) as reader:
+            found = [offset for batch in reader for offset in batch.column("offset").to_pylist()]
+            assert reader.lost == {0: [(6000, 7500)]}
+        assert found == list(expected)
+
+
 def test_so_many_lost_ranges_are_told_that_none_is_missing(server: Server, client: Client, api: Api) -> None:
     log = server.backend.partition("orders", 0).log
     log.log.state.lost_ranges = tuple((i, i + 1) for i in range(12))

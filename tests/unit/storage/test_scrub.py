@@ -93,6 +93,15 @@ def test_rot_is_marked_and_what_is_around_it_is_served(disk: SimDisk, log: Parti
     assert all(piece.lost == () for piece in scrubbed(found)), "once is enough"
 
 
+def test_rot_of_all_that_there_is_from_an_offset_on_is_told(disk: SimDisk, log: PartitionLog) -> None:
+    flip_batch(disk, log, 20)
+    flip_batch(disk, log, 22)
+    piece = scrub(log, 20)
+    assert piece is not None
+    assert (piece.lost, piece.next_offset) == (((20, 24),), 24)
+    assert scrub(log, piece.next_offset) is None
+
+
 def test_two_ranges_of_one_piece_are_both_found(disk: SimDisk, log: PartitionLog) -> None:
     flip_batch(disk, log, 0)
     flip_batch(disk, log, 4)
