@@ -94,7 +94,7 @@ class Conditions:
 
         Raises:
             InvalidSubject: a subject that cannot be one.
-            InvalidRequest: a time without time zone; or it is too long for a request.
+            InvalidRequest: a time without time zone; a key that UTF-8 does not have; or it is too long for a request.
         """
         subjects = () if subject is None else (subject,) if isinstance(subject, str) else tuple(subject)
         for pattern in subjects:
@@ -106,9 +106,13 @@ class Conditions:
             if at is not None and at.tzinfo is None:
                 raise InvalidRequest(f"{name}={at}: must have a time zone")
             times[name] = None if at is None else (at - _EPOCH) // timedelta(microseconds=1)
+        try:
+            key = key.encode() if isinstance(key, str) else key
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"key={key!r}: is no text of UTF-8; give bytes", parameter="key") from None
         found = cls(
             subjects=subjects,
-            key=key.encode() if isinstance(key, str) else key,
+            key=key,
             since_us=times["since"],
             until_us=times["until"],
         )

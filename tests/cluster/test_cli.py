@@ -503,6 +503,8 @@ def test_publish_sends_the_bytes_of_an_argument_as_they_are(house: Folder) -> No
     binary = [os.fsencode(word) for word in (*COMMAND, "publish", "bytes")] + [b"caf\xe9"]
     subprocess.run(binary, env=house.env, check=True, capture_output=True, timeout=150)
     assert '"base64"' in house.liftlog("tail", "bytes", "--json").stdout
+    tail = [os.fsencode(word) for word in (*COMMAND, "tail", "bytes", "--key")] + [b"\xff"]
+    subprocess.run(tail, env=house.env, check=True, capture_output=True, timeout=150)
     for option in ("--key", "--header"):
         done = subprocess.run(
             [*binary, option.encode(), b"a:\xff"], env=house.env, capture_output=True, timeout=150, check=False

@@ -57,7 +57,7 @@ def tail(
                 start=where,
                 follow=follow,
                 subject=subject or None,
-                key=key,
+                key=None if key is None else os.fsencode(key),  # as it was typed, also what is no UTF-8
                 since=moment(since, "--since"),
                 until=moment(until, "--until"),
             ) as reader,

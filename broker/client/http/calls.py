@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from broker.api.answers import Readiness
 from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, Retryable, Unavailable
@@ -27,7 +27,7 @@ from broker.api.validation import build
 from broker.client.http.brokers import Brokers, PartitionKey, nobody
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import Patience
-from broker.client.http.pool import READING, Request
+from broker.client.http.pool import READING, Request, quoted
 from broker.client.positions import whole
 
 T = TypeVar("T")
@@ -41,11 +41,12 @@ def path(*parts: str | int) -> str:
 
     Raises:
         InvalidRequest: a part is neither text nor a number; as text it would name something else.
+        InvalidName: as `quoted`.
     """
     for part in parts:
         if not isinstance(part, str | int):
             raise InvalidRequest(f"{part!r}: a name must be text, not {type(part).__name__}")
-    return "/v1/" + "/".join(quote(str(part), safe="") for part in parts)
+    return "/v1/" + "/".join(quoted(str(part)) for part in parts)
 
 
 class Calls:

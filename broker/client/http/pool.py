@@ -30,8 +30,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
+from urllib.parse import quote
 
-from broker.api.errors import Unavailable
+from broker.api.errors import InvalidName, Unavailable
 from broker.client.http.address import Address
 from broker.client.http.forks import renew_after_fork
 from broker.client.http.interrupt import Interrupt
@@ -49,6 +50,14 @@ READING: Final = ("GET", "HEAD")
 """Methods that change nothing, so that nobody asks whether they were carried out."""
 
 Body = bytes | bytearray | memoryview | Any  # Any: a pyarrow buffer
+
+
+def quoted(part: str) -> str:
+    """A part of a path. Raises InvalidName: UTF-8 does not have it, as half of a character."""
+    try:
+        return quote(part, safe="")
+    except UnicodeEncodeError:
+        raise InvalidName(f"name {part!r}: is not Unicode") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from broker.api import http
 from broker.api.conditions import ALL, Conditions
@@ -21,7 +21,7 @@ from broker.api.plain import INT64_MAX
 from broker.client.http.address import Addresses
 from broker.client.http.brokers import Brokers, PartitionKey, readable
 from broker.client.http.interrupt import Interrupt
-from broker.client.http.pool import Exchange, Pool, Request
+from broker.client.http.pool import Exchange, Pool, Request, quoted
 from broker.client.reading.frames import BUFFER_BYTES, Message, read_messages
 from broker.client.reading.nearest import REPLICA_WAIT_MS, Nearest
 from broker.client.reading.reused_memory import ReusedMemory
@@ -104,7 +104,7 @@ class FetchSession:
         def request(**more: Any) -> Request:
             given = {name: value for name, value in (query | more).items() if value is not None}
             return Request(
-                target=f"/v1/streams/{quote(stream, safe='')}/partitions/{partition}/records?{urlencode(given)}",
+                target=f"/v1/streams/{quoted(stream)}/partitions/{partition}/records?{urlencode(given)}",
                 headers={"Accept": http.ARROW_STREAM},
                 timeout_s=timeout_s + given.get("max_wait_ms", 0) / 1000,
                 interrupt=interrupt,

@@ -22,6 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 
@@ -403,8 +404,15 @@ def parse_query(request: web.Request, parameters: tuple[Parameter, ...]) -> dict
     """The query as values, defaults filled in.
 
     Raises:
-        InvalidRequest: unknown, doubled, or beyond its limits; names the parameter and what is allowed.
+        InvalidRequest: unknown, doubled, or beyond its limits; names the parameter and what is allowed. Or the query is
+            no UTF-8: what stands there is another text once it is decoded.
     """
+    raw = request.rel_url.raw_query_string
+    if "%" in raw:
+        try:
+            unquote_to_bytes(raw).decode()
+        except UnicodeDecodeError:
+            raise InvalidRequest("the query is not UTF-8 once it is decoded", value=raw[:SHOWN_MAX]) from None
     known = {parameter.name: parameter for parameter in parameters}
     values = {parameter.name: parameter.default for parameter in parameters}
     seen = set()

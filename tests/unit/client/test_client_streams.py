@@ -119,6 +119,11 @@ def test_a_name_that_needs_quoting_reaches_the_broker_as_it_is(client: Client) -
     for name in ("a/b", "a?b=c", "ä", "..", "a%2Fb"):
         with pytest.raises(InvalidRequest):
             client.describe(name)
+    for name in ("\udcff", "a\ud800"):  # of an argument that is no UTF-8
+        with pytest.raises(InvalidName):
+            client.describe(name)
+        with pytest.raises(InvalidName):
+            client.read(name)
 
 
 def test_positions_are_resolved_together_and_fail_alone(client: Client, new_stream: NewStream) -> None:

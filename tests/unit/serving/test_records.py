@@ -238,6 +238,13 @@ def test_a_doubled_parameter_is_refused(orders: Api) -> None:
     assert answer.problem["detail"] == "query parameter 'offset' is given twice"
 
 
+@pytest.mark.parametrize("query", ["key=%FF", "subject=orders.%C3", "%FF=1", "offset=0&key=a%ED%A0%80"])
+def test_a_query_that_is_no_utf_8_is_refused_and_not_taken_for_another_one(orders: Api, query: str) -> None:
+    answer = orders.get(f"/v1/streams/orders/partitions/0/records?{query}")
+    assert (answer.status, answer.reason) == (400, "invalid_request")
+    assert "not UTF-8" in answer.problem["detail"]
+
+
 @pytest.mark.parametrize(
     "path, status, reason",
     [

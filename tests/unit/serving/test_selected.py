@@ -240,6 +240,8 @@ def test_the_client_refuses_what_cannot_be_asked(client: Client) -> None:
         client.read("orders", since=datetime(2026, 1, 1))
     with pytest.raises(InvalidRequest, match="characters"):
         client.read("orders", key=b"k" * 5000)
+    with pytest.raises(InvalidRequest, match="give bytes"):
+        client.read("orders", key="\udcff")
 
 
 def test_memory_for_what_is_selected_is_reserved(server: Server, client: Client, api: Api) -> None:
