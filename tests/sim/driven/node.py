@@ -177,6 +177,8 @@ class DrivenBroker(Broker):
         self.session = None
         with suppress(LiftlogError):
             self.service.execute({"kind": "fail_broker", **own})
+        if any(placed._turns._is_running for placed in driver.replicas()):
+            self.world.saw("stopped beside a turn")
         driver.stop()
         self.world.saw("stopped")
         for opened in self.work.opened:

@@ -23,6 +23,7 @@ from tests.sim.driven.fibers import Fiber, Gone
 
 if TYPE_CHECKING:
     from tests.sim.driven.node import DrivenBroker
+    from tests.sim.world import World
 
 BEGIN_MS = 0.4
 """A thread is at work so long after it was asked, about."""
@@ -31,14 +32,24 @@ PREEMPTED = 0.3
 LATE, FAILED_LATE = 0.02, 0.3
 """So likely who has made an fsync is `LATER` times as late to say so; and who has failed."""
 LATER = 30
+SLOW = (0.2, 0.8, 1.0)
+"""So likely an fsync was too slow for whoever asks for the next one to make it himself: one of these, by the process.
+"""
 
 
 class Process:
-    """One process of a broker. `fibers`: those that wait. `opened`: all logs that it has opened."""
+    """One process of a broker.
+
+    Attributes:
+        fibers: Those that wait.
+        opened: All logs that it has opened.
+        slow: So likely an fsync is slow.
+    """
 
     def __init__(self, broker: DrivenBroker) -> None:
         self.broker = broker
         self.number = broker.process
+        self.slow = broker.world.rng.choice(SLOW)
         self.fibers: dict[Fiber, None] = {}
         self.opened: list[PartitionLog] = []
 
@@ -249,12 +260,19 @@ class PausedReplica(Replica):
     process: Process
 
     def sync(self) -> int | LiftlogError:
-        if Fiber.current is None or Fiber.current.of is None:
-            return super().sync()  # who holds a lock
         world, sync_ms = self.process.broker.world, self.process.broker.sync_ms
+        try:
+            return self._sync(world, sync_ms)
+        finally:  # the next one is the pool's, or is not
+            self.sync_took_s = sync_ms / 1_000 if world.chance(self.process.slow) else 0.0
+
+    def _sync(self, world: World, sync_ms: float) -> int | LiftlogError:
+        if Fiber.current is None or Fiber.current.of is None:
+            world.saw("fsync with a lock")
+            return super().sync()
+        world.saw("fsync of the pool")
         self.process.pause(sync_ms / 2)
         outcome = super().sync()
         is_late = world.chance(LATE if isinstance(outcome, int) else FAILED_LATE)
         self.process.pause(sync_ms / 2 * (LATER if is_late else 1))
-        self.sync_took_s = sync_ms / 1_000 if world.chance(0.8) else 0.0  # the next one is the pool's, too, or not
         return outcome

@@ -244,6 +244,8 @@ class SeenFollowing(Following):
     process: Process
 
     def close(self) -> None:
+        if self._is_syncing:
+            self.process.broker.world.saw("closed beside an fsync")
         super().close()
         if self._is_syncing:
             self.process.broker.cluster.checker.fail(f"CLOSED: {self}: somebody syncs its log")
@@ -268,6 +270,8 @@ class PausedAnswering(Answering):
         return super()._range(ask, noted)
 
     def close(self) -> None:
+        if self._reading:
+            self.process.broker.world.saw("closed beside an answer")
         super().close()
         if self._reading:
             self.process.broker.cluster.checker.fail(f"CLOSED: {self._partition}: somebody reads its log")
