@@ -9,7 +9,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -287,24 +287,22 @@ def test_a_stop_without_a_session_tells_who_waits_for_an_ack_that_it_is_over(led
     assert not one.partition(at).leads
 
 
-def test_a_failed_fsync_is_a_step_out_and_then_a_follower(led: tuple[Node, Cluster, Place]) -> None:
+def test_a_failed_fsync_is_a_step_out_and_then_a_follower(
+    led: tuple[Node, Cluster, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, cluster, at = led
     partition = one.partition(at)
-    one.disk.fails = True
+    fails_until_it_recovers(one, monkeypatch)
     waiter = append(partition)
     assert isinstance(waiter.wait(), Exception)
-    one.disk.fails = False
     eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
     eventually(lambda: partition.log.failure is None, what="the log to recover")
-    eventually(
-        lambda: any(entry[0] == "follow" and entry[3][1] == 1 for entry in one.story if isinstance(entry, tuple))
-    )
+    is_following(one)
     state = cluster.state(at)
     assert state.leader != "a"
     eventually(lambda: "a" in cluster.state(at).opened, what="to say that it is open")
     assert "a" not in cluster.state(at).isr
     assert one.partition(at) is partition
-    assert not one.gave_up
 
 
 def test_a_log_that_has_recovered_does_not_step_out_for_what_was_seen_before(
@@ -312,22 +310,91 @@ def test_a_log_that_has_recovered_does_not_step_out_for_what_was_seen_before(
 ) -> None:
     """V4. A tick, or the pool of fsyncs, may see the failed log until the moment in which it recovers."""
     one, cluster, at = led
-    placed, partition = one.placed(at), one.partition(at)
-    real = PartitionLog.recover
+    fails_until_it_recovers(one, monkeypatch, lambda: one.placed(at).step_out("fsync"))
+    append(one.partition(at))
+    is_sound_after_one_step_out(one, cluster, at)
 
-    def recover(opened: PartitionLog, now_us: int) -> RecoveryReport:
-        placed.step_out("fsync")
-        return real(opened, now_us)
 
-    monkeypatch.setattr(PartitionLog, "recover", recover)
+def test_a_tick_that_saw_the_failed_log_and_asks_once_it_has_recovered_asks_in_vain(
+    led: tuple[Node, Cluster, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V4. Between its look and its wish the tick's thread stands still."""
+    one, cluster, at = led
+    placed, step_out = one.placed(at), PlacedReplica.step_out
+    has_seen, may_ask = threading.Event(), threading.Event()
+    ticking = threading.Thread(target=lambda: placed.tick(0))
+
+    def step_out_late(of: PlacedReplica, why: str, *seen_in: int) -> None:
+        if threading.current_thread() is ticking:
+            has_seen.set()
+            assert may_ask.wait(60)
+        step_out(of, why, *seen_in)
+
+    def see_it_fail() -> None:
+        ticking.start()
+        assert has_seen.wait(60)
+
+    monkeypatch.setattr(PlacedReplica, "step_out", step_out_late)
+    fails_until_it_recovers(one, monkeypatch, see_it_fail)
+    append(one.partition(at))
+    is_following(one)
+    may_ask.set()
+    ticking.join()
+    is_sound_after_one_step_out(one, cluster, at)
+
+
+def test_a_leader_that_asks_once_its_log_has_recovered_asks_in_vain(
+    led: tuple[Node, Cluster, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V4. The pool's thread stands still between the failed fsync and what comes of it; a tick asks meanwhile."""
+    one, cluster, at = led
+    may_ask, has_asked = threading.Event(), threading.Event()
+    wants = one.placed(at)._wants
+    step_out = wants._step_out
+
+    def step_out_late(why: str) -> None:
+        assert may_ask.wait(60)
+        step_out(why)
+        has_asked.set()
+
+    monkeypatch.setattr(wants, "_step_out", step_out_late)
+    fails_until_it_recovers(one, monkeypatch)
+    append(one.partition(at))
+    is_following(one)
+    may_ask.set()
+    assert has_asked.wait(60)
+    is_sound_after_one_step_out(one, cluster, at)
+
+
+def fails_until_it_recovers(
+    one: Node, monkeypatch: pytest.MonkeyPatch, amid: Callable[[], object] = lambda: None
+) -> None:
+    """Let each fsync fail until a log is about to recover: what is on the disk then does not depend on luck."""
+    recover = PartitionLog.recover
+
+    def recovers(opened: PartitionLog, now_us: int) -> RecoveryReport:
+        one.disk.fails = False
+        amid()
+        return recover(opened, now_us)
+
+    monkeypatch.setattr(PartitionLog, "recover", recovers)
     one.disk.fails = True
-    append(partition)
-    eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
-    one.disk.fails = False
-    eventually(lambda: any(entry[0] == "follow" and entry[3][1] == 1 for entry in one.story), what="to follow")
+
+
+def is_following(one: Node) -> None:
+    eventually(
+        lambda: any(entry[0] == "follow" and entry[3][1] == 1 for entry in one.story if isinstance(entry, tuple)),
+        what="to follow",
+    )
+
+
+def is_sound_after_one_step_out(one: Node, cluster: Cluster, at: Place) -> None:
+    is_following(one)
+    placed = one.placed(at)
     eventually(lambda: not placed._turns._is_running, what="no more turns")
     assert placed.stepping is None
     assert cluster.kinds().count("step_out") == 1
+    assert not one.gave_up
 
 
 def test_logs_that_fail_together_step_out_by_one_command(one: Node, cluster: Cluster) -> None:

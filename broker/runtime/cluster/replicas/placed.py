@@ -13,7 +13,7 @@ V2  A state counts only if this process is registered. A leadership counts only 
 V3  A replica that was removed gives up its log, also if it is wanted again by the time that it has a turn: the others
     have forgotten it. Its folder is gone before the catalog is told so.
 V4  After a failed fsync it does nothing but ask for a step-out. Another incarnation in the applied catalog is the
-    answer: then the log recovers, and the replica follows. What was wanted of the log before is not minded any more. A
+    answer: then the log recovers, and the replica follows. What was seen of the log before does not count any more. A
     log that cannot be recovered ends the process.
 V5  A damaged replica leads on, or rests: it follows nobody, as it would report a durable end that is not so. It copies
     what it cannot read from others (`mending`), and goes on then as before. If that is in vain (`mending.H5`) it steps
@@ -137,12 +137,14 @@ class PlacedReplica:
         self._mender = mender
         self.mending: Mending | None = None
         self._turns = SerialWork(host.workers, self._work, host.waits)
-        self._wants = Wants(host, at, changes, ask_turn=self._turns.ask, step_out=self.step_out)
+        self._wants = Wants(host, at, changes, ask_turn=self._turns.ask, step_out=self._leader_steps_out)
         self._lock = threading.Lock()  # over what others leave for the next turn
         self._capturing = Capturing(host, self._lock, lambda: self._was_removed, woken, self._turns.ask)
         self._told: Told | None = None
         self._was_removed = False
         self._wants_out: str | None = None
+        self._life = 0  # how often the log was recovered or closed
+        self._led_in = 0  # the life in which this replica began to lead
         # of turns alone
         self._follower: FollowerDriver | None = None
         self._info: StreamInfo | None = None
@@ -178,12 +180,21 @@ class PlacedReplica:
             partition.retire(epoch if is_ours else epoch + 1)
         self._turns.ask()
 
-    def step_out(self, why: str) -> None:
-        """Ask for another incarnation of this replica. Damage is told even while a failed fsync is."""
+    def step_out(self, why: str, seen_in: int | None = None) -> None:
+        """Ask for another incarnation of this replica. Damage is told even while a failed fsync is.
+
+        Args:
+            seen_in: The life of the log in which the cause was seen; None: the caller shuts recoveries out.
+        """
         with self._lock:
+            if seen_in is not None and seen_in != self._life:
+                return
             if self._wants_out != "fsync":
                 self._wants_out = why
         self._turns.ask()
+
+    def _leader_steps_out(self, why: str) -> None:
+        self.step_out(why, self._led_in)
 
     def step_out_refused(self, why: str) -> None:
         """Nobody else could lead by now: it stays, and asks again when the catalog shows somebody. What was asked may
@@ -201,6 +212,7 @@ class PlacedReplica:
 
     def tick(self, now_ms: int, *, may_go: bool = False) -> None:
         """Time passes. `may_go`: another replica could lead without a loss."""
+        life = self._life  # before anything is seen
         partition, follower, told = self.partition, self._follower, self._told
         if partition is not None and follower is not None and told is not None:
             lost = partition.log.lost_ranges
@@ -217,9 +229,9 @@ class PlacedReplica:
                 self.damaged(f"{partition.log.lost_ranges} cannot be read")
             if self.stepping is None and not partition.replica.is_closed:  # a log that is closed looks failed
                 if partition.log.failure is not None and (partition.has_followers or not partition.leads):
-                    self.step_out("fsync")
+                    self.step_out("fsync", life)
                 elif self.is_damaged and may_go and self._is_beyond_mending(partition):
-                    self.step_out("damage")
+                    self.step_out("damage", life)
             if self._capturing.is_wanted(partition, told.info) != self._capturing.is_begun:
                 self._turns.ask()
         if self._is_unfinished and now_ms - self._tried_ms >= AGAIN_MS:
@@ -300,10 +312,16 @@ class PlacedReplica:
             self._capturing.see_to(partition, told.info)
 
     def _take_wish(self) -> str | None:
-        """What somebody wants to step out for. Whoever recovers or closes the log drops what was wanted before."""
+        """What somebody wants to step out for."""
         with self._lock:
             wants_out, self._wants_out = self._wants_out, None
         return wants_out
+
+    def _begin_life(self) -> None:
+        """The log was recovered, or is about to be closed: what was seen of it before does not count any more."""
+        with self._lock:
+            self._life += 1
+            self._wants_out = None
 
     def _adopt(self, told: Told) -> bool:
         """Take the role that the state gives. Returns whether nothing has to be tried again."""
@@ -355,6 +373,7 @@ class PlacedReplica:
                 partition.isr_answered(state)
             return True
         self._rest_follower()
+        self._led_in = self._life
         try:
             partition.lead(epoch, state)
         except DiskFull as error:
@@ -454,7 +473,7 @@ class PlacedReplica:
             self._follower.close()
         self._follower = self._following = None
         self._wants.end()
-        self._take_wish()
+        self._begin_life()
         opened = self._found if partition is None else partition.log
         self._found = None
         if opened is not None:
@@ -504,7 +523,7 @@ class PlacedReplica:
             if partition is not None:
                 partition.depose()
                 partition.log.recover(partition.replica.elapsed_us())
-                self._take_wish()
+                self._begin_life()
         except LiftlogError as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_DESCRIPTORS:
                 log.error("replica.not_recovered partition=%s error=%s", self, error)  # another step-out follows
