@@ -127,7 +127,9 @@ class RecordReader:
 
         Raises:
             StopIteration: the range is read, or the reader was closed.
-            OffsetOutOfRange: retention deleted what comes next.
+            OffsetOutOfRange: retention deleted what comes next. With the field `parted_epoch`: records were given up
+                after they had been read (an operator's unclean election). `Client.resolve` of the position
+                `{"epoch": parted_epoch}` says where to go on.
             StaleIncarnation, UnknownStream: the stream was deleted meanwhile.
             Unavailable and others that are Retryable: nobody could answer for the client's `deadline_s`.
             BadBatch: the log is damaged there.

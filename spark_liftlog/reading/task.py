@@ -216,7 +216,8 @@ def records_of(
             if is_expired and may_begin_later and at == wanted.start:
                 fetch.position = min(head.log_start_offset, wanted.end)
                 continue
-            loss = expired(key, at, head) if is_expired else truncated(key, at, head.high_watermark, head)
+            resume = wanted.start if at <= head.high_watermark else head.high_watermark  # given up, and written anew
+            loss = expired(key, at, head) if is_expired else truncated(key, at, resume, head)
             if fail_on_data_loss:
                 raise loss from error
             log.warning("source.data_loss error=%s", loss)

@@ -18,6 +18,11 @@ R3  All answers of one read come from one incarnation of the stream.
 R4  A read never goes back to an older leader: each request names the newest leader epoch of its answers. A broker that
     does not know yet that it was deposed would tell an older end.
 R5  A range that a disk has lost is told of (`fetch.gap`, `lost`), whatever else was left out around it.
+R6  A read never goes on behind records that were given up after it had read them (an operator's unclean election), as
+    if those that stand there now were the same: others were written below its position, and it would not see them.
+    Each answer tells the leader epoch of the record before its first offset. Who was elected so writes under a higher
+    epoch than any before, so a higher one than the reader has had there tells of it. (A lower one does not: brokers
+    that copied a compacted log may know of an epoch only from where its first record is left.)
 
 Importing this loads neither pandas nor anything of asyncio: executors fork, and start fast.
 """
@@ -31,7 +36,7 @@ from typing import Final
 import pyarrow as pa
 
 from broker.api.conditions import ALL, Conditions
-from broker.api.errors import BadBatch, NotReady, Retryable
+from broker.api.errors import BadBatch, NotReady, OffsetOutOfRange, Retryable
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import DEADLINE_S, Patience
 from broker.client.reading.frames import Message
@@ -66,6 +71,7 @@ class PartitionFetch:
         high_watermark: As the last answer told, -1 before the first.
         has_gaps: Offsets were passed over, because compaction removed records, a disk lost them, or others are wanted.
         lost: Those that a disk lost, as ranges [start, end), in their order, as far as it has been read.
+        epoch_before: The leader epoch of the record before `position`, as it was read; -1: not known.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class PartitionFetch:
         self.high_watermark = -1
         self.has_gaps = False
         self.lost: list[tuple[int, int]] = []
+        self.epoch_before = -1
         self._session = session
         self._stream = stream
         self._partition = partition
@@ -131,7 +138,8 @@ class PartitionFetch:
             memory: Messages are received into it and pass: `take` has to copy what it wants of them.
         Raises:
             Retryable: no batch came for `deadline_s`: the last failure.
-            OffsetOutOfRange: retention deleted the position, or the log ends before it.
+            OffsetOutOfRange: retention deleted the position, or the log ends before it; or, with the field
+                `parted_epoch`, what was read was given up (R6): it is the last epoch of what had been read.
             StaleIncarnation: the stream was deleted and re-created.
             BadBatch: damaged bytes came twice for the same offset.
         """
@@ -151,6 +159,7 @@ class PartitionFetch:
                     is_near = answer.is_near
                     self._incarnation = self._incarnation or answer.incarnation
                     self._note_epoch(answer.leader_epoch)
+                    self._check_before(answer)
                     if answer.high_watermark >= 0:
                         self.high_watermark = answer.high_watermark
                     for message in answer.messages(memory):
@@ -161,14 +170,21 @@ class PartitionFetch:
                         stop = behind if end is None else end
                         batches = take(message, self.position, stop)
                         self.position = max(self.position, min(behind, stop))
+                        self.epoch_before = -1 if self._wanted else header.leader_epoch  # selected ones may be joined
                         self._patience.progress()
                         yield from batches
                     self._note_gap(answer.next_offset, end, answer.lost)
+                    if self.position == answer.next_offset and answer.epoch_behind >= 0:
+                        self.epoch_before = answer.epoch_behind
                     if is_near and end is not None and self.position == before:
                         self._avoid()
                     if end is None:  # nothing was promised, so an answer without rows is as good as any
                         self._patience.progress()
                     return
+            except OffsetOutOfRange as error:
+                if self.epoch_before >= 0 and error.fields.get("high_watermark", before) < before:
+                    error.fields.setdefault("parted_epoch", self.epoch_before)  # R6: there is nothing yet behind it
+                raise
             except Retryable as error:
                 if self.is_interrupted or (end is not None and self.position >= end):
                     return  # at the end: only the connection is lost
@@ -224,6 +240,22 @@ class PartitionFetch:
         if epoch >= 0:
             self._epoch = epoch
 
+    def _check_before(self, answer: FetchAnswer) -> None:
+        """R6. Raises OffsetOutOfRange."""
+        known, now = self.epoch_before, answer.epoch_before
+        if known >= 0 and now > known:
+            raise OffsetOutOfRange(
+                f"{self}: records before this offset were given up after they had been read, and others written in"
+                f" their place: the one before it was of leader epoch {known}, now it is of {now}",
+                stream=self._stream,
+                partition=self._partition,
+                offset=self.position,
+                log_start_offset=answer.log_start_offset,
+                high_watermark=answer.high_watermark,
+                parted_epoch=known,
+            )
+        self.epoch_before = max(known, now)
+
     def _note_gap(self, next_offset: int, end: int | None, lost: Sequence[tuple[int, int]]) -> None:
         """Go on at `next_offset`; say so if offsets are passed over that nobody has left out (R5)."""
         there = next_offset if end is None else min(next_offset, end)
@@ -235,6 +267,7 @@ class PartitionFetch:
                 at = f"{self._stream}/{self._partition}/{first}"
                 log.warning("fetch.gap at=%s next_offset=%d lost=%s", at, last, _shown(within))
             self.position = there
+            self.epoch_before = -1
             self.has_gaps = True
 
 

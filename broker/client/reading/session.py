@@ -34,6 +34,7 @@ BATCH_TIMEOUT_S: Final = 60.0
 log = logging.getLogger(__name__)
 
 _RANGE: Final = re.compile("([0-9]{1,18})-([0-9]{1,18})")
+_EPOCHS: Final = re.compile("(-1|[0-9]{1,10}), (-1|[0-9]{1,10})")
 
 
 class FetchSession:
@@ -174,6 +175,8 @@ class FetchAnswer:
         leader_epoch: Epoch of the answering leader.
         incarnation: Incarnation of the stream.
         is_near: A replica has answered that does not lead.
+        epoch_before, epoch_behind: Leader epochs of the record before the asked offset, and of the one before
+            `next_offset`; -1: there is none, or not known; of an earlier release: -1.
         lost: What the disk of who answers has lost of the offsets that were looked at; of an earlier release: empty.
     """
 
@@ -188,6 +191,7 @@ class FetchAnswer:
         self.leader_epoch = self._number(http.LEADER_EPOCH)
         self.incarnation = exchange.headers.get(http.INCARNATION, "")
         self.lost = self._ranges(exchange.headers.get(http.LOST))
+        self.epoch_before, self.epoch_behind = self._epochs(exchange.headers.get(http.EPOCHS, "-1, -1"))
 
     def _number(self, name: str) -> int:
         text = self._exchange.headers.get(name, "")
@@ -200,6 +204,12 @@ class FetchAnswer:
         if None in found or len(found) > http.LOST_RANGES_MAX:
             raise BadBatch(f"{self._where}not an answer of a liftlog broker: header {http.LOST} is {text!r:.100}")
         return [(int(each[1]), int(each[2])) for each in found if each is not None]
+
+    def _epochs(self, text: str) -> tuple[int, int]:
+        found = _EPOCHS.fullmatch(text)
+        if found is None:
+            raise BadBatch(f"{self._where}not an answer of a liftlog broker: header {http.EPOCHS} is {text!r:.100}")
+        return int(found[1]), int(found[2])
 
     def messages(self, memory: ReusedMemory | None = None, buffer_bytes: int = BUFFER_BYTES) -> Iterator[Message]:
         """Verified batches as stored. Once. Arguments and errors as `read_messages`."""

@@ -45,6 +45,12 @@ _HEADERS: Final[dict[str, dict[str, Any]]] = {
         "description": "HTTP address of the replica to ask instead, with `replica=any`. The answer has no records.",
         "schema": {"type": "string"},
     },
+    http.EPOCHS: {
+        "description": "Leader epochs of the record before the asked offset, and of the record before"
+        " `Liftlog-Next-Offset`: `8, 12`; -1: there is none, or not known. If the first is above the one of the record"
+        " that a reader had last, that record was given up and another one written in its place. Not with JSON lines.",
+        "schema": {"type": "string"},
+    },
     http.LOST: {
         "description": "What the disk has lost of the offsets that were looked at, ends exclusive: `100-120, 130-131`."
         " Absent: nothing.",

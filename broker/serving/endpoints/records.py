@@ -66,6 +66,7 @@ from broker.serving.http.sending import SMALL_BYTES_MAX, STALLED_S, AnswerCut, a
 from broker.serving.http.waiting import until_draining
 from broker.serving.payload.ndjson import send_lines
 from broker.storage.blooms import Questions, questions_of
+from broker.storage.log import PartitionLog
 from broker.storage.read import ReadPlan
 from broker.storage.select import JUDGED_BYTES_MAX, after_older, select
 
@@ -96,6 +97,7 @@ ENDPOINTS: Final = Endpoints()
                 http.LEADER_EPOCH,
                 http.INCARNATION,
                 http.NEAREST,
+                http.EPOCHS,
                 http.LOST,
             ),
         )
@@ -193,8 +195,8 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
     if query["verify"]:
         await serving.in_worker(verify, handle, offset)
     with serving.lines_budget.reserved() if wanted else nullcontext() as reservation:
-        plan = await plan_read(serving, request, query, handle, offset, wanted, reservation)
-        return await send_plan(serving, request, query, handle, plan, offset, reservation, as_lines=as_lines)
+        plan, epochs = await plan_read(serving, request, query, handle, offset, wanted, reservation)
+        return await send_plan(serving, request, query, handle, plan, offset, epochs, reservation, as_lines=as_lines)
 
 
 async def send_plan(
@@ -204,6 +206,7 @@ async def send_plan(
     handle: PartitionHandle,
     plan: ReadPlan,
     offset: int,
+    epochs: tuple[int, int],
     reservation: Reservation | None,
     *,
     as_lines: bool,
@@ -218,6 +221,7 @@ async def send_plan(
             response.charset = "utf-8"
             await send_lines(serving, request, response, plan, offset=offset, end=end, limit=query["limit"])
         else:
+            response.headers[http.EPOCHS] = f"{epochs[0]}, {epochs[1]}"
             response.content_type = http.ARROW_STREAM
             response.content_length = len(SCHEMA_BYTES) + plan.bytes + len(END_OF_STREAM)
             await send_held(serving, request, response, plan, reservation)
@@ -382,11 +386,17 @@ async def plan_read(
     offset: int,
     wanted: Conditions,
     reservation: Reservation | None,
-) -> ReadPlan:
-    """Plan the read in a worker thread. If the stream is deleted under it, that is the error, and no other (R3)."""
+) -> tuple[ReadPlan, tuple[int, int]]:
+    """Plan the read in a worker thread. If the stream is deleted under it, that is the error, and no other (R3).
+
+    Returns:
+        The plan, and the leader epochs of the records before its two ends (`epoch_before`).
+    """
     again = functools.partial(find, serving, request, query, again=handle, for_reading=True)
     try:
-        plan = await serving.in_worker(open_plan, handle, query, offset, wanted, reservation, undo=ReadPlan.close)
+        plan, epochs = await serving.in_worker(
+            open_plan, handle, query, offset, wanted, reservation, undo=lambda opened: opened[0].close()
+        )
     except LiftlogError as error:
         again()
         if handle.elsewhere is not None and isinstance(error, OffsetOutOfRange | BadBatch | StorageFailed | CorruptLog):
@@ -397,28 +407,42 @@ async def plan_read(
     except LiftlogError:
         plan.close()
         raise
-    return plan
+    return plan, epochs
 
 
 def open_plan(
     handle: PartitionHandle, query: Query, offset: int, wanted: Conditions, reservation: Reservation | None
-) -> ReadPlan:
+) -> tuple[ReadPlan, tuple[int, int]]:
     """Plan the read, and select of it what is wanted.
 
     Raises:
-        As `planned` and `select`.
+        As `planned`, `select` and `epoch_before`.
     """
     if reservation is None:
-        return planned(handle, query, offset, query["max_bytes"])
-    begin = after_older(handle.log, offset, query["end"], wanted)
-    bytes_max = min(query["max_bytes"] or JUDGED_BYTES_MAX, JUDGED_BYTES_MAX)
-    plan = planned(handle, query, begin, bytes_max, questions_of(wanted))
+        plan = planned(handle, query, offset, query["max_bytes"])
+    else:
+        begin = after_older(handle.log, offset, query["end"], wanted)
+        bytes_max = min(query["max_bytes"] or JUDGED_BYTES_MAX, JUDGED_BYTES_MAX)
+        plan = planned(handle, query, begin, bytes_max, questions_of(wanted))
     try:
-        select(plan, wanted, reservation.grow_to, asked=offset)
+        if reservation is not None:
+            select(plan, wanted, reservation.grow_to, asked=offset)
+        return plan, (epoch_before(handle.log, offset), epoch_before(handle.log, plan.next_offset))
     except BaseException:
         plan.close()
         raise
-    return plan
+
+
+def epoch_before(log: PartitionLog, offset: int) -> int:
+    """The leader epoch of the record before an offset; -1: there is none (at the log start it has gone), or not known.
+
+    By this a reader notices that what it read was given up in an unclean election, and that other records are at those
+    offsets.
+
+    Raises:
+        StorageFailed: the disk cannot read it.
+    """
+    return log.epoch_of(offset - 1) if offset > log.log_start_offset else -1
 
 
 def planned(

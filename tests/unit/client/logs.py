@@ -31,9 +31,11 @@ def rows(offsets: Sequence[int], *, value_bytes: int = 20) -> pa.RecordBatch:
     )
 
 
-def message(first: int, stop: int, *, keep: Sequence[int] | None = None, value_bytes: int = 20) -> bytes:
+def message(
+    first: int, stop: int, *, keep: Sequence[int] | None = None, value_bytes: int = 20, epoch: int = 0
+) -> bytes:
     """The batch of offsets [first, stop); `keep`: what compaction left of them."""
-    header = BatchHeader(first_offset=first, last_offset=stop - 1)
+    header = BatchHeader(first_offset=first, last_offset=stop - 1, leader_epoch=epoch)
     return bytes(encode_batch(rows(range(first, stop) if keep is None else keep, value_bytes=value_bytes), header))
 
 

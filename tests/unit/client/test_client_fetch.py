@@ -16,6 +16,8 @@ import pyarrow as pa
 import pytest
 
 from broker.api import http
+from broker.api.batch import read_header
+from broker.api.conditions import ALL, Conditions
 from broker.api.errors import (
     BadBatch,
     InvalidRequest,
@@ -283,6 +285,75 @@ def test_a_read_does_not_go_back_to_a_leader_that_was_deposed() -> None:
                 list(fetch.answer(40))
             assert fetch.position == 20
         assert asked == [None, "7"]
+
+
+def with_epochs(log: Log, offset: int, end: int | None) -> tuple[bytes, dict[str, str]]:
+    """As a broker answers that tells of epochs: of the records before the two ends of what it sends."""
+    headers = [read_header(m) for m in log.messages]
+
+    def before(at: int) -> int:
+        return max((h.leader_epoch for h in headers if h.first_offset < at), default=-1)
+
+    data, said = log.answer(offset, end)
+    epochs = f"{before(offset)}, {before(int(said[http.NEXT_OFFSET]))}"
+    return data, {**said, http.LEADER_EPOCH: str(headers[-1].leader_epoch), http.EPOCHS: epochs}
+
+
+@pytest.mark.parametrize("wanted", [ALL, Conditions(subjects=("orders.1",), key=None, since_us=None, until_us=None)])
+@pytest.mark.parametrize("cut", [False, True])
+def test_records_that_were_given_up_after_they_had_been_read_end_the_read(wanted: Conditions, cut: bool) -> None:
+    """An operator had a broker lead that has 20 of 30 records, and 30 others were written since."""
+    logs = [Log([message(0, 10, epoch=4), message(10, 30, epoch=5)])]
+
+    def handler(request: Request, reply: Reply) -> None:
+        offset, end = int(request.query["offset"]), request.query.get("end")
+        data, headers = with_epochs(logs[-1], offset, None if end is None else int(end))
+        if cut and request.number == 0:
+            reply.head(200, len(data), headers)
+            reply.send(data[:-8])
+            reply.close()
+        else:
+            reply.answer(200, data, headers)
+
+    with RawServer(handler) as server:
+        fetch = PartitionFetch(FetchSession(server.address), "orders", 0, 0, deadline_s=5, wanted=wanted)
+        assert sum(batch.num_rows for batch in fetch.answer(None)) == 30
+        assert list(fetch.answer(None)) == []
+        logs.append(Log([message(0, 10, epoch=4), message(10, 20, epoch=5), message(20, 50, epoch=9)]))
+        with pytest.raises(OffsetOutOfRange, match="orders/0/30: records before this offset were given up") as caught:
+            list(fetch.answer(None))
+        assert caught.value.fields.items() >= {"parted_epoch": 5, "high_watermark": 50}.items()
+        assert fetch.position == 30
+
+
+def test_another_leader_that_has_what_was_read_is_no_loss() -> None:
+    """Also one that knows an epoch only from where its first record was left by compaction."""
+    logs = [Log([message(0, 10, epoch=4), message(10, 30, epoch=5)])]
+
+    def handler(request: Request, reply: Reply) -> None:
+        data, headers = with_epochs(logs[-1], int(request.query["offset"]), None)
+        reply.answer(200, data, headers)
+
+    with RawServer(handler) as server:
+        fetch = PartitionFetch(FetchSession(server.address), "orders", 0, 0, deadline_s=0)
+        assert sum(batch.num_rows for batch in fetch.answer(None)) == 30
+        logs.append(Log([message(0, 10, epoch=4), message(10, 30, epoch=5), message(30, 40, epoch=9)]))
+        assert sum(batch.num_rows for batch in fetch.answer(None)) == 10
+        logs.append(Log([message(0, 10, epoch=4), message(35, 40, epoch=5), message(40, 50, epoch=12)]))
+        assert sum(batch.num_rows for batch in fetch.answer(None)) == 10
+
+
+@pytest.mark.parametrize("said", ["", "3", "3,4", "-2, 1", "a, b", "1, 2, 3"])
+def test_epochs_that_are_none_are_no_answer_of_a_broker(said: str) -> None:
+    def twist(request: Request, reply: Reply, data: bytes, headers: dict[str, str]) -> bool:
+        reply.answer(200, data, {**headers, http.EPOCHS: said})
+        return True
+
+    with (
+        RawServer(serve(Log.of(10, per_batch=10), twist)) as server,
+        pytest.raises(BadBatch, match="header Liftlog-Epochs"),
+    ):
+        offsets(server, 0, 10)
 
 
 def test_two_brokers_that_send_each_other_are_not_followed_for_ever() -> None:

@@ -197,6 +197,25 @@ def test_a_newer_leader_epoch_than_ours_is_not_ready(orders: Api) -> None:
     assert answer.headers["Retry-After"]
 
 
+def test_the_epochs_of_the_records_before_both_ends_are_told(server: Server, orders: Api) -> None:
+    partition = server.backend.partition("orders", 0)
+    first = partition.leader_epoch
+    partition.lead(first + 4)
+    orders.append("orders", values(10))
+    for query, said in [
+        ({"offset": 0}, f"-1, {first + 4}"),
+        ({"offset": 50, "end": 60}, f"{first}, {first}"),
+        ({"offset": 100}, f"{first}, {first + 4}"),
+        ({"offset": 101}, f"{first + 4}, {first + 4}"),
+        ({"offset": 110}, f"{first + 4}, {first + 4}"),
+        ({"offset": 50, "end": 60, "key": "nobody"}, f"{first}, {first}"),
+    ]:
+        assert orders.read("orders", **query).headers[http.EPOCHS] == said, query
+    assert orders.post("/v1/streams/orders/trim", {"before": {"offset": 60}}).status == 200
+    assert orders.read("orders", offset=60).headers[http.EPOCHS] == f"-1, {first + 4}"
+    assert http.EPOCHS not in orders.read("orders", offset=60, format="json").headers
+
+
 def test_head_has_the_headers_of_get(orders: Api) -> None:
     got, head = orders.read("orders"), orders.read("orders", method="HEAD")
     assert head.status == 200
