@@ -200,9 +200,10 @@ class Partition:
         return f"{self.stream}/{self.partition}"
 
     def alter(self, info: StreamInfo) -> None:
-        """Take over altered settings and state."""
-        self._info = info
-        self._is_closed = info.paused or info.read_only
+        """Take over altered settings and state. Behind it nothing is appended that they refuse (P7)."""
+        with self._lock:
+            self._info = info
+            self._is_closed = info.paused or info.read_only
         self.fsync_each_batch = info.settings.fsync == "batch"
         self.fsync_interval_ms = info.settings.fsync_interval_ms
         self.log.update_settings(LogSettings.of(info.settings, self.log.settings))
@@ -272,6 +273,8 @@ class Partition:
                 epoch = core.epoch
                 if core.role is not LEADING or (leader_epoch is not None and leader_epoch != epoch):
                     self._refuse(leader_epoch)
+                if self._is_closed:  # P7
+                    self.check_open(decided=decided)
                 self._judge_again(sorted_by)
                 if self._told_of is not self._info:
                     before = self._news()

@@ -354,6 +354,26 @@ def test_refusing_partition_takes_nothing_from_anybody(partition: Partition) -> 
     assert partition.append([rows(b"x")], acks="none").result(60).next_offset == 1
 
 
+@pytest.mark.parametrize("state, error", [({"paused": True}, StreamPaused), ({"read_only": True}, ReadOnly)])
+def test_an_append_that_was_judged_before_a_change_is_refused_behind_it(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch, state: dict[str, bool], error: type[Exception]
+) -> None:
+    """P7. It reads the clock between the two: there it waits for others who append, or for its turn."""
+    real = partition.replica.elapsed_us
+
+    def altered_meanwhile() -> int:
+        partition.alter(info(**state))
+        return real()
+
+    monkeypatch.setattr(partition.replica, "elapsed_us", altered_meanwhile)
+    waiter = Waiter()
+    with pytest.raises(error):
+        partition.append_now([rows(b"x")], waiter)
+    assert (stored(partition), partition.log.log_end_offset, waiter.done.is_set()) == ([], 0, False)
+    partition.append_now([rows(b"decided")], waiter, decided=True)
+    assert partition.log.log_end_offset == 1
+
+
 def test_refusal_is_a_new_error_for_each_append(partition: Partition) -> None:
     """One and the same would gather the frames, and the batches in them, of all who met it."""
     partition.alter(info(read_only=True))

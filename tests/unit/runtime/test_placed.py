@@ -155,6 +155,23 @@ def test_who_has_stopped_makes_no_log_any_more(one: Node, cluster: Cluster) -> N
     assert (one.replicas.replicas(), one.replicas.partition(at)) == ([], None)
 
 
+def test_a_stop_amid_a_change_of_the_catalog_leaves_no_log_open(
+    one: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G17. The catalog's thread has begun with the change when the stop begins; its next steps make no log."""
+    one.start()
+    shared = replicas_module._Shared
+
+    def stopped_meanwhile(*args: Any) -> Any:
+        one.replicas.stop()
+        return shared(*args)
+
+    monkeypatch.setattr(replicas_module, "_Shared", stopped_meanwhile)
+    [at] = cluster.create("s")
+    assert "a" in cluster.state(at).replicas
+    assert (one.replicas.replicas(), one.replicas.partition(at)) == ([], None)
+
+
 def test_a_new_partition_is_made_reported_and_led(led: tuple[Node, Cluster, Place]) -> None:
     one, cluster, at = led
     assert "a" in cluster.state(at).opened

@@ -30,13 +30,15 @@ G15  A command costs what it changes: only partitions that it has touched are lo
     the catalog as a whole. So it is after a fault of ours.
 G16  Time costs the broker the same however many replicas it has: a round ticks `TICKED_AT_ONCE` of them, in turn. It
     ticks all where something has changed that they do not hear of otherwise (`look`), and while the broker stops.
-G17  Who stops hears nothing more of the catalog: a log that is made or taken then is closed by nobody.
+G17  Who stops hears nothing more of the catalog: a log that is made or taken then is closed by nobody. The catalog's
+    thread may be amid a change: it makes and takes nothing more from the moment on that the stop begins to count.
 G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -125,6 +127,7 @@ class Replicas:
         self._to_tick: list[PlacedReplica] = []  # the rest of this turn (G16)
         self._mender = Mender(host.mending)
         self._is_leaving = self._has_stopped = False
+        self._taking = threading.Lock()  # over who has which log (G17)
         self._ticked_ms = self._now_ms()
         self._loop = host.make_loop(self.step, "replicas")
 
@@ -202,7 +205,8 @@ class Replicas:
 
     def stop(self) -> None:
         """No more roles: close all logs, marked clean (G17)."""
-        self._has_stopped = True
+        with self._taking:
+            self._has_stopped = True
         self._loop.stop()
         self._host.step_outs.shutdown(wait=False, cancel_futures=True)
         self._mender.close()
@@ -351,25 +355,29 @@ class Replicas:
             log.warning("replica.unknown count=%d partitions=%s", len(names), names)
 
     def _tell(self, at: Place, name: str, told: Told | None) -> None:
-        replica = self._replicas.get(at)
-        if replica is None:
-            found_name, found = self._found.pop(at, (name, None))
-            replica = PlacedReplica(
-                self._host,
-                at,
-                found_name,
-                found,
-                self._loop.wake,
-                self._reports,
-                self._changes,
-                self._mender,
-                is_old=at in self._old,
-            )
-            self._replicas[at] = replica
+        with self._taking:  # G17
+            if self._has_stopped:
+                return
+            replica = self._replicas.get(at) or self._add(at, name)
         self._seen[at] = told
         if told is None:
             self._ending.add(at)
         replica.tell(told)
+
+    def _add(self, at: Place, name: str) -> PlacedReplica:
+        found_name, found = self._found.pop(at, (name, None))
+        replica = self._replicas[at] = PlacedReplica(
+            self._host,
+            at,
+            found_name,
+            found,
+            self._loop.wake,
+            self._reports,
+            self._changes,
+            self._mender,
+            is_old=at in self._old,
+        )
+        return replica
 
     def _drop_gone(self) -> None:
         for at in [at for at in self._ending if at not in self._leftovers]:
