@@ -17,6 +17,7 @@ P4  A caller that appends may offer to sync as well (`here`): to wake another th
 P5  Partitions that are synced in a row keep nobody waiting (row_sync.py).
 P6  An append that was judged under a leader epoch, or searched for, is done under that one or not at all. (Else a
     leader that searched, was deposed and leads again appends what another leader has appended meanwhile.)
+P7  Once it goes by a pause, or is read-only, nothing is appended that was judged before: not by who waits for the lock.
 P20  Parts of it know it by weak references, so that it is gone, with its log, when the last who uses it lets go: no
     search for cycles counts what its tables take.
 

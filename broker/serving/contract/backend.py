@@ -344,7 +344,7 @@ class Backend(StreamChanges, Protocol):
         """These have changed at another broker: wake who watches them."""
 
     def brokers(self) -> list[dict[str, Any]]:
-        """`id`, `http`, `grpc`, `rack` of each, and whether it is `live` or `stopping`."""
+        """`id`, `http`, `grpc`, `rack` and `session_ms` of each, and whether it is `live` or `stopping`."""
 
     def ready(self) -> tuple[bool, dict[str, str]]:
         """Whether it can serve, and what is missing: name -> what is wrong with it."""

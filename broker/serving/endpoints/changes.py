@@ -36,7 +36,7 @@ from broker.serving.contract.schemas import (
 from broker.serving.endpoints.consumers import numbers_of
 from broker.serving.endpoints.records import end_of
 from broker.serving.endpoints.resolve import leader_named
-from broker.serving.endpoints.streams import answer_one, changeable, until_served
+from broker.serving.endpoints.streams import answer_one, changeable, until_changed, until_served
 from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
 from broker.storage.read import out_of_range
@@ -62,7 +62,7 @@ async def resume(serving: Serving, request: web.Request, query: Query) -> web.St
 async def _set_paused(serving: Serving, request: web.Request, paused: bool) -> web.StreamResponse:
     info = changeable(serving, request)
     info = await unbroken(serving.backend.set_stream_state(info.name, paused=paused))
-    await until_served(serving, request, info)
+    await until_changed(serving, request, info)
     return await answer_one(serving, request, info)
 
 
@@ -79,7 +79,7 @@ async def set_read_only(serving: Serving, request: web.Request, query: Query) ->
     read_only = (await serving.asked(request, ReadOnlyState)).read_only
     info = changeable(serving, request)
     info = await unbroken(serving.backend.set_stream_state(info.name, read_only=read_only))
-    await until_served(serving, request, info)
+    await until_changed(serving, request, info)
     return await answer_one(serving, request, info)
 
 

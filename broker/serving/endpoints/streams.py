@@ -22,6 +22,7 @@ from broker.api.errors import (
 from broker.api.misfit import Misfit
 from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
+from broker.metadata.session import lapse_ms
 from broker.serving.contract.backend import Backend, PartitionHandle, Whereabouts
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body, boolean, refused
 from broker.serving.http.peers import is_from_peer
@@ -70,13 +71,14 @@ async def create(serving: Serving, request: web.Request, query: Query) -> web.St
     return await answer_one(serving, request, info, {"created": created}, status=status, headers=headers)
 
 
-async def until_served(serving: Serving, request: web.Request, info: StreamInfo) -> None:
+async def until_served(
+    serving: Serving, request: web.Request, info: StreamInfo, *, within_s: float | None = None
+) -> None:
     """Wait until the leaders of a stream capture and answer, by the settings and the state that it has now: that holds
-    for what is published next. For `SERVED_S` at most: one that stands still does not answer. It leads for some time
-    yet, but no longer than that."""
+    for what is published next. Or until time is up (`SERVED_S`): one that stands still does not answer."""
     path, pause_s = f"/v1/streams/{info.name}", SERVED_PAUSE_S / 8
     with suppress(TimeoutError, UnknownStream):
-        async with asyncio.timeout(SERVED_S):
+        async with asyncio.timeout(SERVED_S if within_s is None else within_s):
             while _terms(serving.backend.stream(info.name)) == _terms(info):  # else somebody has changed it again
                 gathered = _gather(serving.backend, info)
                 answers = await _ask_others(serving, request, [gathered], path) if gathered.elsewhere else []
@@ -88,6 +90,13 @@ async def until_served(serving: Serving, request: web.Request, info: StreamInfo)
                     return
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, SERVED_PAUSE_S)
+
+
+async def until_changed(serving: Serving, request: web.Request, info: StreamInfo) -> None:
+    """As `until_served`, of a change that was committed. A leader that does not hear of it goes on as before, for as
+    long as it has a session: it renews none without having the change. Who lives may lead until then."""
+    lengths = (lapse_ms(each["session_ms"]) / 1000 for each in serving.backend.brokers() if each["live"])
+    await until_served(serving, request, info, within_s=max([SERVED_S, *lengths]))
 
 
 def _terms(info: StreamInfo) -> tuple[str, Mapping[str, Any], bool, bool]:
@@ -146,7 +155,7 @@ async def alter(serving: Serving, request: web.Request, query: Query) -> web.Str
     if not values:
         raise refused(Misfit("must name at least one setting", values))
     info = await unbroken(serving.backend.alter_stream(info.name, values))
-    await until_served(serving, request, info)
+    await until_changed(serving, request, info)
     return await answer_one(serving, request, info)
 
 

@@ -64,7 +64,8 @@ def share(two: Two, me: int, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = two.servers[me].backend
     open_here = backend._partitions
     brokers = [
-        {"id": f"broker-{number}", "http": two.address(number), "grpc": "g", "live": True} for number in range(2)
+        {"id": f"broker-{number}", "http": two.address(number), "grpc": "g", "live": True, "session_ms": 2_000}
+        for number in range(2)
     ]
 
     def partition(stream: str, number: int) -> Partition:
@@ -194,6 +195,29 @@ def test_a_change_is_answered_once_every_leader_goes_by_it(two: Two, monkeypatch
             assert wait([answer], timeout=0.1).not_done, f"{path}: broker-1 goes by the former settings"
             others.alter(info)
             assert answer.result(60).status == 200
+
+
+def test_a_change_is_not_answered_while_a_leader_that_does_not_hear_of_it_may_have_a_session(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many partitions a session is longer than the 3 s after which it was answered."""
+    here, there = (server.backend for server in two.servers)
+    mine, others = here._partitions["orders"][0], there._partitions["orders"][1]
+    info = replace(mine.goes_by, read_only=True)
+    known = [{**each, "session_ms": 60_000} for each in here.brokers()]
+    monkeypatch.setattr(streams, "SERVED_S", 0.0)
+    monkeypatch.setattr(here, "brokers", lambda: known)
+    monkeypatch.setattr(here, "set_stream_state", says(here, info))
+    asked = partial(two.servers[0].api.post, "/v1/streams/orders/read-only", {"read_only": True})
+    with ThreadPoolExecutor(1) as thread:
+        mine.alter(info)
+        answer = thread.submit(asked)
+        assert wait([answer], timeout=0.1).not_done, "broker-1 goes by the former state"
+        others.alter(info)
+        assert answer.result(60).status == 200
+    others.alter(replace(info, read_only=False))
+    known[:] = [{**each, "live": False} for each in known]
+    assert asked().status == 200, "nobody has a session: nobody takes a record"
 
 
 def says(backend: LogBackend, info: StreamInfo) -> Callable[..., Awaitable[StreamInfo]]:
