@@ -31,7 +31,7 @@ from broker.metadata import heard
 from broker.metadata.partition import Place
 from broker.runtime.cluster.replicas import replicas as replicas_module
 from broker.runtime.cluster.replicas.folders import Folders
-from broker.runtime.cluster.replicas.placed import PlacedReplica
+from broker.runtime.cluster.replicas.placed import PlacedReplica, Stepping
 from broker.runtime.metrics import REGISTRY
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
@@ -442,6 +442,21 @@ def test_a_step_out_that_does_not_come_through_ends_the_process(
     assert "s/0" in one.gave_up[0]
     time.sleep(0.3)
     assert len(one.gave_up) == 1
+
+
+def test_with_many_partitions_a_step_out_may_take_as_much_longer_as_an_election(
+    led: tuple[Node, Cluster, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G4. With 9,000 another controller is elected after 2.5 to 5 s, and the command concerns thousands."""
+    one, cluster, at = led
+    placed = one.placed(at)
+    monkeypatch.setattr(replicas_module, "slower", lambda partitions: 5.0)
+    cluster.goes.clear()
+    one.replicas._loop.stop()
+    placed.stepping = Stepping("fsync", (1, 0), 10_000)
+    for now_ms, is_over in ((15_001, False), (34_999, False), (35_001, True)):
+        one.replicas._step_out(now_ms)
+        assert bool(one.gave_up) == is_over, now_ms
 
 
 def test_a_damaged_replica_begins_anew_and_its_files_stay_until_all_are_in_sync(

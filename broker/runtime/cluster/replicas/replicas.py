@@ -8,7 +8,8 @@ G1  Before the registration everything that has a folder is open, and the regist
 G2  The catalog's thread compares and passes on. It touches no disk, and takes no lock that is held over one.
 G3  One disk that fails has many logs fail: those that want to step out within `GATHER_MS` do so by one command.
 G4  A step-out after a failed fsync that does not come through within `GIVE_UP_MS` ends the process: nobody knows what
-    its logs hold, and the catalog may take it for well.
+    its logs hold, and the catalog may take it for well. With many partitions it may take longer (`session.slower`), as
+    an election does, and the command itself, which concerns all that are on the disk.
 G5  A deletion is confirmed when the folder is gone, durably.
 G6  A folder that the catalog does not know is left alone, and named: it may be somebody's only copy.
 G7  While the catalog is rescued, no log that was found is taken, moved aside or deleted: what an older catalog says of
@@ -50,6 +51,7 @@ from broker.metadata.cluster import Touched
 from broker.metadata.growth import GrowthStage, stage_of
 from broker.metadata.heard import Heard
 from broker.metadata.partition import Place
+from broker.metadata.session import slower
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.replicas.mending import Mender
 from broker.runtime.cluster.replicas.opened_reports import OpenedReports
@@ -68,7 +70,7 @@ GATHER_MS: Final = 30
 ASK_AGAIN_MS: Final = 400
 GIVE_UP_MS: Final = 5_000
 STOP_MS: Final = 2_500
-"""Longer than it takes until a broker that has died leads no more."""
+"""Longer than it takes until a broker that has died leads no more, where there are few partitions."""
 STOP_AGAIN_MS: Final = 15_000
 HAND_OVER_S: Final = 0.005
 """After so long one looks again whether the followers have all."""
@@ -436,7 +438,8 @@ class Replicas:
         """Ask for the step-outs that are due (G3). Returns whether some are being gathered."""
         waiting = {(r.at, r.stepping): str(r) for r in list(self._replicas.values()) if r.stepping is not None}
         self._asked_ms = {key: ms for key, ms in self._asked_ms.items() if key in waiting}
-        late = [name for (_, s), name in waiting.items() if s.why == "fsync" and now_ms - s.since_ms > GIVE_UP_MS]
+        most_ms = GIVE_UP_MS * slower(len(self._host.service.catalog.cluster.partitions))
+        late = [name for (_, s), name in waiting.items() if s.why == "fsync" and now_ms - s.since_ms > most_ms]
         if late and not self._has_given_up:  # G4
             self._has_given_up = True
             self._host.give_up(f"the step-out of {', '.join(late)} does not come through")
