@@ -41,7 +41,7 @@ from tests.support.random_json import random_value
 from tests.unit.client.logs import body, message
 from tests.unit.ingest.vectors import VECTORS
 from tests.unit.ingest.wire import hmsg, msg
-from tests.unit.serving.arrow import stream_of, values
+from tests.unit.serving.arrow import not_utf8, stream_of, values
 
 ROOT = Path(__file__).parents[2]
 Inputs = Iterator[tuple[str, str, bytes]]
@@ -333,6 +333,7 @@ def of_http() -> Inputs:
         "dictionary": stream_of(pa.record_batch({"value": pa.array(["a", "b", "a"]).dictionary_encode()})),
         "view": stream_of(pa.record_batch({"value": pa.array([b"x" * 30, None], pa.binary_view())})),
         "nothing": b"",
+        **{f"not-utf8-{name}": data for name, data in not_utf8()},
     }
     for name, data in streams.items():
         yield "http-arrow", name, data

@@ -6,7 +6,7 @@ offset, length and UTF-8 string. Nothing reads a value before that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
@@ -32,6 +32,7 @@ def decode_stream(
     reserve(walk(body, decoded_bytes_max=decoded_bytes_max).inflated_bytes)
     try:
         with pa.ipc.open_stream(pa.py_buffer(body), options=_OPTIONS) as reader:
+            check_text(reader.schema)
             check_columns(reader.schema)
             batches = []
             for number, batch in enumerate(reader):
@@ -46,6 +47,34 @@ def decode_stream(
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
         raise InvalidRecords(f"the request body is not a usable Arrow stream: {str(error)[:300]}") from error
+
+
+def check_text(schema: pa.Schema) -> None:
+    """Refuse a schema with text that is not UTF-8: a name at any depth, a time zone.
+
+    Arrow checks the text of values alone, and decodes that of a schema wherever it is asked for.
+
+    Raises:
+        InvalidRecords: names the column by its number, from 0.
+    """
+    for number in range(len(schema)):
+        try:
+            for _ in _texts(schema.field(number)):
+                pass
+        except UnicodeDecodeError as error:
+            raise InvalidRecords(f"column {number}: a name or time zone of its type is not UTF-8: {error}") from error
+
+
+def _texts(field: pa.Field) -> Iterator[str | None]:
+    """Each text of a field and its type, decoded. Arrow reads no deeper than 64 levels."""
+    yield field.name
+    kind = field.type
+    while isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind.storage_type
+    if pa.types.is_timestamp(kind):
+        yield kind.tz
+    for i in range(kind.num_fields):
+        yield from _texts(kind.field(i))
 
 
 COLUMNS = ("key", "value", "headers", "subject", "timestamp", "reply")

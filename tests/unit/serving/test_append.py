@@ -28,7 +28,7 @@ from broker.serving.http.body import ROOM_MADE_BYTES
 from broker.storage.log import AppendResult
 from tests.support.messages import split_messages
 from tests.support.rows import random_rows
-from tests.unit.serving.arrow import stream_of, values
+from tests.unit.serving.arrow import not_utf8, stream_of, values
 from tests.unit.serving.server import Api, Server, running
 
 
@@ -212,6 +212,14 @@ def test_malformed_bodies_are_refused_with_the_reason(untouched: Api, body: byte
     answer = untouched.append("orders", body)
     assert (answer.status, answer.reason) == (400, "invalid_records")
     assert what in answer.problem["detail"]
+
+
+@pytest.mark.parametrize("body", [pytest.param(body, id=name) for name, body in not_utf8()])
+def test_a_schema_whose_text_is_not_utf8_is_refused(untouched: Api, body: bytes) -> None:
+    """Wherever it is: Arrow lets it in, and it is an error where it is read."""
+    answer = untouched.append("orders", body)
+    assert (answer.status, answer.reason) == (400, "invalid_records"), answer.body
+    assert "UTF-8" in answer.problem["detail"] or "dictionary" in answer.problem["detail"]
 
 
 def test_one_bad_row_refuses_the_whole_body(untouched: Api) -> None:
