@@ -7,7 +7,7 @@ V6  A leader reads from NATS while it has a session, and answers clients once th
 V11  Behind a removal nothing is captured, also by a turn that began before it: captures of one name follow each other
     in the order in which they were begun, and the stream of that name may be another one by now.
 V13  A pause ends the capture first. What the NATS server had sent by then is taken in before the partition refuses, and
-    so before anybody is told that the stream is paused.
+    so before anybody is told that the stream is paused. Nor is that told before the partition refuses.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Capturing:
         return partition.leads and not info.paused and self._host.has_session()
 
     def see_to(self, partition: ReplicatedPartition, info: StreamInfo) -> None:
-        """Begin or end the capture, as the partition's role and its stream are now."""
+        """Begin or end the capture, as the partition's role and its stream are now. The partition goes by `info`."""
         host, epoch = self._host, partition.leader_epoch
         if not self.is_wanted(partition, info):
             self.end()

@@ -308,7 +308,7 @@ class PlacedReplica:
         if not self._wants.trim():
             self._is_unfinished = True
         self._see_to_stage(told)
-        if (partition := self.partition) is not None:
+        if (partition := self.partition) is not None and self._info is told.info:  # else it is about to be paused
             self._capturing.see_to(partition, told.info)
 
     def _take_wish(self) -> str | None:
