@@ -461,10 +461,17 @@ class Log:
         return self.state.view().index(segment)
 
     def replace_segments(
-        self, old: Sequence[Segment], staged: str, entries: Entries, size: int, *, cuts: int | None = None
+        self,
+        old: Sequence[Segment],
+        staged: str,
+        entries: Entries,
+        size: int,
+        *,
+        cuts: int | None = None,
+        is_whole: bool = False,
     ) -> bool:
         """As `replace.replace_segments`."""
-        return replace_segments(self.state, old, staged, entries, size, cuts=cuts)
+        return replace_segments(self.state, old, staged, entries, size, cuts=cuts, is_whole=is_whole)
 
     # --- what is told of it ---------------------------------------------------------------------------------
 

@@ -306,8 +306,9 @@ def _write(
     staged = stage(log.disk, sources, throttle, shape=settings.shape, needs_stamp=log.needs_stamp)
     if staged is None:
         return None
-    if not log.replace_segments(segments, staged.path, staged.entries, staged.bytes):
-        return CoalescingReport(failed="retention took it meanwhile")
+    if not log.replace_segments(segments, staged.path, staged.entries, staged.bytes, is_whole=True):
+        why = "something of it is lost" if log.lost_ranges else "retention took it meanwhile"
+        return CoalescingReport(failed=why)
     return CoalescingReport(
         start=segments[0].base_offset,
         end=group[-1].end,

@@ -244,7 +244,9 @@ class _Pass:
                 continue
             if staged.records_gone and not self._note_superseded(staged.path, cuts):
                 break
-            if self.log.replace_segments([segment], staged.path, staged.entries, staged.bytes, cuts=cuts):
+            if self.log.replace_segments(
+                [segment], staged.path, staged.entries, staged.bytes, cuts=cuts, is_whole=True
+            ):
                 rewritten += 1
                 gone += staged.records_gone
                 before += size

@@ -21,7 +21,14 @@ def sealed_segments(state: LogState) -> list[tuple[Segment, int]]:
 
 
 def replace_segments(
-    state: LogState, old: Sequence[Segment], staged: str, entries: Entries, size: int, *, cuts: int | None = None
+    state: LogState,
+    old: Sequence[Segment],
+    staged: str,
+    entries: Entries,
+    size: int,
+    *,
+    cuts: int | None = None,
+    is_whole: bool = False,
 ) -> bool:
     """Put the file `staged`, which is on disk, in the place of sealed segments, durably. Readers are undisturbed.
 
@@ -30,8 +37,11 @@ def replace_segments(
         entries: Its index.
         size: Its bytes.
         cuts: The log's `cuts` from before the read that decided which records are left out.
+        is_whole: It was written by indexes that were to name all batches. If something is lost by now, they may not
+            have named a damaged one (`state.L11`): then its offsets would look as if their records had been removed.
     Returns:
-        False: one of them is gone meanwhile, or records were taken back; then `staged` is gone too.
+        False: one of them is gone meanwhile, or records were taken back, or something is lost; then `staged` is gone
+            too.
     Raises:
         StorageFailed, DiskFull: the log is failed, or the disk refuses; the old ones are there, or the new one,
             whole (`joining.J1`).
@@ -51,7 +61,7 @@ def replace_segments(
                     replaced = state.disk.open(old[0].path, readonly=True)
                 with state.lock, state.guarded("replace"):
                     state.check_writable()
-                    if cuts is None or cuts == state.cuts:
+                    if (cuts is None or cuts == state.cuts) and not (is_whole and state.lost_ranges):
                         is_done = state.chain.replace(old, staged, entries, size)
         finally:
             if replaced is not None:

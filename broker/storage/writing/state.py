@@ -20,6 +20,9 @@ L8  A log that is closed writes nothing into its folder and removes nothing ther
 L10  Nothing but an append reads a disk under the append lock: intake waits for it. Who has to read reads before, and
     looks under the lock whether what was read still holds. (So do who takes records back and who begins to lead, while
     nobody appends.)
+L11  What is lost is known before any index lacks it, and until a segment has it again. A view has what was lost while
+    its segments were looked up, and its answer counts if that is so at the end: else an index that was scanned anew
+    meanwhile may have hidden a damaged batch from it, or one of before may have hidden what was mended.
 
 Trouble with files:
 
@@ -41,7 +44,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from broker.api.errors import CorruptLog, DiskFull, LiftlogError, StorageFailed
 from broker.storage.disk import Disk, storage_error
-from broker.storage.read import LogView, NeedsRepair
+from broker.storage.read import LogView, NeedsRepair, ReadPlan
 from broker.storage.recovery import Ranges, RecoveredLog, RecoveryReport, Rescan, merge_ranges, rescan
 from broker.storage.rewrite.clean_state import CLEAN_STATE_FILE, load_clean_state, save_clean_state
 from broker.storage.segments.ages import Ages
@@ -239,18 +242,26 @@ class LogState:
     # --- questions ------------------------------------------------------------------------------------------
 
     def view(self) -> LogView:
-        """The log at this moment."""
-        # In this order: what a later attribute holds covers what an earlier one says.
-        high_watermark, end, segments = self.high_watermark, self.log_end_offset, self.chain.segments
-        start = self.log_start_offset
-        return LogView(self.identity, self.disk, segments, start, high_watermark, end, self.lost_ranges)
+        """The log at this moment (L11)."""
+        while True:
+            # In this order: what a later attribute holds covers what an earlier one says.
+            lost = self.lost_ranges
+            high_watermark, end, segments = self.high_watermark, self.log_end_offset, self.chain.segments
+            start = self.log_start_offset
+            if lost is self.lost_ranges:
+                return LogView(self.identity, self.disk, segments, start, high_watermark, end, lost)
 
     def ask(self, question: Callable[[LogView], T]) -> T:
-        """Ask again after each repair, or when a segment went away after the view was taken."""
+        """Ask again after each repair, or when a segment went away after the view was taken, or others have found or
+        mended damage meanwhile (L11)."""
         for _ in range(REPAIRS_PER_CALL_MAX + len(self.chain.segments)):  # a power cut may take every index file
             view = self.view()
             try:
-                return question(view)
+                found = question(view)
+                if self.lost_ranges == view.lost_ranges:
+                    return found
+                if isinstance(found, ReadPlan):
+                    found.close()
             except NeedsRepair as damage:
                 self.repair(damage.segment, around_errors=damage.around_errors)
             except FileNotFoundError as error:
@@ -296,6 +307,7 @@ class LogState:
         """With the lock held. `found`: None: there is no such file any more."""
         lost = found.lost if found is not None else [(segment.base_offset, end)]
         was_tail = segment is self.chain.tail
+        self.lost_ranges = merge_ranges([*self.lost_ranges, *lost], log_start_offset=self.log_start_offset)  # L11
         with self.guarded("scan"):
             if found is not None:
                 self.chain.take_anew(segment, found, end)
@@ -303,7 +315,6 @@ class LogState:
                 self.chain.remove(segment)
         if was_tail and self.chain.tail is None:
             self.note_roll()
-        self.lost_ranges = merge_ranges([*self.lost_ranges, *lost], log_start_offset=self.log_start_offset)
 
     def awake(self) -> GrowingIndex | None:
         """The tail's index, its file open; None: there is no tail."""
