@@ -255,17 +255,23 @@ class Serving:
         """
         return await self._from_json(request, bytes_max, items_max, lambda value: request_of(cls, value))
 
+    async def asked_in(self, text: memoryview, cls: type[T]) -> T:
+        """As `asked`, of a part of a body that is read already."""
+        return await self._made_of(text, ITEMS_MAX, lambda value: request_of(cls, value))
+
     async def json_object(self, request: web.Request, bytes_max: int) -> JSON:
         """The body as a JSON object. Raises as `json_text.parse` and `read_body`."""
         return await self._from_json(request, bytes_max, ITEMS_MAX, lambda value: value)
 
     async def _from_json(self, request: web.Request, bytes_max: int, items_max: int, make: Callable[[JSON], T]) -> T:
         """What `make` makes of the JSON body; of a long one in a worker thread."""
-        body = await read_json_text(request, bytes_max)
+        return await self._made_of(await read_json_text(request, bytes_max), items_max, make)
+
+    async def _made_of(self, text: bytes | bytearray | memoryview, items_max: int, make: Callable[[JSON], T]) -> T:
         reservation = reservation_now.get()
-        if len(body) <= CHECKED_INLINE_BYTES:
-            return make(parse(body, reservation, items_max))
-        return await self.in_worker(lambda: make(parse(body, reservation, items_max)))
+        if len(text) <= CHECKED_INLINE_BYTES:
+            return make(parse(text, reservation, items_max))
+        return await self.in_worker(lambda: make(parse(text, reservation, items_max)))
 
     async def json_answer(
         self, make: Callable[..., Any], *args: Any, status: int = 200, headers: Mapping[str, str] | None = None

@@ -45,13 +45,12 @@ from broker.api.plain_rows import PlainRows
 from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
 from broker.serving.contract.backend import PartitionHandle
-from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, integer, request_of, text
+from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, integer, text
 from broker.serving.contract.schemas import AppendBundle, AppendedPart, Bundle, BundledPart
 from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, appendable, default_subject
 from broker.serving.endpoints.records import INCARNATION, stale
 from broker.serving.http.body import Reservation, check_media, read_body, reservation_now
 from broker.serving.http.gone import check_asker
-from broker.serving.http.json_text import parse
 from broker.serving.http.waiting import unbroken
 from broker.serving.payload.decode import decode_stream
 from broker.serving.payload.rows import ROW_OVERHEAD_BYTES, split, to_rows
@@ -113,7 +112,7 @@ async def stage_bundle(serving: Serving, request: web.Request, query: Query) -> 
     serving.meters.posted_bytes.inc(len(body))
     reservation = reservation_now.get()
     view = memoryview(body)
-    parts = request_of(Bundle, parse(view[: query["head"]], reservation)).parts
+    parts = (await serving.asked_in(view[: query["head"]], Bundle)).parts
     led_here(serving, info, parts, query["incarnation"] or info.incarnation)
     arguments = (view[query["head"] :], parts, info, serving.now_us(), serving.body_bytes_max, reservation)
     is_small = len(body) <= INLINE_BYTES_MAX
@@ -169,7 +168,7 @@ async def append_bundle(serving: Serving, request: web.Request, query: Query) ->
     serving.meters.posted_bytes.inc(len(body))
     reservation = reservation_now.get()
     view = memoryview(body)
-    parts = request_of(AppendBundle, parse(view[: query["head"]], reservation)).parts
+    parts = (await serving.asked_in(view[: query["head"]], AppendBundle)).parts
     led_here(serving, info, parts, query["incarnation"] or info.incarnation)
     arguments = (view[query["head"] :], parts, info, serving.now_us(), serving.body_bytes_max, reservation)
     is_small = len(body) <= INLINE_BYTES_MAX

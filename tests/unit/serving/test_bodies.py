@@ -6,6 +6,7 @@ Method: a real server whose budgets are small or full, raw sockets, and every op
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import random
@@ -21,9 +22,9 @@ import pytest
 from aiohttp import web
 
 from broker.api.errors import InvalidRequest, Overloaded, RequestTooLarge, Unavailable
-from broker.serving.contract.endpoint import Endpoint
-from broker.serving.endpoints.watch import STARS_MAX
-from broker.serving.http import body, peers
+from broker.serving.contract.endpoint import CHECKED_INLINE_BYTES, Endpoint
+from broker.serving.endpoints.watch import STARS_MAX, Patterns
+from broker.serving.http import body, json_text, peers
 from broker.serving.http.app import BODIES_AT_ONCE, ENDPOINTS
 from broker.serving.http.body import JSON_MEDIA, BodyBudget
 from broker.serving.http.json_text import DEPTH_MAX, Tally, parse, tally
@@ -312,3 +313,45 @@ def test_a_reservation_is_given_back_whatever_happens() -> None:
             reservation.grow_by(41)
         assert budget.bytes_now == 60
     assert budget.bytes_now == 0
+
+
+def is_on_a_loop() -> bool:
+    return asyncio._get_running_loop() is not None
+
+
+def test_long_json_and_patterns_never_hold_up_the_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B12. Either would keep everybody waiting who is connected."""
+    parsed, matched = list[tuple[int, bool]](), list[bool]()
+    selects = Patterns.selects
+
+    def noting_tally(text: bytes) -> Tally:
+        parsed.append((len(text), is_on_a_loop()))
+        return tally(text)
+
+    def noting_selects(patterns: Patterns, name: str) -> bool:
+        if name not in patterns._selected:
+            matched.append(is_on_a_loop())
+        return selects(patterns, name)
+
+    monkeypatch.setattr(json_text, "tally", noting_tally)
+    monkeypatch.setattr(Patterns, "selects", noting_selects)
+    api.create("orders")
+    long = CHECKED_INLINE_BYTES + 1
+    taken = [each for each in ENDPOINTS if each.request and JSON_MEDIA in each.request.media]
+    for endpoint in taken:
+        path = endpoint.path
+        for name, value in PATH.items():
+            path = path.replace(name, value)
+        api.request(endpoint.method, path, body=b"{}".ljust(long), headers={"Content-Type": JSON_MEDIA})
+    assert len(parsed) > len(taken) // 2
+    for path, query in (("records", {}), ("stages", {"sink": "q", "epoch": 1})):
+        octets = {"Content-Type": "application/octet-stream"}
+        answer = api.request(
+            "POST", f"/v1/streams/orders/{path}", body=b"{}".ljust(long), headers=octets, head=long, **query
+        )
+        assert answer.status == 400
+        assert parsed[-1] == (long, False), "the head of a bundle"
+    assert {(size == long, is_on_loop) for size, is_on_loop in parsed} == {(True, False), (False, True)}
+    assert api.get("/v1/watch", streams="*rders").status == 200
+    assert matched
+    assert not any(matched)
