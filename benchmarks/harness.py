@@ -37,6 +37,7 @@ WORKLOADS = (
     "fetch",
     "table",
     "selected",
+    "projected",
     "produce",
     "spark_read",
     "spark_write",

@@ -213,6 +213,7 @@ class _Reading:
         self._session = FetchSession(brokers=calls.brokers, rack=rack)
         self._answer_bytes = answer_bytes
         self._wanted = wanted
+        self._columns = [*schema.names, *(() if payload is None else ("value",))]
         self._fetches = {partition: self._fetch(partition) for partition in sorted(spans)}
 
     def positions(self) -> dict[int, int]:
@@ -233,6 +234,7 @@ class _Reading:
             deadline_s=self._calls.deadline_s,
             interrupt=self._interrupt,
             wanted=self._wanted,
+            columns=self._columns,
         )
 
     def bounded(self) -> Generator[pa.RecordBatch, None, None]:

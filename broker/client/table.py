@@ -190,6 +190,7 @@ class TableReading:
             epoch=epoch,
             timeout_s=self._calls.timeout_s,
             deadline_s=self._calls.deadline_s,
+            columns=self._shape.stored_columns,
         )
         gathering = Gathering(self._shape, rows_max=GATHERED_ROWS, bytes_enough=GATHERED_BYTES, memory=self._memory)
         while True:

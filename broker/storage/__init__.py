@@ -8,6 +8,9 @@ log_reader.py   its part that reads: plans, verified messages, times
 read.py         from offsets and times to ranges of files
 blooms.py       which subjects and keys batches may hold: remembered of reads
 select.py       a plan without the records that a reader does not want
+project.py      a plan without the columns that a reader does not want
+column_crcs.py  the CRCs of the columns of batches: remembered of reads
+made.py         where messages that are made for one answer are kept
 recovery.py     what is kept, cut or lost at an unclean open
 aside.py        batches of a log that was moved aside
 torn_tail.py    what stays of the last segment, and where it is cut

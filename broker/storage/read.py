@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from broker.api.batch import HEADER_BYTES, decode_batch, message_bytes, verify_batch
+from broker.api.columns import Columns
 from broker.api.errors import BadBatch, CorruptLog, OffsetOutOfRange
 from broker.storage.blooms import BLOOMS, Mask, Questions
 from broker.storage.disk import Disk, File
@@ -64,9 +65,22 @@ class ReadPlan:
         bytes: Sum of the ranges.
         sources: Of each range its segment and file.
         begins: Of each range the first offset of its first batch.
+        batch_count: Batches in them.
+        columns: None: the ranges have whole batches. Else messages with these columns of theirs (`project.py`).
     """
 
-    __slots__ = ("_fds", "_files", "begins", "bytes", "first_offset", "next_offset", "ranges", "sources")
+    __slots__ = (
+        "_fds",
+        "_files",
+        "batch_count",
+        "begins",
+        "bytes",
+        "columns",
+        "first_offset",
+        "next_offset",
+        "ranges",
+        "sources",
+    )
 
     def __init__(self, offset: int) -> None:
         self.ranges: list[FileRange] = []
@@ -75,6 +89,8 @@ class ReadPlan:
         self.first_offset = offset
         self.next_offset = offset
         self.bytes = 0
+        self.batch_count = 0
+        self.columns: Columns | None = None
         self._files: list[File] = []
         self._fds: list[int] = []
 
@@ -104,8 +120,9 @@ class ReadPlan:
         """Close a descriptor with the plan."""
         self._fds.append(fd)
 
-    def add(self, segment: Segment, file: File, begin: int, position: int, length: int) -> None:
+    def add(self, segment: Segment, file: File, begin: int, position: int, length: int, batch_count: int) -> None:
         self.begins.append(begin)
+        self.batch_count += batch_count
         self.ranges.append(FileRange(file.fileno(), position, length, segment.path))
         self.sources.append((segment, file))
         self.bytes += length
@@ -266,7 +283,8 @@ def _plan_segment(
         for start, after in runs:
             read_head(segment, file, index, start)
             position = int(index.positions[start])
-            plan.add(segment, file, int(index.first_offsets[start]), position, index.end_of(after - 1) - position)
+            begin, length = int(index.first_offsets[start]), index.end_of(after - 1) - position
+            plan.add(segment, file, begin, position, length, after - start)
     next_offset = int(index.first_offsets[end]) if end < len(index) else segment_end
     plan.next_offset = max(plan.next_offset, min(next_offset, view.high_watermark))
     return end == len(index)

@@ -16,8 +16,6 @@ V6  What cannot be read ends the plan before it. So a reader comes to stand wher
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +26,7 @@ from broker.api.batch import HEADER_BYTES, BatchHeader, decode_batch, encode_bat
 from broker.api.conditions import Conditions
 from broker.api.errors import BadBatch, StorageFailed
 from broker.storage.blooms import BLOOMS, Hashes, Kind, entries_of, questions_of
-from broker.storage.disk import disk_errors
+from broker.storage.made import COPIES, Block, MadeFile, joined
 from broker.storage.read import FileRange, ReadPlan
 from broker.storage.rewrite.rewriting import BatchRun, BatchShape, is_joinable
 from broker.storage.segments.segment import Segment
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 
 JUDGED_BYTES_MAX: Final = 8 << 20
 """So many stored bytes are looked at for one answer: bounds its memory and the time until it begins."""
-COPIES: Final = 2
-"""So many times a batch is held while it is judged."""
 SHAPE: Final = BatchShape(batch_bytes=256 << 10)
 """The most that becomes one batch."""
 
@@ -69,14 +65,14 @@ def select(plan: ReadPlan, wanted: Conditions, reserve: Callable[[int], None], *
         StorageFailed: they cannot be read, there; or there is no room for what is made anew.
         Overloaded: as `reserve`.
     """
-    made, kinds, block = _Made(plan), questions_of(wanted), _Block()
+    made, kinds, batches = _Made(plan), questions_of(wanted), _Batches()
     ranges: list[FileRange] = []
     for part, (segment, _), begin in zip(plan.ranges, plan.sources, plan.begins, strict=True):
         looked_at = _LookedAt(segment, kinds)
         at, stop = part.position, part.position + part.length
         while at < stop:
             try:
-                header, rows, length = block.batch(part, at, stop, lambda size: reserve(made.held + size))
+                header, rows, length = batches.batch(part, at, stop, lambda size: reserve(made.held + size))
             except (BadBatch, StorageFailed):
                 if begin <= asked:
                     raise
@@ -96,8 +92,9 @@ def select(plan: ReadPlan, wanted: Conditions, reserve: Callable[[int], None], *
         ranges += made.take()  # what is not in the plan may be lost: no batch is to span it
         if at < stop:
             break
-    plan.ranges[:] = _joined(ranges)
+    plan.ranges[:] = joined(ranges)
     plan.bytes = sum(part.length for part in ranges)
+    plan.batch_count = len(ranges)
     reserve(made.held)
 
 
@@ -121,22 +118,18 @@ class _LookedAt:
 
 
 class _Made:
-    """Batches that are made anew, in a file in memory, or a temporary one, that the plan closes. Neighbours of which
-    few rows are wanted become one batch, as coalescing would make them."""
-
-    path = "selected records"
+    """Batches that are made anew. Neighbours of which few rows are wanted become one batch, as coalescing would make
+    them."""
 
     def __init__(self, plan: ReadPlan) -> None:
-        self._plan = plan
-        self._fd: int | None = None
-        self._size = 0
+        self._file = MadeFile(plan)
         self._run: BatchRun | None = None
         self._rows: list[pa.RecordBatch] = []
 
     @property
     def held(self) -> int:
         """Bytes of memory: the file, and what is to be encoded next."""
-        return self._size + (0 if self._run is None else COPIES * self._run.body_bytes)
+        return self._file.size + (0 if self._run is None else COPIES * self._run.body_bytes)
 
     def add(self, header: BatchHeader, rows: pa.RecordBatch) -> list[FileRange]:
         """Take the wanted rows of one more batch. Returns those before it, if they are whole."""
@@ -155,44 +148,14 @@ class _Made:
         if run is None:
             return []
         whole = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
-        return [self._write(encode_batch(whole, run.header))]
-
-    def _write(self, message: bytearray) -> FileRange:
-        with disk_errors("keep selected records"):
-            if self._fd is None:
-                self._fd = self._open()
-            at = self._size
-            while self._size < at + len(message):
-                self._size += os.pwrite(self._fd, memoryview(message)[self._size - at :], self._size)
-        return FileRange(self._fd, at, len(message), self.path)
-
-    def _open(self) -> int:
-        if hasattr(os, "memfd_create"):
-            fd = os.memfd_create("liftlog-selected", os.MFD_CLOEXEC)
-        else:
-            with tempfile.TemporaryFile() as file:
-                fd = os.dup(file.fileno())
-        self._plan.own_fd(fd)
-        return fd
+        return [self._file.write(encode_batch(whole, run.header))]
 
 
-def _joined(ranges: list[FileRange]) -> list[FileRange]:
-    """Neighbours as one."""
-    found: list[FileRange] = []
-    for part in ranges:
-        last = found[-1] if found else None
-        if last is not None and last.fd == part.fd and last.position + last.length == part.position:
-            found[-1] = FileRange(last.fd, last.position, last.length + part.length, last.path)
-        else:
-            found.append(part)
-    return found
-
-
-class _Block:
-    """Memory for one batch after another. A new block for each costs as much as to read into it: its pages are new."""
+class _Batches:
+    """The batches of a plan, one in the memory of the other."""
 
     def __init__(self) -> None:
-        self._memory = memoryview(bytearray(HEADER_BYTES))
+        self._block = Block()
 
     def batch(
         self, part: FileRange, at: int, stop: int, reserve: Callable[[int], None]
@@ -207,17 +170,10 @@ class _Block:
             StorageFailed: it cannot be read.
         """
         where = f"{part.path} at {at}: "
-        length = message_bytes(self._read(part, HEADER_BYTES, at), where=where)
+        length = message_bytes(self._block.read(part, HEADER_BYTES, at), where=where)
         if at + length > stop:
             raise BadBatch(f"{where}a batch of {length} bytes, {stop - at} are there")
         reserve(COPIES * length)
-        message = self._read(part, length, at)
+        message = self._block.read(part, length, at)
         rows = decode_batch(message, where=where, reserve=lambda size: reserve(COPIES * length + size))
         return read_header(message, where=where), rows, length
-
-    def _read(self, part: FileRange, size: int, position: int) -> memoryview:
-        """Stored bytes; they are others after the next call."""
-        if size > len(self._memory):
-            self._memory = memoryview(bytearray(size))
-        with disk_errors(f"read {part.path}"):
-            return self._memory[: os.preadv(part.fd, [self._memory[:size]], position)]

@@ -125,6 +125,7 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
                 may_begin_later=may_begin_later,
                 epoch=epoch,
                 epochs=epochs,
+                columns=shape.stored_columns,
             )
 
         table = TableTask(
@@ -154,6 +155,7 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
                 interrupt,
                 selection=selection,
                 may_begin_later=may_begin_later,
+                columns=shape.stored_columns,
             )
             found = projection.without_empty_headers(found)
             yield from projection.of_subjects(found, subjects) if subjects else found
@@ -179,6 +181,7 @@ def records_of(
     may_begin_later: bool = False,
     epoch: int | None = None,
     epochs: list[int | None] | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range; what the log lost of it since it was planned is an error or, if chosen, left out.
 
@@ -187,6 +190,7 @@ def records_of(
         may_begin_later: What retention took of its beginning is left out, and is no loss (T5).
         epoch: Leaders of an earlier one answer nothing.
         epochs: Takes the newest leader epoch that has answered.
+        columns: Those that are gathered; None: any.
     """
     reader = session(brokers, rack=rack)
     key = (wanted.stream, wanted.partition)
@@ -203,6 +207,7 @@ def records_of(
         deadline_s=DEADLINE_S,
         interrupt=interrupt,
         wanted=selection,
+        columns=columns,
     )
     while True:
         try:

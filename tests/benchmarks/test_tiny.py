@@ -143,6 +143,12 @@ def test_selected(tmp_path: Path) -> None:
         assert ours(line)["mb"] * 10 < ours(line, "all")["mb"]
 
 
+def test_projected(tmp_path: Path) -> None:
+    (line,) = run_tiny("projected", tmp_path)
+    assert set(line["ratios"]) == {"liftlog/all"}
+    assert ours(line)["mb"] * 20 < ours(line, "all")["mb"]
+
+
 def test_produce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BENCH_KAFKA_HOME", raising=False)
     (line,) = run_tiny("produce", tmp_path)

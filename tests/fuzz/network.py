@@ -26,6 +26,7 @@ from nats.errors import ProtocolError
 
 from broker.api import answers, placements, sink_answers
 from broker.api.batch import HEADER_BYTES, VALUE_AT, VALUE_BYTES, decode_batch, seal
+from broker.api.columns import Columns, columns_in, schema_bytes
 from broker.api.errors import BY_REASON, InvalidRequest, LiftlogError, from_problem
 from broker.api.legible import readable_rows
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
@@ -56,6 +57,7 @@ from spark_liftlog.reading import pins
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.writing.sink_options import sink_options
 from tests.fuzz.decoder import CORPUS, Decoder
+from tests.support.messages import projected, split_messages
 from tests.unit.client.rawserver import RawServer, Reply, Request
 from tests.unit.ingest.twins import TWINS, Route, byte_by_byte, run, whole
 from tests.unit.serving.server import Answer, Api, Server
@@ -293,14 +295,17 @@ def reader(data: bytes, step: int) -> Callable[[memoryview], int]:
     return readinto
 
 
-def check_frames(data: bytes) -> None:
+COLUMNS: Final = columns_in(["timestamp", "key"])
+
+
+def check_frames(data: bytes, columns: Columns | None = None) -> None:
     """Whole and byte by byte: the same batches, the same end."""
     seen = []
     for step in (1 << 20, 1, 7):
         offsets: list[int] = []
         problem: LiftlogError | None = None
         try:
-            for message in read_messages(reader(data, step), len(data), buffer_bytes=1_500):
+            for message in read_messages(reader(data, step), len(data), buffer_bytes=1_500, columns=columns):
                 rows = message.rows()
                 rows.validate(full=True)
                 offsets += [message.header.first_offset, *rows.column("offset").to_pylist()]
@@ -325,6 +330,20 @@ def seal_value(inner: bytes) -> bytes:
     data[at + VALUE_AT : at + VALUE_AT + VALUE_BYTES] = inner[:VALUE_BYTES].ljust(VALUE_BYTES, b"0")
     seal(memoryview(data)[at : at + length])
     return bytes(data)
+
+
+def unseal_stored(data: bytes) -> bytes:
+    """The stored header's 176 characters of the first message of some columns."""
+    return data[len(SCHEMA_BYTES) + HEADER_BYTES + VALUE_AT :][:VALUE_BYTES]
+
+
+def seal_stored(inner: bytes) -> bytes:
+    """Such a stream with these 176 characters, and a CRC that fits."""
+    data = (CORPUS / "client-frames" / "two-batches").read_bytes()
+    message = bytearray(next(iter(split_messages(data))))
+    message[VALUE_AT : VALUE_AT + VALUE_BYTES] = inner[:VALUE_BYTES].ljust(VALUE_BYTES, b"0")
+    seal(message)
+    return schema_bytes(COLUMNS) + projected(bytes(message), COLUMNS) + END_OF_STREAM
 
 
 class Said:
@@ -647,6 +666,16 @@ NETWORK: Final = (
         words=(END_OF_STREAM, b"\xff\xff\xff\xff"),
         unseal=unseal_value,
         seal=seal_value,
+        weight=10,
+    ),
+    Decoder(
+        name="client-columns",
+        modules=("broker/api/columns.py",),
+        check=lambda data: check_frames(data, COLUMNS),
+        errors=(LiftlogError,),
+        words=(END_OF_STREAM, b"\xff\xff\xff\xff"),
+        unseal=unseal_stored,
+        seal=seal_stored,
         weight=10,
     ),
     Decoder(

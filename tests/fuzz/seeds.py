@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from broker.api.columns import schema_bytes
 from broker.api.errors import NotLeader, OffsetOutOfRange, StreamExists
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.groups.offsets import ConsumerOffset
@@ -33,10 +34,11 @@ from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.pins import Pinned, encoded
 from tests.fuzz.decoder import CORPUS
 from tests.fuzz.files import STATE_OFFSET, folder, good_batch, seal_index, seal_journal, seal_json, seal_snapshot
+from tests.fuzz.network import COLUMNS
 from tests.fuzz.payloads import END_OF_VALUE, SCHEMAS
 from tests.fuzz.raw_seeds import of_connections
 from tests.support.logs import FOLDER
-from tests.support.messages import split_messages
+from tests.support.messages import projected, split_messages
 from tests.support.random_json import random_value
 from tests.unit.client.logs import body, message
 from tests.unit.ingest.vectors import VECTORS
@@ -356,6 +358,10 @@ def of_answers() -> Inputs:
     yield "client-frames", "two-batches", body(*two)
     yield "client-frames", "none", body()
     yield "client-frames", "torn", body(*two)[:-100]
+    some = [projected(each, COLUMNS) for each in two]
+    yield "client-columns", "two-batches", b"".join([schema_bytes(COLUMNS), *some, END_OF_STREAM])
+    yield "client-columns", "none", schema_bytes(COLUMNS) + END_OF_STREAM
+    yield "client-columns", "whole", body(*two)
     yield "client-frames", "golden", (ROOT / "tests/golden/format-v1/segment.arrows").read_bytes()
     problems = {
         "range": OffsetOutOfRange("no", log_start_offset=3, high_watermark=9).to_problem(),

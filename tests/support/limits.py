@@ -56,6 +56,15 @@ FIXED: Final = (
     Row("broker.api.conditions:SUBJECTS_LENGTH_MAX", "characters", "all subjects of a read", "`invalid_request`"),
     Row("broker.api.conditions:KEY_LENGTH_MAX", "characters", "key of a read, also as base64", "`invalid_request`"),
     Row("broker.storage.select:JUDGED_BYTES_MAX", "bytes", "looked at for one answer with conditions", "go on behind"),
+    Row("broker.serving.endpoints.records:COLUMNS_LENGTH_MAX", "characters", "columns of a read", "`invalid_request`"),
+    Row("broker.storage.project:HELD_BYTES_MAX", "bytes", "an answer with some columns only", "go on behind"),
+    Row("broker.storage.project:WHOLE_BYTES_MAX", "bytes", "read as a whole for such an answer", "go on behind"),
+    Row(
+        "broker.storage.column_crcs:REMEMBERED_BATCHES_MAX",
+        "batches",
+        "whose columns' checksums are remembered",
+        "forgotten",
+    ),
     Row("broker.api.http:LOST_RANGES_MAX", "ranges", "that an answer says are lost", "the last one has the others"),
     Row(
         "broker.storage.blooms:BLOOMS_BYTES_MAX",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
-from broker.api.batch import FORMAT_VERSION, HEADER_BYTES, message_bytes
+from crc32c import crc32c
+
+from broker.api.batch import CRC_AT, FORMAT_VERSION, HEADER_BYTES, message_bytes
+from broker.api.columns import Columns, head_bytes, projected_head, spans_of
 from broker.api.errors import BadBatch
-from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
+from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
 
 
 def split_messages(data: bytes | bytearray | memoryview, *, where: str = "") -> Iterator[memoryview]:
@@ -29,3 +33,19 @@ def split_messages(data: bytes | bytearray | memoryview, *, where: str = "") -> 
             raise BadBatch(f"{where}a batch of {length} bytes at {at} runs past the end at {end}")
         yield view[at : at + length]
         at += length
+
+
+def projected(message: bytes, columns: Columns) -> bytes:
+    """Some columns of a batch, as a broker sends them; made slowly, by the description."""
+    head = message[: head_bytes(message)]
+    spans = spans_of(head)
+    assert spans is not None
+    body = message[len(head) :]
+    sent = [body[start:end] for name, (start, end) in zip(SCHEMA.names, spans, strict=True) if name in columns]
+    zeros = [
+        body[start:end] if name in columns else bytes(end - start)
+        for name, (start, end) in zip(SCHEMA.names, spans, strict=True)
+    ]
+    unsealed = message[:CRC_AT] + b"0" * 8 + message[CRC_AT + 8 : len(head)]
+    added = crc32c(unsealed + b"".join(zeros)) ^ crc32c(unsealed + body)
+    return projected_head(head, columns, spans) + head + struct.pack("<II", added, 0) + b"".join(sent)

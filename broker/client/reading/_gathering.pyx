@@ -51,6 +51,7 @@ from broker.api.batch import (
     BatchHeader,
     verify_batch,
 )
+from broker.api.columns import BUFFERS_OF, NODES_OF
 from broker.api.errors import BadBatch
 from broker.api.schema import SCHEMA
 
@@ -119,9 +120,9 @@ cdef class Gathering:
         cdef Column column
         cdef int64_t first, stop, size
         rows = None
-        if is_plain(&data[0], len(data)):
+        if message.columns is None and is_plain(&data[0], len(data)):
             find_parts(&data[0], len(data), &part)
-        else:  # compressed, or not as this release writes it: Arrow decodes it
+        else:  # compressed, some columns, or not as this release writes it: Arrow decodes it
             message = message.kept()
             rows = message.rows()
             find_arrays(rows, &part)

@@ -47,21 +47,25 @@ cdef int find_parts(const uint8_t* message, Py_ssize_t size, Part* part) except 
 
 
 cdef int find_arrays(object rows, Part* part) except -1:
-    """Find the buffers and nodes of rows that Arrow has decoded. The caller keeps the rows while it uses the part."""
-    cdef int i = 0
+    """Find the buffers and nodes of rows that Arrow has decoded: all columns, or some. The caller keeps the rows while
+    it uses the part."""
+    cdef int buffer_at, node_at
+    memset(part, 0, sizeof(Part))
     part.rows = rows.num_rows
     part.byte_count = rows.get_total_buffer_size()
-    for column in rows.columns:
+    for name, column in zip(rows.schema.names, rows.columns):
+        buffer_at, node_at = BUFFERS_OF[name][0], NODES_OF[name][0]
         for buffer in column.buffers():
-            part.data[i] = <const uint8_t*><uintptr_t>buffer.address if buffer is not None and buffer.size else NULL
-            part.size[i] = buffer.size if buffer is not None else 0
-            i += 1
-    assert i == BUFFERS
-    nodes = []
-    for column in rows.columns:
+            part.data[buffer_at] = (
+                <const uint8_t*><uintptr_t>buffer.address if buffer is not None and buffer.size else NULL
+            )
+            part.size[buffer_at] = buffer.size if buffer is not None else 0
+            buffer_at += 1
+        nodes = []
         list_nodes(column, nodes)
-    for i in range(NODES):
-        part.length[i], part.null_count[i] = nodes[i]
+        for length, null_count in nodes:
+            part.length[node_at], part.null_count[node_at] = length, null_count
+            node_at += 1
     return 0
 
 

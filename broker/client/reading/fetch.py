@@ -30,13 +30,15 @@ Importing this loads neither pandas nor anything of asyncio: executors fork, and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
 
+from broker.api.columns import columns_in
 from broker.api.conditions import ALL, Conditions
 from broker.api.errors import BadBatch, NotReady, OffsetOutOfRange, Retryable
+from broker.api.schema import SCHEMA
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import DEADLINE_S, Patience
 from broker.client.reading.frames import Message
@@ -65,6 +67,7 @@ class PartitionFetch:
         deadline_s: The read gives up if failures follow each other for this time without a batch in between.
         interrupt: Ends the read from another thread, without an error.
         wanted: Only these records; offsets of others are gaps.
+        columns: Those that are wanted: messages may have them and `offset` only. None: all.
 
     Attributes:
         position: First offset that was not handed out yet.
@@ -89,6 +92,7 @@ class PartitionFetch:
         deadline_s: float = DEADLINE_S,
         interrupt: Interrupt | None = None,
         wanted: Conditions = ALL,
+        columns: Iterable[str] | None = None,
     ) -> None:
         self.position = start
         self.high_watermark = -1
@@ -105,6 +109,8 @@ class PartitionFetch:
         self._batch_timeout_s = batch_timeout_s
         self._interrupt = interrupt
         self._wanted = wanted
+        chosen = None if columns is None else columns_in(columns)
+        self._columns = None if chosen is None or len(chosen) == len(SCHEMA) else chosen
         self._wait_ms = min(MAX_WAIT_MS, int(deadline_s * 1000))
         self._patience = Patience(
             deadline_s, interrupt=interrupt, what=f"reading {stream}/{partition}", outages=session.brokers.outages
@@ -231,6 +237,7 @@ class PartitionFetch:
             batch_timeout_s=self._batch_timeout_s,
             interrupt=self._interrupt,
             wanted=self._wanted,
+            columns=self._columns,
         )
 
     def _note_epoch(self, epoch: int) -> None:

@@ -3,6 +3,8 @@
     | schema, pinned bytes | batch | batch | ... | batch | end marker |
     0                                                                length
 
+An answer to who asked for some columns may have those only, then the schema says so (`broker/api/columns.py`).
+
 `read_messages` reads the body into buffers of Arrow's memory pool, 2 MiB or as long as the batch needs. A buffer is
 owned by the batches decoded from it (nothing is copied but the torn tail of one buffer to the front
 of the next), and its pages go back to the pool when the last of them is dropped: the pool, not this
@@ -26,12 +28,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from broker.api.batch import HEADER_BYTES, BatchHeader, message_bytes, verify_batch
+from broker.api.columns import Columns, schema_bytes, schema_of, verify_projected
 from broker.api.compiled import load_compiled
 from broker.api.errors import BadBatch, Unavailable
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
@@ -57,27 +60,30 @@ else:
 
 @dataclass(slots=True)
 class Message:
-    """A batch as stored, verified.
+    """A batch as stored, or some columns of it, verified.
 
     Attributes:
         data: The whole message.
         is_passing: `data` will be overwritten when the next message is asked for.
         where: Begins the text of errors.
+        columns: Those that it has; None: all.
     """
 
     header: BatchHeader
     data: memoryview
     is_passing: bool = False
     where: str = ""
+    columns: Columns | None = None
 
     def kept(self) -> Message:
         """The same in memory of its own, if it is passing."""
-        return Message(self.header, memoryview(bytes(self.data)), False, self.where) if self.is_passing else self
+        return replace(self, data=memoryview(bytes(self.data)), is_passing=False) if self.is_passing else self
 
     def rows(self) -> pa.RecordBatch:
-        """All columns of `SCHEMA`, zero-copy unless compressed. Raises BadBatch: they are no Arrow."""
+        """All columns of `SCHEMA`, or `columns`, zero-copy unless compressed. Raises BadBatch: they are no Arrow."""
+        schema = SCHEMA if self.columns is None else schema_of(self.columns)
         try:
-            return pa.ipc.read_record_batch(pa.py_buffer(self.data), SCHEMA)
+            return pa.ipc.read_record_batch(pa.py_buffer(self.data), schema)
         except (pa.ArrowException, OSError) as error:  # the CRC is right, so whoever wrote it was wrong
             raise BadBatch(f"{self.where}{error}") from error
 
@@ -90,6 +96,7 @@ def read_messages(
     buffer_bytes: int = BUFFER_BYTES,
     patience_s: float = float("inf"),
     memory: ReusedMemory | None = None,
+    columns: Columns | None = None,
 ) -> Iterator[Message]:
     """Yield the messages of one body.
 
@@ -100,6 +107,7 @@ def read_messages(
         buffer_bytes: Size of a buffer; a larger batch gets a larger one.
         patience_s: Longest time until the bytes of one batch have come.
         memory: Read into one block of it; messages that fit into `buffer_bytes` are then passing.
+        columns: Those that were asked for; the body may have them only.
     Raises:
         BadBatch: schema, framing, CRC or end marker do not fit.
         UnknownFormatVersion: a later release wrote a batch.
@@ -111,14 +119,20 @@ def read_messages(
     source = _Source(readinto, length, where=where, patience_s=patience_s)
     window = _Window(source, buffer_bytes) if memory is None else _ReusedWindow(source, buffer_bytes, memory)
     try:
-        if bytes(window.take(len(SCHEMA_BYTES))[0]) != SCHEMA_BYTES:
+        schema = bytes(window.take(len(SCHEMA_BYTES))[0])
+        if schema == SCHEMA_BYTES:
+            columns = None
+        elif columns is None or schema != schema_bytes(columns):
             raise BadBatch(f"{where}the answer does not begin with the record schema that this release reads")
         while (room := window.behind - len(END_OF_STREAM)) > 0:
             size = message_bytes(window.peek(min(HEADER_BYTES, window.behind)), where=where)
             if size > room:
                 raise BadBatch(f"{where}a batch of {size} bytes where {room} are left before the end marker")
             data, is_passing = window.take(size)
-            yield Message(verified(data, where=where), data, is_passing, where)
+            if columns is None:
+                yield Message(verified(data, where=where), data, is_passing, where)
+            else:
+                yield Message(verify_projected(data, columns, where=where), data, is_passing, where, columns)
         if bytes(window.take(len(END_OF_STREAM))[0]) != END_OF_STREAM:
             raise BadBatch(f"{where}no end marker at the end of {length} bytes")
     finally:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from broker.api import http
+from broker.api.columns import Columns
 from broker.api.conditions import ALL, Conditions
-from broker.api.errors import BadBatch, LiftlogError, StaleIncarnation
+from broker.api.errors import BadBatch, InvalidRequest, LiftlogError, StaleIncarnation
 from broker.api.plain import INT64_MAX
 from broker.client.http.address import Addresses
 from broker.client.http.brokers import Brokers, PartitionKey, readable
@@ -30,6 +32,8 @@ ANSWER_BYTES: Final = 256 << 20
 """Asked for at a time: long enough to cost the broker nothing, short enough not to pin deleted segments for hours."""
 TIMEOUT_S: Final = 10.0
 BATCH_TIMEOUT_S: Final = 60.0
+ALL_COLUMNS_S: Final = 60.0
+"""After a broker of an earlier release refused to choose columns, none is asked to for so long."""
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +55,7 @@ class FetchSession:
     def __init__(self, addresses: Addresses = "", *, brokers: Brokers | None = None, rack: str | None = None) -> None:
         self.brokers = brokers or Brokers(addresses, pool=Pool())
         self.nearest = None if rack is None else Nearest(rack)
+        self._all_columns_until = 0.0
 
     def open(
         self,
@@ -65,6 +70,7 @@ class FetchSession:
         max_wait_ms: int = 0,
         verify: bool = False,
         wanted: Conditions = ALL,
+        columns: Columns | None = None,
         timeout_s: float = TIMEOUT_S,
         batch_timeout_s: float = BATCH_TIMEOUT_S,
         interrupt: Interrupt | None = None,
@@ -80,6 +86,7 @@ class FetchSession:
             max_wait_ms: If there is nothing yet, the broker waits this long and then answers without a batch.
             verify: Let the broker check what it has stored there first: damage on its disk becomes a lost range.
             wanted: Only these records; an answer may have none, and its `next_offset` is behind all that was looked at.
+            columns: Those that are wanted; an answer may have all.
             timeout_s: Longest silence of the socket, beyond `max_wait_ms`.
             batch_timeout_s: Longest time until one batch has come.
         Returns:
@@ -101,6 +108,8 @@ class FetchSession:
             "verify": "true" if verify else None,
             **wanted.as_query(),
         }
+        if columns is not None and (verify or self._all_columns_until > time.monotonic()):
+            columns = None
 
         def request(**more: Any) -> Request:
             given = {name: value for name, value in (query | more).items() if value is not None}
@@ -111,14 +120,24 @@ class FetchSession:
                 interrupt=interrupt,
             )
 
-        nearest = self.nearest if isinstance(offset, int) and not verify else None
-        exchange, is_near = (None, False) if nearest is None else self._near(nearest, key, request, end is not None)
-        if exchange is None:
-            exchange = self.brokers.exchange(request(), key=key)
+        def exchange() -> tuple[Exchange, bool]:
+            nearest = self.nearest if isinstance(offset, int) and not verify else None
+            found, is_near = (None, False) if nearest is None else self._near(nearest, key, request, end is not None)
+            return (self.brokers.exchange(request(), key=key), False) if found is None else (found, is_near)
+
+        if columns is not None:
+            query["columns"] = ",".join(columns)
         try:
-            answer = FetchAnswer(
-                exchange, f"{exchange.address} {stream}/{partition}: ", batch_timeout_s, is_near=is_near
-            )
+            answered, is_near = exchange()
+        except InvalidRequest as error:
+            if columns is None or error.fields.get("parameter") != "columns":
+                raise
+            self._all_columns_until = time.monotonic() + ALL_COLUMNS_S
+            columns = query["columns"] = None
+            answered, is_near = exchange()
+        try:
+            where = f"{answered.address} {stream}/{partition}: "
+            answer = FetchAnswer(answered, where, batch_timeout_s, is_near=is_near, columns=columns)
             if incarnation is not None and answer.incarnation != incarnation:
                 raise StaleIncarnation(
                     f"{stream}: incarnation {answer.incarnation} answers, {incarnation} was asked for: the stream was"
@@ -127,7 +146,7 @@ class FetchSession:
                     incarnation=answer.incarnation,
                 )
         except BaseException:
-            exchange.close()
+            answered.close()
             raise
         return answer
 
@@ -154,6 +173,8 @@ class FetchSession:
         try:
             return self.brokers.exchange_with(replica, asked), True
         except LiftlogError as error:
+            if isinstance(error, InvalidRequest) and error.fields.get("parameter") == "columns":
+                raise
             log.info("fetch.not_near at=%s/%d replica=%s error=%s", *key, replica, error)
             nearest.avoid(key)
             if asked.is_interrupted:
@@ -180,8 +201,17 @@ class FetchAnswer:
         lost: What the disk of who answers has lost of the offsets that were looked at; of an earlier release: empty.
     """
 
-    def __init__(self, exchange: Exchange, where: str, batch_timeout_s: float, *, is_near: bool = False) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        where: str,
+        batch_timeout_s: float,
+        *,
+        is_near: bool = False,
+        columns: Columns | None = None,
+    ) -> None:
         self.is_near = is_near
+        self._columns = columns
         self._exchange = exchange
         self._where = where
         self._batch_timeout_s = batch_timeout_s
@@ -212,7 +242,8 @@ class FetchAnswer:
         return int(found[1]), int(found[2])
 
     def messages(self, memory: ReusedMemory | None = None, buffer_bytes: int = BUFFER_BYTES) -> Iterator[Message]:
-        """Verified batches as stored. Once. Arguments and errors as `read_messages`."""
+        """Verified batches as stored, or those columns of them that were asked for. Once. Arguments and errors as
+        `read_messages`."""
         length = self._exchange.length
         if length is None:
             raise BadBatch(f"{self._where}the answer has no Content-Length")
@@ -223,6 +254,7 @@ class FetchAnswer:
             buffer_bytes=buffer_bytes,
             patience_s=self._batch_timeout_s,
             memory=memory,
+            columns=self._columns,
         )
 
     def close(self) -> None:

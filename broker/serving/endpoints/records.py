@@ -1,6 +1,8 @@
 """GET records: the stored bytes of a range of offsets, as one Arrow stream or as JSON lines.
 
     resolve the position ──► wait if there is nothing yet ──► plan (file ranges) ──► head, ranges, end marker
+                                                               │
+                                        without the records, and the columns, that are not wanted
 
 R1  At most one read plan is open per request, and it is closed on every path.
 R2  The high watermark of the headers is read after the plan was made: it is never below `Liftlog-Next-Offset`.
@@ -24,6 +26,7 @@ from aiohttp import web
 
 from broker.api import http
 from broker.api.answers import LEADER_EPOCH_MAX
+from broker.api.columns import Columns, columns_in, schema_bytes
 from broker.api.conditions import KEY_LENGTH_MAX, SUBJECTS_LENGTH_MAX, Conditions
 from broker.api.errors import (
     BadBatch,
@@ -39,7 +42,7 @@ from broker.api.errors import (
     UnknownPartition,
     UnknownStream,
 )
-from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
+from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
 from broker.api.validation import Rule
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import (
@@ -67,6 +70,7 @@ from broker.serving.http.waiting import until_draining
 from broker.serving.payload.ndjson import send_lines
 from broker.storage.blooms import Questions, questions_of
 from broker.storage.log import PartitionLog
+from broker.storage.project import project
 from broker.storage.read import ReadPlan
 from broker.storage.select import JUDGED_BYTES_MAX, after_older, select
 
@@ -75,6 +79,8 @@ log = logging.getLogger(__name__)
 RESOLVE_TRIES: Final = 3
 VERIFY_BYTES: Final = 16 << 20
 BEHIND_S: Final = 1.0
+COLUMNS_LENGTH_MAX: Final = 128
+"""Characters of all names."""
 
 INCARNATION: Final = text("incarnation", "Refuse with `stale_incarnation` unless the stream has this incarnation.")
 
@@ -153,6 +159,12 @@ ENDPOINTS: Final = Endpoints()
         ),
         moment("since", "Only records that are not older, by their timestamps."),
         moment("until", "Only records that are older, by their timestamps."),
+        text(
+            "columns",
+            "Only these columns, separated by commas, and `offset`. Where that would save little, and with `verify`,"
+            " the answer has all columns: its schema says which. Not with JSON lines.",
+            length_max=COLUMNS_LENGTH_MAX,
+        ),
         choice("format", "`json`: JSON lines for people; exactly `[offset, end)`.", ("arrow", "json")),
         integer("limit", "JSON lines only: at most so many rows.", least=1, greatest=OFFSET_MAX),
     ),
@@ -185,7 +197,7 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
         if nearest is not None and handle.log.log_start_offset <= offset <= handle.log.high_watermark:
             headers = {**headers_of(handle, offset), http.NEAREST: nearest}
             return web.Response(body=SCHEMA_BYTES + END_OF_STREAM, content_type=http.ARROW_STREAM, headers=headers)
-    wanted = Conditions.of_query(query)
+    wanted, columns = Conditions.of_query(query), columns_of(query, as_lines=as_lines)
     if handle.elsewhere is not None and offset > handle.log.high_watermark:  # R5
         await wait_for(serving, handle, offset - 1, min(wait_seconds(query), BEHIND_S))
         handle = find(serving, request, query, again=handle, leader_epoch=query["epoch"], for_reading=True)
@@ -194,8 +206,10 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
         handle = find(serving, request, query, again=handle, leader_epoch=query["epoch"], for_reading=True)
     if query["verify"]:
         await serving.in_worker(verify, handle, offset)
-    with serving.lines_budget.reserved() if wanted else nullcontext() as reservation:
-        plan, epochs = await plan_read(serving, request, query, handle, offset, wanted, reservation)
+    with serving.lines_budget.reserved() if wanted or columns else nullcontext() as reservation:
+        plan, epochs = await plan_read(serving, request, query, handle, offset, wanted, columns, reservation)
+        if not wanted and plan.columns is None:
+            reservation = None  # nothing is held
         return await send_plan(serving, request, query, handle, plan, offset, epochs, reservation, as_lines=as_lines)
 
 
@@ -268,15 +282,16 @@ async def send_stream(serving: Serving, request: web.Request, response: web.Stre
     if request.method == "HEAD":
         await response.prepare(request)
         return
+    schema = SCHEMA_BYTES if plan.columns is None else schema_bytes(plan.columns)
     if plan.bytes <= SMALL_BYTES_MAX:
-        body = SCHEMA_BYTES + read_ranges(plan.ranges) + END_OF_STREAM
+        body = schema + read_ranges(plan.ranges) + END_OF_STREAM
         begin_answer()
         await response.prepare(request)
         await response.write(body)
     else:
         begin_answer()
         await response.prepare(request)
-        await response.write(SCHEMA_BYTES)
+        await response.write(schema)
         await send_ranges(serving, request, response, plan.ranges)
         await response.write(END_OF_STREAM)
     await response.write_eof()
@@ -292,6 +307,29 @@ def wants_lines(request: web.Request, query: Query) -> bool:
     if query["limit"] is not None and not lines:
         raise InvalidRequest("limit applies to JSON lines only; for Arrow give end or max_bytes", parameter="limit")
     return lines
+
+
+def columns_of(query: Query, *, as_lines: bool) -> Columns | None:
+    """The columns that are asked for; None: all.
+
+    Raises:
+        InvalidRequest: one that a record does not have; or the answer is JSON lines.
+    """
+    if query["columns"] is None:
+        return None
+    if as_lines:
+        raise InvalidRequest("columns applies to Arrow only; JSON lines have all", parameter="columns")
+    names = [name.strip() for name in query["columns"].split(",")]
+    for name in names:
+        if name not in SCHEMA.names:
+            raise InvalidRequest(
+                f"columns: records have no column {name!r}, only {', '.join(SCHEMA.names)}",
+                parameter="columns",
+                value=name,
+                limit=SCHEMA.names,
+            )
+    columns = columns_in(names)
+    return None if query["verify"] or len(columns) == len(SCHEMA) else columns
 
 
 def find(
@@ -385,6 +423,7 @@ async def plan_read(
     handle: PartitionHandle,
     offset: int,
     wanted: Conditions,
+    columns: Columns | None,
     reservation: Reservation | None,
 ) -> tuple[ReadPlan, tuple[int, int]]:
     """Plan the read in a worker thread. If the stream is deleted under it, that is the error, and no other (R3).
@@ -395,7 +434,7 @@ async def plan_read(
     again = functools.partial(find, serving, request, query, again=handle, for_reading=True)
     try:
         plan, epochs = await serving.in_worker(
-            open_plan, handle, query, offset, wanted, reservation, undo=lambda opened: opened[0].close()
+            open_plan, handle, query, offset, wanted, columns, reservation, undo=lambda opened: opened[0].close()
         )
     except LiftlogError as error:
         again()
@@ -411,22 +450,30 @@ async def plan_read(
 
 
 def open_plan(
-    handle: PartitionHandle, query: Query, offset: int, wanted: Conditions, reservation: Reservation | None
+    handle: PartitionHandle,
+    query: Query,
+    offset: int,
+    wanted: Conditions,
+    columns: Columns | None,
+    reservation: Reservation | None,
 ) -> tuple[ReadPlan, tuple[int, int]]:
-    """Plan the read, and select of it what is wanted.
+    """Plan the read, and leave in it what is wanted.
 
     Raises:
         As `planned`, `select` and `epoch_before`.
     """
-    if reservation is None:
+    if not wanted:
         plan = planned(handle, query, offset, query["max_bytes"])
     else:
         begin = after_older(handle.log, offset, query["end"], wanted)
         bytes_max = min(query["max_bytes"] or JUDGED_BYTES_MAX, JUDGED_BYTES_MAX)
         plan = planned(handle, query, begin, bytes_max, questions_of(wanted))
     try:
-        if reservation is not None:
+        if reservation is not None and wanted:
             select(plan, wanted, reservation.grow_to, asked=offset)
+        if reservation is not None and columns is not None:
+            held = reservation.byte_count
+            project(plan, columns, lambda byte_count: reservation.grow_to(held + byte_count))
         return plan, (epoch_before(handle.log, offset), epoch_before(handle.log, plan.next_offset))
     except BaseException:
         plan.close()

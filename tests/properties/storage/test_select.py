@@ -1,12 +1,14 @@
-"""Goal: a read of some records finds exactly those that a read of all, and a choice after it, would find.
+"""Goal: a read of some records, or of some columns, finds exactly what a choice after a read of all would find.
 
 Method: random logs with compaction, trims and lost ranges, random conditions, answers of any size; the choice is made
 again by a slow second implementation, one record at a time. Between reads the log changes, so that filters of batches
-which are gone, cut off and written anew, or compacted are there.
+which are gone, cut off and written anew, or compacted are there; and likewise what is known of columns. Every answer is
+taken as a client takes it, which checks each of its bytes.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import random
 from collections.abc import Iterator
@@ -18,15 +20,21 @@ import pyarrow as pa
 import pytest
 
 from broker.api.batch import decode_batch
+from broker.api.columns import Columns, columns_in, schema_bytes
 from broker.api.conditions import Conditions
 from broker.api.errors import BadBatch
 from broker.api.schema import END_OF_STREAM, HEADERS_TYPE, SCHEMA, SCHEMA_BYTES
+from broker.client.reading.frames import read_messages
 from broker.serving.http.sending import read_ranges
 from broker.storage.blooms import BloomCache, questions_of
+from broker.storage.column_crcs import ColumnCrcs
 from broker.storage.disk import OsDisk
 from broker.storage.inspect.scrub import scrub
 from broker.storage.log import PartitionLog
+from broker.storage.project import project
+from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
+from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogSettings
 from broker.storage.select import after_older, select
@@ -74,6 +82,10 @@ def grow(rng: random.Random, log: PartitionLog, folder: Path, epochs: Iterator[i
                 log.roll_if_due(1 << 60)
                 damage(rng, log, folder)
                 look_for_damage(log)
+            case 3:
+                log.roll_if_due(1 << 60)
+                shape = BatchShape(batch_records=rng.choice([20, 200]), compression=rng.choice(["none", "lz4", "zstd"]))
+                coalesce(log, CoalescingSettings(min_age_ms=0, shape=shape), {}, now_us=1 << 50)
 
 
 def damage(rng: random.Random, log: PartitionLog, folder: Path) -> None:
@@ -94,6 +106,13 @@ def look_for_damage(log: PartitionLog) -> None:
     while offset is not None and offset < log.high_watermark:
         piece = scrub(log, offset)
         offset = None if piece is None else piece.next_offset
+
+
+def look_at(log: PartitionLog, offset: int) -> None:
+    """Where a reader has met damage: it is there."""
+    piece = scrub(log, offset)
+    assert piece is not None, "the damage is where the reader stands"
+    assert piece.lost, "the damage is where the reader stands"
 
 
 def selection_of(rng: random.Random) -> Conditions:
@@ -127,29 +146,40 @@ def chosen(row: dict[str, Any], wanted: Conditions) -> bool:
     )
 
 
-def read(log: PartitionLog, start: int, end: int, wanted: Conditions, max_bytes: int) -> list[dict[str, Any]]:
-    """As a client goes on from answer to answer, and says where it meets damage."""
+def read(
+    log: PartitionLog, start: int, end: int, wanted: Conditions, columns: Columns | None, max_bytes: int
+) -> tuple[list[dict[str, Any]], int]:
+    """The rows, as a client goes on from answer to answer, and says where it meets damage; and how many answers had
+    some columns only."""
     found: list[dict[str, Any]] = []
-    offset, questions = start, questions_of(wanted)
+    offset, questions, projected = start, questions_of(wanted), 0
     while offset < end:
         begin = after_older(log, offset, end, wanted)
         held: list[int] = []
         with log.read(begin, end=end, max_bytes=max_bytes, questions=questions) as plan:
             try:
-                select(plan, wanted, held.append, asked=offset)
+                if wanted:
+                    select(plan, wanted, held.append, asked=offset)
             except BadBatch:
-                piece = scrub(log, offset)
-                assert piece is not None, "the damage is where the reader stands"
-                assert piece.lost, "the damage is where the reader stands"
+                look_at(log, offset)
                 continue
+            if columns is not None:
+                project(plan, columns, held.append)
             assert plan.bytes == sum(part.length for part in plan.ranges)
             assert plan.next_offset > offset
-            with pa.ipc.open_stream(SCHEMA_BYTES + read_ranges(plan.ranges) + END_OF_STREAM) as stream:
-                rows = stream.read_all().to_pylist()
             assert not held or max(held) < 1 << 16
-        found += [row for row in rows if max(offset, start) <= row["offset"] < end]
-        offset = plan.next_offset
-    return found
+            schema = SCHEMA_BYTES if plan.columns is None else schema_bytes(plan.columns)
+            body = io.BytesIO(schema + read_ranges(plan.ranges) + END_OF_STREAM)
+            projected += plan.columns is not None
+        try:
+            for message in read_messages(body.readinto, len(body.getvalue()), columns=columns):
+                rows = message.rows().to_pylist()
+                found += [row for row in rows if max(offset, start) <= row["offset"] < end]
+                offset = max(offset, message.header.next_offset)
+            offset = plan.next_offset
+        except BadBatch:
+            look_at(log, offset)
+    return [{name: row[name] for name in columns or SCHEMA.names} for row in found], projected
 
 
 @pytest.mark.parametrize("number", range(examples(25)))
@@ -160,8 +190,15 @@ def test_a_read_of_some_records_is_a_choice_of_a_read_of_all(
     few = BloomCache(rng.choice([2_000, 1 << 20]))  # with the former most filters are forgotten again
     monkeypatch.setattr("broker.storage.read.BLOOMS", few)
     monkeypatch.setattr("broker.storage.select.BLOOMS", few)
+    monkeypatch.setattr("broker.storage.project.MEAN_BYTES_MIN", 0)
+    monkeypatch.setattr("broker.storage.project.CHOSEN_SHARE", 3)  # headers are most of such a batch
+    monkeypatch.setattr("broker.storage.project.HELD_BYTES_MAX", rng.choice([1, 9_000, 1 << 20]))
+    monkeypatch.setattr("broker.storage.project.WHOLE_BYTES_MAX", rng.choice([1, 9_000, 1 << 20]))
+    monkeypatch.setattr("broker.storage.column_crcs.REMEMBERED_BYTES_MIN", rng.choice([0, 1_200]))
+    monkeypatch.setattr("broker.storage.project.CRCS_OF_COLUMNS", ColumnCrcs(rng.choice([3, 1_000])))
     log = create_log(OsDisk(), settings=LogSettings(segment_bytes=8_000), folder=str(tmp_path / "log"))
     epochs = itertools.count(1)
+    projected = 0
     for _ in range(3):
         grow(rng, log, tmp_path / "log", epochs)
         reads = []
@@ -170,12 +207,20 @@ def test_a_read_of_some_records_is_a_choice_of_a_read_of_all(
                 damage(rng, log, tmp_path / "log")
             wanted = selection_of(rng)
             start, end = sorted(rng.randint(log.log_start_offset, log.high_watermark) for _ in range(2))
-            reads.append((wanted, start, end, read(log, start, end, wanted, rng.choice([1, 3_000, 1 << 20]))))
+            columns = columns_in(rng.sample(SCHEMA.names, rng.randrange(6))) if rng.random() < 0.7 else None
+            rows, count = read(log, start, end, wanted, columns, rng.choice([1, 3_000, 1 << 20]))
+            reads.append((wanted, columns, start, end, rows))
+            projected += count
             assert few.byte_count <= few.bytes_max
         all_rows = [row for message in log.batches(log.log_start_offset) for row in decode_batch(message).to_pylist()]
         damaged = log.lost_ranges
-        for wanted, start, end, found in reads:
-            expected = [row for row in all_rows if start <= row["offset"] < end and chosen(row, wanted)]
+        for wanted, columns, start, end, found in reads:
+            expected = [
+                {name: row[name] for name in columns or SCHEMA.names}
+                for row in all_rows
+                if start <= row["offset"] < end and chosen(row, wanted)
+            ]
             whole = [row for row in found if not any(a <= row["offset"] < b for a, b in damaged)]  # as it was before
-            assert whole == expected, wanted
+            assert whole == expected, (wanted, columns)
+    assert projected
     log.close()

@@ -1,7 +1,7 @@
 """Gathering. Goal: G1 to G4 of _gathering.pyx for both implementations, and M1 of memory.py.
 
-Method: random batches, plain and compressed, dense and compacted, empty and long, read through a block that is received
-into again and again, against the rows that went in.
+Method: random batches, plain and compressed, dense and compacted, empty and long, whole or some columns of them, read
+through a block that is received into again and again, against the rows that went in.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from broker.api.batch import (
     seal,
     verify_batch,
 )
+from broker.api.columns import Columns, columns_in, schema_bytes
 from broker.api.errors import BadBatch
-from broker.api.schema import SCHEMA
+from broker.api.schema import END_OF_STREAM, SCHEMA
 from broker.client.reading import gathering as gathering_module
 from broker.client.reading.frames import Message, read_messages
 from broker.client.reading.gathering import PureGathering, Shape
 from broker.client.reading.reused_memory import KEPT_MAX, ReusedMemory
+from tests.support.messages import projected
 from tests.support.rows import random_rows
 from tests.unit.client.logs import body, message
 
@@ -72,7 +74,9 @@ def random_shape(rng: random.Random) -> Shape:
     return Shape(columns, schema, constants)
 
 
-def received(data: bytes, rng: random.Random, memory: ReusedMemory | None, buffer_bytes: int) -> Iterator[Message]:
+def received(
+    data: bytes, rng: random.Random, memory: ReusedMemory | None, buffer_bytes: int, columns: Columns | None = None
+) -> Iterator[Message]:
     at = 0
 
     def readinto(view: memoryview) -> int:
@@ -82,7 +86,7 @@ def received(data: bytes, rng: random.Random, memory: ReusedMemory | None, buffe
         at += count
         return count
 
-    return read_messages(readinto, len(data), buffer_bytes=buffer_bytes, memory=memory)
+    return read_messages(readinto, len(data), buffer_bytes=buffer_bytes, memory=memory, columns=columns)
 
 
 def stored(data: bytes) -> Message:
@@ -102,7 +106,11 @@ def test_gathered_rows_are_those_that_were_written(implementation: Any, seed: in
     rows_max, bytes_enough = rng.choice([1, 7, 64, 65536]), rng.choice([1, 3000, 50_000, 1 << 20])
     gathering = implementation(shape, rows_max=rows_max, bytes_enough=bytes_enough, memory=ReusedMemory())
     found: list[pa.RecordBatch] = []
-    for there in received(body(*messages), rng, gathering.memory, rng.choice([2048, 10_000, 1 << 20])):
+    data, columns = body(*messages), columns_in(shape.stored_columns)
+    if len(columns) < len(SCHEMA) and rng.random() < 0.4:
+        some = [projected(each, columns) for each in messages]
+        data = b"".join([schema_bytes(columns), *some, END_OF_STREAM])
+    for there in received(data, rng, gathering.memory, rng.choice([2048, 10_000, 1 << 20]), columns):
         found += gathering.add(there, start, end)
     found += gathering.rest()
     assert gathering.rest() == []

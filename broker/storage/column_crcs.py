@@ -1,0 +1,104 @@
+"""The CRCs of the columns of stored batches, so that some columns can be read, checked and sent without the others.
+
+    a batch is looked at as a whole ──► learn ──► CRCS_OF_COLUMNS: the CRC of each column, by header
+    its header is read again        ──► of    ──► known: of the rest only what is wanted is read
+
+A batch is known by its header, which has its CRC: so a batch that compaction has copied stays known, and one that was
+cut off and written anew is another one. What is remembered was computed of bytes whose CRC was right. Whoever reads a
+column later finds by it what has changed on the disk since; a client finds it by the CRC of the stored batch itself
+(`columns.J1`).
+
+In memory alone, those that were asked for last: after a start the first read of some columns reads all.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from crc32c import crc32c
+
+from broker.api.batch import crc_of
+from broker.api.columns import Spans, added_by, crcs_of, head_bytes, spans_of
+
+REMEMBERED_BYTES_MIN: Final = 16 << 10
+"""Smaller batches are as soon read whole."""
+REMEMBERED_BATCHES_MAX: Final = 1 << 17
+"""For the process: some 40 MiB."""
+
+
+_KNOWN: Final = struct.Struct("<14I8q")
+"""As it is remembered: the CRCs, what they add, the ends of the columns in the body, and before them its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownColumns:
+    """The columns of a batch: where they lie, the CRC of each, and what each adds to that of the batch."""
+
+    spans: Spans
+    crcs: Sequence[int]
+    added: Sequence[int]
+
+
+class ColumnCrcs:
+    """CRCs of columns, of the batches that were asked for last. Thread-safe.
+
+    Args:
+        batches_max: So many.
+    """
+
+    def __init__(self, batches_max: int) -> None:
+        self.batches_max = batches_max
+        self._known: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, head: bytes | bytearray | memoryview) -> KnownColumns | None:
+        """The columns of a batch; None: it is not known, or this header is damaged.
+
+        Args:
+            head: The header, and nothing else.
+        """
+        try:
+            key = _key_of(head)
+        except ValueError:
+            return None
+        with self._lock:
+            found = self._known.get(key)
+            if found is None:
+                return None
+            self._known.move_to_end(key)
+        numbers = _KNOWN.unpack(found)
+        return KnownColumns(list(pairwise(numbers[14:])), numbers[:7], numbers[7:14])
+
+    def learn(self, message: bytes | bytearray | memoryview) -> KnownColumns | None:
+        """The columns of a whole batch that was verified. They are remembered if it is large enough. None: as
+        `columns.spans_of`."""
+        spans = spans_of(message)
+        if spans is None:
+            return None
+        crcs = crcs_of(message, spans)
+        known = KnownColumns(spans, crcs, added_by(crcs, spans))
+        if len(message) >= REMEMBERED_BYTES_MIN:
+            key = _key_of(message[: head_bytes(message)])
+            packed = _KNOWN.pack(*known.crcs, *known.added, spans[0][0], *(end for _, end in spans))
+            with self._lock:
+                self._known[key] = packed
+                while len(self._known) > self.batches_max:
+                    self._known.popitem(last=False)
+        return known
+
+
+def _key_of(head: bytes | bytearray | memoryview) -> tuple[int, int]:
+    return crc32c(head), crc_of(head)
+
+
+CRCS_OF_COLUMNS: Final = ColumnCrcs(REMEMBERED_BATCHES_MAX)
+"""Shared by all logs of the process."""

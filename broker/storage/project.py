@@ -1,0 +1,171 @@
+"""A read plan with some columns of each batch only.
+
+    stored     | header | offset | timestamp | subject | key | value | headers | reply |   CRCs: remembered
+    made       | header | offset |           | subject |          by broker/api/columns.py, in a file in memory
+
+Y1  The answer has either the chosen columns of each batch, or all columns of each. It has all where that saves little,
+    and where its first batch cannot be read: the reader then meets what is damaged, and says so, as in any read.
+Y2  A batch whose columns are not known is read and verified once as a whole (`column_crcs.py`). Of one that is known
+    the header and the chosen columns are read, and it is the reader that checks them, against the stored CRC.
+Y3  An answer ends before a batch that cannot be sent so, and once it holds or has read so much; the plan goes on there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from broker.api.batch import message_bytes, read_header, verify_batch
+from broker.api.columns import ADDED, Columns, Spans, head_bytes, projected_head, spans_of, told
+from broker.api.compression import PACKED_HEADER_BYTES
+from broker.api.errors import BadBatch, Overloaded, StorageFailed
+from broker.api.schema import SCHEMA
+from broker.storage.column_crcs import CRCS_OF_COLUMNS, KnownColumns
+from broker.storage.disk import disk_errors
+from broker.storage.made import COPIES, Block, MadeFile, joined
+from broker.storage.read import FileRange, ReadPlan
+
+MEAN_BYTES_MIN: Final = 8 << 10
+"""Smaller batches are sent whole: to look at each costs more than its bytes."""
+CHOSEN_SHARE: Final = 0.5
+"""A greater share of the bytes is sent with all others, by sendfile."""
+SAMPLED_BATCHES: Final = 8
+"""That share is the one of the first batches."""
+HELD_BYTES_MAX: Final = 8 << 20
+"""An answer of chosen columns."""
+WHOLE_BYTES_MAX: Final = 64 << 20
+"""So much is read and verified for one answer: bounds the time until it begins."""
+
+
+def project(plan: ReadPlan, columns: Columns, reserve: Callable[[int], None]) -> None:
+    """Leave the chosen columns in the plan (`plan.columns`), or leave it as it is (Y1).
+
+    Args:
+        reserve: Takes so many bytes of memory in all. Without room for its first batch the plan stays as it is.
+    """
+    if plan.bytes < MEAN_BYTES_MIN * plan.batch_count or not _is_worth(plan.ranges, columns):
+        return
+    made, block = MadeFile(plan), Block()
+    ranges: list[FileRange] = []
+    whole_bytes = 0
+    head = b""
+    try:
+        for batch in _batches(plan.ranges):
+            if made.size >= HELD_BYTES_MAX or whole_bytes >= WHOLE_BYTES_MAX:
+                plan.next_offset = read_header(head).next_offset
+                break
+            known = CRCS_OF_COLUMNS.of(batch.head)
+            reserve(made.size + COPIES * batch.length)
+            if known is not None:
+                message = _chosen(batch, known, columns)
+            else:
+                whole_bytes += batch.length
+                message = _chosen_of_all(batch, columns, block)
+            ranges.append(made.write(message))
+            head = batch.head
+    except (BadBatch, StorageFailed, Overloaded):
+        if not ranges:
+            return
+        plan.next_offset = read_header(head).next_offset
+    plan.columns = columns
+    plan.ranges[:] = joined(ranges)
+    plan.bytes = made.size
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A stored batch by its header, of which only the frame was looked at."""
+
+    part: FileRange
+    at: int
+    length: int
+    head: bytes
+
+    @property
+    def where(self) -> str:
+        return f"{self.part.path} at {self.at}: "
+
+
+def _batches(ranges: Sequence[FileRange]) -> Iterator[_Batch]:
+    """Raises BadBatch, StorageFailed."""
+    for part in ranges:
+        at, stop = part.position, part.position + part.length
+        while at < stop:
+            where = f"{part.path} at {at}: "
+            with disk_errors(f"read {part.path}"):
+                head = os.pread(part.fd, PACKED_HEADER_BYTES, at)
+            length = message_bytes(head, where=where)
+            if at + length > stop:
+                raise BadBatch(f"{where}a batch of {length} bytes, {stop - at} are there")
+            yield _Batch(part, at, length, head[: head_bytes(head)])
+            at += length
+
+
+def _is_worth(ranges: Sequence[FileRange], columns: Columns) -> bool:
+    """Whether the columns are a small share of the first batches."""
+    stored = chosen = 0
+    try:
+        for batch in islice(_batches(ranges), SAMPLED_BATCHES):
+            spans = spans_of(batch.head)
+            if spans is None:
+                break
+            stored += batch.length
+            chosen += _size(batch.head, spans, columns)
+    except (BadBatch, StorageFailed):
+        pass  # the share is that of those before
+    return chosen < CHOSEN_SHARE * stored
+
+
+def _size(head: bytes, spans: Spans, columns: Columns) -> int:
+    """Bytes of the message that is sent."""
+    taken = (end - start for name, (start, end) in zip(SCHEMA.names, spans, strict=True) if name in columns)
+    return 2 * len(head) + ADDED.size + sum(taken)
+
+
+def _chosen(batch: _Batch, known: KnownColumns, columns: Columns) -> bytearray:
+    """The message, of a batch whose columns are known: nothing else of it is read."""
+    message, at = _begun(batch.head, known, columns)
+    view = memoryview(message)
+    for start, end in _runs(known.spans, columns):
+        with disk_errors(f"read {batch.part.path}"):
+            count = os.preadv(batch.part.fd, [view[at : at + end - start]], batch.at + len(batch.head) + start)
+        if count != end - start:
+            raise BadBatch(f"{batch.where}{count} bytes of {end - start} are there")
+        at += count
+    return message
+
+
+def _chosen_of_all(batch: _Batch, columns: Columns, block: Block) -> bytearray:
+    """The message, of a batch that is read and verified as a whole. Raises BadBatch."""
+    stored = block.read(batch.part, batch.length, batch.at)
+    verify_batch(stored, where=batch.where)
+    known = CRCS_OF_COLUMNS.learn(stored)
+    if known is None:
+        raise BadBatch(f"{batch.where}its columns do not lie one after the other")
+    message, at = _begun(batch.head, known, columns)
+    for start, end in _runs(known.spans, columns):
+        message[at : at + end - start] = stored[len(batch.head) + start : len(batch.head) + end]
+        at += end - start
+    return message
+
+
+def _begun(head: bytes, known: KnownColumns, columns: Columns) -> tuple[bytearray, int]:
+    """The message without its columns, and where they begin."""
+    begun = projected_head(head, columns, known.spans) + head + told(known.added, columns)
+    message = bytearray(_size(head, known.spans, columns))
+    message[: len(begun)] = begun
+    return message, len(begun)
+
+
+def _runs(spans: Spans, columns: Columns) -> list[tuple[int, int]]:
+    """Where the chosen columns lie: neighbours as one, none that is empty."""
+    found: list[tuple[int, int]] = []
+    for name, (start, end) in zip(SCHEMA.names, spans, strict=True):
+        if name in columns and end > start:
+            if found and found[-1][1] == start:
+                start = found.pop()[0]
+            found.append((start, end))
+    return found

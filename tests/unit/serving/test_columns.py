@@ -1,0 +1,143 @@
+"""Goal: who asks for some columns gets them, and little else; what is damaged is found as in any read.
+
+Method: a real server, asked by hand and by the client. Any log, any columns: tests/properties/storage/test_select.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.api import http
+from broker.api.errors import InvalidRequest
+from broker.api.schema import SCHEMA
+from broker.client import Client, connect
+from broker.client.reading.fetch import PartitionFetch, decoded
+from broker.client.reading.session import FetchSession
+from tests.unit.client.logs import Log
+from tests.unit.client.rawserver import RawServer, Reply, Request
+from tests.unit.serving.server import Api, Server
+
+BATCHES = 3
+ROWS = 40
+
+
+@pytest.fixture
+def client(server: Server, api: Api) -> Iterator[Client]:
+    """Three batches of 40 records of 1 KiB."""
+    api.create("orders", subject="orders.>")
+    with connect(f"127.0.0.1:{server.port}", deadline_s=5) as client:
+        for number in range(BATCHES):
+            client.append("orders", 0, rows(number))
+        yield client
+
+
+def rows(number: int) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "subject": pa.array([f"orders.{i % 4}" for i in range(ROWS)]),
+            "key": pa.array([None if i % 3 else b"%d" % i for i in range(ROWS)], pa.binary()),
+            "value": pa.array([bytes([number]) * 1024 for _ in range(ROWS)], pa.binary()),
+        }
+    )
+
+
+def asked(api: Api, **query: Any) -> pa.Table:
+    answer = api.read("orders", **query)
+    assert answer.status == 200
+    return pa.ipc.open_stream(answer.body).read_all()
+
+
+@pytest.mark.parametrize("columns", [["offset", "timestamp"], ["key"], ["reply", "subject"], ["headers", "partition"]])
+def test_the_client_gets_its_columns(client: Client, columns: list[str]) -> None:
+    whole = client.read("orders", columns=[*SCHEMA.names, "partition"]).to_table()
+    for _ in range(2):  # at first nothing is known of the batches
+        assert client.read("orders", columns=columns).to_table() == whole.select(columns)
+        some = client.read("orders", columns=columns, subject="orders.2", start=5, end=115).to_table()
+        assert some == whole.slice(5, 110).filter([i % 4 == 2 for i in range(5, 115)]).select(columns)
+
+
+def test_an_answer_has_few_bytes_and_any_reader_of_arrow_reads_it(client: Client, api: Api) -> None:
+    whole = api.read("orders")
+    for _ in range(2):
+        answer = api.read("orders", columns="timestamp,offset")
+        assert len(answer.body) < len(whole.body) / 15
+        assert answer.headers[http.NEXT_OFFSET] == "120"
+        found = pa.ipc.open_stream(answer.body).read_all()
+        assert found == asked(api).select(["offset", "timestamp"])
+    assert asked(api, columns="subject").column_names == ["offset", "subject"]
+
+
+def test_all_columns_come_where_little_would_be_saved(client: Client, api: Api) -> None:
+    whole = api.read("orders").body
+    assert api.read("orders", columns="value").body == whole
+    assert api.read("orders", columns="offset", verify="true").body == whole
+    client.append("orders", 0, rows(0).slice(0, 1))
+    assert asked(api, offset=120, columns="offset").schema == SCHEMA, "a small batch"
+    assert client.read("orders", start=120, columns=["key"]).to_table().to_pylist() == [{"key": b"0"}]
+    assert client.read("orders", start=120, end=120, columns=["key"]).to_table().num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "query, said",
+    [
+        ({"columns": "offset,ofset"}, "no column 'ofset'"),
+        ({"columns": ""}, "columns"),
+        ({"columns": "key", "format": "json"}, "JSON lines"),
+    ],
+)
+def test_what_cannot_be_is_refused(client: Client, api: Api, query: dict[str, str], said: str) -> None:
+    answer = api.read("orders", **query)
+    assert answer.status == InvalidRequest.status
+    assert said in answer.problem["detail"]
+    assert answer.problem["parameter"] == "columns"
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("at", [100, 900, 1000, -100])
+def test_damage_on_the_disk_is_found_where_it_is_wanted(
+    server: Server, client: Client, is_known: bool, at: int
+) -> None:
+    """In the header, in the offsets, in the timestamps, in the headers' offsets behind the values."""
+    if is_known:
+        client.read("orders", columns=["timestamp"]).to_table()
+    plan = server.backend.partition("orders", 0).log.read(40, end=80)
+    (place,) = plan.ranges
+    plan.close()
+    with open(place.path, "r+b") as file:
+        file.seek(place.position + at % place.length)
+        byte = file.read(1)[0]
+        file.seek(place.position + at % place.length)
+        file.write(bytes([byte ^ 1]))
+    is_wanted = at >= 0 or not is_known
+    with client.read("orders", columns=["offset", "timestamp"]) as reader:
+        found = [offset for batch in reader for offset in batch.column("offset").to_pylist()]
+        assert found == ([*range(40), *range(80, 120)] if is_wanted else list(range(120)))
+        assert reader.lost == ({0: [(40, 80)]} if is_wanted else {})
+    with client.read("orders") as reader:
+        assert [row for batch in reader for row in batch.column("offset").to_pylist()] == [*range(40), *range(80, 120)]
+        assert reader.lost == {0: [(40, 80)]}
+
+
+def test_a_broker_of_an_earlier_release_is_asked_for_all_columns() -> None:
+    log, seen = Log.of(12, per_batch=4), list[bool]()
+
+    def answer(request: Request, reply: Reply) -> None:
+        seen.append("columns" in request.query)
+        if seen[-1]:
+            refusal = InvalidRequest("unknown query parameter 'columns'", parameter="columns", nearest=None)
+            body, headers = json.dumps(refusal.to_problem()).encode(), {"Content-Type": http.PROBLEM_JSON}
+            reply.answer(refusal.status, body, headers)
+        else:
+            reply.answer(200, *log.answer(int(request.query["offset"])))
+
+    with RawServer(answer) as server:
+        session = FetchSession(server.address)
+        for _ in range(2):
+            fetch = PartitionFetch(session, "orders", 0, 0, columns=["timestamp"], deadline_s=0)
+            assert sum(batch.num_rows for batch in fetch.until(12, decoded)) == 12
+    assert seen == [True, False, False]
