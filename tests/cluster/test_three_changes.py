@@ -17,6 +17,7 @@ import pytest
 
 from broker.api.errors import InvalidSetting, LiftlogError, Retryable, StreamPaused, UnknownStream
 from broker.client import Client
+from broker.client.nats_connection import flush
 from tests.support.acks import offset_of
 from tests.support.clusters import RealCluster, store, three
 from tests.support.processes import eventually
@@ -142,7 +143,7 @@ def test_a_change_holds_when_it_is_answered(cluster: RealCluster, client: Client
         connection = await nats.connect(cluster.nats.url)
         for number in range(burst):
             await connection.publish(f"held.{number % 50}", b"x")
-        await connection.flush()
+        await flush(connection, 60)
         await connection.close()
 
     def count() -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.clusters import RealCluster
-from tests.support.processes import BrokerProcess, eventually, frozen
+from tests.support.processes import BrokerProcess, eventually, frozen, is_stopped
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -187,7 +187,7 @@ def test_a_command_whose_controller_froze_amid_it_does_not_come_late(
         def freezes() -> bool:
             if freezable.files[controller].exists() and ended[first].done():
                 ask(first)  # on a slow machine its client had given up before it came there
-            return not freezable.files[controller].exists()
+            return not freezable.files[controller].exists() and is_stopped(cluster.brokers[controller].pid)
 
         freezable.files[controller].write_text(f"{point} {asking[first].name}")
         ask(first)

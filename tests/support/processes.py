@@ -42,11 +42,16 @@ def frozen(pid: int) -> Iterator[None]:
     """A process of which no thread runs meanwhile; it may be killed."""
     os.kill(pid, signal.SIGSTOP)
     try:
-        eventually(lambda: all(_is_stopped(task) for task in Path(f"/proc/{pid}/task").iterdir()), what="it stops")
+        eventually(lambda: is_stopped(pid), what="it stops")
         yield
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether no thread of a process runs. One that stops itself does so some time after it has decided to."""
+    return all(_is_stopped(task) for task in Path(f"/proc/{pid}/task").iterdir())
 
 
 def _is_stopped(task: Path) -> bool:

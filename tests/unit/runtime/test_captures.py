@@ -20,6 +20,7 @@ import pytest
 
 from broker.api.batch import decode_batch
 from broker.api.stream import settings_from
+from broker.client.nats_connection import flush
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import load
 from broker.runtime.elapsed import MACHINE
@@ -206,7 +207,7 @@ def test_one_of_several_that_end_takes_in_what_the_server_had_sent(brokers: tupl
         client = await nats.connect(url)
         for number in range(count):
             await client.publish("p", b"x", headers={"Liftlog-Key": f"k{number}"})
-        await client.flush()
+        await flush(client, 60)
         wait([a.driver.end(partition, with_sent=True) for partition in partitions])
         await client.close()
 
