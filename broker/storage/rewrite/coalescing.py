@@ -239,7 +239,7 @@ def _candidates(log: PartitionLog, settings: CoalescingSettings, memory: KnownSe
         known = memory.get(segment.serial)
         if known is None:
             known = memory[segment.serial] = _look_at(log, segment, end)
-        if known.newest_us > before_us:
+        if settings.min_age_ms and known.newest_us > before_us:
             break
         found.append(known)
     return found

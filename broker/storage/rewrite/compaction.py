@@ -93,13 +93,13 @@ class CompactionReport:
 
 
 def cleanable(
-    disk: Disk, sealed: Sequence[tuple[Segment, int]], *, below: int, before_us: int
+    disk: Disk, sealed: Sequence[tuple[Segment, int]], *, below: int, before_us: int | None
 ) -> list[tuple[Segment, int]]:
     """The segments that a pass may touch, each with the offset after it (Q1).
 
     Args:
         below: All their records are below this offset.
-        before_us: None of their records is newer.
+        before_us: None of their records is newer; None: however new they are.
     Raises:
         NeedsRepair: the index of one is gone.
     """
@@ -108,7 +108,7 @@ def cleanable(
         newest_us = segment.max_timestamp_us(disk)
         if newest_us is None:
             raise NeedsRepair(segment)
-        if end > below or newest_us > before_us:
+        if end > below or (before_us is not None and newest_us > before_us):
             break
         found.append((segment, end))
     return found
@@ -211,7 +211,7 @@ class _Pass:
             self.disk,
             self.log.sealed_segments(),
             below=min(self.log.high_watermark, self.log.rewritable_end(), self._old_end()),
-            before_us=self.now_us - self.settings.min_compaction_lag_ms * 1_000,
+            before_us=self._before_us(),
         )
         sizes = [(end, segment.size(self.disk)) for segment, end in segments]
         self.tombstone_end = wanted = state.tombstone_end(self.now_us, self.settings.delete_retention_ms)
@@ -285,6 +285,11 @@ class _Pass:
                 with suppress(OSError):
                     self.disk.unlink(staged)
         return is_noted
+
+    def _before_us(self) -> int | None:
+        """The least that has to be older by timestamp. Without a lag a time in the future holds up nothing."""
+        lag_ms = self.settings.min_compaction_lag_ms
+        return self.now_us - lag_ms * 1_000 if lag_ms else None
 
     def _old_end(self) -> int:
         """Below it, records are old enough by the age that they have here, too (`retention.old_end`)."""

@@ -387,6 +387,11 @@ def test_retention_takes_joined_segments_no_later_than_an_eighth_of_its_limit() 
     assert keep_all.min_age_ms == StreamSettings().dedup_window_ms == 120_000
 
 
+def test_a_time_in_the_future_holds_up_nothing_where_no_age_is_asked_for() -> None:
+    assert coalesce(trickled(20), SETTINGS, {}, now_us=-1) is not None
+    assert coalesce(trickled(20), CoalescingSettings(min_age_ms=1, segment_bytes=1 << 20), {}, now_us=-1) is None
+
+
 def test_retention_by_age_bytes_and_records_works_on_joined_segments() -> None:
     for limits in ({"retention_ms": 5}, {"retention_bytes": 2_000}, {"retention_records": 30}):
         log = trickled(10, segments=12)

@@ -357,6 +357,18 @@ def test_records_younger_than_the_lag_stay() -> None:
     assert sorted(keyed_records(log)) == [1, 2, 3]
 
 
+def test_a_timestamp_in_the_future_holds_up_nothing_where_there_is_no_lag() -> None:
+    log = create_log(SimDisk())
+    for timestamp_us in (0, 1000 * HOUR_US, 0, 0):
+        log.append([keyed_batch([(b"a", b"v")], timestamp_us=timestamp_us)], leader_epoch=1, now_us=0)
+        commit(log)
+        roll(log)
+    report = run(log)
+    assert report is not None
+    assert report.records_gone == 3
+    assert list(keyed_records(log)) == [3]
+
+
 def test_a_full_map_needs_several_passes_and_each_goes_on_where_the_last_ended() -> None:
     log = filled([[(b"k%d" % i, b"%d" % number) for i in range(50)] for number in range(4)])
     newest = newest_of(keyed_records(log))
