@@ -263,13 +263,16 @@ class Linked:
 
     # -- the catalog
 
-    def create(self, name: str = "s", partitions: int = 1, min_insync: int = 2, **settings: Any) -> list[Place]:
+    def create(
+        self, name: str = "s", partitions: int = 1, min_insync: int = 2, *, internal: bool = False, **settings: Any
+    ) -> list[Place]:
         self.service.apply(
             kind="create_stream",
             name=name,
             incarnation=f"i-{name}",
             created_us=1,
             settings={"subject": None, "partitions": partitions, **settings},
+            internal=internal,
             replication_factor=len(self.names),
             min_insync_replicas=min(min_insync, len(self.names)),
         )

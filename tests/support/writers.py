@@ -18,13 +18,13 @@ class Writer(NamedTuple):
         what: The files, and when.
         budget: What it stops at; or in words what it has.
         modules: Below `broker`, those that write them.
-        test: Fills the disk through it, or writes it on a full one.
+        tests: They fill the disk through it, or write it on a full one.
     """
 
     what: str
     budget: Budget | str
     modules: tuple[str, ...]
-    test: str
+    tests: tuple[str, ...]
 
 
 LAST: Final = "goes on to the last byte"
@@ -37,7 +37,7 @@ WRITERS: Final = (
         "segments and indexes of users' streams, appended by a leader; of what sinks stage",
         Budget.RECORDS,
         ("storage/segments/chain.py", "storage/segments/segment.py"),
-        "tests/unit/runtime/test_room.py::test_what_is_staged_counts_too",
+        ("tests/unit/runtime/test_room.py::test_what_is_staged_counts_too",),
     ),
     Writer(
         "segments that are written anew by compaction and coalescing, here or at a follower",
@@ -47,43 +47,49 @@ WRITERS: Final = (
             "storage/rewrite/joining.py",
             "storage/rewrite/clean_state.py",
         ),
-        "tests/unit/test_writers.py::test_rewriting_stops_at_the_reserve_and_later_for_the_brokers_own_streams",
+        ("tests/unit/test_writers.py::test_rewriting_stops_at_the_reserve_and_later_for_the_brokers_own_streams",),
     ),
     Writer(
         "damaged batches of a log, copied from another replica; the segment around them",
         Budget.RECORDS,
         ("storage/rewrite/gaps.py",),
-        "tests/unit/link/test_mending.py::test_a_segment_is_written_anew_only_where_it_leaves_the_reserve_free",
+        ("tests/unit/link/test_mending.py::test_a_segment_is_written_anew_only_where_it_leaves_the_reserve_free",),
     ),
     Writer(
         "folders of new partitions",
         Budget.RECORDS,
         ("storage/segments/checkpoint.py",),
-        "tests/unit/test_writers.py::test_no_folder_is_made_at_the_reserve",
+        ("tests/unit/test_writers.py::test_no_folder_is_made_at_the_reserve",),
     ),
     Writer(
         "segments and indexes of users' streams, copied from a leader, one by one, in bulk, or from the beginning",
         Budget.FOLLOWED,
         ("storage/segments/chain.py", "storage/segments/segment.py"),
-        "tests/unit/link/test_room.py::test_a_follower_that_begins_with_nothing_takes_nothing_without_room",
+        ("tests/unit/link/test_room.py::test_a_follower_that_begins_with_nothing_takes_nothing_without_room",),
     ),
     Writer(
         "`__offsets` and `__commits`, appended by a leader or written anew",
         Budget.OWN,
         ("storage/segments/chain.py", "storage/rewrite/rewriting.py"),
-        "tests/unit/test_writers.py::test_consumers_commit_until_half_of_the_reserve",
+        ("tests/unit/test_writers.py::test_consumers_commit_until_half_of_the_reserve",),
     ),
     Writer(
         "`__offsets` and `__commits`, copied from a leader",
         Budget.OWN_FOLLOWED,
         ("storage/segments/chain.py",),
-        "tests/unit/runtime/test_room.py::test_who_grows_stops_in_order_and_a_follower_begins_again_where_a_leader_may",
+        (
+            "tests/unit/runtime/test_room.py::test_who_grows_stops_in_order_and_a_follower_begins_again_where_a_leader_may",
+            "tests/unit/link/test_room.py::test_followers_of_the_brokers_own_streams_go_on_below_the_users_and_stop_at_three_eighths",
+        ),
     ),
     Writer(
         "a bad or uncertain part of a log, kept beside it (`.aside`); the segment around it",
         LAST,
         ("storage/rewrite/gaps.py", "storage/rewrite/giving_up.py", "storage/recovery.py"),
-        "tests/unit/storage/test_full_disk.py",
+        (
+            "tests/unit/storage/test_giving_up.py::test_on_a_full_disk_the_range_stays_lost_until_the_last_byte_it_needs_is_free",
+            "tests/unit/storage/test_full_disk.py::test_a_start_that_has_no_room_to_cut_a_torn_end_is_made_again",
+        ),
     ),
     Writer(
         "`epochs` with the first record of a leadership; state files as segments are sealed; `ends`, `scrub`, `clock`",
@@ -95,49 +101,65 @@ WRITERS: Final = (
             "runtime/background/scrubber.py",
             "runtime/background/doubted_clock.py",
         ),
-        "tests/unit/storage/test_full_disk.py",
+        (
+            "tests/unit/storage/test_full_disk.py::test_a_leadership_whose_epoch_cannot_be_written_appends_nothing_and_begins_once_there_is_room",
+            "tests/unit/storage/test_full_disk.py::test_where_a_roll_has_no_room_for_a_state_file_the_older_one_stands",
+            "tests/unit/runtime/test_log_ends.py::test_ends_that_cannot_be_written_stay_as_they_were",
+            "tests/unit/runtime/test_scrubber.py::test_on_a_full_disk_passes_go_on_and_only_the_position_is_not_kept",
+            "tests/unit/runtime/test_doubted_clock.py::test_on_a_full_disk_the_clock_goes_on_and_the_former_file_stands",
+        ),
     ),
     Writer(
         "`checkpoint` and state file of a trim, of retention, of a log that begins anew, of a start",
         SPARE,
         ("storage/writing/checkpoints.py", "storage/memory/state_files.py"),
-        "tests/cluster/test_full_disk.py::test_a_trim_makes_room_on_a_disk_without_a_byte_and_appends_go_on",
+        ("tests/cluster/test_full_disk.py::test_a_trim_makes_room_on_a_disk_without_a_byte_and_appends_go_on",),
     ),
     Writer(
         "`ends`, before a log is cut",
         SPARE,
         ("runtime/cluster/replicas/log_ends.py",),
-        "tests/unit/runtime/test_log_ends.py::test_on_a_disk_without_a_free_byte_a_log_takes_records_back_all_the_same",
+        (
+            "tests/unit/runtime/test_log_ends.py::test_on_a_disk_without_a_free_byte_a_log_takes_records_back_all_the_same",
+        ),
     ),
     Writer(
         "`catalog.log` of a lone broker: deletions, shorter retention, a start",
         SPARE,
         ("runtime/partitions/catalog_store.py",),
-        "tests/unit/runtime/test_catalog_faults.py::test_what_leads_to_room_is_written_without_a_byte_and_nothing_else",
+        (
+            "tests/unit/runtime/test_catalog_faults.py::test_what_leads_to_room_is_written_without_a_byte_and_nothing_else",
+        ),
     ),
     Writer(
         "`processes`, at the start of a broker of a cluster",
         SPARE,
         ("runtime/cluster/plane/registering.py",),
-        "tests/cluster/test_three_full.py::test_three_full_disks_are_told_to_make_room_also_after_a_start",
+        ("tests/cluster/test_three_full.py::test_three_full_disks_are_told_to_make_room_also_after_a_start",),
     ),
     Writer(
         "`raft.log` (entries, term, vote, snapshots) and `raft.log.marks`",
         OWN_ROOM,
         ("raft/journal.py", "raft/journal_files.py"),
-        "tests/unit/raft/test_room.py::test_entries_marks_snapshots_and_starts_need_no_free_byte",
+        ("tests/unit/raft/test_room.py::test_entries_marks_snapshots_and_starts_need_no_free_byte",),
     ),
     Writer(
         "`lock`, `broker.json`, `raft.json`: at the first start, or as a broker joins or is rescued",
         BY_HAND,
         ("storage/folder.py", "runtime/cluster/plane/membership.py", "runtime/cluster/plane/rescue.py"),
-        "tests/unit/cluster/test_forming.py",
+        (
+            "tests/unit/storage/test_folder.py::test_on_a_full_disk_no_folder_is_founded_and_one_that_is_there_is_locked",
+            "tests/unit/cluster/test_rescue_folders.py::test_on_a_full_disk_nobody_forms_joins_or_leaves_and_each_may_once_there_is_room",
+        ),
     ),
     Writer(
         "`run/` and `logs/` of `liftlog up`, beside the data folder",
         BY_HAND,
         ("cli/local/datafolder.py", "cli/local/processes.py"),
-        "tests/unit/cli/test_datafolder.py",
+        (
+            "tests/unit/cli/test_datafolder.py::test_on_a_full_disk_each_file_of_a_run_is_an_error_that_names_it_and_the_former_one_stands",
+            "tests/unit/runtime/test_logs.py::test_on_a_full_disk_lines_are_lost_and_nobody_hears_of_it",
+        ),
     ),
 )
 

@@ -41,9 +41,10 @@ def test_who_makes_replaces_or_lengthens_a_file_stands_in_the_table() -> None:
 
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda writer: str(writer.what)[:40])
 def test_what_fills_the_disk_through_it_is_there(writer: Any) -> None:
-    path, _, name = writer.test.partition("::")
-    text = (ROOT / path).read_text()
-    assert not name or f"def {name}(" in text
+    for test in writer.tests:
+        path, _, name = test.partition("::")
+        assert name, "a test, not a file of them"
+        assert f"def {name}(" in (ROOT / path).read_text(), test
 
 
 def small(broker: Broker, eighths: float) -> Place:

@@ -111,6 +111,12 @@ class GapRewrite:
         """The segment without its gaps, beside it. None: it has none that are to be closed."""
         index = self._index_of(segment)
         source = self.disk.open(segment.path, readonly=True)
+        try:
+            return self._copy(source, segment, end, index)
+        finally:
+            source.close()
+
+    def _copy(self, source: File, segment: Segment, end: int, index: IndexView) -> StagedSegment | None:
         copy = GapCopy(self.disk, segment, index, self.ending)
         try:
             expected, at, closed = segment.base_offset, len(SCHEMA_BYTES), 0
@@ -141,8 +147,6 @@ class GapRewrite:
         except BaseException:
             copy.abandon()
             raise
-        finally:
-            source.close()
 
     def _index_of(self, segment: Segment) -> IndexView:
         for _ in range(2):
@@ -168,8 +172,12 @@ class GapCopy:
         self._entries: list[tuple[int, int, int, int, int]] = []
         self._size = self._unsynced = 0
         self._file = disk.open(self._path, create=True)
-        self._file.truncate(0)
-        self._write(SCHEMA_BYTES)
+        try:
+            self._file.truncate(0)
+            self._write(SCHEMA_BYTES)
+        except OSError:
+            self.abandon()
+            raise
 
     def add_filler(self, offset_count: int) -> None:
         """Keep a gap of so many offsets seen, whatever bytes it has of its own."""

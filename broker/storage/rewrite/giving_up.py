@@ -14,6 +14,7 @@ E4  An empty batch ends where an epoch does, and at each border that the caller 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 from broker.api.errors import CorruptLog, NotLeader
@@ -95,13 +96,18 @@ class _GivingUp(GapRewrite):
 
     def set_aside(self, source: File, place: tuple[int, int], offsets: tuple[int, int]) -> None:
         self.disk.makedirs(self.aside)
-        file = self.disk.open(f"{self.aside}/{offsets[0]:020d}-{offsets[1]:020d}{ENDING}", create=True)
+        path = f"{self.aside}/{offsets[0]:020d}-{offsets[1]:020d}{ENDING}"
+        file = self.disk.open(path, create=True)
         try:
             file.truncate(0)
             around = ReadAround(source)
             for at in range(place[0], place[1], WINDOW_BYTES):
                 file.write(around.pread(min(WINDOW_BYTES, place[1] - at), at))
             file.sync()
+        except OSError:
+            with suppress(OSError):  # half a copy is of no use: on a full disk a trim needs its room
+                self.disk.unlink(path)
+            raise
         finally:
             file.close()
         self.disk.sync_dir(self.aside)

@@ -45,6 +45,28 @@ def test_a_disk_that_refuses_the_record_is_an_error_that_names_the_file(tmp_path
     assert not list(folder.run.glob("*.tmp"))
 
 
+@pytest.mark.parametrize("name", ["up.json", "nats.pid", "brokers", "nats.conf"])
+def test_on_a_full_disk_each_file_of_a_run_is_an_error_that_names_it_and_the_former_one_stands(
+    tmp_path: Path, name: str
+) -> None:
+    folder = UpFolder(str(tmp_path / "data"))
+    folder.prepare()
+
+    def write() -> None:
+        folder.keep_count(3)
+        folder.write_nats_config("x")
+        folder.save(_record())
+
+    write()
+    before = {path.name: path.read_bytes() for path in folder.run.iterdir()}
+    (folder.run / f"{name}.tmp").symlink_to("/dev/full")
+    with pytest.raises(DiskFull, match=rf"write .*{name}: No space left"):
+        write()
+    assert {path.name: path.read_bytes() for path in folder.run.iterdir()} == before
+    assert (folder.load(), folder.brokers_count()) == (_record(), 3)
+    write()
+
+
 def test_a_saved_record_is_loaded_again_with_its_pid_files(tmp_path: Path) -> None:
     folder = UpFolder(str(tmp_path / "data"))
     assert folder.load() is None

@@ -16,7 +16,7 @@ from broker.raft.node import catalog_in
 from broker.runtime.cluster.plane import membership, rescue
 from broker.runtime.cluster.plane.forming import Entered, Entrance, answer_to
 from broker.runtime.cluster.plane.identity import Identity
-from broker.runtime.cluster.plane.membership import JOINING, MEMBER, Membership, group_of
+from broker.runtime.cluster.plane.membership import FORMING, JOINING, MEMBER, Membership, group_of
 from tests.support.simdisk import Crashed, Mode, SimDisk
 
 FOLDER = "/data"
@@ -182,6 +182,28 @@ def test_a_full_disk_changes_nothing() -> None:
         rescue.begin(disk, FOLDER)
     assert disk.read_file(LOG) == old
     assert not is_new(disk)
+
+
+def test_on_a_full_disk_nobody_forms_joins_or_leaves_and_each_may_once_there_is_room() -> None:
+    """`raft.json` is replaced as a whole: the former one stands."""
+    disk = member()
+    before = disk.read_file(f"{FOLDER}/raft.json")
+    disk.bytes_max = disk.used_bytes
+    for state in (FORMING, MEMBER, JOINING):
+        with pytest.raises(DiskFull):
+            membership.store(disk, FOLDER, Membership(state=state, node_id="b.n@b:1", group="x/new"))
+    with pytest.raises(DiskFull):
+        rescue.leave(disk, FOLDER)
+    assert disk.read_file(f"{FOLDER}/raft.json") == before
+    assert not is_new(disk)
+    new = SimDisk()
+    new.makedirs(FOLDER)
+    new.bytes_max = new.used_bytes
+    with pytest.raises(DiskFull):
+        membership.store(new, FOLDER, Membership(state=FORMING, node_id="b.n@b:1"))
+    assert membership.load(new, FOLDER) is None
+    disk.heal()
+    assert rescue.leave(disk, FOLDER) == GROUP
 
 
 def test_a_kill_at_any_operation_of_leaving_keeps_the_journal_somewhere() -> None:

@@ -12,6 +12,7 @@ import shutil
 import pytest
 
 from broker.api.errors import DiskFull, NotEnoughReplicas
+from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.partition import Place
 from broker.serving.endpoints.changes import first_kept
 from tests.support.linked import RESERVE_BYTES, Linked
@@ -125,6 +126,32 @@ def test_a_follower_that_begins_with_nothing_takes_nothing_without_room(three: L
     three.free[away] = PLENTY
     three.in_sync(at)
     three.same(at)
+
+
+@pytest.mark.parametrize("name", [OFFSETS_STREAM, COMMITS_STREAM])
+def test_followers_of_the_brokers_own_streams_go_on_below_the_users_and_stop_at_three_eighths(
+    three: Linked, name: str
+) -> None:
+    [own] = three.create(name, min_insync=2, internal=True)
+    [at] = three.create("s", min_insync=2)
+    for each in (own, at):
+        three.in_sync(each)
+    full = next(node.me for node in three.nodes.values() if node not in (three.leader(own), three.leader(at)))
+    three.free[full] = RESERVE_BYTES * 3 // 8 + len(BIG) * 2
+    three.stored(at, BIG)
+    eventually(lambda: lacking(three, at) == (full,), what="no room for a user's")
+    three.stored(own, b"small")
+    three.same(own)
+    assert not lacking(three, own)
+    three.free[full] = RESERVE_BYTES * 3 // 8
+    end = three.nodes[full].log(own).log_end_offset
+    three.stored(own, b"more")
+    eventually(lambda: lacking(three, own) == (full,), what="no room for the broker's own either")
+    assert three.nodes[full].log(own).log_end_offset == end
+    three.free[full] = PLENTY
+    for each in (own, at):
+        three.in_sync(each)
+        three.same(each)
 
 
 def test_a_follower_takes_what_fits_of_an_answer(three: Linked) -> None:

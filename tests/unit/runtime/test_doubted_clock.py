@@ -152,6 +152,21 @@ def test_the_file_of_the_clock_says_how_much_time_has_passed_only_in_one_run_of_
     assert 0 <= found - expected < 60_000_000
 
 
+def test_on_a_full_disk_the_clock_goes_on_and_the_former_file_stands() -> None:
+    disk = SimDisk()
+    disk.makedirs("/data")
+    kept_clock(disk, "/data", "same").now_us()
+    before = disk.read_file("/data/clock")
+    disk.bytes_max = disk.used_bytes
+    began = wall_us()
+    assert began <= kept_clock(disk, "/data", "same").now_us() <= wall_us()
+    assert disk.read_file("/data/clock") == before
+    assert list(disk.names) == ["/data/clock"]
+    disk.heal()
+    kept_clock(disk, "/data", "same").now_us()
+    assert disk.read_file("/data/clock") != before
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{} 00000000\n", seal_json({}), seal_json({"believed_us": -1, "at_us": "x"})]
 )

@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -31,6 +33,19 @@ def _restored() -> Iterator[None]:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_on_a_full_disk_lines_are_lost_and_nobody_hears_of_it(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_through = False
+    with suppress(OSError), open("/dev/full", "a") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        setup("info", form)
+        for number in range(100):
+            log.error("partition.bug number=%d text=%s", number, "x" * 1_000)
+        logging.getLogger().handlers[0].close()
+        is_through = True
+    assert is_through
 
 
 def test_json_lines_carry_event_fields_and_text() -> None:

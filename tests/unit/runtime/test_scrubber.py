@@ -184,6 +184,20 @@ def test_a_damaged_position_is_a_pass_from_the_beginning(disk: SimDisk, content:
     assert load_position(disk, PATH) == scrubber.ScrubPosition()
 
 
+def test_on_a_full_disk_passes_go_on_and_only_the_position_is_not_kept(
+    disk: SimDisk, scrub_of: Callable[..., Scrubber], caplog: pytest.LogCaptureFixture
+) -> None:
+    disk.bytes_max = disk.used_bytes
+    made = scrub_of()
+    eventually(lambda: samples(made)["passes_total"] >= 2)
+    assert "scrub.position_not_saved" in caplog.text
+    assert not disk.exists(PATH)
+    disk.heal()
+    passes = samples(made)["passes_total"]
+    eventually(lambda: samples(made)["passes_total"] > passes + 1)
+    assert load_position(disk, PATH).finished_us
+
+
 def test_interval_zero_is_never(disk: SimDisk, partitions: list[Partition], scrub_of: Callable[..., Scrubber]) -> None:
     made = scrub_of(**{"scrub.interval_ms": 0})
     made.stop()

@@ -181,6 +181,22 @@ def test_disk_that_refuses_is_told_apart(
     DataFolder.open(tmp_path, broker_id="b0").close()
 
 
+def test_on_a_full_disk_no_folder_is_founded_and_one_that_is_there_is_locked(tmp_path: Path) -> None:
+    """`broker.json` needs room, once. The number in `lock` is a courtesy: the lock holds without it."""
+    new, there = tmp_path / "new", tmp_path / "there"
+    new.mkdir()
+    (new / "broker.json.tmp").symlink_to("/dev/full")
+    with pytest.raises(DiskFull, match=f"{new}"):
+        DataFolder.open(new, broker_id="b0")
+    assert [path.name for path in new.iterdir()] == ["lock"]
+    DataFolder.open(there, broker_id="b0").close()
+    (there / "lock").unlink()
+    (there / "lock").symlink_to("/dev/full")
+    with DataFolder.open(there, broker_id="b0"), pytest.raises(FolderInUse):
+        DataFolder.open(there, broker_id="b0")
+    DataFolder.open(new, broker_id="b0").close()
+
+
 @pytest.mark.parametrize("part", ["..", ".", "", "../../..", "/etc", "a/b", "a\0", "\n", "a b", ".aside", "x" * 300])
 def test_no_name_of_the_catalog_leads_out_of_the_folder(part: str) -> None:
     """The second wall: also for a name that came into the catalog before it checked names."""

@@ -22,6 +22,7 @@ from broker.api.errors import DiskFull
 from broker.storage.disk import Disk, OsDisk
 from broker.storage.disk.spare_files import LARGE_BYTES, SIZES, SMALL_BYTES, SPARE_FOLDER, Spares
 from broker.storage.log import PartitionLog
+from broker.storage.memory.state_files import list_states
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.logs import FOLDER, check_log, commit, create_log, open_log, stamped, verified_records
 from tests.support.simdisk import MODES, Crashed, SimDisk
@@ -105,6 +106,65 @@ def test_without_spare_files_the_error_says_that_the_disk_is_full_and_nothing_is
     assert open_log(disk.after_kill(), settings=SETTINGS).log_start_offset == 0
     assert free(log) >= 5
     assert open_log(disk.after_kill(), settings=SETTINGS).log_start_offset >= 5
+
+
+def test_a_leadership_whose_epoch_cannot_be_written_appends_nothing_and_begins_once_there_is_room() -> None:
+    disk = SimDisk()
+    log = made_log(disk)
+    disk.bytes_max = disk.used_bytes
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            log.append([stamped([b"9"], 1, 0, COUNT)], leader_epoch=2, now_us=0)
+        assert (log.log_end_offset, log.leader_epoch) == (COUNT, 1)
+    disk.heal()
+    assert values(open_log(disk.after_kill(), settings=SETTINGS, boot_id="next")) == values(log)
+    assert log.append([stamped([b"9"], 1, 0, COUNT)], leader_epoch=2, now_us=0).first_offset == COUNT
+    commit(log)
+    assert (log.epoch_of(COUNT - 1), log.epoch_of(COUNT)) == (1, 2)
+    check_log(log, disk)
+
+
+def test_where_a_roll_has_no_room_for_a_state_file_the_older_one_stands() -> None:
+    disk = SimDisk()
+    log = made_log(disk)
+    before = list_states(disk, FOLDER)
+    disk.fail("write", errno.ENOSPC, path="/state-", times=100)
+    for number in range(COUNT, 3 * COUNT):
+        log.append([stamped([b"%d" % number], 1, 0, number)], leader_epoch=1, now_us=0)
+        commit(log)
+    assert list_states(disk, FOLDER) == before
+    assert "no new state file" in str(log.recovery.notes)
+    disk.heal()
+    found = open_log(disk.after_kill(), settings=SETTINGS, boot_id="next")
+    commit(found)
+    assert values(found) == [b"%d" % number for number in range(3 * COUNT)]
+    assert found.append([stamped([b"?"], 1, 0, 3 * COUNT - 1)], leader_epoch=1, now_us=0).duplicate
+
+
+def test_a_start_that_has_no_room_to_cut_a_torn_end_is_made_again() -> None:
+    """It needs room for the index of a segment that the power cut left without one, and no more."""
+    disk = SimDisk()
+    log = made_log(disk)
+    for path in [path for path in disk.names if path.endswith(".index")]:
+        disk.unlink(path)
+    disk.sync_dir(FOLDER)
+    log.append([stamped([b"9"], 1, 0, COUNT)], leader_epoch=1, now_us=0)
+    used = disk.used_bytes
+    for free in itertools.count(0, 50):
+        found = disk.after_kill()
+        found.bytes_max = used + free
+        try:
+            again = open_log(found, settings=SETTINGS, boot_id="next")
+        except DiskFull:
+            found.heal()
+            again = open_log(found, settings=SETTINGS, boot_id="next")
+            commit(again)
+        else:
+            break
+        assert values(again)[:COUNT] == [b"%d" % number for number in range(COUNT)]
+    found.heal()
+    commit(again)
+    assert values(again)[:COUNT] == [b"%d" % number for number in range(COUNT)]
 
 
 @pytest.mark.slow

@@ -7,13 +7,14 @@ the power is cut at every step.
 from __future__ import annotations
 
 import errno
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from broker.api.batch import decode_batch, verify_batch
-from broker.api.errors import CorruptLog, LiftlogError, NotLeader, StorageFailed
+from broker.api.errors import CorruptLog, DiskFull, LiftlogError, NotLeader, StorageFailed
 from broker.storage.inspect.inspection import inspect_partition
 from broker.storage.inspect.scrub import scrub
 from broker.storage.log import PartitionLog
@@ -347,6 +348,38 @@ def test_a_disk_that_refuses_leaves_the_range_lost_and_it_may_be_tried_again(ope
             break
     disk.heal()
     check_given_up(log, ranges, whole)
+
+
+def test_on_a_full_disk_the_range_stays_lost_until_the_last_byte_it_needs_is_free() -> None:
+    """It asks for no reserve: it takes what there is, for the copy aside and for the segments around the range."""
+    name = "over a border of segments"
+    disk, log, whole = damaged(name)
+    log.checkpoint()
+    used, files, free = disk.used_bytes, disk.open_files, -1
+    for free in itertools.count(0, 150):
+        disk.bytes_max = used + free
+        try:
+            give_up(log, DAMAGES[name][1], leader_epoch=5, aside=ASIDE)
+        except DiskFull:
+            assert log.lost_ranges == DAMAGES[name][1]
+            assert not [path for path in disk.names if path.endswith(".tmp")], "half a file takes room"
+            assert disk.open_files == files
+            assert messages_around(log) == whole
+        else:
+            break
+    assert free > 1_000
+    assert [path for path in disk.names if path.startswith(ASIDE)]
+    check_given_up(log, DAMAGES[name][1], whole)
+
+
+def messages_around(log: PartitionLog) -> dict[int, bytes]:
+    """What can be read beside the lost ranges, by the first offset of each batch."""
+    found: dict[int, bytes] = {}
+    offset = log.log_start_offset
+    for start, stop in (*log.lost_ranges, (END, END)):
+        found |= {verify_batch(m).first_offset: bytes(m) for m in log.log.messages(offset, start)}
+        offset = stop
+    return found
 
 
 def test_a_follower_takes_the_state_file_that_tells_of_what_is_gone() -> None:
