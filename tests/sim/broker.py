@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 TICK_MS = 100
+SYNC_MS = 4.0
+"""An fsync takes so long, about, where the disk is not slow."""
 HOUR_MS = 3_600_000
 WALL_MS = 1_700_000_000_000
 
@@ -89,7 +91,7 @@ class Broker(Sessions, Growing):
         self.paused_until_ms = 0.0
         self.clock = Clock(cluster.world)
         self.wall_jump_ms = 0
-        self.sync_ms = 4.0
+        self.sync_ms = SYNC_MS
         self._registering_ms = 0
         self._confirmed_ms = 0.0
         self.folder = self._folders_made = 1

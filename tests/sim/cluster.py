@@ -16,7 +16,7 @@ from tests.sim.checker import Checker, Known
 from tests.sim.clients import Consumer, IdPublisher, KeyedPublisher, Publisher, Repeater
 from tests.sim.driven.node import Bugs, DrivenBroker
 from tests.sim.driven.wire import Link
-from tests.sim.faults import Faults
+from tests.sim.faults import CLOSING, Faults
 from tests.sim.held import SETTINGS
 from tests.sim.joined import DAMAGING, RaftPlane, joined
 from tests.sim.joining import Operator
@@ -89,6 +89,8 @@ class Cluster:
             rewrites = False
         rng = world.rng
         size = size or rng.choice((3, 3, 3, 4, 5, 5, 7))
+        if driven and seed % 4 == CLOSING:
+            size = max(size, 4)  # else no replica could move
         weather = Weather(
             delay_ms=rng.choice((1, 3, 12)),
             late=rng.choice((0, 0.02, 0.15)),

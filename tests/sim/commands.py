@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from tests.sim.broker import SYNC_MS
 from tests.sim.metadata import by_stream, place_of
 
 if TYPE_CHECKING:
@@ -56,6 +57,12 @@ class OfTheCatalog:
         self._cut([(broker.name, controller), (controller, broker.name)], 1_900, 3_500)
         return True
 
+    def _slow_disk(self, broker: Broker) -> None:
+        """Who is about to close or to recover something may be at his disk meanwhile."""
+        if self.world.chance(0.5):
+            broker.sync_ms = self.world.rng.choice((40.0, 200.0, 800.0))
+            self._later(3_000, 8_000, lambda: setattr(broker, "sync_ms", SYNC_MS))
+
     # -- an operator
 
     def _ask(self, kind: str, **values: Any) -> bool:
@@ -75,6 +82,7 @@ class OfTheCatalog:
         if not broker.incarnation or broker.process == 0:
             return False
         if self.cluster.driven:
+            self._slow_disk(broker)
             return bool(cast(Any, broker).stops())
         self._later(0, 400, lambda: self._down(broker, "kill"))
         return self._ask("stop_broker", broker_id=broker.name, registration=broker.incarnation)
@@ -135,7 +143,10 @@ class OfTheCatalog:
         target = list(state.target or state.replicas)
         free = [each for each in names if each not in target]
         if free and rng.random() < 0.8:
-            target[rng.randrange(len(target))] = rng.choice(free)
+            at = rng.randrange(len(target))
+            if self.cluster.driven:
+                self._slow_disk(self.cluster.brokers[target[at]])
+            target[at] = rng.choice(free)
         else:
             rng.shuffle(target)
         stream, number = place_of(name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from broker.api.batch import read_header
 from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint
+from tests.sim.broker import SYNC_MS
 from tests.sim.commands import OfTheCatalog
 from tests.support.simdisk import MODES
 
@@ -56,6 +57,9 @@ NOT_DRIVEN = ("flip_log", "flip_index", "flip_state", "cut_file")
 """Real drivers (`tests.sim.driven`) meet no damaged files yet."""
 OFTEN = 4.0
 """So much more often they close something."""
+CLOSING = 3
+"""In this one of four seeds of theirs little else happens: replicas move, brokers stop, and fsyncs fail."""
+CLOSES = {"assign": 30.0, "stop": 12.0, "fsync": 20.0}
 
 ALTER_WEIGHT = 25.0
 """The weight of an operator who alters settings, in the seeds that have one."""
@@ -117,6 +121,9 @@ class Faults(OfTheCatalog):
         if cluster.driven:
             self.kinds = [kind for kind in self.kinds if kind not in NOT_DRIVEN] or ["kill"]
             self.weights = [WEIGHTS[kind] * (OFTEN if kind in ("assign", "stop") else 1) for kind in self.kinds]
+            if cluster.seed % 4 == CLOSING:
+                self.kinds, self.weights = [*self.kinds, *CLOSES], [*self.weights, *CLOSES.values()]
+                self.pace_ms = 400
         if cluster.alters:
             self.kinds, self.weights = [*self.kinds, "alter"], [*self.weights, ALTER_WEIGHT]
         if cluster.metadata.damages:
@@ -315,6 +322,8 @@ class Faults(OfTheCatalog):
     def _fsync(self, broker: Broker) -> bool:
         if broker.process == 0:
             return False
+        if self.cluster.driven:
+            self._slow_disk(broker)
         broker.disk.fail(
             "sync",
             errno.EIO,
@@ -367,7 +376,7 @@ class Faults(OfTheCatalog):
 
         def quick() -> None:
             network.slow.discard(broker.name)
-            broker.sync_ms = 4.0
+            broker.sync_ms = SYNC_MS
 
         self._later(500, 4_000, quick)
 
@@ -421,7 +430,7 @@ class Faults(OfTheCatalog):
             broker.disk.heal()
             broker.disk.crash_at = None
             broker.paused_until_ms = 0.0
-            broker.sync_ms = 4.0
+            broker.sync_ms = SYNC_MS
             if broker.clock.rate != 1.0:
                 broker.clock.change(rate=1.0)
             broker.start_if_gone()

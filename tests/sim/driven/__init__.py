@@ -12,6 +12,7 @@
     seen.py       one replica, as clients and the checker see it
 
 Each piece of work is begun at a time that luck chooses. It is interrupted where it waits, before and after an fsync of
-the pool, and where threads of streams look into a log and turns make or remove a folder. Not here yet: bulk transfers,
-intake, sinks, HTTP, damage of disks, rewriting.
+the pool, where threads of streams look into a log, where turns make or remove a folder, and where turns and stops
+close or recover a log. In one of four seeds little else goes wrong than what closes logs (`faults.CLOSES`). Not here
+yet: bulk transfers, intake, sinks, HTTP, damage of disks, rewriting.
 """

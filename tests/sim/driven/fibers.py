@@ -44,6 +44,7 @@ class Fiber:
     Attributes:
         current: The one that runs; None: it is the scheduler itself.
         of: Whom the pool of fsyncs has it sync; None: something else.
+        disk: Takes time, where this is a turn or a stop: it holds no lock where it opens, closes or recovers a log.
         back: Let go when it waits, or has ended.
     """
 
@@ -52,6 +53,7 @@ class Fiber:
     def __init__(self, act: Callable[[], object]) -> None:
         self.is_over = False
         self.of: object = None
+        self.disk: Callable[[], None] | None = None
         self.back = _held()
         self._act = act
         self._value: Any = None
@@ -60,6 +62,7 @@ class Fiber:
 
     def resume(self, value: Any = None) -> None:
         """Go on until it waits again, or ends. An exception is raised where it waits. Raises what it raises."""
+        assert not self.is_over, "it has ended"
         before, Fiber.current = Fiber.current, self
         self._value = value
         if self._worker is None:

@@ -23,18 +23,24 @@ REPLICAS: Final = "cluster.replicas.replicas"
 
 DRIVEN: Final = (
     # mends that are taken out again: message ids went by the time of day, and a leader's clock that was ahead forgot them
-    of("counts the age of ids by the time of day", "partitions.leader", "        now_us = replica.elapsed_us()\n", "        now_us = replica.wall_us()\n"),
-    of("opens a log by a clock that began before it", "cluster.replicas.folders", "boot_id=boot_id, now_us=self.elapsed_us(), expected", "boot_id=boot_id, now_us=0, expected", seed=8),
+    of("counts the age of ids by the time of day", "partitions.leader", "        now_us = replica.elapsed_us()\n", "        now_us = replica.wall_us()\n", seed=1),
+    of("opens a log by a clock that began before it", "cluster.replicas.folders", "boot_id=boot_id, now_us=self.elapsed_us(), expected", "boot_id=boot_id, now_us=0, expected", seed=3),
     # rules of the drivers
-    of("tells a publisher without a session", REPLICATED, "if isinstance(outcome, int) and not self._may_answer():", "if False:"),
+    of("tells a publisher without a session", REPLICATED, "if isinstance(outcome, int) and not self._may_answer():", "if False:", seed=1),
     of("answers clients without a session", REPLICATED, ">= self._least_epoch and self._has_session()", ">= self._least_epoch"),
     of("says that what it has appended is durable", FOLLOWING, "durable_end=min(opened.durable_end, end)", "durable_end=end"),
     of("syncs a follower once", FOLLOWING, "            self._is_queued = self._sync_of >= 0\n            return self._is_queued", "            self._is_queued = self._sync_of >= 0\n            return False"),
     of("follows with the epoch of before", PLACED, "            partition.log.follow(state.leader_epoch)", "            pass"),
     of("does not say that its folder is there", PLACED, "            self._reports.say(self.at, self._incarnation)", "            pass"),
     of("believes a registration of before", REPLICAS, "if own is None or own.incarnation != self._process:", "if own is None:"),
-    of("holds a question about in-sync replicas for asked", "cluster.replicas.wants", "            if self._isr_asked == (ask.epoch, ask.request):\n                self._isr_asked = None\n", "            pass\n", seed=20),
-    of("sends one command for many, and no other", "cluster.replicas.gathering", "        if is_more:\n            self._submit()", "        pass", seed=3),
+    of("holds a question about in-sync replicas for asked", "cluster.replicas.wants", "            if self._isr_asked == (ask.epoch, ask.request):\n                self._isr_asked = None\n", "            pass\n"),
+    of("sends one command for many, and no other", "cluster.replicas.gathering", "        if is_more:\n            self._submit()", "        pass", seed=8),
+    # closes, which the seeds of `faults.CLOSING` have many of
+    of("closes a log beside its fsync", FOLLOWING, "            self._waits.until(self._lock, lambda: not self._is_syncing)\n", "            pass\n", seed=3),
+    of("closes a log while somebody answers from it", "cluster.link.answering", "            self._waits.until(self._lock, lambda: not self._reading)\n", "            pass\n", seed=3),
+    of("ends beside a turn", "cluster.replicas.serial_work", "            self._waits.until(self._lock, lambda: not self._is_running)\n", "            pass\n", seed=55, seeds=60),
+    of("steps out for what was seen before the log recovered", PLACED, "recover(partition.replica.elapsed_us())\n                self._begin_life()\n", "recover(partition.replica.elapsed_us())\n", seed=31, seeds=60),
+    of("says that a folder is gone before it is", PLACED, "        self._host.folders.remove(self._name, *self.at)\n        self.is_gone = True\n", "        self.is_gone = True\n        self._host.folders.remove(self._name, *self.at)\n", seed=3),
 )  # fmt: skip
 
 

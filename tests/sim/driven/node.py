@@ -59,7 +59,7 @@ class Service(Catalogs):
         answers: list[object] = []
 
         def answered(result: object) -> None:
-            if not answers:
+            if not answers and not process.is_gone:  # another one of this broker may be there by now
                 answers.append(result)
                 process.go_on(fiber, result)
 
@@ -146,7 +146,7 @@ class DrivenBroker(Broker):
             make_replica=made,
             sync_pool=self.syncs,
             appender=appender,
-            workers=Threads(work, 8, waits=True),
+            workers=Threads(work, 8, waits=True, has_turns=True),
             commands=Threads(work, 16, waits=True),
             step_outs=Threads(work, 2, waits=True),
             mending=Threads(work, 1, waits=True),
@@ -161,7 +161,7 @@ class DrivenBroker(Broker):
         is_new, self.is_stopping = not self.is_stopping, True
         if is_new:
             self.note("is told to stop")
-            self.work.run(self._stop)
+            self.work.run(self._stop, is_turn=True)
         return is_new
 
     def _stop(self) -> None:
@@ -317,14 +317,17 @@ class Bugs(logging.Handler):
     @contextmanager
     def noticed(self) -> Iterator[None]:
         """Within it."""
-        logger = logging.getLogger("broker")
-        before, logger.propagate = logger.propagate, False
-        logger.addHandler(self)
+        loggers = [logging.getLogger(name) for name in ("broker", "concurrent.futures")]  # that one of callbacks
+        before = [logger.propagate for logger in loggers]
+        for logger in loggers:
+            logger.propagate = False
+            logger.addHandler(self)
         try:
             yield
         finally:
-            logger.removeHandler(self)
-            logger.propagate = before
+            for logger, propagates in zip(loggers, before, strict=True):
+                logger.removeHandler(self)
+                logger.propagate = propagates
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info is not None and record.exc_info[1] is not None:

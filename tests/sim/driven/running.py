@@ -18,6 +18,7 @@ from broker.runtime.partitions import sync
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncTarget
 from broker.storage.log import PartitionLog
+from broker.storage.recovery import RecoveryReport
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.sim.driven.fibers import Fiber, Gone
 
@@ -29,9 +30,11 @@ BEGIN_MS = 0.4
 """A thread is at work so long after it was asked, about."""
 PREEMPTED = 0.3
 """So likely a thread is stopped for a moment where it may be."""
+AT_DISK = 0.5
+"""So likely others go on while a turn opens, closes or recovers a log."""
 LATE, FAILED_LATE = 0.02, 0.3
-"""So likely who has made an fsync is `LATER` times as late to say so; and who has failed."""
-LATER = 30
+"""So likely who has made an fsync is so late to say so; and who has failed."""
+LATER_MS = 300
 SLOW = (0.2, 0.8, 1.0)
 """So likely an fsync was too slow for whoever asks for the next one to make it himself: one of these, by the process.
 """
@@ -58,11 +61,20 @@ class Process:
         return self.broker.process != self.number
 
     def later(self, mean_ms: float, act: Callable[..., Any], *args: Any) -> None:
-        self.broker.after(self.broker.world.rng.expovariate(1 / mean_ms), act, *args)
+        if not self.is_gone:  # else the next process would do it
+            self.broker.after(self.broker.world.rng.expovariate(1 / mean_ms), act, *args)
 
-    def run(self, act: Callable[[], object]) -> None:
-        """On a fiber."""
-        self.go_on(Fiber(act))
+    def run(self, act: Callable[[], object], *, is_turn: bool = False) -> None:
+        """On a fiber. `is_turn`: it moves logs from one role to the next, or closes them."""
+        fiber = Fiber(act)
+        if is_turn:
+            fiber.disk = self.disk_takes
+        self.go_on(fiber)
+
+    def disk_takes(self) -> None:
+        """On a fiber: the disk takes its time for something."""
+        if self.broker.world.chance(AT_DISK):
+            self.pause(self.broker.sync_ms / 2)
 
     def go_on(self, fiber: Fiber, value: Any = None) -> None:
         """Let it go on, with that."""
@@ -75,13 +87,15 @@ class Process:
         """On a fiber: others go on."""
         fiber, broker = Fiber.current, self.broker
         assert fiber is not None, "who waits holds up others"
+        if self.is_gone:
+            raise Gone
         broker.after(broker.world.rng.expovariate(1 / mean_ms), self.go_on, fiber)
         fiber.wait()
 
-    def preempt(self) -> None:
+    def preempt(self, mean_ms: float = BEGIN_MS) -> None:
         """Others may go on here, if this is on a fiber."""
         if Fiber.current is not None and self.broker.world.chance(PREEMPTED):
-            self.pause(BEGIN_MS)
+            self.pause(mean_ms)
 
     def end(self) -> None:
         """Nothing of it goes on. (Not of the fiber that has called this: it ends by itself.)"""
@@ -96,10 +110,12 @@ class Threads(Executor):
 
     Args:
         waits: What they do may wait.
+        has_turns: As `is_turn` of `Process.run`.
     """
 
-    def __init__(self, process: Process, count: int, *, waits: bool = False) -> None:
+    def __init__(self, process: Process, count: int, *, waits: bool = False, has_turns: bool = False) -> None:
         self._process = process
+        self._has_turns = has_turns
         self._count = count
         self._waits = waits
         self._queue: deque[Callable[[], None]] = deque()
@@ -118,6 +134,8 @@ class Threads(Executor):
                 try:
                     found = fn(*args, **kwargs)
                 except Exception as error:
+                    if not isinstance(error, LiftlogError):  # also one of the checker: nobody may ask the future
+                        self._process.broker.cluster.bugs.found.append(error)
                     future.set_exception(error)
                 else:
                     future.set_result(found)
@@ -136,7 +154,7 @@ class Threads(Executor):
 
     def _begin(self, act: Callable[[], None]) -> None:
         if self._waits:
-            self._process.run(act)
+            self._process.run(act, is_turn=self._has_turns)
         else:
             act()
 
@@ -175,13 +193,17 @@ class PausedFolders(Folders):
     process: Process
 
     def open(self, identity: LogIdentity, settings: LogSettings) -> PartitionLog:
-        self.process.opened.append(made := Folders.open(self, identity, settings))
-        return made
+        return self._opened(Folders.open(self, identity, settings))
 
     def create(self, info: StreamInfo, number: int) -> PartitionLog:
         self._takes()
-        self.process.opened.append(made := Folders.create(self, info, number))
+        made = self._opened(Folders.create(self, info, number))
         self._takes()
+        return made
+
+    def _opened(self, made: PartitionLog) -> PartitionLog:
+        made.__class__ = PausedLog
+        self.process.opened.append(made)
         return made
 
     def remove(self, name: str, incarnation: str, number: int) -> None:
@@ -191,6 +213,27 @@ class PausedFolders(Folders):
 
     def _takes(self) -> None:
         self.process.pause(2 * self.process.broker.sync_ms)
+
+
+class PausedLog(PartitionLog):
+    """What a turn does to a log takes time."""
+
+    __slots__ = ()
+
+    def recover(self, now_us: int) -> RecoveryReport:
+        _disk_takes()
+        found = super().recover(now_us)
+        _disk_takes()
+        return found
+
+    def close(self, *, clean: bool = True) -> None:
+        _disk_takes()
+        super().close(clean=clean)
+
+
+def _disk_takes() -> None:
+    if Fiber.current is not None and Fiber.current.disk is not None:
+        Fiber.current.disk()
 
 
 class Stepped:
@@ -274,5 +317,5 @@ class PausedReplica(Replica):
         self.process.pause(sync_ms / 2)
         outcome = super().sync()
         is_late = world.chance(LATE if isinstance(outcome, int) else FAILED_LATE)
-        self.process.pause(sync_ms / 2 * (LATER if is_late else 1))
+        self.process.pause(LATER_MS if is_late else sync_ms / 2)
         return outcome

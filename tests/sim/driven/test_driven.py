@@ -30,7 +30,8 @@ SEEN = (
     *(f"fault: {kind}" for kind in ("isolate", "one_way", "split", "slow", "takeovers", "assign", "stop")),
     *("election", "leader reported", "session lapsed", "truncation", "torn tail", "process gave up", "trim answered"),
     *("repeat known by its sequence", "repeat known by its id", "acked by the leader", "acked by all"),
-    *("fsync of the pool", "fsync with a lock", "stopped"),
+    *("fsync of the pool", "fsync with a lock", "stopped", "stopped beside a turn"),
+    *("closed beside an fsync", "closed beside an answer"),
     *("catalog restored from a snapshot", "power cut in the midst of a change", "command of a deposed controller"),
 )
 """Happens in the first `MORE` seeds; a process gives up in few of them."""

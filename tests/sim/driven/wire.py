@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from broker.metadata.partition import Place
-from broker.replication.messages import AskRange
+from broker.replication.messages import AskRange, Incarnation
 from broker.runtime.cluster.codec import Question
 from broker.runtime.cluster.link.answering import Answering, FollowerSlot
 from broker.runtime.cluster.link.connection import Connection, LeaderStream, TakeRange
@@ -239,9 +239,14 @@ class Link:
 
 
 class SeenFollowing(Following):
-    """Nobody is at its log when it has been closed."""
+    """To begin takes time. Nobody is at its log when it has been closed."""
 
     process: Process
+
+    def follow(self, epoch: int, leader: str, incarnation: Incarnation) -> None:
+        self.process.preempt()
+        super().follow(epoch, leader, incarnation)
+        self.process.preempt()
 
     def close(self) -> None:
         if self._is_syncing:
@@ -262,7 +267,7 @@ class PausedAnswering(Answering):
         self.process.preempt()
 
     def _read(self, offset: int, is_repeat: bool) -> bytes:
-        self.process.preempt()
+        self.process.preempt(self.process.broker.sync_ms / 8)
         return super()._read(offset, is_repeat)
 
     def _range(self, ask: AskRange, noted: int) -> bytes:
