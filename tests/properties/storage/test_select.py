@@ -67,7 +67,8 @@ def grow(rng: random.Random, log: PartitionLog, folder: Path, epochs: Iterator[i
     for step in range(rng.randrange(4, 25)):
         if rng.random() < 0.1:  # as a follower whose leader has less: other batches may stand there afterwards
             log.follow(next(epochs))
-            log.truncate(rng.randint(log.log_start_offset, log.high_watermark))
+            lowest = min(max(log.log_start_offset, log.superseded[0]), log.high_watermark)  # it refuses what is below
+            log.truncate(rng.randint(lowest, log.high_watermark))
         epoch = next(epochs)
         log.lead(epoch)
         log.append([batch_of(rng) for _ in range(rng.randint(1, 3))], leader_epoch=epoch, now_us=step)
