@@ -65,6 +65,29 @@ def test_nothing_stays_of_streams_that_are_made_and_deleted(tmp_path: Path, no_s
         assert INDEX_CACHE.byte_count <= cached
 
 
+@pytest.mark.slow
+def test_nothing_stays_of_streams_that_are_deleted_as_connections_are_cut(tmp_path: Path, no_search: None) -> None:
+    """gRPC may leave the reader of a stream that was cut where it waits: it has the stream, and that its outbox."""
+    with linked(tmp_path) as cluster:
+        cluster.start()
+
+        def cut() -> None:
+            for relay in cluster.relays.values():
+                relay.cut()
+
+        refs = []
+        for number in range(8):
+            refs += watched(cluster, f"s{number}")
+            if number % 3 == 1:
+                cut()
+        for number in range(8):
+            cluster.service.apply(kind="delete_stream", name=f"s{number}")
+        cut()
+        eventually(lambda: not any(n.replicas.replicas() for n in cluster.nodes.values()), what="all to be gone")
+        forget_moved(cluster)
+        eventually(lambda: not any(ref() for ref in refs), what="their memory to be given back")
+
+
 def test_an_outbox_keeps_nothing_of_what_it_has_forgotten() -> None:
     class Source:
         pass
@@ -81,4 +104,23 @@ def test_an_outbox_keeps_nothing_of_what_it_has_forgotten() -> None:
         outbox.forget(source)
         del source
     assert [ref() for ref in refs] == [None, None]
+    assert outbox.next(0) is None
+
+
+def test_an_outbox_that_is_closed_keeps_nothing_and_takes_nothing() -> None:
+    """The stream was cut. Its reader may wait in gRPC for long, and has the outbox."""
+
+    class Source:
+        pass
+
+    outbox: Outbox[Source] = Outbox(time.monotonic)
+    sources = [Source() for _ in range(4)]
+    refs = [weakref.ref(source) for source in sources]
+    outbox.ready(sources[0])
+    outbox.later(sources[1], 1e12)
+    outbox.close()
+    outbox.ready(sources[2])
+    outbox.later(sources[3], 1e12)
+    sources.clear()
+    assert [ref() for ref in refs] == [None] * 4
     assert outbox.next(0) is None

@@ -41,7 +41,7 @@ class Outbox(Generic[T]):
     def ready(self, source: T) -> None:
         """It has something to say."""
         with self._lock:
-            if source not in self._queued:
+            if source not in self._queued and not self.is_closed:
                 self._queued.add(source)
                 self._untime(source)
                 self._ready.append(source)
@@ -50,7 +50,7 @@ class Outbox(Generic[T]):
     def later(self, source: T, at_s: float) -> None:
         """It has, by its clock, then; or earlier, if it is said to be ready. A later call replaces this one."""
         with self._lock:
-            if source not in self._queued and self._due.get(source, (None, 0))[0] != at_s:
+            if not self.is_closed and source not in self._queued and self._due.get(source, (None, 0))[0] != at_s:
                 self._untime(source)
                 self._number += 1
                 self._due[source] = at_s, self._number
@@ -105,7 +105,9 @@ class Outbox(Generic[T]):
         return None
 
     def close(self) -> None:
-        """Nothing is said any more."""
+        """Nothing is said any more, and nothing kept: a reader of gRPC may hold the stream long after it was cut."""
         with self._lock:
             self.is_closed = True
+            for kept in (self._ready, self._queued, self._due, self._timers, self._timed):
+                kept.clear()
             self._lock.notify_all()
