@@ -278,7 +278,7 @@ def plan(tmp_path: Path) -> Plan:
     (tmp_path / "file").write_bytes(BIG * 100)
     made = Plan(0)
     file = made.own(OsDisk().open(f"{tmp_path}/file", readonly=True))
-    made.add(Segment(str(tmp_path), 0), file, 100, 1_000_000)
+    made.add(Segment(str(tmp_path), 0), file, 0, 100, 1_000_000, 1)
     return made
 
 
