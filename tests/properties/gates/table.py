@@ -45,6 +45,8 @@ def must_wait(kind: str, change: str, point: str) -> bool:
             return True  # until all that was captured is durable
         if change.startswith(("alter", "add")):
             return kind == "nats" or point == "write"  # then the intake thread itself is held
+        if change == "read only":
+            return point == "write" or (kind == "nats" and point != "effects")  # the partition's lock, over an fsync
     if change.startswith("delete"):
         return kind != "decision" and point != "effects"  # the files are closed first
     if change == "add partitions" or kind == "decision":

@@ -113,10 +113,11 @@ def test_an_answer_that_was_planned_in_another_epoch_is_not_given(
     """Its log may have been cut, and written anew, between the look and the plan."""
     plans: list[ReadPlan] = []
 
-    def planned(*asked: Any) -> ReadPlan:
-        plans.append(open_plan(*asked))
+    def planned(*asked: Any) -> tuple[ReadPlan, tuple[int, int]]:
+        plan, epochs = open_plan(*asked)
+        plans.append(plan)
         followed.epoch = epoch
-        return plans[-1]
+        return plan, epochs
 
     open_plan = records.open_plan
     monkeypatch.setattr(records, "open_plan", planned)

@@ -243,7 +243,7 @@ def test_head_has_the_headers_of_get(orders: Api) -> None:
         ({"limit": 5}, "limit applies to JSON lines"),
         ({"format": "xml"}, "must be one of arrow, json"),
         ({"ofset": 1}, "unknown query parameter 'ofset'; did you mean 'offset'?"),
-        ({"zzz": 1}, "unknown query parameter 'zzz'; there are end, epoch"),
+        ({"zzz": 1}, "unknown query parameter 'zzz'; there are columns, end, epoch"),
     ],
 )
 def test_bad_parameters_are_refused_with_name_value_and_limit(orders: Api, query: dict[str, object], what: str) -> None:
