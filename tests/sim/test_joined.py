@@ -14,10 +14,10 @@ from tests.sim import joined
 from tests.sim.cluster import play
 from tests.sim.raft.mutants import mutated
 from tests.sim.story import shortened
-from tests.support.effort import examples, seeded
+from tests.support.effort import examples, first_short, seeded
 
-SEEDS = 24
-IN_ONE = 24
+SEEDS = 12
+MORE = 48
 DAMAGES = 2
 """A seed in which journals are damaged."""
 SEEN = (
@@ -37,10 +37,10 @@ def quiet() -> Iterator[None]:
     logger.setLevel(before)
 
 
-@pytest.mark.parametrize("first", range(0, examples(SEEDS), IN_ONE))
-def test_what_was_acknowledged_is_there_and_no_command_is_lost(first: int) -> None:
+@pytest.mark.parametrize("seeds", first_short([range(SEEDS), range(SEEDS, examples(MORE))]), ids=["first", "others"])
+def test_what_was_acknowledged_is_there_and_no_command_is_lost(seeds: range) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(seeded(first), seeded(first) + IN_ONE):
+    for seed in map(seeded, seeds):
         cluster, failure = play(seed, raft=True)
         seen.update(cluster.world.seen)
         if failure:

@@ -33,10 +33,14 @@ def first_quick(cases: Iterable[Any]) -> list[Any]:
     return [first, *(pytest.param(case, marks=pytest.mark.slow) for case in others)]
 
 
-def first_short(cases: Iterable[Any]) -> list[Any]:
-    """Cases that take some seconds each. `make test` plays the first one, a shard of `make test-long` the others."""
+def first_short(cases: Iterable[Any], count: int = 1) -> list[Any]:
+    """Cases that take some seconds each. `make test` plays the first `count`, a shard of `make test-long` the others.
+
+    `make check` plays the first one.
+    """
     first, *others = cases
-    return [first, *(pytest.param(case, marks=[pytest.mark.slow, pytest.mark.long]) for case in others)]
+    marks = ([pytest.mark.slow], [pytest.mark.slow, pytest.mark.long])
+    return [first, *(pytest.param(case, marks=marks[at >= count]) for at, case in enumerate(others, 1))]
 
 
 def seeded(number: int) -> int:

@@ -20,6 +20,7 @@ from typing import Literal
 import pytest
 
 from broker.api.errors import LiftlogError, StageLost
+from tests.support.effort import first_short
 from tests.support.simdisk import MODES, Crashed, Mode, SimDisk, modes_at
 from tests.support.sinks import Driver, Rig, World
 
@@ -81,7 +82,7 @@ def check_after(disk: SimDisk, world: World, *, boot: int = 3) -> None:
     rig.drop()
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", first_short(range(4)))
 def test_power_loss_at_any_step_of_a_commit_keeps_every_batch_once(part: int) -> None:
     """Every step, in four parts; the seed of a failure is its step."""
     for step in range(1 + part, STEPS + 1, 4):
@@ -93,11 +94,12 @@ def test_power_loss_at_any_step_of_a_commit_keeps_every_batch_once(part: int) ->
                 raise AssertionError(f"mode {mode}, step {step} of {STEPS}") from error
 
 
-def test_power_loss_at_any_step_of_a_bundle_keeps_every_batch_once() -> None:
-    """Parts are written, and durable only with their commit."""
+@pytest.mark.parametrize("part", first_short(range(4)))
+def test_power_loss_at_any_step_of_a_bundle_keeps_every_batch_once(part: int) -> None:
+    """Parts are written, and durable only with their commit. Every step, in four parts."""
     whole = prepared()
     live(whole, World(), bundles=True)
-    for step in range(1, whole.steps + 1):
+    for step in range(1 + part, whole.steps + 1, 4):
         for mode in modes_at(step):
             disk, world = crash(step, bundles=True)
             try:
@@ -149,8 +151,9 @@ def test_a_failed_fsync_and_then_a_power_cut_keep_every_batch_once(seed: int) ->
     fail_and_cut(seed)
 
 
-def test_kill_at_any_step_of_a_commit_keeps_every_batch_once() -> None:
-    for step in range(1, STEPS + 1):
+@pytest.mark.parametrize("part", first_short(range(4)))
+def test_kill_at_any_step_of_a_commit_keeps_every_batch_once(part: int) -> None:
+    for step in range(1 + part, STEPS + 1, 4):
         disk, world = crash(step)
         try:
             check_after(disk.after_kill(), world)
@@ -158,7 +161,7 @@ def test_kill_at_any_step_of_a_commit_keeps_every_batch_once() -> None:
             raise AssertionError(f"step {step} of {STEPS}") from error
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", first_short(MODES))
 def test_a_second_power_loss_while_it_recovers_keeps_every_batch_once(mode: Mode) -> None:
     """A crash at some steps, then one at some steps of what follows."""
     for step in range(7, STEPS, 29):

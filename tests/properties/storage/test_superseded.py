@@ -19,7 +19,7 @@ from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.compacting import keyed_batch
-from tests.support.effort import examples, seeded
+from tests.support.effort import examples, first_short, seeded
 from tests.support.followed import follow
 from tests.support.logs import create_log, open_log
 from tests.support.simdisk import Crashed, Mode, SimDisk
@@ -147,7 +147,7 @@ def newest(log: PartitionLog) -> dict[bytes, tuple[int, bytes]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 360])
+@pytest.mark.parametrize("first", first_short([0, 360]))
 def test_a_copy_has_each_key_that_its_leader_has(first: int) -> None:
     """Seed 24 finds passes that write no mark, 388 copies that take none, or that mind it only when they are cut."""
     for seed in range(first, first + examples(40)):

@@ -24,6 +24,7 @@ from broker.runtime.elapsed import elapsed_us
 from broker.storage.disk import Disk, OsDisk
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
+from tests.support.effort import first_short
 from tests.support.logs import row_batch
 from tests.support.simdisk import Crashed, Fault, SimDisk, modes_at
 
@@ -141,7 +142,7 @@ def lived(disk: SimDisk) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [MovingDisk, NotingDisk])
+@pytest.mark.parametrize("kind", first_short([MovingDisk, NotingDisk]))
 def test_no_log_is_taken_for_an_old_one_whenever_the_power_goes(kind: type[MovingDisk]) -> None:
     whole = kind()
     lived(whole)

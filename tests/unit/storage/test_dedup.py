@@ -17,7 +17,7 @@ from broker.api.errors import CorruptLog, UnknownFormatVersion
 from broker.api.schema import SCHEMA
 from broker.storage.memory.ids import CAPACITY_MIN, IdTable, ids_in
 from broker.storage.memory.siphash import FEW, siphash, siphash_all
-from tests.support.effort import seeds
+from tests.support.effort import first_short
 
 KEY = bytes(range(16))
 
@@ -37,7 +37,7 @@ def test_many_are_hashed_like_one() -> None:
     assert siphash_all(KEY, []).shape == (0, 2)
 
 
-@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.parametrize("seed", first_short(range(4), 2))
 def test_against_a_dictionary(seed: int) -> None:
     rng = random.Random(seed)
     table = IdTable()

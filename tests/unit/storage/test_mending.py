@@ -25,7 +25,7 @@ from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.giving_up import give_up
 from broker.storage.rewrite.mending import lower_mark, mend
-from tests.support.effort import first_quick
+from tests.support.effort import first_short
 from tests.support.logs import FOLDER, commit, create_log, open_log, row_batch, stamped, verified_records
 from tests.support.published import batch_from_nats, expecting, with_id
 from tests.support.simdisk import Crashed, SimDisk, modes_at
@@ -100,7 +100,7 @@ def test_who_follows_is_mended_likewise(name: str) -> None:
     check_mended(log, verified_records(another()))
 
 
-@pytest.mark.parametrize("name", first_quick(DAMAGES))
+@pytest.mark.parametrize("name", first_short(DAMAGES, 3))
 def test_power_may_go_at_any_step(name: str) -> None:
     """The rule: the damaged log is there then, or the mended one. Done again it ends as it would have."""
     ranges, other = DAMAGES[name][1], another()
