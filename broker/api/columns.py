@@ -15,7 +15,7 @@ J2  The changed header and the schema are what `projected_head` and `schema_byte
     compares. So each byte of the answer is known to be right.
 J3  `offset` is always there, and columns are in the order of the schema.
 
-Format: docs/reference/http.md.
+Format: docs/reference/http-api.md.
 """
 
 from __future__ import annotations

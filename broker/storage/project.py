@@ -21,7 +21,7 @@ from typing import Final
 from broker.api.batch import message_bytes, read_header, verify_batch
 from broker.api.columns import ADDED, Columns, Spans, head_bytes, projected_head, spans_of, told
 from broker.api.compression import PACKED_HEADER_BYTES
-from broker.api.errors import BadBatch, Overloaded, StorageFailed
+from broker.api.errors import BadBatch, DiskFull, Overloaded, StorageFailed
 from broker.api.schema import SCHEMA
 from broker.storage.column_crcs import CRCS_OF_COLUMNS, KnownColumns
 from broker.storage.disk import disk_errors
@@ -66,13 +66,13 @@ def project(plan: ReadPlan, columns: Columns, reserve: Callable[[int], None]) ->
                 message = _chosen_of_all(batch, columns, block)
             ranges.append(made.write(message))
             head = batch.head
-    except (BadBatch, StorageFailed, Overloaded):
+    except (BadBatch, DiskFull, StorageFailed, Overloaded):
         if not ranges:
             return
         plan.next_offset = read_header(head).next_offset
     plan.columns = columns
     plan.ranges[:] = joined(ranges)
-    plan.bytes = made.size
+    plan.bytes = sum(part.length for part in ranges)  # of the next one a part may have been kept
 
 
 @dataclass(frozen=True, slots=True)

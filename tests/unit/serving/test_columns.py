@@ -5,8 +5,11 @@ Method: a real server, asked by hand and by the client. Any log, any columns: te
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -121,6 +124,25 @@ def test_damage_on_the_disk_is_found_where_it_is_wanted(
     with client.read("orders") as reader:
         assert [row for batch in reader for row in batch.column("offset").to_pylist()] == [*range(40), *range(80, 120)]
         assert reader.lost == {0: [(40, 80)]}
+
+
+@pytest.mark.parametrize("problem", [errno.ENOSPC, errno.ENOMEM])
+def test_an_answer_ends_before_a_message_for_which_there_is_no_room(
+    client: Client, api: Api, monkeypatch: pytest.MonkeyPatch, problem: int
+) -> None:
+    """Of the third message a part was kept already."""
+    kept = list[int]()
+
+    def pwrite(fd: int, data: memoryview, position: int) -> int:
+        kept.append(position)
+        if len(kept) > BATCHES:
+            raise OSError(problem, os.strerror(problem))
+        return os.pwrite(fd, data[:100] if len(kept) == BATCHES else data, position)
+
+    monkeypatch.setattr("broker.storage.made.os", SimpleNamespace(**{**vars(os), "pwrite": pwrite}))
+    answer = api.read("orders", columns="offset,timestamp")
+    assert answer.headers[http.NEXT_OFFSET] == str(2 * ROWS)
+    assert pa.ipc.open_stream(answer.body).read_all().column("offset").to_pylist() == list(range(2 * ROWS))
 
 
 def test_a_broker_of_an_earlier_release_is_asked_for_all_columns() -> None:
