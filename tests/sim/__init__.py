@@ -21,7 +21,7 @@ and clocks that fail.
                   rewriting.py  what it compacts and joins by itself
     clients.py    publishers that try again, producers that repeat old groups, consumers that remember
     checker.py    R1-R8, S1-S3, from outside: after each step, and at the end; rewritten.py  what is left of a log that
-                  was compacted, and what its joined batches stand for
+                  was compacted, and what its joined batches stand for; mended.py  what was copied for damaged records
     faults.py     what goes wrong, and how often; commands.py  of it, what concerns the controller, and operators
     cluster.py    a run, and its end; scenarios.py  runs by hand, staged.py  those of the catalog, stage.py  their means
     story.py      of a story what concerns a violation

@@ -136,6 +136,10 @@ class Broker(Sessions, Growing):
         self.disk, self.folder = disk, folder
         return had
 
+    def folder_of(self, name: str) -> str:
+        """The folder of a partition's log here."""
+        return f"/data/{name}"
+
     def note(self, text: str) -> None:
         self.world.note(self.name, text)
 

@@ -16,6 +16,7 @@ S5  who is taken for dead leaves every ISR at once
 KEPT  retention, by the settings that the leader has heard of, keeps as many committed records as they say
 GROW  the records of one leader epoch are sorted by one count of partitions, none goes to a partition that is not
     counted yet, and none by the old count is acked under `all` once another is in force
+MEND  what a replica copies from others is what was committed there (`mended.py`)
 GONE  whoever was removed is nothing of any partition, has no session and acknowledges nothing, does not come back with
     its folder, and ends when it hears of it; nobody waits for what it had to delete; a power cut brings back no folder
     of which a broker has said that it is deleted
@@ -41,6 +42,7 @@ from broker.replication.events import Acks
 from broker.replication.messages import Incarnation
 from tests.sim.held import Stored, position_of, stored_of
 from tests.sim.joining import OfMembers
+from tests.sim.mended import OfMending
 from tests.sim.metadata import place_of
 from tests.sim.rewritten import OfRewrites, Rewritten, committed_rows, records_of
 from tests.sim.world import Violation, World
@@ -62,6 +64,8 @@ class Known:
         is_orphaned: The same before anything was committed: nothing is lost, and only an operator can choose a leader.
         unread_end: So far a leader has committed who could not read all of it.
         bad: Brokers whose disk does not have what it had.
+        mendable: Those of `bad` where records alone are damaged.
+        holed: Those of them that lack records which are whole elsewhere: all are there, if nobody gives up a log.
         cut: Those of `bad` whose log ended, when it was opened, before all that their disk did not have: the rest is
             whole.
         begun_anew: The partition epoch by which those began anew after that, or went on from before it. A
@@ -80,6 +84,8 @@ class Known:
     is_lost: bool = False
     is_orphaned: bool = False
     bad: set[str] = field(default_factory=set)
+    mendable: set[str] = field(default_factory=set)
+    holed: set[str] = field(default_factory=set)
     cut: set[str] = field(default_factory=set)
     begun_anew: dict[str, int] = field(default_factory=dict)
     spares: set[str] = field(default_factory=set)
@@ -99,7 +105,7 @@ class Known:
     rewritten: Rewritten | None = None  # None: nobody writes these logs anew
 
 
-class Checker(OfRewrites, OfMembers):
+class Checker(OfRewrites, OfMembers, OfMending):
     """See the module. `brokers`, `partitions` and `count_of` (a stream's partitions) are set by the cluster."""
 
     def __init__(self, world: World) -> None:
@@ -156,6 +162,10 @@ class Checker(OfRewrites, OfMembers):
             if there is None:
                 if not replica.leads and batch.first >= known.unread_end:
                     self.fail(f"R4: {name}: {who} takes {batch} for committed, and nobody has committed it")
+                if batch.first > known.end and who in known.bad:
+                    self._as_others_hold_it(name, batch.first)
+                    if batch.first > known.end:
+                        break
                 if batch.first != known.end and known.at:
                     self.fail(f"R4: {name}: {who} commits {batch}, and committed is up to {known.end}")
                 known.at[batch.first] = known.last = batch
@@ -180,7 +190,7 @@ class Checker(OfRewrites, OfMembers):
         known = self.known[name]
         for who in self.partitions[name].isr:
             other = self.brokers[who].replicas.get(name)
-            if who in known.bad or other is None or other.durable_end < end:
+            if who in known.bad - known.holed or other is None or other.durable_end < end:
                 continue
             for batch in other.shadow:
                 if known.end == batch.first < end:
@@ -237,31 +247,39 @@ class Checker(OfRewrites, OfMembers):
     def _is_whole(self, name: str, brokers: set[str], partition: PartitionState) -> None:
         """Records that their disks did not have are not in their logs any more, and nobody expects them there."""
         known = self.known[name]
-        known.bad -= brokers
-        known.cut -= brokers
+        for names in (known.bad, known.cut, known.mendable, known.holed):
+            names.difference_update(brokers)
         known.begun_anew.update(dict.fromkeys(sorted(brokers), partition.partition_epoch))
 
     def damaged(self, replica: Replica) -> None:
-        self.lose(replica.broker.name, replica.name)
+        who, known = replica.broker.name, self.known[replica.name]
+        if who not in known.holed:
+            self.lose(who, replica.name, of_records=who not in known.bad or who in known.mendable)
 
-    def lose(self, broker: str, name: str) -> None:
-        """A disk does not have what it had."""
-        self.known[name].bad.add(broker)
-        self.known[name].cut.discard(broker)
+    def lose(self, broker: str, name: str, *, of_records: bool = False) -> None:
+        """A disk does not have what it had. `of_records`: there is nothing else that it lacks."""
+        known = self.known[name]
+        if of_records and (broker not in known.bad or broker in known.mendable):
+            known.mendable.add(broker)
+        else:
+            known.mendable.discard(broker)
+        known.bad.add(broker)
+        known.cut.discard(broker)
+        known.holed.discard(broker)
         self._gone.pop((broker, name), None)
         self._promise(name, self.partitions[name])
 
     def forget(self, broker: str) -> None:
         """Another one has this name from now on: nothing is expected on its disk."""
         for name, known in self.known.items():
-            known.bad.discard(broker)
-            known.cut.discard(broker)
+            for names in (known.bad, known.cut, known.mendable, known.holed):
+                names.discard(broker)
             self._gone.pop((broker, name), None)
 
     def _promise(self, name: str, partition: PartitionState) -> None:
         known = self.known[name]
         members = {*partition.isr, *partition.last_isr, *known.spares}
-        if not partition.has_led or not members or not members <= known.bad or known.is_lost:
+        if not partition.has_led or not members or not members <= known.bad - known.holed or known.is_lost:
             return
         if known.end == 0:
             known.is_orphaned = True

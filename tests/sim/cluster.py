@@ -16,7 +16,7 @@ from tests.sim.checker import Checker, Known
 from tests.sim.clients import Consumer, IdPublisher, KeyedPublisher, Publisher, Repeater
 from tests.sim.driven.node import Bugs, DrivenBroker
 from tests.sim.driven.wire import Link
-from tests.sim.faults import CLOSING, Faults
+from tests.sim.faults import CLOSING, ROTTING, Faults
 from tests.sim.held import SETTINGS
 from tests.sim.joined import DAMAGING, RaftPlane, joined
 from tests.sim.joining import Operator
@@ -33,6 +33,8 @@ QUIET_MS = 3_000
 """After the faults clients go on for so long."""
 REWRITING = (4, 6)
 """In these of eight seeds the replicas write their logs anew."""
+DRIVEN_REWRITING = 6
+"""So do real drivers in this one of eight."""
 ALTERING = (3, 6, 11)
 """In these of sixteen seeds an operator alters the settings of streams: what is kept, whether they are compacted."""
 GROWING = (5, 7, 15)
@@ -65,6 +67,7 @@ class Cluster:
         trims: Whether consumers ask for trims.
         calm_ms: The time that the controller calls calm: with its own ten seconds it would hardly ever give anything
             back.
+        rots: Whether the files of its real replicas are damaged.
         faults_are_over: Repeaters stop when they know where their last group is.
     """
 
@@ -85,8 +88,9 @@ class Cluster:
         self.driven = driven
         self.links: list[Link] = []
         self.bugs = Bugs()
+        self.rots = driven and faults and seed % 4 == ROTTING
         if driven:
-            rewrites = False
+            rewrites = self.rots and seed % 8 == DRIVEN_REWRITING
         rng = world.rng
         size = size or rng.choice((3, 3, 3, 4, 5, 5, 7))
         if driven and seed % 4 == CLOSING:
@@ -171,7 +175,10 @@ class Cluster:
             of = {"broker_id": name, "incarnation": "0", "http": f"{name}:9293", "grpc": f"{name}:9292", "rack": rack}
             commands.append({"kind": "register_broker", **of, **self.level})
         for number, minimum in enumerate(minima):
-            stream = {"name": f"p{number}", "incarnation": f"p{number}", "created_us": 1, "settings": {}}
+            settings = (
+                {"cleanup": "compact"} if self.driven and self.rewrites and f"p{number}" in self.compacted else {}
+            )
+            stream = {"name": f"p{number}", "incarnation": f"p{number}", "created_us": 1, "settings": settings}
             placed = {"replication_factor": 3, "min_insync_replicas": minimum}
             if internal and number == len(minima) - 1:
                 stream |= {"name": internal, "internal": True}

@@ -19,6 +19,7 @@ from tests.support.simdisk import MODES
 if TYPE_CHECKING:
     from tests.sim.broker import Broker
     from tests.sim.cluster import Cluster
+    from tests.sim.held import Stored
     from tests.sim.replica import Replica
 
 POWER = MODES
@@ -53,8 +54,17 @@ WEIGHTS = {
     "takeovers": 1.5,
     "lapse": 1.0,
 }
-NOT_DRIVEN = ("flip_log", "flip_index", "flip_state", "cut_file")
-"""Real drivers (`tests.sim.driven`) meet no damaged files yet."""
+ROTS = {
+    "flip_log": 20.0,
+    "cut_file": 3.0,
+    "vanish": 6.0,
+    "scatter": 20.0,
+    "parted": 12.0,
+    "flip_index": 0.5,
+    "flip_state": 0.5,
+}
+ROTTING = 2
+"""Files of real drivers (`tests.sim.driven`) are damaged in this one of four seeds, records most of all."""
 OFTEN = 4.0
 """So much more often they close something."""
 CLOSING = 3
@@ -79,6 +89,12 @@ def told_of(replica: Replica, path: str, reach: int, *, cut: bool) -> int:
         if not cut:
             committed_to = max(committed_to, high_watermark)
     return told if path == last_path(replica) else reach
+
+
+def has_records(replica: Replica) -> bool:
+    """Whether there is an open log with a file of records."""
+    log = replica.log
+    return log is not None and not log.log.state.is_closed and bool(log.log.chain.segments)
 
 
 def last_path(replica: Replica) -> str:
@@ -119,11 +135,14 @@ class Faults(OfTheCatalog):
         self.kinds = [kind for kind in WEIGHTS if rng.random() >= quiet] or ["kill"]
         self.weights = [WEIGHTS[kind] * rng.choice((0.3, 1, 1, 3)) for kind in self.kinds]
         if cluster.driven:
-            self.kinds = [kind for kind in self.kinds if kind not in NOT_DRIVEN] or ["kill"]
+            self.kinds = [kind for kind in self.kinds if kind not in ROTS] or ["kill"]
             self.weights = [WEIGHTS[kind] * (OFTEN if kind in ("assign", "stop") else 1) for kind in self.kinds]
             if cluster.seed % 4 == CLOSING:
                 self.kinds, self.weights = [*self.kinds, *CLOSES], [*self.weights, *CLOSES.values()]
                 self.pace_ms = 400
+            if cluster.rots:
+                self.kinds, self.weights = [*self.kinds, *ROTS], [*self.weights, *ROTS.values()]
+                self.pace_ms = min(self.pace_ms, 900)
         if cluster.alters:
             self.kinds, self.weights = [*self.kinds, "alter"], [*self.weights, ALTER_WEIGHT]
         if cluster.metadata.damages:
@@ -242,11 +261,11 @@ class Faults(OfTheCatalog):
         return True
 
     def _files(self, broker: Broker, name: str, endings: tuple[str, ...]) -> list[str]:
-        folder = f"/data/{name}/"
+        folder = f"{broker.folder_of(name)}/"
         found = [path for path, inode in broker.disk.names.items() if path.startswith(folder) and inode.content]
         return [path for path in found if any(ending in path for ending in endings)]
 
-    def _damage(self, broker: Broker, endings: tuple[str, ...], *, cut: bool = False) -> bool:
+    def _damage(self, broker: Broker, endings: tuple[str, ...], *, cut: bool = False, gone: bool = False) -> bool:
         rng = self.world.rng
         names = [name for name in self._mine(broker) if self.spare(broker, name)]
         names = [name for name in names if self._files(broker, name, endings)]
@@ -258,17 +277,22 @@ class Faults(OfTheCatalog):
         replica = broker.replicas.get(name)
         reach = len(inode.content)
         if ".arrows" in path:
-            if broker.process == 0 or replica is None:
+            if broker.process == 0 or replica is None or (self.cluster.driven and not has_records(replica)):
                 return False
             reach = min(len(inode.durable), reach)
-            if broker.name not in self.cluster.checker.known[name].bad and self.world.chance(0.5):
+            if broker.name not in self.cluster.checker.known[name].bad and self.world.chance(0.5) and not gone:
                 reach = told_of(replica, path, reach, cut=cut)
             elif not broker.guard(replica.keep):
                 return False  # what nothing tells of would look like a torn tail
-        if not reach:
+        if not reach or (gone and path not in broker.disk.names):
             return False
-        if cut:
-            self.cut_to(broker, name, path, rng.randrange(reach))
+        if gone:
+            broker.note(f"{path} is gone")
+            broker.disk.lose(path)
+            self.cluster.checker.lose(broker.name, name, of_records=True)
+        if cut or gone:
+            if cut:
+                self.cut_to(broker, name, path, rng.randrange(reach))
             broker.crash("kill")  # whoever has it open would write beyond its end
             self._later(50, 2_000, broker.start_if_gone)
         else:
@@ -284,12 +308,12 @@ class Faults(OfTheCatalog):
         inode.pending.clear()
         inode.room = 0
         broker.note(f"{path} is cut to {size} bytes")
-        self.cluster.checker.lose(broker.name, name)
+        self.cluster.checker.lose(broker.name, name, of_records=".arrows" in path)
 
     def flip(self, broker: Broker, name: str, path: str, bit: int) -> None:
         """A bit of a file of a partition is another."""
         broker.disk.flip(path, bit)
-        self.cluster.checker.lose(broker.name, name)
+        self.cluster.checker.lose(broker.name, name, of_records=".arrows" in path)
         broker.note(f"bit {bit} of {path} flips")
 
     def _scrub(self, broker: Broker, name: str) -> None:
@@ -308,6 +332,80 @@ class Faults(OfTheCatalog):
 
     def _cut_file(self, broker: Broker) -> bool:
         return self._damage(broker, (".arrows", ".index", "checkpoint", "epochs"), cut=True)
+
+    def _vanish(self, broker: Broker) -> bool:
+        """A file of records is not there any more."""
+        return self._damage(broker, (".arrows",), gone=True)
+
+    def _scatter(self, broker: Broker) -> bool:
+        """Each replica of a partition loses another record, so that all are there and nobody has all; or all but one
+        lose the same.
+        """
+        rng, cluster = self.world.rng, self.cluster
+        names = [name for name in self._mine(broker) if self._are_whole(name)]
+        if not names or cluster.rewrites:  # a batch here may be a part of a larger one there
+            return False
+        name = rng.choice(names)
+        replicas = [cluster.brokers[who].replicas[name] for who in cluster.metadata.states[name].replicas]
+        if not all(replica.broker.guard(replica.keep) for replica in replicas):
+            return False
+        logs = [replica.log for replica in replicas if replica.log is not None and replica.broker.process]
+        start = max(log.log_start_offset for log in logs)
+        end = min(min(log.durable_end, log.high_watermark) for log in logs)
+        batches = [batch for _, batch in sorted(cluster.checker.known[name].at.items())]
+        batches = [batch for batch in batches if start <= batch.first and batch.next <= end]
+        if len(logs) < len(replicas) or len(batches) < len(replicas):
+            return False
+        chosen = rng.sample(batches, len(replicas))
+        if rng.random() < 0.4:  # one record, that a single replica still has
+            replicas.pop(rng.randrange(len(replicas)))
+            chosen = chosen[:1] * len(replicas)
+        for replica, batch in zip(replicas, chosen, strict=True):
+            self._flip_within(replica, batch)
+            cluster.checker.lose_one(replica.broker.name, name)
+        return True
+
+    def _parted(self, broker: Broker) -> bool:
+        """A leader is cut off, goes on by itself, and comes back with damage in what nobody else has."""
+        name, brokers = self._some()
+        if not name:
+            return False
+        leader = brokers[-1]
+        others = [one for one in self.cluster.brokers if one != leader.name]
+        self._cut([pair for one in others for pair in ((leader.name, one), (one, leader.name))], 2_500, 4_000)
+        self._later(900, 2_300, lambda: self._damage_end(leader, name))
+        return True
+
+    def _damage_end(self, broker: Broker, name: str) -> None:
+        replica, known = broker.replicas.get(name), self.cluster.checker.known[name]
+        if not broker.process or replica is None or not has_records(replica) or not self.spare(broker, name):
+            return
+        end = replica.durable_end
+        batches = [one for one in replica.shadow if known.end <= one.first and one.next <= end]
+        if not batches or replica.is_damaged or not broker.guard(replica.keep):
+            return
+        self._flip_within(replica, self.world.rng.choice(batches))
+        self.cluster.checker.lose(broker.name, name, of_records=True)
+        broker.crash("kill")
+        self._later(50, 2_500, broker.start_if_gone)
+
+    def _flip_within(self, replica: Replica, batch: Stored) -> None:
+        assert replica.log is not None
+        with replica.log.read(batch.first, end=batch.next, stored=True) as plan:
+            [place] = plan.ranges
+        bit = self.world.rng.randrange(place.position * 8, (place.position + place.length) * 8)
+        replica.broker.disk.flip(place.path, bit)
+        replica.broker.note(f"bit {bit} of {place.path} flips, within {batch}")
+
+    def _are_whole(self, name: str) -> bool:
+        """Whether all replicas are in sync, run, and have their own."""
+        cluster = self.cluster
+        state, known, brokers = cluster.metadata.states[name], cluster.checker.known[name], cluster.brokers
+        if known.is_lost or known.bad & {*state.replicas} or {*state.isr} != {*state.replicas}:
+            return False
+        found = [brokers[who].replicas.get(name) if brokers[who].process else None for who in state.replicas]
+        logs = [None if replica is None or replica.is_damaged else replica.log for replica in found]
+        return all(log is not None and log.failure is None and not log.lost_ranges for log in logs)
 
     def _full(self, broker: Broker) -> None:
         disk = broker.disk

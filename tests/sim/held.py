@@ -85,7 +85,7 @@ class Held:
         self.world = broker.world
         self.checker = broker.cluster.checker
         self.name = name
-        self.folder = f"/data/{name}"
+        self.folder = broker.folder_of(name)
         self.identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
         self.log: PartitionLog | None = None
         self.shadow: list[Stored] = []

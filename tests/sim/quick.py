@@ -14,11 +14,12 @@ from typing import Final
 from broker.api import batch
 from broker.api.batch import BatchHeader, verify_batch
 from broker.api.errors import LiftlogError
-from broker.storage import read
-from broker.storage.rewrite import reused_blocks, rewriting
+from broker.storage import aside, read
+from broker.storage.inspect import scrub
+from broker.storage.rewrite import gaps, reused_blocks, rewriting
 from broker.storage.writing import append
 
-USERS: Final = (batch, read, append, rewriting, reused_blocks)
+USERS: Final = (aside, batch, read, append, gaps, rewriting, reused_blocks, scrub)
 """The modules of a replica that call it by name."""
 
 

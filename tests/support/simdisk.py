@@ -23,7 +23,7 @@ is half done, `Crashed` is raised, and every later call raises it too: the proce
 leaves pages that look clean and never reach the disk, as Linux does: a later sync succeeds and does
 not write them. A full disk takes what fits and fails with ENOSPC.
 
-*Rot* (`flip`, or change `content`): bits that were synced and change all the same.
+*Rot* (`flip`, `lose`, or change `content`): what was synced changes, or is gone, all the same.
 
 Not modelled: sectors that tear, disks that lie about a sync, names that come back.
 """
@@ -248,6 +248,8 @@ class SimDisk:
         bytes_max: Capacity; None is no limit.
         has_descriptors: Off for who reads by `pread` alone, and often: `fileno` means nothing then.
         ahead_max: Nothing runs ahead by more, whatever is asked for.
+        half_gone: Files of a folder that was removed, with their folder: a folder further above was synced since, and
+            not the one that had it. Here no power cut brings them back; a real disk may.
         spares: Sizes of the spare files that there are, beside the capacity. None is made again.
     """
 
@@ -267,6 +269,7 @@ class SimDisk:
         self.bytes_max: int | None = None
         self.ahead_max = 1 << 62
         self.spares: list[int] = []
+        self.half_gone: dict[str, str] = {}
         self._durable_names: dict[str, Inode] = {}
         self._pending_names: list[tuple[str, str, Inode | None]] = []  # folder, path, what it names now
         self._faults: list[Fault] = []
@@ -297,6 +300,12 @@ class SimDisk:
         for content in (inode.content, inode.durable):
             if bit // 8 < len(content):
                 content[bit // 8] ^= 1 << bit % 8
+
+    def lose(self, path: str) -> None:
+        """A file is gone, on the plates too."""
+        del self.names[path]
+        self._durable_names.pop(path, None)
+        self._pending_names = [change for change in self._pending_names if change[1] != path]
 
     def after_crash(self, mode: Mode, *, seed: int = 0, crash_at: int | None = None) -> SimDisk:
         """The disk that the next process finds. This one stays as it is, so several outcomes can be looked at."""
@@ -525,15 +534,24 @@ class SimDisk:
         self._check_folder(path)
         self.step("sync_dir", path)
         left = []
+        self.half_gone = {name: folder for name, folder in self.half_gone.items() if self._above(folder) != path}
         for folder, name, inode in self._pending_names:
             is_gone = folder.startswith(path + "/") and folder not in self.folders  # and so is what was in it
             if folder != path and not (is_gone and inode is None):
                 left.append((folder, name, inode))
             elif inode is None:
                 self._durable_names.pop(name, None)
+                if is_gone and self._above(folder) != path:
+                    self.half_gone[name] = folder
             else:
                 self._durable_names[name] = inode
         self._pending_names = left
+
+    def _above(self, folder: str) -> str:
+        """The nearest folder above that is there."""
+        while (above := os.path.dirname(folder)) not in self.folders:
+            folder = above
+        return above
 
     def read_file(self, path: str) -> bytes:
         self.meet_fault("read_file", path)

@@ -9,10 +9,11 @@
     running.py    executors, the loop, the pool of fsyncs and waits, stepped by the schedule of a seed
     wire.py       streams between brokers: bytes of the real codec, in order, late, held up, cut; the rest is the link's
     node.py       a broker: the real `Replicas` and what they are handed
-    seen.py       one replica, as clients and the checker see it
+    seen.py       one replica, as clients and the checker see it; givers.py  who could give it what it cannot read
+    rewriting.py  passes of compaction and joins beside its roles
 
 Each piece of work is begun at a time that luck chooses. It is interrupted where it waits, before and after an fsync of
 the pool, where threads of streams look into a log, where turns make or remove a folder, and where turns and stops
-close or recover a log. In one of four seeds little else goes wrong than what closes logs (`faults.CLOSES`). Not here
-yet: bulk transfers, intake, sinks, HTTP, damage of disks, rewriting.
+close or recover a log. In one of four seeds little else goes wrong than what closes logs (`faults.CLOSES`), in another
+one files are damaged (`faults.ROTS`). Not here yet: bulk transfers, intake, sinks, HTTP.
 """

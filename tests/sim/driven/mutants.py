@@ -13,13 +13,17 @@ from tests.sim.mutants import Mutant, applied
 
 
 def of(name: str, file: str, *texts: str, seed: int = 0, seeds: int = 30) -> Mutant:
-    return Mutant(name, f"broker.runtime.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, "")
+    folder = "broker" if file.startswith("storage.") else "broker.runtime"
+    return Mutant(name, f"{folder}.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, "")
 
 
 REPLICATED: Final = "partitions.replicated"
 FOLLOWING: Final = "cluster.link.following"
 PLACED: Final = "cluster.replicas.placed"
+FOLDERS: Final = "cluster.replicas.folders"
 REPLICAS: Final = "cluster.replicas.replicas"
+MENDING: Final = "cluster.replicas.mending"
+MENDED: Final = "storage.rewrite.mending"
 
 DRIVEN: Final = (
     # mends that are taken out again: message ids went by the time of day, and a leader's clock that was ahead forgot them
@@ -41,6 +45,14 @@ DRIVEN: Final = (
     of("ends beside a turn", "cluster.replicas.serial_work", "            self._waits.until(self._lock, lambda: not self._is_running)\n", "            pass\n", seed=55, seeds=60),
     of("steps out for what was seen before the log recovered", PLACED, "recover(partition.replica.elapsed_us())\n                self._begin_life()\n", "recover(partition.replica.elapsed_us())\n", seed=31, seeds=60),
     of("says that a folder is gone before it is", PLACED, "        self._host.folders.remove(self._name, *self.at)\n        self.is_gone = True\n", "        self.is_gone = True\n        self._host.folders.remove(self._name, *self.at)\n", seed=3),
+    of("says that a folder is gone before it is durable", FOLDERS, "                self.disk.sync_dir(str(path))\n                with suppress(OSError):", "                with suppress(OSError):", seed=3),
+    # damage, which the seeds of `faults.ROTTING` have much of
+    of("gives up a log for one record", PLACED, "            elif self.is_damaged and may_go and self._is_beyond_mending(partition):", "            elif self.is_damaged and may_go:", seed=10),
+    of("gives up after a round in vain", MENDING, "            if self._rounds < VAIN_ROUNDS or not lost_now:", "            if not lost_now:", seed=10),
+    of("copies a range of another epoch", MENDED, "            if not log.epoch_of(first) == header.leader_epoch == log.epoch_of(last):", "            if False:", seed=2),
+    of("copies a range that is not whole", MENDED, "    found = [Found(header, message) for header, message in messages_of(memoryview(data))]\n", "    from broker.api.batch import message_bytes, read_header\n    found, view = [], memoryview(data)\n    while view:\n        found.append(Found(read_header(view), view[: message_bytes(view)]))\n        view = view[message_bytes(view) :]\n", seed=10),
+    of("asks before its mark is lowered", MENDING, "                lower_mark(opened, start)  # H4\n", "", seed=38, seeds=60),
+    of("asks on for what was let go", MENDING, "        if asked.lost[0] < answer.log_start:", "        if False:", seed=38, seeds=60),
 )  # fmt: skip
 
 

@@ -22,13 +22,14 @@ from broker.runtime.cluster.wiring import Host
 from broker.runtime.elapsed import Clocks
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.watch import ChangeHub
+from broker.storage.folder import partition_folder
 from broker.storage.log import PartitionLog
 from tests.sim.broker import TICK_MS, Broker
 from tests.sim.driven.fibers import Fiber, Gone
 from tests.sim.driven.running import FiberWaits, PausedFolders, PausedReplica, Process, Stepped, Syncs, Threads
 from tests.sim.driven.seen import Seen
 from tests.sim.driven.wire import Wire
-from tests.sim.metadata import name_of
+from tests.sim.metadata import name_of, place_of
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 ROOT = "/data/streams"
 IN_DOUBT_MS = (600, 2_000, 5_000)
 """After one of these a command that was not answered is in doubt."""
-CLEANER_MS = 700
+CLEANER_MS, SCRUB_MS = 700, 1_200
 CATCH_UP_S, HAND_OVER_MS = 0.3, 1_000
 """So long a stop waits for followers, and until others lead."""
 
@@ -89,11 +90,16 @@ class DrivenBroker(Broker):
         self.wire: Wire | None = None
         self.is_stopping = self._had_session = False
         self._is_looking = False
-        self._cleaned_ms = 0
+        self._cleaned_ms = self._scrubbed_ms = 0
 
     def now_s(self) -> float:
         """Its monotonic clock. (It never says 0.)"""
         return self.clock.now_ms / 1_000 + 1
+
+    def folder_of(self, name: str) -> str:
+        stream, number = place_of(name)
+        streams = self.cluster.metadata.catalog.streams.values()
+        return partition_folder(ROOT, next(info.name for info in streams if info.incarnation == stream), stream, number)
 
     # -- a process
 
@@ -206,7 +212,8 @@ class DrivenBroker(Broker):
                 placed = self.driver.replica((incarnation, number))
                 is_fresh = placed is not None and placed.is_fresh
                 ending = f"/{incarnation}/{number}"
-                for path, inode in disk._durable_names.items():
+                half_gone = [(path, None) for path in disk.half_gone]
+                for path, inode in [*disk._durable_names.items(), *half_gone]:
                     if ending in path and not (is_fresh and disk.names.get(path) is inode):
                         self.cluster.checker.fail(f"GONE: {self.name} says that {path} is gone, and it may come back")
 
@@ -268,6 +275,15 @@ class DrivenBroker(Broker):
         if self.now_ms - self._cleaned_ms > CLEANER_MS:
             self._cleaned_ms = self.now_ms
             self._clean()
+        if self.cluster.rots and self.wire is not None:
+            for replica in list(self.replicas.values()):
+                cast(Any, replica).givers.watch()
+                if (rewriting := cast(Any, replica).rewriting) is not None:
+                    rewriting.tick()
+            if self.now_ms - self._scrubbed_ms > SCRUB_MS:
+                self._scrubbed_ms = self.now_ms
+                for replica in list(self.replicas.values()):
+                    cast(Any, replica).scrub()
 
     def _clean(self) -> None:
         """A round of the cleaner."""

@@ -8,10 +8,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from broker.api.errors import LiftlogError
+from broker.api.stream import StreamSettings
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.partitions import sync
@@ -188,9 +189,14 @@ class FiberWaits:
 
 @dataclass(frozen=True, kw_only=True)
 class PausedFolders(Folders):
-    """Making and removing a folder takes time."""
+    """Making and removing a folder takes time. Where files are damaged logs have several of them."""
 
     process: Process
+
+    def log_settings(self, settings: StreamSettings, *, is_sole: bool = False) -> LogSettings:
+        found = Folders.log_settings(self, settings, is_sole=is_sole)
+        is_of_many = self.process.broker.cluster.rots
+        return replace(found, segment_bytes=self.settings.segment_bytes) if is_of_many else found
 
     def open(self, identity: LogIdentity, settings: LogSettings) -> PartitionLog:
         return self._opened(Folders.open(self, identity, settings))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,18 @@ from broker.api.errors import BadBatch, LiftlogError, OffsetOutOfRange
 from broker.metadata.partition import Place
 from broker.replication.events import Acks
 from broker.replication.leader import Leader
+from broker.replication.messages import AskRange
 from broker.runtime.cluster.replicas.placed import PlacedReplica, Stepping
+from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.sync import Outcome
 from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.read import verified_messages
+from broker.storage.recovery import Ranges, merge_ranges
+from broker.storage.rewrite.gaps import without
 from tests.sim.batches import Batch
+from tests.sim.driven.givers import Givers
+from tests.sim.driven.rewriting import Rewriting
 from tests.sim.held import Stored, stored_of
 from tests.sim.metadata import name_of
 from tests.support.published import batch_from_nats, with_id
@@ -26,8 +33,18 @@ if TYPE_CHECKING:
     from tests.sim.driven.node import DrivenBroker
 
 
+PIECE_BYTES = 1_500
+"""So much is scrubbed at once."""
+
+
 class Seen:
-    """See the module. It has what `tests.sim.replica.Replica` has for the checker and for clients."""
+    """See the module. It has what `tests.sim.replica.Replica` has for the checker and for clients.
+
+    Attributes:
+        shadow: The batches of the log. What cannot be read any more stays in it, if it was seen before.
+        is_damaged: Something cannot be read. `has_rot`: and the replica has not found that yet.
+        givers: Others that could give what lacks.
+    """
 
     is_mid_change = False
 
@@ -37,9 +54,14 @@ class Seen:
         self.checker: Any = broker.cluster.checker
         self.at, self.name = at, name_of(at)
         self.shadow: list[Stored] = []
-        self.is_damaged = False
+        self.is_damaged = self.has_rot = False
+        self.givers = Givers(self)
+        self.rewriting = Rewriting(broker, self) if broker.cluster.rewrites else None
         self._log: PartitionLog | None = None  # as it was seen last
         self._cuts = -1
+        self._lost: Ranges = ()
+        self._read_to = 0
+        self._was_damaged = self._is_scrubbing = False
         self._committed = self._led = -1
         self._is_frozen = self._has_failed = False
         self._stepping: Stepping | None = None
@@ -85,6 +107,10 @@ class Seen:
         return SimpleNamespace(min_insync_replicas=least, partition_epoch=epoch)
 
     @property
+    def folder(self) -> str:
+        return self.broker.folder_of(self.name)
+
+    @property
     def durable_end(self) -> int:
         log = self.log
         return 0 if log is None else min(log.durable_end, log.log_end_offset)
@@ -112,7 +138,8 @@ class Seen:
             is_found = log.recovery is not None and self._log is None and self.at in self.broker.driver._found
             self._log, self._cuts, self._committed = log, log.log.cuts, 0
             self.shadow = []
-            self._read_on(log)
+            self._read_all(log)
+            self._lost, self._was_damaged = log.lost_ranges, False
             if is_found:
                 if log.recovery.cut_offset is not None:
                     self.world.saw("torn tail")
@@ -120,29 +147,36 @@ class Seen:
             else:
                 self._is_new(log)
             self._committed = log.high_watermark
+            self._look_whether_whole(log)
+        if log.lost_ranges != self._lost:
+            self._look_at_damage(log)
         had_failed, self._has_failed = self._has_failed, log.failure is not None
         is_shorter = bool(self.shadow) and log.log_end_offset < self.shadow[-1].next
         if log.log.cuts != self._cuts or is_shorter or (had_failed and not self._has_failed):
             self._cuts = log.log.cuts
-            before, self.shadow = self.shadow, []
-            self._read_on(log)
+            before = self.shadow
+            self._read_all(log)
             if len(self.shadow) < len(before):
                 self.world.saw("truncation")
                 self._note(f"has cut its log to {log.log_end_offset}")
             self.checker.cut(self)
-        self._read_on(log)
+            self._look_whether_whole(log)
+        self._read_on(log, {})
         placed, partition = self.placed, self.partition
-        if placed is not None and placed.is_damaged and not self.is_damaged:
+        was_damaged, self._was_damaged = self._was_damaged, placed is not None and placed.is_damaged
+        if self._was_damaged and not was_damaged:
             self.world.saw("damage found")
-            self._note("is damaged")
+            self._note(f"is damaged: {log.lost_ranges}")
             self.checker.damaged(self)
-        self.is_damaged = placed is not None and placed.is_damaged
+        self.is_damaged = self._was_damaged or self.has_rot or bool(log.lost_ranges)
         if placed is not None and placed.stepping is not self._stepping:
             self._stepping = placed.stepping
             if self._stepping is not None:
                 self._note(f"is to step out: {self._stepping.why}")
                 if self._stepping.why == "fsync" and not self._has_failed:
                     self.checker.fail(f"WELL: {self.name}: {self.broker.name} steps out, and its log has not failed")
+                if self._stepping.why == "damage":
+                    self._gives_up(log, is_old=placed.is_old)
         if partition is not None and partition.leads and partition.leader_epoch != self._led:
             self._led = partition.leader_epoch
             self.checker.leads(self, self._led)
@@ -162,21 +196,45 @@ class Seen:
     def _note(self, text: str) -> None:
         self.world.note(self.broker.name, f"{self.name}: {text}")
 
-    def _read_on(self, log: PartitionLog) -> None:
-        """What was appended since is in the shadow, too."""
-        at = max(self.shadow[-1].next if self.shadow else 0, log.log_start_offset)
+    def _read_all(self, log: PartitionLog, *, again: Ranges = ()) -> None:
+        """Anew. `again`: what can be read since."""
+        is_there = lambda one: any(start < one.next and one.first < end for start, end in again)  # noqa: E731
+        before, self.shadow = {one.first: one for one in self.shadow if not is_there(one)}, []
+        self.has_rot, self._read_to = False, 0
+        self._read_on(log, before)
+        self.is_damaged = self.has_rot or bool(log.lost_ranges)
+
+    def _read_on(self, log: PartitionLog, before: Mapping[int, Stored]) -> None:
+        """What was appended since is in the shadow, too. `before`: what was there, if it cannot be read."""
+        at = max(self._read_to, log.log_start_offset)
         if at >= log.log_end_offset:
             return
         first = at
         while at < log.log_end_offset:
-            found = self._messages(log, at, log.log_end_offset)
-            if not found:
-                break
-            end = self.shadow[-1].next if self.shadow else 0
-            self.shadow += [one for one in map(stored_of, found) if one.first >= end]
-            at = self.shadow[-1].next
+            after = next((end for start, end in log.lost_ranges if start <= at < end), at)
+            found = self._messages(log, at, log.log_end_offset) if after == at else []
+            if found:
+                end = self.shadow[-1].next if self.shadow else 0
+                self.shadow += [one for one in self._unfolded(found) if one.first >= end]
+                at = stored_of(found[-1]).next
+                continue
+            self.has_rot |= after == at
+            if (one := before.get(at)) is not None and one.next <= log.log_end_offset:
+                self.shadow.append(one)
+                at = one.next
+            else:
+                at = max(after, at + 1)
+        self._read_to = at
         if self.leads and at > first:
             self.world.detail(self.broker.name, f"{self.name}: appends {{span}} in epoch {log.leader_epoch}", first, at)
+
+    def _unfolded(self, messages: Sequence[memoryview]) -> list[Stored]:
+        """As `Held._unfolded`. What is not committed has been appended so, whoever shows it first."""
+        known = self.checker.known[self.name]
+        if known.rewritten is None:
+            return [stored_of(message) for message in messages]
+        self.checker.wrote(self.name, [message for message in messages if stored_of(message).first >= known.end])
+        return [one for message in messages for one in self.checker.unfolded(self.name, self.broker.name, message)]
 
     def _read(self, offset: int, end: int, max_bytes: int) -> list[memoryview]:
         """As `Held._read`."""
@@ -185,15 +243,73 @@ class Seen:
 
     @staticmethod
     def _messages(log: PartitionLog, start: int, end: int, max_bytes: int = 1 << 20) -> list[memoryview]:
+        found: list[memoryview] = []
+        with (
+            suppress(BadBatch, LiftlogError),
+            log.read(start, end=end, max_bytes=max_bytes, stored=True) as plan,
+        ):
+            for place, (_, file) in zip(plan.ranges, plan.sources, strict=True):
+                found += [message for message, _ in verified_messages(file, place)]
+        return found
+
+    # -- damage
+
+    def _look_at_damage(self, log: PartitionLog) -> None:
+        """Something was found to be damaged, or can be read again."""
+        had, self._lost = self._lost, log.lost_ranges
+        before, start, end = self.shadow, log.log_start_offset, log.log_end_offset
+        again = merge_ranges([(a, min(b, end)) for a, b in without(had, self._lost)], log_start_offset=start)
+        self._read_all(log, again=again)
+        if again:
+            self.checker.mended(self, again)
+            self.checker.stays(self, before, self._lost)
+        self._look_whether_whole(log)
+
+    def _look_whether_whole(self, log: PartitionLog) -> None:
+        """Just when all has been read."""
+        at = log.log_start_offset
+        for one in self.shadow:
+            if one.first > at:
+                break
+            at = one.next
+        if at == log.log_end_offset and not (self.is_damaged or log.is_behind):
+            self.checker.whole_again(self)
+
+    def _gives_up(self, log: PartitionLog, *, is_old: bool) -> None:
+        """It wants to step out for damage."""
+        self.world.saw("wants to begin anew")
+        for lost in log.lost_ranges if not is_old else ():
+            if lost[1] <= log.high_watermark and (giver := self.givers.of(lost)):
+                self.checker.gives_up(self, lost, giver)
+
+    def asks(self, question: AskRange) -> None:
+        """It is about to ask others for what it cannot read."""
+        self.world.saw("range asked for")
+        if self.log is not None:
+            self.checker.asks_range(self, question.start)
+
+    def scrub(self) -> None:
+        """As the scrubber of a broker does, and what it has found is looked at."""
+        partition = self.partition
+        if partition is not None and not self._is_scrubbing:
+            self._is_scrubbing = True
+            self.broker.work.run(lambda: self._scrub(partition.replica))
+
+    def _scrub(self, replica: Replica) -> None:
         try:
-            with log.read(start, end=end, max_bytes=max_bytes, stored=True) as plan:
-                return [
-                    message
-                    for place, (_, file) in zip(plan.ranges, plan.sources, strict=True)
-                    for message, _ in verified_messages(file, place)
-                ]
-        except (BadBatch, LiftlogError):
-            return []
+            offset = 0
+            while not replica.is_over and (piece := replica.scrub(offset, bytes_max=PIECE_BYTES)) is not None:
+                offset = piece.next_offset
+                self.broker.work.preempt()
+        except LiftlogError:
+            return
+        finally:
+            self._is_scrubbing = False
+        if (log := self.log) is replica.log and not self._is_frozen:
+            self.look()
+            if self.broker.name in self.checker.known[self.name].bad and not log.lost_ranges:
+                self._read_all(log)
+                self._look_whether_whole(log)
 
     # -- clients
 
@@ -255,14 +371,13 @@ class Seen:
         self.checker.serves(self, "a read")
         try:
             with log.read(max(offset, log.log_start_offset), max_bytes=3_000) as plan:
-                found = [
-                    stored_of(message)
-                    for place, (_, file) in zip(plan.ranges, plan.sources, strict=True)
-                    for message, _ in verified_messages(file, place)
-                ]
+                found = []
+                for place, (_, file) in zip(plan.ranges, plan.sources, strict=True):
+                    found += self._unfolded([message for message, _ in verified_messages(file, place)])
         except OffsetOutOfRange:
             found = []
         except (BadBatch, LiftlogError):
+            self.scrub()
             answer("damaged")
             return
         answer("records", partition.leader_epoch, log.log_start_offset, -1 if end is None else end, found)

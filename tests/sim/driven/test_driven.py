@@ -16,6 +16,7 @@ import pytest
 
 from tests.sim.cluster import play
 from tests.sim.driven.mutants import DRIVEN, driven_by
+from tests.sim.faults import ROTS
 from tests.sim.mutants import Mutant
 from tests.sim.story import shortened
 from tests.support.effort import first_short, seeded
@@ -32,9 +33,19 @@ SEEN = (
     *("repeat known by its sequence", "repeat known by its id", "acked by the leader", "acked by all"),
     *("fsync of the pool", "fsync with a lock", "stopped", "stopped beside a turn"),
     *("closed beside an fsync", "closed beside an answer"),
+    *(f"fault: {kind}" for kind in ROTS if kind != "flip_index"),
+    *(
+        "damage found",
+        "range asked for",
+        "range garbled",
+        "mended",
+        "whole again",
+        "pass of compaction",
+        "batches joined",
+    ),
     *("catalog restored from a snapshot", "power cut in the midst of a change", "command of a deposed controller"),
 )
-"""Happens in the first `MORE` seeds; a process gives up in few of them."""
+"""Happens in the first `MORE` seeds; a process gives up in few of them, and few indexes are damaged."""
 
 
 def _played(seeds: Sequence[int]) -> Counter[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from broker.metadata.partition import Place
 from broker.replication.messages import AskRange, Incarnation
-from broker.runtime.cluster.codec import Question
+from broker.runtime.cluster.codec import Answered, Question, decode_bytes, encode
 from broker.runtime.cluster.link.answering import Answering, FollowerSlot
 from broker.runtime.cluster.link.connection import Connection, LeaderStream, TakeRange
 from broker.runtime.cluster.link.directory import Directory
@@ -28,6 +28,7 @@ from broker.runtime.cluster.link.pace import Pace
 from broker.runtime.cluster.link.server import HEARTBEAT, FollowerStream, Server
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from tests.sim.driven.running import FiberWaits
+from tests.sim.metadata import name_of
 
 if TYPE_CHECKING:
     from tests.sim.driven.node import DrivenBroker
@@ -38,6 +39,8 @@ CLOSED_LATE_MS = 4_000
 """A leader whose follower is gone, and cannot say so, notices by then (`KEEPALIVE_MS`)."""
 HEARTBEAT_MS = 250
 IN_FLIGHT = 4
+GARBLED = 0.15
+"""So likely the records of a range that another broker asks for are not what was read."""
 BYTES_MAX = 3_000
 WAIT_S = 0.2
 T = TypeVar("T")
@@ -260,6 +263,7 @@ class PausedAnswering(Answering):
     """To look into the log takes time, on the threads of a stream. Nobody does when it has been closed."""
 
     process: Process
+    _is_garbled = False
 
     def _ask(self, slot: FollowerSlot, question: Question) -> None:
         self.process.preempt()
@@ -272,7 +276,15 @@ class PausedAnswering(Answering):
 
     def _range(self, ask: AskRange, noted: int) -> bytes:
         self.process.preempt()
-        return super()._range(ask, noted)
+        said = decode_bytes(super()._range(ask, noted))
+        assert isinstance(said, Answered)
+        world, data = self.process.broker.world, bytearray(said.data)
+        self._is_garbled = bool(data) and not self._is_garbled and world.chance(GARBLED)  # never twice in a row
+        if self._is_garbled:
+            world.saw("range garbled")
+            bit = world.rng.randrange(8 * len(data))
+            data[bit // 8] ^= 1 << bit % 8
+        return bytes(encode(said._replace(data=bytes(data))).SerializeToString())
 
     def close(self) -> None:
         if self._reading:
@@ -411,6 +423,9 @@ class Wire:
         return made
 
     def ask_range(self, to: str, at: Place, question: AskRange, take: TakeRange) -> bool:
+        seen = self.process.broker.replicas.get(name_of(at))
+        if seen is not None:
+            cast(Any, seen).asks(question)
         return self._connection(to).ask_range(at, question, take)
 
     def forget_range(self, to: str, at: Place) -> None:
