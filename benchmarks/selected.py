@@ -3,7 +3,7 @@
 The log has records of 100 bytes with a subject at random and a key that no other has; it is in the page cache. Beside
 `liftlog` stands `all`: the same client reads everything and chooses itself. The first turn of `liftlog` finds no
 filters of batches (`broker/storage/blooms.py`): it makes them, and is kept as `first_s`. For a subject at random they
-tell nothing, as each batch has it.
+tell nothing, as each batch has it. `times` wants offset and timestamp of such records.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def cases(*, tiny: bool) -> Sequence[Case]:
         )
         for what, targets in (
             ("subject", (Target(of="liftlog/all", most=0.2),)),
+            ("times", (Target(of="liftlog/all", most=0.2),)),
             ("key", (Target(of="seconds", most=0.3),)),
         )
     ]
@@ -54,12 +55,13 @@ def _opener(what: str, records: int) -> Callable[[Path], Any]:
         with Liftlog(folder) as place, connect(place.address) as client:
             fill(client, records)
             number = records // 2
-            asked: dict[str, Any] = {"subject": "selected.7"} if what == "subject" else {"key": _key(number)}
-            count = records // SUBJECTS if what == "subject" else 1
-            first = _read(client, count, asked)
+            asked: dict[str, Any] = {"key": _key(number)} if what == "key" else {"subject": "selected.7"}
+            count = 1 if what == "key" else records // SUBJECTS
+            wanted = {**asked, "columns": ["offset", "timestamp"]} if what == "times" else asked
+            first = _read(client, count, wanted)
 
             def ours() -> Measures:
-                return {**_read(client, count, asked), "first_s": first["seconds"]}
+                return {**_read(client, count, wanted), "first_s": first["seconds"]}
 
             yield {"liftlog": ours, "all": lambda: _read_all(client, count, what, asked)}
 
@@ -100,10 +102,10 @@ def _read(client: Client, count: int, asked: Mapping[str, Any]) -> Measures:
 def _read_all(client: Client, count: int, what: str, asked: Mapping[str, Any]) -> Measures:
     started_s = time.monotonic()
     rows = size = 0
-    kind = pa.string() if what == "subject" else pa.binary()
-    wanted = pa.scalar(asked[what], kind)
+    column = "key" if what == "key" else "subject"
+    wanted = pa.scalar(asked[column], pa.binary() if what == "key" else pa.string())
     for batch in client.read(STREAM):
-        rows += batch.filter(pc.equal(batch.column(what), wanted)).num_rows
+        rows += batch.filter(pc.equal(batch.column(column), wanted)).num_rows
         size += batch.nbytes
     return _measures(rows, count, size, time.monotonic() - started_s)
 

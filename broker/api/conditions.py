@@ -47,11 +47,18 @@ class Conditions:
         """Whether there is any condition."""
         return self != ALL
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns that `mask` looks at."""
+        is_timed = self.since_us is not None or self.until_us is not None
+        used = {"timestamp": is_timed, "subject": bool(self.subjects), "key": self.key is not None}
+        return [name for name, is_used in used.items() if is_used]
+
     def mask(self, rows: pa.RecordBatch) -> pa.BooleanArray:
         """Which rows are wanted; never null.
 
         Args:
-            rows: n >= 0 rows of the record schema.
+            rows: n >= 0 rows of the record schema; its `columns` are enough.
         """
         import pyarrow as pa  # here, as who only asks for records needs none of it
         import pyarrow.compute as pc

@@ -5,6 +5,7 @@
 
 Y1  The answer has either the chosen columns of each batch, or all columns of each. It has all where that saves little,
     and where its first batch cannot be read: the reader then meets what is damaged, and says so, as in any read.
+    A plan of which records were left out has always the chosen columns (`selected_from`).
 Y2  A batch whose columns are not known is read and verified once as a whole (`column_crcs.py`). Of one that is known
     the header and the chosen columns are read, and it is the reader that checks them, against the stored CRC.
 Y3  An answer ends before a batch that cannot be sent so, and once it holds or has read so much; the plan goes on there.
@@ -40,13 +41,22 @@ WHOLE_BYTES_MAX: Final = 64 << 20
 """So much is read and verified for one answer: bounds the time until it begins."""
 
 
-def project(plan: ReadPlan, columns: Columns, reserve: Callable[[int], None]) -> None:
+def project(
+    plan: ReadPlan, columns: Columns, reserve: Callable[[int], None], *, selected_from: int | None = None
+) -> None:
     """Leave the chosen columns in the plan (`plan.columns`), or leave it as it is (Y1).
 
     Args:
         reserve: Takes so many bytes of memory in all. Without room for its first batch the plan stays as it is.
+        selected_from: Not None: the plan has batches in which other columns are blank (`select.V7`), so it does not
+            stay. The offset that the reader asked for.
+    Raises:
+        BadBatch, StorageFailed: the first batch cannot be sent so, it is at `selected_from`, and the plan cannot stay.
+        DiskFull, Overloaded: there is no room for the first batch, and the plan cannot stay.
     """
-    if plan.bytes < MEAN_BYTES_MIN * plan.batch_count or not _is_worth(plan.ranges, columns):
+    if selected_from is None and (
+        plan.bytes < MEAN_BYTES_MIN * plan.batch_count or not _is_worth(plan.ranges, columns)
+    ):
         return
     made, block = MadeFile(plan), Block()
     ranges: list[FileRange] = []
@@ -60,23 +70,28 @@ def project(plan: ReadPlan, columns: Columns, reserve: Callable[[int], None]) ->
             known = CRCS_OF_COLUMNS.of(batch.head)
             reserve(made.size + COPIES * batch.length)
             if known is not None:
-                message = _chosen(batch, known, columns)
+                message = chosen_columns(batch, known, columns)
             else:
                 whole_bytes += batch.length
                 message = _chosen_of_all(batch, columns, block)
             ranges.append(made.write(message))
             head = batch.head
-    except (BadBatch, DiskFull, StorageFailed, Overloaded):
-        if not ranges:
+    except (BadBatch, DiskFull, StorageFailed, Overloaded) as error:
+        if ranges:
+            plan.next_offset = read_header(head).next_offset
+        elif selected_from is None:
             return
-        plan.next_offset = read_header(head).next_offset
+        elif isinstance(error, DiskFull | Overloaded) or plan.first_offset <= selected_from:
+            raise
+        else:  # the reader comes to stand where the damage is (`select.V6`)
+            plan.next_offset = plan.first_offset
     plan.columns = columns
     plan.ranges[:] = joined(ranges)
     plan.bytes = sum(part.length for part in ranges)  # of the next one a part may have been kept
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class BatchAt:
     """A stored batch by its header, of which only the frame was looked at."""
 
     part: FileRange
@@ -89,7 +104,7 @@ class _Batch:
         return f"{self.part.path} at {self.at}: "
 
 
-def _batches(ranges: Sequence[FileRange]) -> Iterator[_Batch]:
+def _batches(ranges: Sequence[FileRange]) -> Iterator[BatchAt]:
     """Raises BadBatch, StorageFailed."""
     for part in ranges:
         at, stop = part.position, part.position + part.length
@@ -100,7 +115,7 @@ def _batches(ranges: Sequence[FileRange]) -> Iterator[_Batch]:
             length = message_bytes(head, where=where)
             if at + length > stop:
                 raise BadBatch(f"{where}a batch of {length} bytes, {stop - at} are there")
-            yield _Batch(part, at, length, head[: head_bytes(head)])
+            yield BatchAt(part, at, length, head[: head_bytes(head)])
             at += length
 
 
@@ -125,7 +140,7 @@ def _size(head: bytes, spans: Spans, columns: Columns) -> int:
     return 2 * len(head) + ADDED.size + sum(taken)
 
 
-def _chosen(batch: _Batch, known: KnownColumns, columns: Columns) -> bytearray:
+def chosen_columns(batch: BatchAt, known: KnownColumns, columns: Columns) -> bytearray:
     """The message, of a batch whose columns are known: nothing else of it is read."""
     message, at = _begun(batch.head, known, columns)
     view = memoryview(message)
@@ -138,7 +153,7 @@ def _chosen(batch: _Batch, known: KnownColumns, columns: Columns) -> bytearray:
     return message
 
 
-def _chosen_of_all(batch: _Batch, columns: Columns, block: Block) -> bytearray:
+def _chosen_of_all(batch: BatchAt, columns: Columns, block: Block) -> bytearray:
     """The message, of a batch that is read and verified as a whole. Raises BadBatch."""
     stored = block.read(batch.part, batch.length, batch.at)
     verify_batch(stored, where=batch.where)

@@ -9,9 +9,13 @@ V1  A batch of which all rows are wanted stays where it is, and goes by sendfile
 V2  Each batch is verified before it is judged.
 V3  The plan goes on behind all that was judged (`next_offset`), so a reader that finds nothing comes further.
 V4  Batches that are known to hold nothing that is wanted are not in the plan before (`blooms.py`).
-V5  One plan judges `JUDGED_BYTES_MAX` of stored bytes at most, or one batch, and holds about as much.
+V5  One plan judges `JUDGED_BYTES_MAX` of stored bytes at most, or one batch, and holds about as much. If only some
+    columns are wanted, it reads those and the ones of the conditions, of batches whose columns are known
+    (`column_crcs.py`), and only what it reads counts.
 V6  What cannot be read ends the plan before it. So a reader comes to stand where the damage is, however far it was
     taken at once, and says so there (`verify`); only there the answer is the error.
+V7  If only some columns are wanted, the others are blank in what is made anew. So they are never sent
+    (`project.selected_from`).
 """
 
 from __future__ import annotations
@@ -22,11 +26,16 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.api.batch import HEADER_BYTES, BatchHeader, decode_batch, encode_batch, message_bytes, read_header
+from broker.api.batch import BatchHeader, decode_batch, encode_batch, message_bytes, read_header
+from broker.api.columns import Columns, columns_in, head_bytes, schema_of, verify_projected
+from broker.api.compression import PACKED_HEADER_BYTES, decoded_bytes
 from broker.api.conditions import Conditions
 from broker.api.errors import BadBatch, StorageFailed
+from broker.api.schema import SCHEMA
 from broker.storage.blooms import BLOOMS, Hashes, Kind, entries_of, questions_of
+from broker.storage.column_crcs import CRCS_OF_COLUMNS, KnownColumns
 from broker.storage.made import COPIES, Block, MadeFile, joined
+from broker.storage.project import BatchAt, chosen_columns
 from broker.storage.read import FileRange, ReadPlan
 from broker.storage.rewrite.rewriting import BatchRun, BatchShape, is_joinable
 from broker.storage.segments.segment import Segment
@@ -35,7 +44,9 @@ if TYPE_CHECKING:
     from broker.storage.log import PartitionLog
 
 JUDGED_BYTES_MAX: Final = 8 << 20
-"""So many stored bytes are looked at for one answer: bounds its memory and the time until it begins."""
+"""So many stored bytes are read for one answer: bounds its memory and the time until it begins."""
+PLANNED_BYTES: Final = 128 << 20
+"""So many are in the plan at first where only some columns of them are read."""
 SHAPE: Final = BatchShape(batch_bytes=256 << 10)
 """The most that becomes one batch."""
 
@@ -54,23 +65,35 @@ def after_older(log: PartitionLog, offset: int, end: int | None, wanted: Conditi
     return offset if is_lost else max(offset, stop)
 
 
-def select(plan: ReadPlan, wanted: Conditions, reserve: Callable[[int], None], *, asked: int) -> None:
+def select(
+    plan: ReadPlan,
+    wanted: Conditions,
+    reserve: Callable[[int], None],
+    *,
+    asked: int,
+    columns: Columns | None = None,
+) -> None:
     """Leave in the plan what is wanted.
 
     Args:
         reserve: Takes so many bytes of memory in all.
+        columns: Those that will be sent (V7). None: all.
         asked: The offset that the reader asked for. The plan may begin behind it.
     Raises:
         BadBatch: stored bytes are damaged, at the offset that was asked for (V6).
         StorageFailed: they cannot be read, there; or there is no room for what is made anew.
         Overloaded: as `reserve`.
     """
-    made, kinds, batches = _Made(plan), questions_of(wanted), _Batches()
+    made, kinds, batches = _Made(plan), questions_of(wanted), _Batches(wanted, columns)
     ranges: list[FileRange] = []
+    first: int | None = None
     for part, (segment, _), begin in zip(plan.ranges, plan.sources, plan.begins, strict=True):
         looked_at = _LookedAt(segment, kinds)
         at, stop = part.position, part.position + part.length
         while at < stop:
+            if batches.byte_count >= JUDGED_BYTES_MAX:
+                plan.next_offset = begin
+                break
             try:
                 header, rows, length = batches.batch(part, at, stop, lambda size: reserve(made.held + size))
             except (BadBatch, StorageFailed):
@@ -81,17 +104,20 @@ def select(plan: ReadPlan, wanted: Conditions, reserve: Callable[[int], None], *
             looked_at.add(header, rows)
             mask = wanted.mask(rows)
             count = pc.sum(mask).as_py() or 0
+            if count and first is None:
+                first = header.first_offset
             if count == rows.num_rows:
                 ranges += made.take()
                 ranges.append(FileRange(part.fd, at, length, part.path))
             elif count:
-                ranges += made.add(header, rows.filter(mask))
+                ranges += made.add(header, with_blanks(rows.filter(mask), columns))
             at += length
             begin = header.last_offset + 1
         looked_at.learn()
         ranges += made.take()  # what is not in the plan may be lost: no batch is to span it
         if at < stop:
             break
+    plan.first_offset = plan.next_offset if first is None else first
     plan.ranges[:] = joined(ranges)
     plan.bytes = sum(part.length for part in ranges)
     plan.batch_count = len(ranges)
@@ -151,16 +177,40 @@ class _Made:
         return [self._file.write(encode_batch(whole, run.header))]
 
 
-class _Batches:
-    """The batches of a plan, one in the memory of the other."""
+def with_blanks(rows: pa.RecordBatch, columns: Columns | None) -> pa.RecordBatch:
+    """Rows of the record schema with these columns of theirs, the others blank (V7). None: all columns."""
+    if columns is None:
+        return rows
+    blanks = {"timestamp": 0, "subject": ""}
+    arrays = [
+        rows.column(field.name)
+        if field.name in columns
+        else pa.repeat(pa.scalar(blanks.get(field.name), field.type), rows.num_rows)
+        for field in SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
-    def __init__(self) -> None:
+
+class _Batches:
+    """The batches of a plan, one in the memory of the other.
+
+    Args:
+        columns: Those that will be sent; None: all.
+
+    Attributes:
+        byte_count: Read so far.
+    """
+
+    def __init__(self, wanted: Conditions, columns: Columns | None) -> None:
+        self.byte_count = 0
         self._block = Block()
+        self._needed = None if columns is None else columns_in([*columns, *wanted.columns])
 
     def batch(
         self, part: FileRange, at: int, stop: int, reserve: Callable[[int], None]
     ) -> tuple[BatchHeader, pa.RecordBatch, int]:
-        """The batch at a place, and its length. The rows are others after the next call.
+        """The batch at a place, with the columns that are needed, and its length. The rows are others after the next
+        call.
 
         Args:
             stop: Where the range ends.
@@ -170,10 +220,33 @@ class _Batches:
             StorageFailed: it cannot be read.
         """
         where = f"{part.path} at {at}: "
-        length = message_bytes(self._block.read(part, HEADER_BYTES, at), where=where)
+        head = self._block.read(part, PACKED_HEADER_BYTES, at)
+        length = message_bytes(head, where=where)
         if at + length > stop:
             raise BadBatch(f"{where}a batch of {length} bytes, {stop - at} are there")
         reserve(COPIES * length)
+        if self._needed is not None:
+            batch = BatchAt(part, at, length, bytes(head[: head_bytes(head)]))
+            known = CRCS_OF_COLUMNS.of(batch.head)
+            if known is not None:
+                return *self._some(batch, known, self._needed, reserve), length
         message = self._block.read(part, length, at)
+        self.byte_count += length
         rows = decode_batch(message, where=where, reserve=lambda size: reserve(COPIES * length + size))
+        if self._needed is not None:
+            CRCS_OF_COLUMNS.learn(message)
         return read_header(message, where=where), rows, length
+
+    def _some(
+        self, batch: BatchAt, known: KnownColumns, needed: Columns, reserve: Callable[[int], None]
+    ) -> tuple[BatchHeader, pa.RecordBatch]:
+        """The needed columns, checked as a client does (`columns.J1`). Raises BadBatch."""
+        message = chosen_columns(batch, known, needed)
+        self.byte_count += len(message)
+        header = verify_projected(message, needed, where=batch.where)
+        if len(batch.head) == PACKED_HEADER_BYTES:
+            reserve(COPIES * batch.length + (decoded_bytes(message) or 0))
+        try:
+            return header, pa.ipc.read_record_batch(pa.py_buffer(message), schema_of(needed))
+        except (pa.ArrowException, OSError) as error:  # the CRC is right, so whoever wrote it was wrong
+            raise BadBatch(f"{batch.where}{error}") from error

@@ -32,7 +32,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/cli/commands/dump.py": "shows what scan and read_header found (targets segment, batch)",
     "broker/storage/read.py": "peeks at batches that the index names (targets segment, file-index)",
     "broker/storage/column_crcs.py": "unpacks what it has packed itself",
-    "broker/storage/project.py": "headers of stored batches: such a one is known or verified (targets batch, segment)",
+    "broker/storage/select.py": "decodes columns that it has checked (target client-columns)",
     "broker/storage/memory/handover.py": "takes what file-state decodes",
     "broker/storage/log.py": "applies what file-state decodes",
     "broker/raft/journal.py": "torn writes and flipped bits: tests/unit/raft, tests/sim/raft",

@@ -72,7 +72,7 @@ from broker.storage.blooms import Questions, questions_of
 from broker.storage.log import PartitionLog
 from broker.storage.project import project
 from broker.storage.read import ReadPlan
-from broker.storage.select import JUDGED_BYTES_MAX, after_older, select
+from broker.storage.select import JUDGED_BYTES_MAX, PLANNED_BYTES, after_older, select
 
 log = logging.getLogger(__name__)
 
@@ -466,14 +466,20 @@ def open_plan(
         plan = planned(handle, query, offset, query["max_bytes"])
     else:
         begin = after_older(handle.log, offset, query["end"], wanted)
-        bytes_max = min(query["max_bytes"] or JUDGED_BYTES_MAX, JUDGED_BYTES_MAX)
+        most = JUDGED_BYTES_MAX if columns is None else PLANNED_BYTES
+        bytes_max = min(query["max_bytes"] or most, most)
         plan = planned(handle, query, begin, bytes_max, questions_of(wanted))
     try:
         if reservation is not None and wanted:
-            select(plan, wanted, reservation.grow_to, asked=offset)
+            select(plan, wanted, reservation.grow_to, asked=offset, columns=columns)
         if reservation is not None and columns is not None:
             held = reservation.byte_count
-            project(plan, columns, lambda byte_count: reservation.grow_to(held + byte_count))
+            project(
+                plan,
+                columns,
+                lambda byte_count: reservation.grow_to(held + byte_count),
+                selected_from=offset if wanted else None,
+            )
         return plan, (epoch_before(handle.log, offset), epoch_before(handle.log, plan.next_offset))
     except BaseException:
         plan.close()

@@ -160,12 +160,12 @@ def read(
         with log.read(begin, end=end, max_bytes=max_bytes, questions=questions) as plan:
             try:
                 if wanted:
-                    select(plan, wanted, held.append, asked=offset)
+                    select(plan, wanted, held.append, asked=offset, columns=columns)
+                if columns is not None:
+                    project(plan, columns, held.append, selected_from=offset if wanted else None)
             except BadBatch:
                 look_at(log, offset)
                 continue
-            if columns is not None:
-                project(plan, columns, held.append)
             assert plan.bytes == sum(part.length for part in plan.ranges)
             assert plan.next_offset > offset
             assert not held or max(held) < 1 << 16
@@ -196,7 +196,10 @@ def test_a_read_of_some_records_is_a_choice_of_a_read_of_all(
     monkeypatch.setattr("broker.storage.project.HELD_BYTES_MAX", rng.choice([1, 9_000, 1 << 20]))
     monkeypatch.setattr("broker.storage.project.WHOLE_BYTES_MAX", rng.choice([1, 9_000, 1 << 20]))
     monkeypatch.setattr("broker.storage.column_crcs.REMEMBERED_BYTES_MIN", rng.choice([0, 1_200]))
-    monkeypatch.setattr("broker.storage.project.CRCS_OF_COLUMNS", ColumnCrcs(rng.choice([3, 1_000])))
+    known = ColumnCrcs(rng.choice([3, 1_000]))
+    monkeypatch.setattr("broker.storage.project.CRCS_OF_COLUMNS", known)
+    monkeypatch.setattr("broker.storage.select.CRCS_OF_COLUMNS", known)
+    monkeypatch.setattr("broker.storage.select.JUDGED_BYTES_MAX", rng.choice([1, 9_000, 1 << 20]))
     log = create_log(OsDisk(), settings=LogSettings(segment_bytes=8_000), folder=str(tmp_path / "log"))
     epochs = itertools.count(1)
     projected = 0

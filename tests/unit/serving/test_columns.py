@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,11 +16,13 @@ import pyarrow as pa
 import pytest
 
 from broker.api import http
+from broker.api.columns import head_bytes, schema_of, spans_of
 from broker.api.errors import InvalidRequest
 from broker.api.schema import SCHEMA
 from broker.client import Client, connect
 from broker.client.reading.fetch import PartitionFetch, decoded
 from broker.client.reading.session import FetchSession
+from broker.storage.column_crcs import ColumnCrcs
 from tests.unit.client.logs import Log
 from tests.unit.client.rawserver import RawServer, Reply, Request
 from tests.unit.serving.server import Api, Server
@@ -39,10 +41,10 @@ def client(server: Server, api: Api) -> Iterator[Client]:
         yield client
 
 
-def rows(number: int) -> pa.RecordBatch:
+def rows(number: int, subject: str | None = None) -> pa.RecordBatch:
     return pa.record_batch(
         {
-            "subject": pa.array([f"orders.{i % 4}" for i in range(ROWS)]),
+            "subject": pa.array([subject or f"orders.{i % 4}" for i in range(ROWS)]),
             "key": pa.array([None if i % 3 else b"%d" % i for i in range(ROWS)], pa.binary()),
             "value": pa.array([bytes([number]) * 1024 for _ in range(ROWS)], pa.binary()),
         }
@@ -143,6 +145,81 @@ def test_an_answer_ends_before_a_message_for_which_there_is_no_room(
     answer = api.read("orders", columns="offset,timestamp")
     assert answer.headers[http.NEXT_OFFSET] == str(2 * ROWS)
     assert pa.ipc.open_stream(answer.body).read_all().column("offset").to_pylist() == list(range(2 * ROWS))
+
+
+@pytest.mark.parametrize(
+    "conditions, chosen",
+    [
+        ({"subject": "orders.2"}, lambda row: row % 4 == 2),
+        ({"subject": "orders.0", "key": "24"}, lambda row: row == 24),
+        ({"subject": "orders.>"}, lambda row: True),
+        ({"subject": "orders.5"}, lambda row: False),
+    ],
+)
+def test_with_conditions_an_answer_has_the_columns_alone(
+    client: Client, api: Api, conditions: dict[str, str], chosen: Callable[[int], bool]
+) -> None:
+    expected = [offset for offset in range(BATCHES * ROWS) if chosen(offset % ROWS)]
+    for _ in range(2):  # at first nothing is known of the batches
+        found = asked(api, columns="offset", **conditions)
+        assert found.schema == schema_of(("offset",)), "the columns of the conditions are not among them"
+        assert found.column("offset").to_pylist() == expected
+
+
+def test_what_is_made_anew_is_never_sent_whole(client: Client, api: Api) -> None:
+    """Its other columns are blank, also where all of them would come without conditions."""
+    assert asked(api, columns="value").schema == SCHEMA
+    for _ in range(2):
+        found = asked(api, columns="value", subject="orders.1")
+        assert found.schema == schema_of(("offset", "value"))
+        assert found == asked(api, subject="orders.1").select(["offset", "value"])
+    client.append("orders", 0, rows(0).slice(0, 2))
+    assert asked(api, offset=120, columns="key", subject="orders.1").to_pylist() == [{"offset": 121, "key": None}]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("column, is_needed", [("timestamp", True), ("subject", True), ("value", False)])
+def test_conditions_find_damage_in_the_columns_that_they_look_at(
+    server: Server, client: Client, column: str, is_needed: bool, is_known: bool
+) -> None:
+    if is_known:
+        client.read("orders", columns=["timestamp"], subject="orders.2").to_table()
+    damage(server, column)
+    is_found = is_needed or not is_known
+    with client.read("orders", columns=["timestamp"], subject="orders.2") as reader:
+        found = sum(batch.num_rows for batch in reader)
+        assert found == (20 if is_found else 30)
+        assert reader.lost == ({0: [(40, 80)]} if is_found else {})
+
+
+def test_damage_behind_what_was_left_out_is_met_where_it_is(
+    server: Server, client: Client, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of which all is wanted is forgotten before its columns are taken: then all of it is read and checked."""
+    client.append("orders", 0, rows(3, subject="orders.all"))
+    client.read("orders", columns=["timestamp"]).to_table()
+    damage(server, "value", start=120, end=160)
+    monkeypatch.setattr("broker.storage.project.CRCS_OF_COLUMNS", ColumnCrcs(1))
+    answer = api.read("orders", columns="timestamp", subject="orders.all")
+    assert (answer.status, answer.headers[http.NEXT_OFFSET]) == (200, "120"), "it may be too far to be looked for"
+    with client.read("orders", columns=["timestamp"], subject="orders.all") as reader:
+        assert [*reader] == []
+        assert reader.lost == {0: [(120, 160)]}
+
+
+def damage(server: Server, column: str, *, start: int = 40, end: int = 80) -> None:
+    """Flip a bit in a column of a batch."""
+    plan = server.backend.partition("orders", 0).log.read(start, end=end)
+    (place,) = plan.ranges
+    plan.close()
+    with open(place.path, "r+b") as file:
+        file.seek(place.position)
+        message = file.read(place.length)
+        spans = spans_of(message)
+        assert spans is not None
+        at = head_bytes(message) + spans[SCHEMA.get_field_index(column)][1] - 16  # the last entries, not the padding
+        file.seek(place.position + at)
+        file.write(bytes([message[at] ^ 1]))
 
 
 def test_a_broker_of_an_earlier_release_is_asked_for_all_columns() -> None:
