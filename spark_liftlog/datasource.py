@@ -15,6 +15,7 @@ from spark_liftlog.errors import shown_to_spark
 from spark_liftlog.options import check_names, columns_in, source_options, streams_in
 from spark_liftlog.payload import declared_schema, kept_schema, payload_in
 from spark_liftlog.reading.batch_reader import LiftlogReader
+from spark_liftlog.reading.pushing_reader import reader_of
 from spark_liftlog.reading.stream_reader import LiftlogStreamReader
 from spark_liftlog.schema import row_of
 from spark_liftlog.writing.sink_options import sink_options
@@ -54,7 +55,7 @@ class LiftlogDataSource(DataSource):
     @shown_to_spark
     def reader(self, schema: StructType) -> LiftlogReader:
         self._check_columns(schema)
-        return LiftlogReader(source_options(self.options, "batch"), schema)
+        return reader_of(source_options(self.options, "batch"), schema)
 
     @shown_to_spark
     def streamReader(self, schema: StructType) -> LiftlogStreamReader:

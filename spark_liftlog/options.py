@@ -27,6 +27,7 @@
     subjects                            batch  stream    all                  NATS subjects, wildcards; comma separated
     key                                 batch            all                  a record's key, as text
     columns                             batch  stream    all                  names of a row's columns, comma separated
+    pushFilters                         batch            false                true, false
     readFrom                            batch  stream    leader               leader, nearest
     consumer                                   stream    spark-<uuid>         a name; progress is stored under it
     commitOffsets                              stream    true                 true, false
@@ -69,6 +70,7 @@ from spark_liftlog.parsing import (
     whole,
 )
 from spark_liftlog.payload import Payload, payload_in
+from spark_liftlog.reading.narrowing import NO_NARROWING, Narrowing
 from spark_liftlog.reading.selection import Selection
 from spark_liftlog.reading.table_options import TableOptions, as_of, table_options
 from spark_liftlog.reading.where import EARLIEST, LATEST, ByPartition, ByTime, Where
@@ -112,6 +114,7 @@ _SOURCE: Final[Mapping[str, frozenset[str]]] = {
     "subjects": _BOTH,
     "key": _BATCH,
     "columns": _BOTH,
+    "pushFilters": _BATCH,
     "readFrom": _BOTH,
     "consumer": _STREAM,
     "commitOffsets": _STREAM,
@@ -133,6 +136,8 @@ class SourceOptions:
         truncation_timeout_s: If a log ends below a position that was read for longer than this, it is truncated.
         subjects: Patterns; the subject of a row must match one of them. Empty: all rows.
         key: Only rows with this key; None: all rows.
+        push_filters: Spark's filters are taken, where Spark hands them over (reading/pushing_reader.py).
+        narrowing: What they leave of the read. (What they say of subjects and key is above.)
         from_nearest: Tasks read from a replica in their rack, which the environment of the executor names.
         table: None: the log is read.
         consumer: None: the query makes a name with its first offset.
@@ -156,6 +161,7 @@ class SourceOptions:
     truncation_timeout_s: float
     subjects: tuple[str, ...]
     key: bytes | None
+    push_filters: bool
     from_nearest: bool
     table: TableOptions | None
     consumer: str | None
@@ -163,6 +169,7 @@ class SourceOptions:
     accepts_new_checkpoint: bool
     batch_rows: int
     payload: Payload | None
+    narrowing: Narrowing = NO_NARROWING
 
 
 def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
@@ -213,6 +220,7 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
         truncation_timeout_s=TRUNCATION_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000,
         subjects=_subjects(options),
         key=_key(options),
+        push_filters=truth(options, "pushFilters", default=False),
         from_nearest=_from_nearest(options),
         table=table,
         consumer=consumer,

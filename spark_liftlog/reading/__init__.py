@@ -4,6 +4,9 @@
 
 stream_reader.py  A streaming read, as Spark asks for it. query/ decides the answers.
 batch_reader.py   A batch read: where it starts and ends is asked when it is planned.
+pushing_reader.py The same with filters of Spark's, where Spark hands them over.
+filters.py        Those filters, as options and narrowings of a read. Pure.
+narrowing.py      What a query's WHERE leaves of a read, beside what the options say. Pure.
 query/            The driver's side of a streaming read: what there is, where the next batch ends,
                   what is lost.
 selection.py      Which streams and partitions a read is about.

@@ -22,9 +22,11 @@ from pyspark.sql.types import StructType
 from broker.api.errors import InvalidSetting, StaleIncarnation
 from spark_liftlog.errors import shown_to_spark
 from spark_liftlog.options import SourceOptions
+from spark_liftlog.parsing import OFFSET_MAX
 from spark_liftlog.payload import projection_of
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.cluster import ANY, Cluster
+from spark_liftlog.reading.narrowing import between
 from spark_liftlog.reading.offsets import Key
 from spark_liftlog.reading.plan import Range, plan
 from spark_liftlog.reading.positions import keys_of, resolve_where
@@ -56,23 +58,24 @@ class LiftlogReader(DataSourceReader):
         cluster = Cluster(self._options.brokers)
         try:
             ranges = self._ranges(cluster)
+            left = self._narrowed(cluster, ranges)
         finally:
             cluster.close()
         options = self._options
         if options.table is not None:
-            tasks = whole_partitions(ranges, tasks_max=options.max_partitions)
+            tasks = whole_partitions(left, tasks_max=options.max_partitions)
         else:
             tasks = plan(
-                ranges,
+                left,
                 partitions_min=options.min_partitions,
                 partitions_max=options.max_partitions,
                 records_max=options.max_records_per_partition,
             )
-        open_ranges = [r for r in ranges if r.is_open]
+        is_open = any(r.is_open for r in ranges)
         grows = options.resolve != "plan" and options.starting == "earliest" and options.ending == "latest"
         selection = options.selection
         pattern = selection if grows and selection.pattern is not None else None
-        if not open_ranges and pattern is None:
+        if not is_open and pattern is None:
             return [TaskRanges(task) for task in tasks]
         opening = Opening(
             always=options.resolve == "read",
@@ -81,6 +84,7 @@ class LiftlogReader(DataSourceReader):
             watched=() if selection.pattern is None else selection.watched,
             frame=_frame(options, ranges),
         )
+        open_ranges = [r for r in left if r.is_open]
         found: list[InputPartition] = [TaskRanges(task, opening) for task in opened(tasks, open_ranges)]
         if grows and selection.partitions is None:
             counts = Counter(r.stream for r in ranges)
@@ -90,6 +94,27 @@ class LiftlogReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(partition, self._projection, options=self._options)
+
+    def _narrowed(self, cluster: Cluster, ranges: list[Range]) -> list[Range]:
+        """What Spark's filters leave of the ranges. They begin at the first record that is not too old."""
+        narrowing = self._options.narrowing
+        left, since_us = narrowing.of_all(ranges), narrowing.since_us
+        if since_us is None or not left:
+            return left
+        starts = resolve_where(
+            cluster,
+            [(r.stream, r.partition) for r in left],
+            ByTime(at_ms=since_us // 1000, strategy="latest"),
+            side="starting",
+            fail_on_data_loss=self._options.fail_on_data_loss,
+            known={r.stream: r.incarnation for r in left},
+        )
+        found = []
+        for r in left:
+            start = starts[r.stream, r.partition]
+            is_same = start.incarnation == r.incarnation  # else the task says what is wrong
+            found.append(between(r, start.position.offset, OFFSET_MAX) if is_same else r)
+        return [r for r in found if r is not None]
 
     def _ranges(self, cluster: Cluster) -> list[Range]:
         options = self._options

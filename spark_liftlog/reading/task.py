@@ -108,7 +108,13 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
     brokers, batch_rows, subjects = options.brokers, options.batch_rows, options.subjects
     rack = rack_here() if options.from_nearest else None
     is_short = len(",".join(subjects)) <= SUBJECTS_LENGTH_MAX  # else brokers send all, and the rest is left out here
-    selection = Conditions(subjects=subjects if is_short else (), key=options.key)
+    narrowing = options.narrowing
+    selection = Conditions(
+        subjects=subjects if is_short else (),
+        key=options.key,
+        since_us=narrowing.since_us,
+        until_us=narrowing.until_us,
+    )
 
     def table_rows() -> Iterator[pa.RecordBatch]:
         assert options.table is not None, "asked for"
@@ -122,6 +128,7 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
                 None,
                 options.fail_on_data_loss,
                 interrupt,
+                selection=Conditions(key=options.key),  # others would take away the newest row of a key
                 may_begin_later=may_begin_later,
                 epoch=epoch,
                 epochs=epochs,
@@ -162,7 +169,8 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
 
     try:
         opening: Opening | None = getattr(partition, "opening", None)
-        ranges, may_begin_later = resolved(partition.value or (), opening, session(brokers).brokers, options)
+        found, may_begin_later = resolved(partition.value or (), opening, session(brokers).brokers, options)
+        ranges = [left for left in narrowing.of_all(found) if left.record_count]
         rows = batches() if options.table is None else table_rows()
         yield from read_ahead(projection.finished(joined(rows, rows_max=batch_rows)), interrupt)
     except LiftlogError as error:

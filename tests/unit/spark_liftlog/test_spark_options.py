@@ -431,6 +431,7 @@ VALID = {
     "subjects": "orders.>",
     "key": "k",
     "columns": "value",
+    "pushFilters": "true",
     "readFrom": "leader",
     "brokers": "h:1",
     "stream": "s",
