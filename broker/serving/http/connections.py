@@ -24,6 +24,8 @@ N5  While all of them have requests under way, `ROOM_MAX` more are taken, for qu
     them, so that some are left for health. Other requests get 503 there.
 N6  A client that ends its sending side behind a whole request is still answered (RFC 9112, section 9.6), for
     `HALF_CLOSED_S`: whether it listens or is gone cannot be told. There is no half-close under TLS.
+N7  Who is told that his request is refused may send it again: it is never carried out. So a request counts as under way
+    from the end of its head on. Its handler begins later, and others may connect before that.
 """
 
 from __future__ import annotations
@@ -155,10 +157,14 @@ class Connections:
         self._idle[connection] = None
         return True
 
-    def begin(self, connection: HttpConnection, request: web.BaseRequest) -> LiftlogError | None:
-        """A request begins. Returns why it may not (N5)."""
+    def asked(self, connection: HttpConnection) -> None:
+        """The head of a request is complete: it is carried out, so nobody cuts it as idle or slow (N7)."""
         self.head_done(connection)
         self._idle.pop(connection, None)
+
+    def begin(self, connection: HttpConnection, request: web.BaseRequest) -> LiftlogError | None:
+        """A request begins. Returns why it may not (N5)."""
+        self.asked(connection)
         connection.is_extra = connection.is_extra and self._open_count > self.limits.connections_max
         if not connection.is_extra or request.path in HEALTH:
             return None
@@ -173,7 +179,7 @@ class Connections:
         """Its request is answered."""
         self.head_done(connection)
         self._peers.discard(connection)
-        if connection.is_counted:
+        if connection.is_counted and not connection.has_more:
             self._idle[connection] = None
 
     def leave(self, connection: HttpConnection) -> None:
@@ -311,6 +317,12 @@ class HttpConnection(web.RequestHandler):
         super().data_received(data)
         if self._messages:
             self._newest = self._messages[-1][1]
+            self._owner.asked(self)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the head of a request has come whose handler has not begun."""
+        return bool(self._messages)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client has said all. True: the connection stays, until what it asked for is answered (N6)."""

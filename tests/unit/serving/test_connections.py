@@ -7,6 +7,7 @@ for is always the close.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -22,7 +23,13 @@ from broker.api.http import ARROW_STREAM, PROBLEM_JSON
 from broker.serving.http import closing, connections, gone
 from broker.serving.http.app import CONNECTIONS
 from broker.serving.http.body import ROOM_MADE_BYTES
-from broker.serving.http.connections import HEADER_BYTES_MAX, TARGET_BYTES_MAX, ConnectionLimits, Connections
+from broker.serving.http.connections import (
+    HEADER_BYTES_MAX,
+    TARGET_BYTES_MAX,
+    ConnectionLimits,
+    Connections,
+    HttpConnection,
+)
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import stream_of, values
 from tests.unit.serving.server import Api, Server, running
@@ -347,6 +354,36 @@ def test_the_longest_idle_goes_first(tmp_path: Path) -> None:
         assert gone == [b"HTTP/1.1 503", b"", b""]
         assert server.serving.meters.refused_connections._value.get() == 0
         assert server.serving.meters.idle_cut._value.get() == 3
+
+
+def test_a_request_that_has_come_is_not_refused_and_carried_out(tmp_path: Path) -> None:
+    """Somebody connects between the end of its head and the beginning of its handler."""
+    body = stream_of(values(1))
+    request = (
+        b"POST /v1/streams/orders/partitions/0/records HTTP/1.1\r\nHost: [::1]\r\n"
+        b"Content-Type: %b\r\nContent-Length: %d\r\n\r\n" % (ARROW_STREAM.encode(), len(body))
+    ) + body
+
+    with running(tmp_path, limits=ConnectionLimits(connections_max=1)) as server, ExitStack() as stack:
+        owner = owner_of(server)
+        server.api.create("orders")
+        server.api.close()
+        eventually(lambda: owner._open_count == 0, what="it is gone")
+        client = stack.enter_context(connected(server))
+        answered(client)
+        eventually(lambda: len(owner._idle) == 1, what="its request is over")
+
+        async def on_loop() -> None:
+            (connection,) = owner._idle
+            other = HttpConnection(owner, connection._manager, asyncio.get_running_loop())
+            connection.data_received(request)
+            assert owner.admit(other, asyncio.Transport())
+            owner.leave(other)
+
+        server.call(on_loop())
+        head = client.recv(1 << 16)
+        assert head.startswith(b"HTTP/1.1 200 "), head
+        assert server.backend.partition("orders", 0).log.log_end_offset == 1
 
 
 def test_whoever_holds_all_connections_hides_neither_health_nor_brokers(
