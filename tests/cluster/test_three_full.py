@@ -53,6 +53,8 @@ def cluster(tmp_path: Path, disks: dict[str, Path]) -> Iterator[RealCluster]:
     try:
         yield made.start()
     finally:
+        for broker in made.brokers.values():
+            print(broker.output()[-900:])  # shown where the test fails: its log lies on the disk that goes
         made.stop()
         server.stop()
 
@@ -107,7 +109,7 @@ def test_three_full_disks_are_told_to_make_room_also_after_a_start(
         end = cluster.state("s")["high_watermark"]
         assert api.trim("s", before=end - 20) == {0: end - 20}
         for broker, disk in disks.items():
-            eventually(lambda disk=disk: free(disk) > 4 << 20, what=f"room on the disk of {broker}")
+            eventually(lambda disk=disk: free(disk) > 4 << 20, timeout_s=180, what=f"room on the disk of {broker}")
         eventually(lambda: takes(impatient, "s") and takes(impatient, "t"), timeout_s=90, what="records to be taken")
         for name in ("s", "t"):
             cluster.in_sync(name, 3)
