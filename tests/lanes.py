@@ -30,7 +30,7 @@ END_TO_END: Final = (
     "tests/unit/test_house.py::test_import_loads_nothing_heavy",
     "tests/unit/ingest/test_extension_is_built.py",
     "tests/unit/ingest/test_real_server.py",
-    "tests/sim/test_seeds.py::test_a_seed_repeats_itself_whatever_the_hashes_of_this_process",
+    "tests/sim/test_seeds.py::test_a_seed_repeats_itself_whatever_the_hashes_of_this_process[raft]",
 )
 """Tests with processes that the first lane runs: names of tests, or of files."""
 

@@ -62,8 +62,8 @@ async def resume(serving: Serving, request: web.Request, query: Query) -> web.St
 async def _set_paused(serving: Serving, request: web.Request, paused: bool) -> web.StreamResponse:
     info = changeable(serving, request)
     info = await unbroken(serving.backend.set_stream_state(info.name, paused=paused))
-    await until_changed(serving, request, info)
-    return await answer_one(serving, request, info)
+    warnings = await until_changed(serving, request, info)
+    return await answer_one(serving, request, info, warnings=warnings)
 
 
 @ENDPOINTS.add(
@@ -79,8 +79,8 @@ async def set_read_only(serving: Serving, request: web.Request, query: Query) ->
     read_only = (await serving.asked(request, ReadOnlyState)).read_only
     info = changeable(serving, request)
     info = await unbroken(serving.backend.set_stream_state(info.name, read_only=read_only))
-    await until_changed(serving, request, info)
-    return await answer_one(serving, request, info)
+    warnings = await until_changed(serving, request, info)
+    return await answer_one(serving, request, info, warnings=warnings)
 
 
 @ENDPOINTS.add(
@@ -95,8 +95,8 @@ async def add_partitions(serving: Serving, request: web.Request, query: Query) -
     """Raise the number of partitions. Keys may move between partitions: see the warnings of the answer."""
     count = (await serving.asked(request, PartitionCount)).partitions
     info = await unbroken(serving.backend.add_partitions(changeable(serving, request).name, count))
-    await until_served(serving, request, info)
-    return await answer_one(serving, request, info)
+    warnings = await until_served(serving, request, info)
+    return await answer_one(serving, request, info, warnings=warnings)
 
 
 @ENDPOINTS.add(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
@@ -46,6 +45,8 @@ SETTINGS_BYTES_MAX: Final = 64 << 10
 """JSON body with the settings of a stream."""
 SERVED_S: Final = 3.0
 SERVED_PAUSE_S: Final = 0.05
+SHOWN_COUNT: Final = 16
+"""Partitions that a warning names."""
 ENDPOINTS: Final = Endpoints()
 _SETTINGS_ERRORS: Final = (UnknownSetting, InvalidSetting, InvalidSubject)
 
@@ -66,37 +67,65 @@ async def create(serving: Serving, request: web.Request, query: Query) -> web.St
         raise refused(Misfit("must be the name of the stream, as text", name, "name"))
     check_name(name)
     info, created = await unbroken(serving.backend.create_stream(name, values))
-    await until_served(serving, request, info)
+    warnings = await until_served(serving, request, info)
     status, headers = 201 if created else 200, {"Location": f"/v1/streams/{name}"}
-    return await answer_one(serving, request, info, {"created": created}, status=status, headers=headers)
+    more = {"created": created}
+    return await answer_one(serving, request, info, more, warnings=warnings, status=status, headers=headers)
 
 
 async def until_served(
     serving: Serving, request: web.Request, info: StreamInfo, *, within_s: float | None = None
-) -> None:
+) -> list[str]:
     """Wait until the leaders of a stream capture and answer, by the settings and the state that it has now: that holds
-    for what is published next. Or until time is up (`SERVED_S`): one that stands still does not answer."""
-    path, pause_s = f"/v1/streams/{info.name}", SERVED_PAUSE_S / 8
-    with suppress(TimeoutError, UnknownStream):
-        async with asyncio.timeout(SERVED_S if within_s is None else within_s):
+    for what is published next. Or until time is up (`SERVED_S`): one that stands still does not answer.
+
+    Returns:
+        Warnings for the answer: the partitions of which that is not known in the end.
+    """
+    within_s = SERVED_S if within_s is None else within_s
+    path, pause_s, late = f"/v1/streams/{info.name}", SERVED_PAUSE_S / 8, list[int]()
+    try:
+        async with asyncio.timeout(within_s):
             while _terms(serving.backend.stream(info.name)) == _terms(info):  # else somebody has changed it again
-                gathered = _gather(serving.backend, info)
-                answers = await _ask_others(serving, request, [gathered], path) if gathered.elsewhere else []
-                told = _Told([answer] for answer in answers if _goes_by(answer, info))
-                here = (handle.goes_by or info for handle in gathered.handles.values())
-                if all(told.of(info.incarnation, where) for where in gathered.elsewhere) and all(
-                    _terms(each) == _terms(info) for each in here
-                ):
-                    return
+                late = _late(gathered := _gather(serving.backend, info), info, _Told(()))
+                if gathered.elsewhere:
+                    answers = await _ask_others(serving, request, [gathered], path)
+                    late = _late(gathered, info, _Told([answer] for answer in answers if _goes_by(answer, info)))
+                if not late:
+                    break
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, SERVED_PAUSE_S)
+    except TimeoutError:
+        return [_not_served(late, within_s)]
+    except UnknownStream:
+        pass
+    return []
 
 
-async def until_changed(serving: Serving, request: web.Request, info: StreamInfo) -> None:
+def _late(gathered: Gathered, info: StreamInfo, told: _Told) -> list[int]:
+    """The partitions whose leaders do not go by this, as far as is known."""
+
+    def goes_by(where: Whereabouts) -> bool:
+        if (handle := gathered.handles.get(where.partition)) is not None:
+            return _terms(handle.goes_by or info) == _terms(info)
+        return told.of(info.incarnation, where) is not None
+
+    return [where.partition for where in gathered.whereabouts if not goes_by(where)]
+
+
+def _not_served(partitions: Sequence[int], within_s: float) -> str:
+    shown = ", ".join(map(str, partitions[:SHOWN_COUNT])) + ", ..." * (len(partitions) > SHOWN_COUNT)
+    return (
+        f"partition {shown}: no leader has said within {within_s:g} s that it goes by this. Until it does, messages "
+        "may be missed, or taken as before: a publisher that asks for acks is told"
+    )
+
+
+async def until_changed(serving: Serving, request: web.Request, info: StreamInfo) -> list[str]:
     """As `until_served`, of a change that was committed. A leader that does not hear of it goes on as before, for as
     long as it has a session: it renews none without having the change. Who lives may lead until then."""
     lengths = (lapse_ms(each["session_ms"]) / 1000 for each in serving.backend.brokers() if each["live"])
-    await until_served(serving, request, info, within_s=max([SERVED_S, *lengths]))
+    return await until_served(serving, request, info, within_s=max([SERVED_S, *lengths]))
 
 
 def _terms(info: StreamInfo) -> tuple[str, Mapping[str, Any], bool, bool]:
@@ -155,8 +184,8 @@ async def alter(serving: Serving, request: web.Request, query: Query) -> web.Str
     if not values:
         raise refused(Misfit("must name at least one setting", values))
     info = await unbroken(serving.backend.alter_stream(info.name, values))
-    await until_changed(serving, request, info)
-    return await answer_one(serving, request, info)
+    warnings = await until_changed(serving, request, info)
+    return await answer_one(serving, request, info, warnings=warnings)
 
 
 @ENDPOINTS.add(
@@ -182,10 +211,17 @@ def changeable(serving: Serving, request: web.Request) -> StreamInfo:
 
 
 async def answer_one(
-    serving: Serving, request: web.Request, info: StreamInfo, more: Mapping[str, Any] | None = None, **answer: Any
+    serving: Serving,
+    request: web.Request,
+    info: StreamInfo,
+    more: Mapping[str, Any] | None = None,
+    *,
+    warnings: Sequence[str] = (),
+    **answer: Any,
 ) -> web.Response:
-    """Answer with one stream; `more`: keys to add."""
+    """Answer with one stream; `more`: keys to add; `warnings`: besides its own."""
     gathered = _gather(serving.backend, info)
+    gathered.warnings.extend(warnings)
     if is_from_peer(request):
         gathered = _as_led(gathered)
     path = f"/v1/streams/{info.name}"

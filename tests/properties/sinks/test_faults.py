@@ -13,6 +13,7 @@ import pytest
 
 from broker.api.errors import LiftlogError, StageLost
 from tests.properties.sinks.test_crash import BATCHES, prepared
+from tests.support.effort import first_short
 from tests.support.simdisk import SimDisk
 from tests.support.sinks import Driver, Rig, World
 
@@ -57,7 +58,7 @@ def go_on(disk: SimDisk, rig: Rig, world: World, *, same_run: bool, bundles: boo
         pytest.param(1, True, True, id="once-same run-bundles"),
     ],
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_short(KINDS, count=len(KINDS) // 2))
 def test_a_disk_that_fails_at_any_call_loses_and_doubles_nothing(
     kind: str, times: int, same_run: bool, bundles: bool
 ) -> None:

@@ -29,7 +29,7 @@ from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.segments.checkpoint import LogSettings
 from tests.properties.storage.test_power_cuts import RECORDS, SETTINGS, append, prepared, record
 from tests.support.compacting import check_compacted, keyed_records, newest_of
-from tests.support.effort import EFFORT
+from tests.support.effort import EFFORT, first_short
 from tests.support.logs import FOLDER, IDENTITY, commit, open_log
 from tests.support.simdisk import Fault, SimDisk
 
@@ -311,7 +311,7 @@ def test_what_comes_in_between_loses_nothing(rewrite: Operation, other: Operatio
 
 @pytest.mark.parametrize("other", BESIDE.values(), ids=BESIDE)
 @pytest.mark.parametrize("rewrite", REWRITES.values(), ids=REWRITES)
-@pytest.mark.parametrize("is_first", [True, False], ids=["rewrite fails first", "other fails first"])
+@pytest.mark.parametrize("is_first", first_short([True, False]), ids=["rewrite fails first", "other fails first"])
 def test_a_failure_of_the_one_and_then_of_the_other_loses_nothing(
     rewrite: Operation, other: Operation, is_first: bool
 ) -> None:

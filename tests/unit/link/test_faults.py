@@ -47,6 +47,7 @@ def filled(cluster: Linked, at: Place, count: int = 20) -> str:
     return away
 
 
+@pytest.mark.long
 def test_bytes_that_were_changed_on_their_way_are_not_stored(two: Linked) -> None:
     """TCP lets some through. Whichever part they hit, the stream or the answer is done again. An operator sees it."""
     [at] = two.create(min_insync=1)

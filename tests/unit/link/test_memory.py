@@ -49,6 +49,7 @@ def forget_moved(cluster: Linked) -> None:
         node.hub.take_moved()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nothing_stays_of_streams_that_are_made_and_deleted(tmp_path: Path, no_search: None) -> None:
     with linked(tmp_path) as cluster:

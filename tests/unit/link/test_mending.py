@@ -166,6 +166,8 @@ def test_a_file_is_gone(three: Linked, base: int) -> None:
     check_all_stayed(three, at)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_damage_is_found_at_a_start(three: Linked) -> None:
     at = filled(three)
     _, one, _ = leader_and_others(three, at)
@@ -328,6 +330,8 @@ def test_a_fetch_that_comes_behind_the_question_raises_no_mark(three: Linked, mo
         assert followers[node.me].compacted_to == 12
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_broker_of_an_earlier_release_is_not_asked_and_the_replica_begins_anew(
     three: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +420,8 @@ def test_more_is_lost_than_one_answer_holds(three: Linked, monkeypatch: pytest.M
     assert one.partition(at).mended_count == 26
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_whoever_is_done_lets_others_ask(three: Linked) -> None:
     """Two at a time of a broker: what is given up, or let go, counts as done."""
     places = three.create(partitions=5)

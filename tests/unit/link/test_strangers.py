@@ -213,6 +213,7 @@ class Lone:
         self._socket.close()
 
 
+@pytest.mark.long
 def test_connections_on_which_nobody_calls_are_closed(one: Linked) -> None:
     """A broker's stream goes on."""
     friend = let_in(one)

@@ -33,6 +33,7 @@ from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.acks import offset_of, partition_of
+from tests.support.effort import first_short
 from tests.support.simdisk import SimDisk
 from tests.support.waiting import until
 from tests.unit.ingest.twins import TWIN_IDS
@@ -220,7 +221,7 @@ LED_CHANGES: dict[str, Callable[[Led], None]] = {
 
 
 @pytest.mark.parametrize("change", LED_CHANGES.values(), ids=LED_CHANGES)
-@pytest.mark.parametrize("key", [b"a", b"b", b"c", b"d", b"e"])
+@pytest.mark.parametrize("key", first_short([b"a", b"b", b"c", b"d", b"e"], count=2))
 def test_partitions_come_and_go_in_the_midst_of_a_message(
     implementation: str, key: bytes, change: Callable[[Led], None]
 ) -> None:
@@ -251,7 +252,7 @@ def test_partitions_come_and_go_in_the_midst_of_a_message(
     assert len(stored) <= 1, "of one partition"
 
 
-@pytest.mark.parametrize("key", [b"a", b"b", b"c", b"d", b"e"])
+@pytest.mark.parametrize("key", first_short([b"a", b"b", b"c", b"d", b"e"], count=2))
 def test_a_message_amid_another_number_of_partitions_is_sorted_by_the_new_one_or_refused(
     implementation: str, key: bytes
 ) -> None:

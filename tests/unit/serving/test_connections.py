@@ -308,6 +308,8 @@ def polling(server: Server, headers: bytes = b"") -> Iterator[socket.socket]:
         yield client
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_connection_too_many_hears_so_and_the_others_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,6 +388,8 @@ def test_a_request_that_has_come_is_not_refused_and_carried_out(tmp_path: Path) 
         assert server.backend.partition("orders", 0).log.log_end_offset == 1
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_whoever_holds_all_connections_hides_neither_health_nor_brokers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

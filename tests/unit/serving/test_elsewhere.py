@@ -169,6 +169,37 @@ def test_a_stream_is_made_although_a_leader_of_it_stands_still(two: Two, monkeyp
     assert made.status == 200, made.json()
     assert [each["high_watermark"] for each in made.json()["partitions"]] == [3, None]
     assert len(asked) < 5
+    [warning] = made.json()["warnings"]
+    assert warning.startswith("partition 1: no leader has said within 0.1 s")
+
+
+def test_who_asks_for_a_stream_hears_which_partitions_do_not_take_messages_yet(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of leaders here and elsewhere, by each door that waits for them. Seen before: it was answered as if all did."""
+    here, there = (server.backend for server in two.servers)
+    info = replace(here._partitions["orders"][0].goes_by, paused=True)
+    monkeypatch.setattr(streams, "SERVED_S", 0.2)
+    monkeypatch.setattr(here, "brokers", lambda: [])
+    for change in ("set_stream_state", "alter_stream", "add_partitions"):
+        monkeypatch.setattr(here, change, says(here, info))
+    api = two.servers[0].api
+    for ask in (
+        lambda: api.request("POST", "/v1/streams/orders/pause", json_body=None),
+        lambda: api.post("/v1/streams/orders/partitions", {"partitions": 2}),
+        lambda: api.request("PATCH", "/v1/streams/orders", json_body={"acks": "leader"}),
+    ):
+        for backend in (here, there):  # neither goes by it
+            backend._partitions["orders"][backend is there].alter(replace(info, paused=False))
+        [warning] = ask().json()["warnings"]
+        assert warning.startswith("partition 0, 1: "), warning
+        here._partitions["orders"][0].alter(info)
+        [warning] = ask().json()["warnings"]
+        assert warning.startswith("partition 1: "), warning
+        there._catalog.streams["orders"] = info
+        there._partitions["orders"][1].alter(info)
+        assert ask().json()["warnings"] == []
+        there._catalog.streams["orders"] = replace(info, paused=False)
 
 
 def test_a_change_is_answered_once_every_leader_goes_by_it(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
