@@ -58,7 +58,10 @@ _IN_PLACE: Final[Mapping[str, str]] = {
 _LATER: Final[Mapping[str, str]] = {
     "via": "rows are written to the log; to publish to NATS use its client in foreachBatch",
 }
-_UNSECURED: Final = "brokers have no authentication and no TLS yet; keep their ports in a trusted network"
+_UNSECURED: Final = (
+    "brokers have no authentication yet, and TLS is https:// in brokers, with the variables LIFTLOG_TLS_CA,"
+    " LIFTLOG_TLS_CERT and LIFTLOG_TLS_KEY"
+)
 _FOREIGN: Final[Mapping[str, str]] = {
     "kafka.security.": _UNSECURED,
     "kafka.sasl.": _UNSECURED,
@@ -140,8 +143,6 @@ def brokers_in(options: Mapping[str, str]) -> str:
     """The addresses as the client understands them. An error repeats no more of the value than the client's does."""
     try:
         return ",".join(map(str, parse_addresses(options.get("brokers", environment.brokers()))))
-    except NotSupported as error:
-        raise NotSupported(f"{_source(options)}: {error}", **error.fields) from error
     except InvalidRequest as error:
         raise InvalidSetting(f"{_source(options)}: {error}", key="brokers", value=None) from error
 

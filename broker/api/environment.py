@@ -1,4 +1,4 @@
-"""The environment of a client: where brokers and the NATS server are, if nobody says it.
+"""The environment of a client: where brokers and the NATS server are, and files of TLS, if nobody says it.
 
 The Python client, the command line and Spark read the same variables. They do so when they are asked, not when they are
 imported.
@@ -11,6 +11,7 @@ from typing import Final
 
 BROKERS_VARIABLE: Final = "LIFTLOG_BROKERS"
 NATS_VARIABLE: Final = "LIFTLOG_NATS_URL"
+TLS_VARIABLES: Final = ("LIFTLOG_TLS_CA", "LIFTLOG_TLS_CERT", "LIFTLOG_TLS_KEY")
 
 
 def brokers(default: str = "localhost:9293") -> str:
@@ -21,3 +22,18 @@ def brokers(default: str = "localhost:9293") -> str:
 def nats_url(default: str = "nats://127.0.0.1:4222") -> str:
     """NATS servers, separated by commas."""
     return os.environ.get(NATS_VARIABLE) or default
+
+
+def tls_ca() -> str | None:
+    """File of the CAs that brokers' certificates have to come from; None: those of the system."""
+    return os.environ.get("LIFTLOG_TLS_CA") or None
+
+
+def tls_cert() -> str | None:
+    """File of the certificate that brokers are shown."""
+    return os.environ.get("LIFTLOG_TLS_CERT") or None
+
+
+def tls_key() -> str | None:
+    """File of its key."""
+    return os.environ.get("LIFTLOG_TLS_KEY") or None

@@ -76,6 +76,16 @@ RESCUE: Final = {
     "excuse": Leaf(_RESCUE, "excuse", "Give up what a broker may have had."),
     "end": Leaf(_RESCUE, "end", "End the rescue: in each partition the most complete log leads."),
 }
+CERTS: Final = {
+    "init": Leaf(
+        f"{_COMMANDS}.certs",
+        "init",
+        "Make a private CA: DIR/ca.pem, which clients and brokers believe, and its key, DIR/ca.key.",
+    ),
+    "issue": Leaf(
+        f"{_COMMANDS}.certs", "issue", "Issue a certificate of the CA in DIR: DIR/NAME.pem, and its key, DIR/NAME.key."
+    ),
+}
 CLUSTER: Final[Mapping[str, Leaf | Branch]] = {
     "status": Leaf(_CLUSTER, "status", "Show the brokers, votes and controller, as one broker knows them."),
     "partitions": Leaf(_CLUSTER, "partitions", "Show who keeps, leads and follows each partition."),
@@ -106,6 +116,7 @@ COMMANDS: Final[Mapping[str, Leaf | Branch]] = {
     "producer": Branch(PRODUCER, "Names of idempotent producers: list, delete."),
     "sink": Branch(SINK, "Exactly-once sinks: list, describe, reset, adopt, delete."),
     "cluster": Branch(CLUSTER, "The cluster: its brokers, who keeps what, and moving it."),
+    "certs": Branch(CERTS, "A private CA, and certificates of it for brokers and clients."),
     "secret": Branch(SECRET, "The secret by which the brokers of a cluster know each other."),
     "log": Branch(LOG, "Files of a log: verify, dump, repair, export."),
     "doctor": Leaf(

@@ -20,7 +20,7 @@ from broker.api.plain import printable
 from broker.cli.arguments import Option, command
 from broker.cli.exits import FAILED, INTERRUPTED, code_of
 from broker.cli.lazy import COMMANDS, LazyGroup
-from broker.cli.options import Brokers, Globals, Json, Nats, RetrySeconds
+from broker.cli.options import Brokers, Globals, Json, Nats, RetrySeconds, TlsCa, TlsCert, TlsKey
 from broker.cli.output import make_writable
 
 
@@ -36,13 +36,18 @@ def _globals(
     nats: Nats = None,
     json: Json = False,
     retry_s: RetrySeconds = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """A durable, replayable log for NATS subjects, read as Arrow."""
-    ctx.obj = Globals(brokers=brokers, nats=nats, json=json, retry_s=retry_s)
+    ctx.obj = Globals(
+        brokers=brokers, nats=nats, json=json, retry_s=retry_s, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key
+    )
 
 
 class Root(LazyGroup):

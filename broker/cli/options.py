@@ -39,6 +39,13 @@ Brokers = Annotated[
     Option("--brokers", metavar="HOST:PORT,…", help=f"HTTP addresses of brokers [LIFTLOG_BROKERS, {DEFAULT_BROKERS}]"),
 ]
 Nats = Annotated[str | None, Option("--nats", metavar="URL", help=f"A NATS server [LIFTLOG_NATS_URL, {DEFAULT_NATS}]")]
+TlsCa = Annotated[
+    str | None, Option("--tls-ca", metavar="FILE", help="CAs of brokers at https:// [LIFTLOG_TLS_CA, the system's]")
+]
+TlsCert = Annotated[
+    str | None, Option("--tls-cert", metavar="FILE", help="Certificate to show to them [LIFTLOG_TLS_CERT]")
+]
+TlsKey = Annotated[str | None, Option("--tls-key", metavar="FILE", help="Its key [LIFTLOG_TLS_KEY]")]
 RetrySeconds = Annotated[
     float | None,
     Option(
@@ -64,6 +71,9 @@ class Globals:
     nats: str | None = None
     json: bool = False
     retry_s: float | None = None
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
 
 
 def globals_of(ctx: click.Context) -> Globals:
@@ -85,8 +95,15 @@ def client_of(ctx: click.Context, brokers: str | None) -> Client:
     from broker.client.client import connect
     from broker.client.http.patience import DEADLINE_S
 
-    retry_s = globals_of(ctx).retry_s
-    return connect(brokers_of(ctx, brokers), deadline_s=DEADLINE_S if retry_s is None else retry_s, say=note)
+    given = globals_of(ctx)
+    return connect(
+        brokers_of(ctx, brokers),
+        deadline_s=DEADLINE_S if given.retry_s is None else given.retry_s,
+        say=note,
+        tls_ca=given.tls_ca,
+        tls_cert=given.tls_cert,
+        tls_key=given.tls_key,
+    )
 
 
 def is_json(ctx: click.Context, given: bool) -> bool:

@@ -38,6 +38,7 @@ from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.outages import Say
 from broker.client.http.patience import DEADLINE_S, Patience
+from broker.client.http.tls import given_files
 from broker.client.operating import ClusterCalls
 from broker.client.positions import Position
 from broker.client.streams import StreamCalls
@@ -68,13 +69,17 @@ def connect(
     say: Say | None = None,
     rack: str | None = None,
     call_timeout_s: float | None = None,
+    tls_ca: str | None = None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
 ) -> Client:
     """A client for the cluster that these brokers belong to. Opens no connection yet.
 
     Args:
         addresses: `host`, `host:port` or `http://host:port`, port 9293 by default, IPv6 in brackets; several as a list
             or separated by commas. A broker that cannot be reached is passed over. None: those of the environment
-            variable LIFTLOG_BROKERS, else localhost.
+            variable LIFTLOG_BROKERS, else localhost. `https://host:port`, all of them: over TLS, with these brokers
+            and all others of the cluster.
         timeout_s: Longest silence of a broker, in seconds.
         deadline_s: If a call fails again and again for this time, in seconds, it gives up. 0: it is tried once.
         say: Is called with a line of text when calls begin to fail ("retrying for 30 s: …") and when they succeed
@@ -83,16 +88,23 @@ def connect(
         call_timeout_s: A call gives up after this time, in seconds, whatever happens: also while it waits for its
             first answer. If it may have been carried out, its error has the field `sent`. None: no such limit. Readers
             and producers have times of their own.
+        tls_ca: Path of a PEM file with the CAs that brokers' certificates have to come from. For https addresses, as
+            the next two. None: that of the environment variable LIFTLOG_TLS_CA, else the CAs of the system.
+        tls_cert, tls_key: Paths of the certificate that brokers are shown, and of its key (PEM). None: those of
+            LIFTLOG_TLS_CERT and LIFTLOG_TLS_KEY, else no certificate. The files are read now, once.
     Raises:
-        InvalidRequest: an address is malformed, or `call_timeout_s` is not above 0.
+        InvalidRequest: an address is malformed, or `call_timeout_s` is not above 0; a file of TLS cannot be used, or is
+            given for addresses that are not https.
     """
     if call_timeout_s is not None and not call_timeout_s > 0:
         raise InvalidRequest(f"call_timeout_s={call_timeout_s!r}: must be above 0")
     given = environment.brokers() if addresses is None else addresses
     limit_s = math.inf if call_timeout_s is None else call_timeout_s
-    return Client(
-        Brokers(given, say=say), timeout_s=timeout_s, deadline_s=deadline_s, rack=rack, call_timeout_s=limit_s
-    )
+    files = {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
+    brokers = Brokers(given, say=say, tls=given_files(tls_ca, tls_cert, tls_key))
+    if not brokers.is_tls and (unused := [name for name, path in files.items() if path is not None]):
+        raise InvalidRequest(f"{', '.join(unused)}: for addresses such as https://host:port, and {brokers} is not")
+    return Client(brokers, timeout_s=timeout_s, deadline_s=deadline_s, rack=rack, call_timeout_s=limit_s)
 
 
 class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):

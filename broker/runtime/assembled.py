@@ -31,6 +31,7 @@ from broker.runtime.background.compactor import Chores, Compactor
 from broker.runtime.background.disk_reserve import Room
 from broker.runtime.background.doubted_clock import kept_clock
 from broker.runtime.background.scrubber import Scrubber
+from broker.runtime.config.certificates import certificates_of
 from broker.runtime.config.configuration import Config
 from broker.runtime.config.nats_options import checked_options
 from broker.runtime.dataplane import DataPlane
@@ -53,6 +54,7 @@ from broker.serving.contract.backend import (
 from broker.serving.http.app import build_app
 from broker.serving.http.connections import ConnectionLimits
 from broker.serving.http.origin import hosts_of
+from broker.serving.http.tls import TlsContexts
 from broker.serving.threads import Threads
 from broker.storage.disk import OsDisk
 from broker.storage.disk.spare_files import Spares, sizes_with
@@ -123,6 +125,7 @@ class Assembled:
         self.broker_id = config.broker_id
         if config.intake.enabled:
             checked_options(config.nats)  # an error here, not in a log line at each try to connect
+        self._certificates = certificates_of(config.http)
         self._folder = DataFolder.open(config.data_dir, broker_id=config.broker_id, cluster_id=cluster_id)
         self._catalog_path = str(Path(config.data_dir) / "catalog.log")
         self._disk = OsDisk(Spares(self._folder.path, sizes=sizes_with(spare_bytes(self._catalog_path))))
@@ -203,15 +206,17 @@ class Assembled:
         port = await asyncio.to_thread(self._bind)
         self.http_address = self.config.http.advertised or host_port(self.config.http.host, port)
         await self._open()
-        for background in (self._compactor, self._scrubber, self._cleaner):
-            background.start()
-            self._threads.append(background.stop)
+        for background in (self._compactor, self._scrubber, self._cleaner, self._certificates):
+            if background is not None:
+                background.start()
+                self._threads.append(background.stop)
         self._started = True
         self._changes.begin()
         log.info(
-            "broker.started id=%s http=%s streams=%d partitions=%d intake=%s start_ms=%d",
+            "broker.started id=%s http=%s tls=%s streams=%d partitions=%d intake=%s start_ms=%d",
             self.broker_id,
             self.http_address,
+            "on" if self._certificates else "off",
             len(self._catalog.streams),
             sum(info.settings.partitions for info in list(self._catalog.streams.values())),
             self._intake.implementation if self._intake else "off",
@@ -227,8 +232,12 @@ class Assembled:
             idle_timeout_s=http.idle_timeout_ms / 1000,
         )
         hosts = hosts_of((*http.hosts, http.host, http.advertised))
-        app = build_app(self, body_bytes_max=http.body_bytes_max, limits=limits, hosts=hosts)
-        return self._dataplane.bind(app, http.host, http.port)
+        app = build_app(self, body_bytes_max=http.body_bytes_max, limits=limits, hosts=hosts, tls=self._tls)
+        return self._dataplane.bind(app, http.host, http.port, self._tls)
+
+    @property
+    def _tls(self) -> TlsContexts | None:
+        return None if self._certificates is None else self._certificates.contexts
 
     def _start_intake(self) -> None:
         if self._intake is not None:
@@ -326,6 +335,8 @@ class Assembled:
         yield from self._compactor.samples()
         yield from self._scrubber.samples()
         yield from self._room.samples()
+        if self._certificates is not None:
+            yield from self._certificates.samples()
 
     # --- what the HTTP API changes ----------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from broker.runtime.intake.pacing import unpace_loopback
 from broker.runtime.no_descriptors import log_few
 from broker.runtime.stopping import THREAD_S, StillRunning
 from broker.serving.http.app import CONNECTIONS, RUNNER_OPTIONS
+from broker.serving.http.tls import TlsContexts
 from broker.serving.threads import Threads
 
 T = TypeVar("T")
@@ -51,14 +52,16 @@ class DataPlane:
         """Run a coroutine on the data plane's loop, from another thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def bind(self, app: web.Application, host: str, port: int) -> int:
+    def bind(self, app: web.Application, host: str, port: int, tls: TlsContexts | None = None) -> int:
         """Take a port for an application of `build_app`; return it. Nobody is answered before `serve`.
 
+        Args:
+            tls: What the application was built with.
         Raises:
             PortInUse, InvalidSetting: host and port cannot be listened on.
         """
         self._place = (host, port)
-        return self.call(self._bind(app)).result()
+        return self.call(self._bind(app, tls)).result()
 
     def serve(self) -> None:
         """Begin to answer.
@@ -68,11 +71,11 @@ class DataPlane:
         """
         self.call(self._serve()).result()
 
-    async def _bind(self, app: web.Application) -> int:
+    async def _bind(self, app: web.Application, tls: TlsContexts | None) -> int:
         self._runner = web.AppRunner(app, **RUNNER_OPTIONS)
         await self._runner.setup()
         assert self._runner.server is not None
-        factory = app[CONNECTIONS].protocol_factory(self._runner.server)
+        factory = app[CONNECTIONS].protocol_factory(self._runner.server, tls)
         host, port = self._place
         try:
             self._server = await self.loop.create_server(factory, host, port, backlog=512, start_serving=False)

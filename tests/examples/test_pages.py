@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 SINKS = (ROOT / "docs" / "guides" / "sinks.md").read_text()
 README = (ROOT / "README.md").read_text()
+SECURITY = (ROOT / "docs" / "guides" / "security.md").read_text()
 HTTP = (ROOT / "docs" / "reference" / "http-api.md").read_text()
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -91,7 +92,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     subprocess.run(["liftlog", "down", "--force"], cwd=tmp_path, env=reader.env, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("page", [TUTORIAL, SINKS], ids=["tutorial", "sinks"])
+@pytest.mark.parametrize("page", [TUTORIAL, SINKS, SECURITY], ids=["tutorial", "sinks", "security"])
 def test_a_page_of_steps_works_as_it_stands(reader: Reader, page: str) -> None:
     output = None
     for kind, text in FENCED.findall(page):

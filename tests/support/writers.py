@@ -161,6 +161,12 @@ WRITERS: Final = (
             "tests/unit/runtime/test_logs.py::test_on_a_full_disk_lines_are_lost_and_nobody_hears_of_it",
         ),
     ),
+    Writer(
+        "the CA and the certificates of `liftlog certs`, in a folder of their own",
+        BY_HAND,
+        ("cli/commands/certs.py",),
+        ("tests/unit/cli/test_certs.py::test_on_a_full_disk_the_former_files_stand_and_nothing_else_is_left",),
+    ),
 )
 
 

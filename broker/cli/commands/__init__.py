@@ -1,6 +1,7 @@
 """The commands that talk to a broker or look into its files, a module each.
 
 broker.py    `liftlog broker`: run one broker in the foreground
+certs.py     `liftlog certs …`: a private CA, and certificates of it
 cluster.py   `liftlog cluster …`: brokers, who keeps what, and moving it
 consumer.py  `liftlog consumer …`: who reads what, how far behind, and how to move it
 dump.py      `liftlog log dump`: what is stored, as lines

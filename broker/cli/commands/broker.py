@@ -39,6 +39,10 @@ def broker(
         from broker.runtime.config.nats_options import checked_options
 
         checked_options(loaded.nats)
+    if check:
+        from broker.runtime.config.certificates import certificates_of
+
+        certificates_of(loaded.http)
     if check and loaded.cluster.voters:
         from broker.runtime.cluster.plane.identity import check_secret, identity_from
 

@@ -44,9 +44,18 @@ def doctor(
     from broker.cli.commands.broker import assigned
     from broker.cli.doctor.checks import OK, WRONG, Check, as_json, worst_of
     from broker.cli.doctor.folder import check_catalog, check_file_times, check_folder
-    from broker.cli.doctor.machine import check_compiled, check_disk, check_fsync, check_limits, check_versions
-    from broker.cli.doctor.network import check_broker, check_nats
+    from broker.cli.doctor.machine import (
+        check_certificate,
+        check_compiled,
+        check_disk,
+        check_fsync,
+        check_limits,
+        check_versions,
+    )
+    from broker.cli.doctor.network import check_broker, check_nats, files_of
     from broker.cli.local.datafolder import UpFolder
+    from broker.client.http.tls import given_files
+    from broker.runtime.config.certificates import certificates_of
     from broker.runtime.config.configuration import Config, load
     from broker.runtime.config.nats_options import checked_options
     from broker.storage.inspect.places import used_by
@@ -56,9 +65,10 @@ def doctor(
         loaded = load(config, os.environ, assigned(assignments or []))
         if loaded.intake.enabled:
             checked_options(loaded.nats)
+        certificates = certificates_of(loaded.http)
         checks.append(Check("configuration", OK, config or "defaults and environment"))
     except LiftlogError as error:
-        loaded = Config()
+        loaded, certificates = Config(), None
         advice = "correct it; the checks below used the defaults"
         checks.append(Check("configuration", WRONG, str(error), advice))
     folder = os.path.abspath(data or loaded.data_dir)
@@ -66,7 +76,8 @@ def doctor(
         folder = f"{folder}/{loaded.broker_id}"
     record = UpFolder(os.path.dirname(folder)).load()  # of `up`, where it was that made the folder
     user = used_by(folder)
-    own = record.http if record else loaded.http.advertised or host_port(loaded.http.host, loaded.http.port)
+    listens_at = loaded.http.advertised or host_port(loaded.http.host, loaded.http.port)
+    own = record.http if record else ("https://" if certificates else "") + listens_at
     own_nats = [record.nats_url] if record else list(loaded.nats.urls)
 
     checks += check_versions()
@@ -83,6 +94,8 @@ def doctor(
         connections_max=loaded.http.connections_max,
     )
     checks += check_file_times(folder, time.time())
+    if certificates is not None:
+        checks += check_certificate(certificates.expires, time.time())
     try:
         asked = list(_brokers_to_ask(brokers or globals_of(ctx).brokers, own))
     except LiftlogError as error:
@@ -91,8 +104,11 @@ def doctor(
         asked = [(_local(own), "")]
         found = f"{BROKERS_VARIABLE}: {error}"
         checks.append(Check("broker", WRONG, found, f"set {BROKERS_VARIABLE} to host:port,…"))
+    options = globals_of(ctx)
+    given = given_files(options.tls_ca, options.tls_cert, options.tls_key)
     for address, source in asked:
-        checks += check_broker(address, in_use=user is not None, source=source)
+        tls = files_of(given, loaded.http) if address == _local(own) else given
+        checks += check_broker(address, in_use=user is not None, source=source, tls=tls)
     if loaded.intake.enabled:
         is_default = record is None and loaded.nats.urls == Config().nats.urls
         named = os.environ.get(NATS_VARIABLE)

@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,8 @@ BELOW: Final = {"nats-py": (2, 17), "aiohttp": (4,)}
 FREE_SHARE_WRONG: Final = 0.01
 FREE_SHARE_LOW: Final = 0.10
 FREE_BYTES_WRONG: Final = 256 << 20
+DAY_S: Final = 86_400
+EXPIRES_SOON_S: Final = 14 * DAY_S
 FSYNC_PROBES: Final = 12
 FSYNC_SLOW_MS: Final = 50.0
 FSYNC_UNBELIEVABLE_MS: Final = 0.02
@@ -178,6 +181,18 @@ def check_fsync(path: str) -> Iterator[Check]:
     found = f"median {median:.2f} ms, longest {worst:.2f} ms, of {FSYNC_PROBES} in the data folder"
     values = {"median_ms": round(median, 3), "max_ms": round(worst, 3)}
     yield Check("fsync", status, found, advice, values)
+
+
+def check_certificate(expires: datetime, now_s: float) -> Iterator[Check]:
+    """How long the certificate of the HTTP port is good for."""
+    left_s = expires.timestamp() - now_s
+    found = f"that of the HTTP port is good until {expires.isoformat()}: {left_s / DAY_S:.0f} days"
+    values = {"expires": expires.isoformat(), "left_s": round(left_s)}
+    if left_s < EXPIRES_SOON_S:
+        advice = "renew it: files that change are taken without a restart"
+        yield Check("certificate", WARNING, found, advice, values)
+    else:
+        yield Check("certificate", OK, found, values=values)
 
 
 def existing_folder(path: str) -> str:

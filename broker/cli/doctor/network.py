@@ -8,35 +8,46 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import time
 from collections.abc import Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from broker import __version__
+from broker.api.errors import InvalidRequest
 from broker.api.nats_url import split_url
 from broker.api.plain import parse_json
 from broker.cli.doctor.checks import OK, SKIPPED, WARNING, WRONG, Check
 from broker.cli.local.nats_server import greeting
-from broker.cli.local.readiness import get
+from broker.cli.local.readiness import HTTPS, get
 from broker.cli.output import bytes_text
+from broker.client.http.tls import TlsFiles, why_refused
+from broker.runtime.config.settings import HttpConfig
 
 SKEW_MAX_S: Final = 2.0
 
 
-def check_broker(address: str, *, in_use: bool, source: str = "") -> Iterator[Check]:
+def files_of(given: TlsFiles, config: HttpConfig) -> TlsFiles:
+    """What a broker asks others with, where nothing else is given for clients."""
+    cert, key = (config.tls_cert, config.tls_key) if given.cert is None else (given.cert, given.key)
+    return TlsFiles(ca=given.ca or config.tls_ca, cert=cert, key=key)
+
+
+def check_broker(address: str, *, in_use: bool, source: str = "", tls: TlsFiles | None = None) -> Iterator[Check]:
     """The HTTP port: free, or ours, ready and with our time.
 
     Args:
-        address: host:port.
+        address: host:port, or https://host:port.
+        tls: As `readiness.get` takes it.
         in_use: Some process has the data folder open, so a broker should answer.
         source: The variable that sends all other commands there: somebody must answer. Empty: it is the broker's own.
     """
     from_it = f" ({source})" if source else ""
     begun = time.time()
     try:
-        answer, body = get(address, "/readyz")
-    except (OSError, http.client.HTTPException) as error:
+        answer, body = get(address, "/readyz", tls=tls)
+    except (OSError, http.client.HTTPException, InvalidRequest) as error:
         if isinstance(error, ConnectionRefusedError) and not source:
             yield from _silent(address, in_use=in_use)
             return
@@ -44,6 +55,8 @@ def check_broker(address: str, *, in_use: bool, source: str = "") -> Iterator[Ch
         advice = (
             f"start that broker, or set {source}: every command but `up` and `down` goes there" if source else advice
         )
+        if isinstance(error, ssl.SSLError | InvalidRequest):
+            advice = "name the CA of its certificate with LIFTLOG_TLS_CA, and its address as https:// if it has one"
         found = f"{address}{from_it}: {_text(error)}"
         yield Check("broker", WRONG, found, advice)
         return
@@ -62,7 +75,7 @@ def check_broker(address: str, *, in_use: bool, source: str = "") -> Iterator[Ch
         missing = ", ".join(f"{key}: {value}" for key, value in reasons)
         advice = "docs/guides/operations.md says what to do about each"
         yield Check("broker", WRONG, f"{address}{from_it} is not ready: {missing or 'no reason'}", advice)
-    yield from _version(address)
+    yield from _version(address, tls)
     yield from _clock(answer.getheader("Date"), begun, ended)
 
 
@@ -113,6 +126,8 @@ def check_nats(
 
 
 def _text(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError) and (refused := why_refused(error, is_connecting=True)):
+        return refused
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
@@ -136,6 +151,7 @@ def _nats(shown: str, info: dict[str, Any], record_bytes_max: int) -> Check:
 
 
 def _silent(address: str, *, in_use: bool) -> Iterator[Check]:
+    address = address.removeprefix(HTTPS)
     host, port = address.rpartition(":")[0].strip("[]"), int(address.rpartition(":")[2])
     if in_use:
         found = f"{host}:{port}: nobody listens, although a process has the data folder open"
@@ -153,10 +169,10 @@ def _silent(address: str, *, in_use: bool) -> Iterator[Check]:
     yield Check("port", OK, f"{host}:{port} is free")
 
 
-def _version(address: str) -> Iterator[Check]:
+def _version(address: str, tls: TlsFiles | None) -> Iterator[Check]:
     try:
-        values = _json(get(address, "/v1/cluster")[1])
-    except (OSError, http.client.HTTPException):
+        values = _json(get(address, "/v1/cluster", tls=tls)[1])
+    except (OSError, http.client.HTTPException, InvalidRequest):
         return
     version = values.get("version") if isinstance(values, dict) else None
     if version == __version__:

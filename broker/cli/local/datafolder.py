@@ -42,7 +42,7 @@ class Record:
     """The content of up.json.
 
     Attributes:
-        http, grpc: host:port of the broker; of the first one, where there are several.
+        http, grpc: host:port of the broker; of the first one, where there are several. `http` over TLS: with https://.
         others: The other brokers: id, http and grpc of each.
         nats_url: Where it takes messages from, without credentials.
         nats_embedded: Whether that server is ours.

@@ -11,14 +11,17 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
-from broker.api.errors import BY_REASON, DeadlineExceeded, LiftlogError, Unavailable
+from broker.api.errors import BY_REASON, DeadlineExceeded, InvalidRequest, LiftlogError, Unavailable
 from broker.api.nats_url import split_url
 from broker.api.plain import parse_json
 from broker.cli.local.processes import Process
 from broker.cli.output import note
+from broker.client.http.tls import TlsFiles, client_context, given_files
 
+HTTPS: Final = "https://"
 PROBE_INTERVAL_S: Final = 0.05
 PROBE_TIMEOUT_S: Final = 2.0
 LOG_LINES_SHOWN: Final = 20
@@ -52,9 +55,22 @@ def wait(what: str, probe: Probe, processes: Sequence[Process], timeout_s: float
             time.sleep(PROBE_INTERVAL_S)
 
 
-def get(address: str, path: str, *, bytes_max: int = BODY_BYTES_READ) -> tuple[http.client.HTTPResponse, bytes]:
-    """One GET from host:port: the answer and so many bytes of its body. Raises OSError, HTTPException."""
-    connection = http.client.HTTPConnection(address, timeout=PROBE_TIMEOUT_S)
+def get(
+    address: str, path: str, *, bytes_max: int = BODY_BYTES_READ, tls: TlsFiles | None = None
+) -> tuple[http.client.HTTPResponse, bytes]:
+    """One GET: the answer and so many bytes of its body.
+
+    Args:
+        address: host:port, or https://host:port.
+        tls: Files for that; None: those of the environment, for clients, else for brokers.
+    Raises:
+        OSError, HTTPException: there is no answer. InvalidRequest: a file of TLS cannot be used.
+    """
+    host_port, timeout_s = address.removeprefix(HTTPS), PROBE_TIMEOUT_S
+    connection = http.client.HTTPConnection(host_port, timeout=timeout_s)
+    if host_port != address:
+        context = client_context(tls or _files())
+        connection = http.client.HTTPSConnection(host_port, timeout=timeout_s, context=context)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -63,14 +79,24 @@ def get(address: str, path: str, *, bytes_max: int = BODY_BYTES_READ) -> tuple[h
         connection.close()
 
 
+def _files() -> TlsFiles:
+    env, own = (
+        given_files(),
+        {name: os.environ.get(f"LIFTLOG_HTTP_TLS_{name.upper()}") for name in ("ca", "cert", "key")},
+    )
+    if env.cert is None:
+        env = replace(env, cert=own["cert"] or None, key=own["key"] or None)
+    return env if env.ca is not None else replace(env, ca=own["ca"] or None)
+
+
 def broker_missing(address: str) -> str | None:
-    """Ask a broker at host:port what is missing until it is ready; a `Probe` with an address.
+    """Ask a broker, as `get` has its address, what is missing until it is ready; a `Probe` with an address.
 
     One whose disk is full is up: it has to run for somebody to make room.
     """
     try:
         answer, body = get(address, "/readyz")
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, InvalidRequest) as error:
         return f"{address}: {error}"
     if answer.status == 200 or _lacks(body) == {"disk"}:
         return None

@@ -77,7 +77,7 @@ class Revival:
 
 
 class Health:
-    """See the module (V3). `addresses`: host:port of each broker."""
+    """See the module (V3). `addresses`: of each broker, as `readiness.get` has them."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = list(addresses)
@@ -111,7 +111,7 @@ class Health:
             try:
                 cluster, placed = (_json(address, path) for path in ("/v1/cluster", "/v1/cluster/partitions"))
                 line = line_of(cluster, build(Placements, placed, is_open=True))
-            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, Misfit):
+            except (OSError, http.client.HTTPException, LiftlogError, ValueError, KeyError, TypeError, Misfit):
                 continue
             if cluster["controller"] is not None:
                 return line

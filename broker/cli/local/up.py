@@ -148,8 +148,11 @@ def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool, cou
     """Decide everything that needs no look at the machine.
 
     Raises:
-        UnknownSetting, InvalidSetting: in the environment. Here, not in the log of a broker that does not start.
+        UnknownSetting, InvalidSetting: in the environment, or in a file that it names. Here, not in the log of a broker
+            that does not start.
     """
+    from broker.cli.local.readiness import HTTPS
+    from broker.runtime.config.certificates import certificates_of
     from broker.runtime.config.configuration import load
 
     each = {f"broker-{number}": ports.of_broker(number) for number in range(count)}
@@ -180,15 +183,18 @@ def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool, cou
     env["LIFTLOG_NATS_URLS"] = url  # not in the command line: others could read a password there
     if not detach and sys.stderr.isatty():
         env.setdefault("LIFTLOG_LOG_FORMAT", "console")
+    scheme = ""
     for values in settings.values():
-        load(None, env, {**values, **({"cluster.voters": voters} if count > 1 else {})})
+        loaded = load(None, env, {**values, **({"cluster.voters": voters} if count > 1 else {})})
+        if certificates_of(loaded.http) is not None:
+            scheme = HTTPS
     record = Record(
-        http=f"{HOST}:{ports.http}",
+        http=f"{scheme}{HOST}:{ports.http}",
         grpc=f"{HOST}:{ports.grpc}",
         nats_url=",".join(shown_urls(url.split(","))),
         nats_embedded=nats is None,
         mode="detached" if detach else "foreground",
-        others=tuple((name, f"{HOST}:{of.http}", f"{HOST}:{of.grpc}") for name, of in list(each.items())[1:]),
+        others=tuple((name, f"{scheme}{HOST}:{of.http}", f"{HOST}:{of.grpc}") for name, of in list(each.items())[1:]),
     )
     return Plan(folder=folder, ports=ports, record=record, commands=commands, env=env)
 
@@ -372,6 +378,10 @@ def _down_command(folder: UpFolder) -> str:
     return f"liftlog down --data {shlex.quote(str(folder.path))}"
 
 
+def _url(http: str) -> str:
+    return http if "://" in http else f"http://{http}"
+
+
 def _announce(folder: UpFolder, record: Record, *, as_json: bool, already: bool) -> None:
     if as_json:
         json_out({**record.addresses(folder.path), "already_up": already})
@@ -379,8 +389,8 @@ def _announce(folder: UpFolder, record: Record, *, as_json: bool, already: bool)
     sys.stdout.write("liftlog is already up\n" if already else "liftlog is up\n")
     ends_with_us = record.mode == "foreground" and not already
     rows: list[tuple[str, Any]] = [
-        ("  HTTP", f"http://{record.http}"),
-        *((f"  {broker}", f"http://{http}") for broker, http, _ in record.others),
+        ("  HTTP", _url(record.http)),
+        *((f"  {broker}", _url(http)) for broker, http, _ in record.others),
         ("  NATS", record.nats_url + (" (embedded)" if record.nats_embedded else "")),
         ("  data", folder.path),
         ("  stop", "Ctrl-C" if ends_with_us else _down_command(folder)),

@@ -9,4 +9,5 @@ outages.py    says once that a client waits, and once that it is answered again
 patience.py   how long a call goes on after failures
 pool.py       HTTP/1.1 over pooled connections
 silence.py    whether a broker that is silent stands still
+tls.py        whom a client believes over TLS, and what a failed handshake means
 """

@@ -18,6 +18,8 @@ B3  One that stands still, or is behind a cut cable, costs a call some 1.5 s, an
 B4  Silence makes nobody repeat what may have been done: a call that is not idempotent is awaited as long as it may
     take. A call that changes something is not handed to a broker that stands still, and might carry it out when it
     wakes: one that has not answered for `HEARD_S` is asked first whether it lives.
+B5  Brokers name each other without a scheme. Whoever was given https addresses speaks TLS to all of them: no answer
+    leads a client away from it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from broker.api import http
@@ -37,6 +39,7 @@ from broker.client.http.forks import renew_after_fork
 from broker.client.http.outages import Outages, Say
 from broker.client.http.pool import READING, Exchange, Pool, Request, unavailable
 from broker.client.http.silence import lives
+from broker.client.http.tls import TlsFiles, client_context
 
 REDIRECTS_MAX: Final = 3
 PROBLEM_BYTES_MAX: Final = 1 << 20
@@ -68,12 +71,16 @@ class Brokers:
     Args:
         addresses: At least one; parsed by `parse_addresses`.
         pool: Connections to use; None: an own one.
+        tls: Files for https addresses; None: those of the environment. Read now, and ignored with `pool`.
         say: Takes a line of text when nobody answers and when somebody does again; None: the log does.
     """
 
-    def __init__(self, addresses: Addresses, *, pool: Pool | None = None, say: Say | None = None) -> None:
+    def __init__(
+        self, addresses: Addresses, *, pool: Pool | None = None, tls: TlsFiles | None = None, say: Say | None = None
+    ) -> None:
         self.addresses = parse_addresses(addresses)
-        self.pool = pool or Pool()
+        self.is_tls = self.addresses[0].is_tls
+        self.pool = pool or Pool(tls=client_context(tls) if self.is_tls else None)
         self.outages = Outages(say)
         self._first = 0
         self._leaders: dict[PartitionKey, Address] = {}
@@ -89,7 +96,7 @@ class Brokers:
 
     def note_leader(self, key: PartitionKey, address: str | Address | None) -> None:
         """Ask this broker first about the partition. None, or no address, forgets what was known."""
-        leader = readable(address) if isinstance(address, str) else address
+        leader = self.named(address) if isinstance(address, str) else address
         with self._lock:
             if leader is None:
                 self._leaders.pop(key, None)
@@ -153,7 +160,7 @@ class Brokers:
                 if problem.status >= 500:
                     self._note_failure(address, key)
                 raise problem
-            leader = leader_of(problem)
+            leader = self._leader_of(problem)
             if leader is None or leader in asked[-1:] or len(asked) > len(self.addresses) + REDIRECTS_MAX:
                 self._note_failure(address, key)
                 raise problem
@@ -184,8 +191,22 @@ class Brokers:
             return exchange
         raise read_problem(exchange)
 
+    def named(self, address: str) -> Address | None:
+        """The broker that another one names (B5), None if it is none."""
+        try:
+            return replace(parse_address(address), is_tls=self.is_tls)
+        except InvalidRequest:
+            return None
+
     def after_fork(self) -> None:
         self._lock = threading.Lock()  # another thread may have held it
+
+    def _leader_of(self, error: NotLeader) -> Address | None:
+        """The one of a `not_leader` answer: its `leader` field, an address or `{"http": address}`."""
+        leader = error.fields.get("leader")
+        if isinstance(leader, Mapping):
+            leader = leader.get("http")
+        return self.named(leader) if isinstance(leader, str) else None
 
     def _is_down(self, leader: Address) -> bool:
         with self._lock:
@@ -211,7 +232,7 @@ class Brokers:
             with self._lock:
                 self._down.pop(exchange.address, None)
                 if told and told != self._told_of:  # what is no broker's answer says nothing of them
-                    found = [readable(each) for each in told.split(",", OTHERS_MAX)[:OTHERS_MAX]]
+                    found = [self.named(each) for each in told.split(",", OTHERS_MAX)[:OTHERS_MAX]]
                     self._others = tuple(each for each in found if each is not None and each not in self.addresses)
                     self._told_of = told
 
@@ -229,32 +250,14 @@ class Brokers:
                 self._first = (self._first + 1) % len(self.addresses)
 
 
-def nobody(failures: list[Unavailable]) -> Unavailable:
-    """The error that stands for every broker's."""
+def nobody(failures: list[Unavailable]) -> LiftlogError:
+    """The error that stands for every broker's: InvalidRequest if TLS fails with each of them, else Unavailable."""
     assert failures, "there is at least one candidate"
-    if len(failures) == 1:
-        return failures[0]
-    return Unavailable(
-        "no broker answers: " + "; ".join(map(str, failures)),
-        address=",".join(str(failure.address) for failure in failures),
-        sent=any(failure.sent for failure in failures),
-    )
-
-
-def leader_of(error: NotLeader) -> Address | None:
-    """The broker that a `not_leader` answer names: its `leader` field, an address or `{"http": address}`."""
-    leader = error.fields.get("leader")
-    if isinstance(leader, Mapping):
-        leader = leader.get("http")
-    return readable(leader) if isinstance(leader, str) else None
-
-
-def readable(address: str) -> Address | None:
-    """The address that another broker told, None if it is none."""
-    try:
-        return parse_address(address)
-    except InvalidRequest:
-        return None
+    text = "no broker answers: " + "; ".join(map(str, failures)) if len(failures) > 1 else failures[0].message
+    address, sent = ",".join(str(failure.address) for failure in failures), any(failure.sent for failure in failures)
+    if not sent and all(failure.fields.get("tls") for failure in failures):
+        return InvalidRequest(text, address=address, tls=True)
+    return Unavailable(text, address=address, sent=sent) if len(failures) > 1 else failures[0]
 
 
 def read_problem(exchange: Exchange) -> LiftlogError:

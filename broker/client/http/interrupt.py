@@ -44,4 +44,6 @@ class Interrupt:
 def _shut_down(sock: socket.socket | None) -> None:
     if sock is not None:
         with contextlib.suppress(OSError):  # closed, or never connected: nobody waits on it
-            sock.shutdown(socket.SHUT_RDWR)
+            # Not SSLSocket.shutdown: it ends TLS first, and the thread that waits would take what still comes,
+            # encrypted, for the answer.
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)

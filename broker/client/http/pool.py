@@ -14,6 +14,7 @@ C5  An answer that trickles is given up: its head has twice the time that the so
     as a whole has `BODY_TIMEOUT_S`. (A reader that takes a body bit by bit has its own patience.)
 C6  In haste, a broker that stands still is given up after some 1.5 s (silence.py), however long it may be silent while
     it lives. It may have received the request.
+C7  Over TLS an answer may have come that the kernel does not show: OpenSSL has read it. So it is asked before a wait.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import math
 import os
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Mapping
@@ -37,6 +39,7 @@ from broker.client.http.address import Address
 from broker.client.http.forks import renew_after_fork
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.silence import CONNECT_S, await_bytes
+from broker.client.http.tls import why_refused
 
 CONNECT_TIMEOUT_S: Final = 5.0
 IDLE_PER_ADDRESS_MAX: Final = 8
@@ -212,10 +215,18 @@ class Pool:
     Args:
         idle_max: Number of idle connections that are kept for each address.
         connect_timeout_s: Longest time of a connection attempt.
+        tls: For addresses with `is_tls`, which need it.
     """
 
-    def __init__(self, *, idle_max: int = IDLE_PER_ADDRESS_MAX, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        *,
+        idle_max: int = IDLE_PER_ADDRESS_MAX,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._idle_max = idle_max
+        self._tls = tls
         self._connect_timeout_s = connect_timeout_s
         self._lock = threading.Lock()
         self._idle: dict[Address, list[tuple[http.client.HTTPConnection, float]]] = {}  # with when it was given back
@@ -268,6 +279,8 @@ class Pool:
                 connection.connect()
                 silence_s = request.silence_s()
         except OSError as error:
+            raise unavailable(address, error, sent=False, is_connecting=True) from error
+        except ValueError as error:  # a host that no certificate can be for
             raise unavailable(address, error, sent=False) from error
         sock: socket.socket = connection.sock
         if request.interrupt is not None:
@@ -300,11 +313,19 @@ class Pool:
                 idle = self._idle.get(address)
                 kept = idle.pop() if idle else None
             if kept is None:
-                return http.client.HTTPConnection(address.host, address.port, timeout=self._connect_timeout_s), False
+                return self._made(address), False
             connection, since_s = kept
             if time.monotonic() - since_s < IDLE_S_MAX and _is_quiet(connection):
                 return connection, True
             connection.close()
+
+    def _made(self, address: Address) -> http.client.HTTPConnection:
+        if not address.is_tls:
+            return http.client.HTTPConnection(address.host, address.port, timeout=self._connect_timeout_s)
+        assert self._tls is not None, "a pool without TLS"
+        return http.client.HTTPSConnection(
+            address.host, address.port, timeout=self._connect_timeout_s, context=self._tls
+        )
 
     def give(self, address: Address, connection: http.client.HTTPConnection) -> None:
         """Keep a connection whose last answer was read to its end."""
@@ -377,14 +398,18 @@ def _is_quiet(connection: http.client.HTTPConnection) -> bool:
     """Nothing arrived while it was idle; what can arrive then is the end, or bytes that nobody asked for."""
     if connection.sock is None or connection.sock.fileno() < 0:
         return False
+    if isinstance(connection.sock, ssl.SSLSocket) and connection.sock.pending():  # C7
+        return False
     poller = select.poll()
     poller.register(connection.sock, select.POLLIN)
     return not poller.poll(0)
 
 
-def unavailable(address: Address, why: object, *, sent: bool) -> Unavailable:
-    """The error of a broker that did not answer. `sent`: of C3."""
+def unavailable(address: Address, why: object, *, sent: bool, is_connecting: bool = False) -> Unavailable:
+    """The error of a broker that did not answer. `sent`: of C3. It has the field `tls` if TLS is what fails."""
     timed_out = isinstance(why, TimeoutError)
+    if isinstance(why, ssl.SSLError) and (refused := why_refused(why, is_connecting=is_connecting)) is not None:
+        return Unavailable(f"{address}: {refused}", address=str(address), sent=False, timed_out=False, tls=True)
     text = str(why) or type(why).__name__
     if isinstance(why, OSError) and why.strerror:
         text = why.strerror

@@ -1,6 +1,6 @@
 """Whether a broker that is silent stands still: it is asked on a second connection.
 
-    request ──► 0.5 s of silence ──► GET /livez on a new connection
+    request ──► 0.5 s of silence ──► GET /livez on a new connection (over TLS: the first words of a handshake)
                                        answered, refused or ended   somebody is there: wait on, for twice as long
                                        1 s of silence               it stands still: frozen, dead or cut off
 
@@ -16,15 +16,18 @@ from __future__ import annotations
 import errno
 import select
 import socket
+import ssl
 import time
 from typing import Final
 
 from broker.client.http.address import Address
+from broker.client.http.tls import first_words
 
 SILENCE_S: Final = 0.5
 LIVES_S: Final = 1.0
 CONNECT_S: Final = 1.5
 """Time to connect, where others could be asked: one that lost its first packet sends it again after a second."""
+_LIVEZ: Final = "GET /livez HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n"
 GONE: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
@@ -49,7 +52,7 @@ def lives(address: Address, *beside: socket.socket) -> bool:
     until_s = time.monotonic() + LIVES_S
     try:
         with socket.create_connection((address.host, address.port), timeout=LIVES_S) as asked:
-            asked.sendall(f"GET /livez HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
+            asked.sendall(first_words() if address.is_tls else _LIVEZ.format(address.host_port).encode())
             return _arrived(until_s - time.monotonic(), asked, *beside)
     except OSError as error:
         is_silent = isinstance(error, TimeoutError) or error.errno in GONE
@@ -59,6 +62,8 @@ def lives(address: Address, *beside: socket.socket) -> bool:
 def _arrived(timeout_s: float, *socks: socket.socket) -> bool:
     if any(sock.fileno() < 0 for sock in socks):
         return True  # closed by another thread: whoever reads it sees that
+    if any(isinstance(sock, ssl.SSLSocket) and sock.pending() for sock in socks):  # pool.C7
+        return True
     poller = select.poll()
     for sock in socks:
         poller.register(sock, select.POLLIN)

@@ -21,7 +21,7 @@ from broker.api.conditions import ALL, Conditions
 from broker.api.errors import BadBatch, InvalidRequest, LiftlogError, StaleIncarnation
 from broker.api.plain import INT64_MAX
 from broker.client.http.address import Addresses
-from broker.client.http.brokers import Brokers, PartitionKey, readable
+from broker.client.http.brokers import Brokers, PartitionKey
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.pool import Exchange, Pool, Request, quoted
 from broker.client.reading.frames import BUFFER_BYTES, Message, read_messages
@@ -164,7 +164,7 @@ class FetchSession:
             if named is None:
                 return exchange, False
             exchange.close(keep=False)
-            replica = readable(named)
+            replica = self.brokers.named(named)
             if replica is None:
                 nearest.avoid(key)
                 return None, False

@@ -185,6 +185,7 @@ class ClusterBroker(Assembled):
             clock=self._clock.now_us,
             sweep_s=config.cleaner.interval_ms / 1000,
             why_missing=self._own[COMMITS_STREAM].why_missing,
+            tls=self._tls,
         )
 
     def _make_replica(self, info: StreamInfo, number: int, opened: PartitionLog) -> Replica:

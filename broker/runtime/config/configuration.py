@@ -23,6 +23,7 @@ from typing import Any, Final
 from urllib.parse import SplitResult, unquote
 
 from broker.api import nats_url
+from broker.api.environment import TLS_VARIABLES
 from broker.api.errors import InvalidName, InvalidRequest, InvalidSetting, UnknownSetting
 from broker.api.misfit import Misfit, unknown
 from broker.api.stream import settings_from
@@ -43,6 +44,7 @@ __all__ = [
 CLIENT_VARIABLES: Final = frozenset(
     {
         *("LIFTLOG_BROKERS", "LIFTLOG_NATS_URL", "LIFTLOG_RETRY_S", "LIFTLOG_RACK"),
+        *TLS_VARIABLES,
         *("LIFTLOG_PURE", "LIFTLOG_REQUIRE_EXTENSION", "LIFTLOG_COMPILE_ARGS"),
         *("LIFTLOG_PROP_EFFORT", "LIFTLOG_PROP_SEED", "LIFTLOG_UPDATE_GOLDEN"),
     }
@@ -239,12 +241,17 @@ def _build(values: Mapping[str, _Given]) -> Config:
 
 def _check_together(config: Config) -> None:
     """Keys that need each other."""
-    nats = config.nats
+    nats, http = config.nats, config.http
     problems = {
         "nats.password": nats.password is not None and nats.user is None and "needs nats.user",
         "nats.tls_cert": nats.tls_cert is not None and nats.tls_key is None and "needs nats.tls_key",
         "nats.tls_key": nats.tls_key is not None and nats.tls_cert is None and "needs nats.tls_cert",
+        "http.tls_cert": http.tls_cert is not None and http.tls_key is None and "needs http.tls_key",
     }
+    for key in ("tls_key", "tls_client_ca", "tls_ca"):
+        problems[f"http.{key}"] = (
+            getattr(http, key) is not None and http.tls_cert is None and "needs http.tls_cert and http.tls_key"
+        )
     ways = [key for key in ("user", "token", "creds", "nkey_seed") if getattr(nats, key) is not None]
     if len(ways) > 1:
         problems["nats." + ways[1]] = f"cannot stand beside nats.{ways[0]}: choose one way to log in"

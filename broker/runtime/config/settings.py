@@ -64,6 +64,21 @@ class HttpConfig:
         " by another name is refused: it may be a page's in somebody's browser.",
         limit=(0, 100),
     )
+    tls_cert: str | None = _key(
+        None, "Path of this broker's certificate (PEM), its chain behind it: the port then speaks TLS, and TLS alone."
+    )
+    tls_key: str | None = _key(None, "Path of the key of `tls_cert` (PEM), which others cannot read.")
+    tls_client_ca: str | None = _key(
+        None,
+        "Path of the CAs (PEM) that clients' certificates have to come from. Then each client needs one, health checks"
+        " and other brokers too; whoever has one may do everything.",
+    )
+    tls_ca: str | None = _key(
+        None,
+        "Path of the CAs (PEM) that other brokers' certificates have to come from, for questions to them; not set:"
+        " those of the system.",
+    )
+    tls_min_version: str = _key("1.3", "Oldest version of TLS that clients may speak.", limit=("1.2", "1.3"))
     body_bytes_max: int = _key(
         64 << 20, "Largest request body that is accepted.", limit=(1 << 10, 1 << 30), unit="bytes"
     )

@@ -10,5 +10,6 @@ meters.py       what serving counts
 peers.py        other brokers, asked for what this one does not know
 origin.py       requests that a page of another site makes: they are refused
 sending.py      stored bytes to a socket, by `sendfile`
+tls.py          TLS, from the accept to the end of a handshake
 waiting.py      long polls, and changes that nobody breaks off
 """

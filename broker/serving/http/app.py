@@ -43,6 +43,7 @@ from broker.serving.http.gone import PULSE, Pulse
 from broker.serving.http.meters import Meters
 from broker.serving.http.origin import guard
 from broker.serving.http.peers import Peers
+from broker.serving.http.tls import TlsContexts
 from broker.serving.threads import Threads
 
 WORKER_THREADS: Final = 4
@@ -93,6 +94,7 @@ def build_app(
     body_bytes_max: int,
     limits: ConnectionLimits = DEFAULT_LIMITS,
     hosts: frozenset[str] = frozenset(),
+    tls: TlsContexts | None = None,
     now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> web.Application:
     """The application, to be run with `RUNNER_OPTIONS` on the loop that the backend waits on.
@@ -102,10 +104,11 @@ def build_app(
         body_bytes_max: Limit of a request body of records, in bytes; twice that when decompressed.
         limits: Limits of connections.
         hosts: Names of this broker, beside addresses and loopback (`origin.hosts_of`).
+        tls: Of this broker, and of all others. None: plain HTTP. Listen with it, too (`CONNECTIONS`).
         now_us: The clock: microseconds since 1970 UTC.
     """
     meters = Meters()
-    peers = Peers(backend.broker_id)
+    peers = Peers(backend.broker_id, tls)
     serving = Serving(
         backend=backend,
         body_bytes_max=body_bytes_max,

@@ -26,6 +26,7 @@ N6  A client that ends its sending side behind a whole request is still answered
     `HALF_CLOSED_S`: whether it listens or is gone cannot be told. There is no half-close under TLS.
 N7  Who is told that his request is refused may send it again: it is never carried out. So a request counts as under way
     from the end of its head on. Its handler begins later, and others may connect before that.
+N8  Under TLS a connection is one of these from its accept on, and its handshake has the time of a head (tls.py).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -48,6 +49,7 @@ from broker.serving.contract.problems import from_http, internal_error, problem_
 from broker.serving.http import sending
 from broker.serving.http.closing import ClosingConnection, last_words
 from broker.serving.http.meters import Meters
+from broker.serving.http.tls import Handshake, TlsContexts
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +111,24 @@ class RateLimitedLog:
         return count
 
 
+class Counted(Protocol):
+    """A connection, or its handshake: what counts against `connections_max`.
+
+    Attributes:
+        can_hear: It would understand an answer in HTTP.
+        is_counted: It is among the open ones.
+        is_extra: It is beyond `connections_max` (N5).
+    """
+
+    can_hear: bool
+    is_counted: bool
+    is_extra: bool
+
+    def cut_idle(self, why: LiftlogError | None) -> None: ...
+
+    def cut_slow(self) -> None: ...
+
+
 class Connections:
     """All connections of one application. On the loop that serves."""
 
@@ -116,30 +136,38 @@ class Connections:
         self.limits = limits
         self.meters = meters
         self._open_count = 0
-        self._idle: dict[HttpConnection, None] = {}  # without a request under way: the longest first
+        self._idle: dict[Counted, None] = {}  # without a request under way: the longest first
         self._peers: set[HttpConnection] = set()  # with a broker's request, in the room of N5
         # When the time of each is up. All wait equally long, so the first is due first.
-        self._heads: dict[HttpConnection, float] = {}
+        self._heads: dict[Counted, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[ClosingConnection] = set()
         self._refused = RateLimitedLog()
         self._malformed = RateLimitedLog()
+        self._plain = RateLimitedLog()
+        self._failed = RateLimitedLog()
 
-    def protocol_factory(self, server: web.Server) -> Callable[[], HttpConnection]:
-        """The factory for `loop.create_server`: connections of this server."""
+    def protocol_factory(
+        self, server: web.Server, tls: TlsContexts | None = None
+    ) -> Callable[[], HttpConnection | Handshake]:
+        """The factory for `loop.create_server`, which itself is not given any TLS: connections of this server."""
         loop = asyncio.get_running_loop()
+        if tls is not None:
+            return lambda: Handshake(self, tls.server(), lambda: HttpConnection(self, server, loop))
         return lambda: HttpConnection(self, server, loop)
 
     def close(self) -> None:
-        """Cut who is still being told why; for when the server has ended."""
+        """Cut who is still being told why, or has not begun; for when the server has ended."""
         if self._timer is not None:
             self._timer.cancel()
+        for handshake in [each for each in self._idle if isinstance(each, Handshake)]:
+            handshake.cut_idle(None)
         for closing in list(self._closing):
             closing.transport.abort()
 
     # --- how many -------------------------------------------------------------------------------------------
 
-    def admit(self, connection: HttpConnection, transport: asyncio.Transport) -> bool:
+    def admit(self, connection: Counted, transport: asyncio.Transport) -> bool:
         """Count a new connection in, or turn it away (N4, N5)."""
         limit = self.limits.connections_max
         if self._open_count >= limit and self._idle:
@@ -150,7 +178,8 @@ class Connections:
             self.meters.idle_cut.inc()
         if self._open_count >= limit + ROOM_MAX:
             self._note_refused(transport)
-            self.dismiss(transport, last_words(self._too_many(), HTTPStatus.SERVICE_UNAVAILABLE))
+            words = last_words(self._too_many(), HTTPStatus.SERVICE_UNAVAILABLE) if connection.can_hear else b""
+            self.dismiss(transport, words)
             return False
         connection.is_counted, connection.is_extra = True, self._open_count >= limit
         self._count(+1)
@@ -182,11 +211,12 @@ class Connections:
         if connection.is_counted and not connection.has_more:
             self._idle[connection] = None
 
-    def leave(self, connection: HttpConnection) -> None:
+    def leave(self, connection: Counted) -> None:
         """It is closed, or will be at once."""
         self.head_done(connection)
         self._idle.pop(connection, None)
-        self._peers.discard(connection)
+        if isinstance(connection, HttpConnection):
+            self._peers.discard(connection)
         if connection.is_counted:
             connection.is_counted = False
             self._count(-1)
@@ -211,7 +241,7 @@ class Connections:
 
     # --- how long -------------------------------------------------------------------------------------------
 
-    def await_head(self, connection: HttpConnection) -> None:
+    def await_head(self, connection: Counted) -> None:
         """Its time for a head runs, from now on unless it runs already (N1)."""
         if connection in self._heads:
             return
@@ -220,7 +250,7 @@ class Connections:
         if self._timer is None:
             self._timer = loop.call_at(due, self._cut_slow, due)
 
-    def head_done(self, connection: HttpConnection) -> None:
+    def head_done(self, connection: Counted) -> None:
         """The head is complete, or the connection closed."""
         self._heads.pop(connection, None)
 
@@ -251,6 +281,19 @@ class Connections:
             transport.set_protocol(closing)
             transport.abort()
 
+    def note_plain(self, transport: asyncio.BaseTransport) -> None:
+        """Something was said in plain text that has to come over TLS."""
+        self.meters.requests.labels("none", 400).inc()
+        if count := self._plain.due():
+            log.warning("http.not_tls count=%d remote=%s", count, transport.get_extra_info("peername"))
+
+    def note_failed(self, transport: asyncio.BaseTransport, error: str) -> None:
+        """A handshake failed."""
+        self.meters.failed_handshakes.inc()
+        if count := self._failed.due():
+            remote = transport.get_extra_info("peername")
+            log.warning("http.handshake_failed error=%r count=%d remote=%s", error[:ERROR_SHOWN_MAX], count, remote)
+
     def refusal(self, error: HttpProcessingError, connection: HttpConnection, remote: str | None) -> web.Response:
         """The answer to what is no HTTP, counted and logged."""
         refused, status = refusal_of(error, headers_max=connection.max_headers)
@@ -263,6 +306,8 @@ class Connections:
 
 class HttpConnection(web.RequestHandler):
     """One connection: aiohttp's protocol, and what this module adds."""
+
+    can_hear = True
 
     __slots__ = (
         "_body",

@@ -23,8 +23,12 @@ class Meters:
         self.refused_connections = counter("liftlog_http_connections_refused", text)
         text = "Connections without a request that were cut to make room for others"
         self.idle_cut = counter("liftlog_http_connections_idle_cut", text)
-        text = "Requests that stopped half-way: in their `head` or their `body`"
+        text = "Requests that stopped half-way: in their `head` or their `body`, or before, in the `handshake` of TLS"
         self.timeouts = counter("liftlog_http_timeouts", text, ["what"])
+        text = (
+            "Handshakes of TLS that failed: the client's certificate, or its refusal of this broker's, or its version"
+        )
+        self.failed_handshakes = counter("liftlog_http_handshakes_failed", text)
         self.sent_bytes = counter("liftlog_http_records_sent_bytes", "Bytes of record batches sent to readers")
         text = "Answers of records cut off: `storage`: the stored bytes could not be read; `reader`: it stood still"
         self.cut_answers = counter("liftlog_http_answers_cut", text, ["by"])

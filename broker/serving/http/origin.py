@@ -7,7 +7,8 @@ name of its own that it lets point to this address (DNS rebinding): then the bro
 
 O1  A name in `Host`, or in the target, is this broker's: loopback, configured (`http.hosts`, `http.host`), or the one
     that it is advertised under. An address of numbers is anybody's: a page has to own a name to rebind it.
-O2  `Origin`, where there is one, is the host that is asked. Other programs than browsers send none.
+O2  `Origin`, where there is one, is the host that is asked, and https where that is asked over TLS: whoever can change
+    packets can answer for `http://` of every host. Other programs than browsers send none.
 O3  `Sec-Fetch-Site: cross-site` is refused: the browser says what it is.
 O4  This holds for every method and path but `/livez`, which says nothing: whoever restarts a broker that does not
     answer there may ask by any name.
@@ -61,7 +62,8 @@ def check(request: web.Request, hosts: frozenset[str]) -> None:
                 host=text[:_SHOWN],
             )
     for origin in request.headers.getall("Origin", ()):
-        if origin.partition("://")[2].lower() not in {text.lower() for text in named}:
+        scheme, _, host = origin.lower().partition("://")
+        if host not in {text.lower() for text in named} or (request.secure and scheme != "https"):
             raise ForeignRequest(
                 f"a page of {origin[:_SHOWN]!r} asks in a browser, and is not of this broker", origin=origin[:_SHOWN]
             )

@@ -5,6 +5,7 @@
 
 E1  One hop: who is asked by a broker (header `Liftlog-Asked-By`) answers what it knows, and asks nobody.
 E2  A broker that does not answer in time is unknown, and says nothing about what it leads.
+E3  A broker with TLS asks over TLS alone, shows its own certificate, and believes those of `http.tls_ca`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 from aiohttp import web
@@ -20,6 +21,9 @@ from aiohttp import web
 from broker.api import http
 from broker.api.errors import LiftlogError, Unavailable, from_problem
 from broker.api.plain import parse_json
+
+if TYPE_CHECKING:
+    from broker.serving.http.tls import TlsContexts
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +44,12 @@ class Peers:
 
     Args:
         me: The id of this broker.
+        tls: The others speak TLS, as this one does. None: none of them does.
     """
 
-    def __init__(self, me: str) -> None:
+    def __init__(self, me: str, tls: TlsContexts | None = None) -> None:
         self._headers = {http.ASKED_BY: me}
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(
@@ -66,7 +72,8 @@ class Peers:
         try:
             async with self._session.request(
                 method,
-                f"http://{address}{path}",
+                f"{'http' if self._tls is None else 'https'}://{address}{path}",
+                ssl=True if self._tls is None else self._tls.client(),
                 params=query,
                 json=body,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -59,8 +60,14 @@ class RawServer:
     """Runs `handler` for every request, each connection in a thread. Use as a context manager."""
 
     def __init__(
-        self, handler: Handler, *, host: str = "127.0.0.1", on_head: Callable[[Reply], None] | None = None
+        self,
+        handler: Handler,
+        *,
+        host: str = "127.0.0.1",
+        on_head: Callable[[Reply], None] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._tls = tls
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family)
         self.port = int(self._listener.getsockname()[1])
@@ -81,7 +88,8 @@ class RawServer:
 
     @property
     def address(self) -> str:
-        return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
+        scheme = "" if self._tls is None else "https://"
+        return scheme + (f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}")
 
     def __enter__(self) -> RawServer:
         self._start(self._accept)
@@ -144,6 +152,15 @@ class RawServer:
             self._start(self._serve, sock, number)
 
     def _serve(self, sock: socket.socket, connection: int) -> None:
+        try:
+            if self._tls is not None:
+                self._goes_on.wait()
+                sock = self._tls.wrap_socket(sock, server_side=True)
+        except OSError:  # it asked whether somebody is there, and goes no further
+            with self._lock:
+                self.connection_count -= 1
+            sock.close()
+            return
         reply = Reply(sock)
         try:
             with sock, sock.makefile("rb") as lines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.api.errors import InvalidRequest, NotSupported
+from broker.api.errors import InvalidRequest
 from broker.client.http.address import Address, parse_address, parse_addresses
 
 
@@ -51,9 +51,20 @@ def test_what_is_malformed_is_named(text: str) -> None:
     assert repr(text) in str(caught.value)
 
 
-def test_https_is_not_supported_yet() -> None:
-    with pytest.raises(NotSupported, match="https"):
-        parse_address("https://localhost")
+def test_https_is_the_same_port_over_tls() -> None:
+    assert parse_address("https://broker") == Address("broker", 9293, is_tls=True)
+    assert parse_address("HTTPS://[::1]:1/") == Address("::1", 1, is_tls=True)
+
+
+def test_the_text_of_an_address_is_read_as_the_same_one() -> None:
+    for address in (Address("a", 1), Address("::1", 2), Address("a", 1, is_tls=True), Address("::1", 2, is_tls=True)):
+        assert parse_address(str(address)) == address
+
+
+def test_https_holds_for_all_addresses_or_none() -> None:
+    with pytest.raises(InvalidRequest, match=r"https://a:9293, b:9293: some are https"):
+        parse_addresses("https://a,b")
+    assert all(address.is_tls for address in parse_addresses("https://a,https://b:1"))
 
 
 def test_credentials_are_refused_and_not_repeated() -> None:

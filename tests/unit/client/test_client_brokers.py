@@ -27,7 +27,7 @@ from broker.api.errors import (
 )
 from broker.client.client import connect
 from broker.client.http.address import Address, parse_address
-from broker.client.http.brokers import OTHERS_MAX, Brokers, Down, leader_of
+from broker.client.http.brokers import OTHERS_MAX, Brokers, Down
 from broker.client.http.calls import Calls, path
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.outages import Outages
@@ -285,7 +285,7 @@ def test_calls_about_consumers_and_sinks_go_to_the_leaders_of_their_streams() ->
     ],
 )
 def test_whoever_a_not_leader_answer_names_is_understood(leader: object, expected: Address | None) -> None:
-    assert leader_of(NotLeader("elsewhere", leader=leader)) == expected
+    assert Brokers("a")._leader_of(NotLeader("elsewhere", leader=leader)) == expected
 
 
 def test_not_leader_during_an_election_is_tried_again() -> None:

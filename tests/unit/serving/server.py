@@ -26,6 +26,7 @@ from broker.serving.contract.endpoint import Serving
 from broker.serving.contract.openapi import document
 from broker.serving.http.app import CONNECTIONS, ENDPOINTS, RUNNER_OPTIONS, SERVING, build_app
 from broker.serving.http.connections import DEFAULT_LIMITS, ConnectionLimits
+from broker.serving.http.tls import TlsContexts
 from tests.support.backend import LogBackend
 from tests.support.messages import split_messages
 from tests.unit.serving.arrow import stream_of
@@ -66,8 +67,15 @@ class Server:
     """The application in a thread with its own loop, as a broker runs it."""
 
     def __init__(
-        self, folder: Path, *, body_bytes_max: int, limits: ConnectionLimits = DEFAULT_LIMITS, **options: Any
+        self,
+        folder: Path,
+        *,
+        body_bytes_max: int,
+        limits: ConnectionLimits = DEFAULT_LIMITS,
+        tls: TlsContexts | None = None,
+        **options: Any,
     ) -> None:
+        self._tls = tls
         self.loop = asyncio.new_event_loop()
         self._listening: list[asyncio.Server] = []
         self._thread = threading.Thread(target=self.loop.run_forever, name="server", daemon=True)
@@ -79,17 +87,17 @@ class Server:
         self, folder: Path, body_bytes_max: int, limits: ConnectionLimits, options: dict[str, Any]
     ) -> None:
         self.backend = LogBackend(folder)
-        self.app = build_app(self.backend, body_bytes_max=body_bytes_max, limits=limits)
+        self.app = build_app(self.backend, body_bytes_max=body_bytes_max, limits=limits, tls=self._tls)
         self._runner = web.AppRunner(self.app, **options)
         await self._runner.setup()
         self.port = await self.listen()
         self.backend.http = f"127.0.0.1:{self.port}"
 
-    async def listen(self, **options: Any) -> int:
-        """Listen on a port of the system's choice, as a broker does. Returns it."""
+    async def listen(self, tls: TlsContexts | None = None) -> int:
+        """Listen on a port of the system's choice, as a broker does; over TLS, if it is given. Returns it."""
         assert self._runner.server is not None
-        factory = self.app[CONNECTIONS].protocol_factory(self._runner.server)
-        server = await self.loop.create_server(factory, "127.0.0.1", 0, **options)
+        factory = self.app[CONNECTIONS].protocol_factory(self._runner.server, tls)
+        server = await self.loop.create_server(factory, "127.0.0.1", 0)
         self._listening.append(server)
         return int(server.sockets[0].getsockname()[1])
 
@@ -227,7 +235,7 @@ def _check_body(where: str, schema: dict[str, Any], answer: Answer) -> None:
 def running(
     folder: Path, *, body_bytes_max: int = 1 << 20, limits: ConnectionLimits = DEFAULT_LIMITS, **options: Any
 ) -> Iterator[Server]:
-    """A server for one test."""
+    """A server for one test. It listens in plain; `tls` is for its questions to others, and for `listen`."""
     server = Server(folder, body_bytes_max=body_bytes_max, limits=limits, **options)
     try:
         yield server

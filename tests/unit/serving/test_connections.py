@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import socket
-import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -33,7 +32,6 @@ from broker.serving.http.connections import (
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import stream_of, values
 from tests.unit.serving.server import Api, Server, running
-from tests.unit.serving.test_sending import make_certificate
 
 POLL = b"GET /v1/streams/orders/partitions/0/records?max_wait_ms=60000 HTTP/1.1\r\nHost: [::1]\r\n\r\n"
 
@@ -176,19 +174,6 @@ def test_who_sends_what_is_no_http_again_and_again_fills_no_log(
         client.sendall(b"hello\r\n\r\n")
         problem_in(heard(client), 400)
     assert "count=20" in caplog.records[-1].getMessage()
-
-
-@pytest.mark.process
-def test_over_tls_what_is_no_http_is_answered_too(tmp_path: Path) -> None:
-    """There is no half-close under TLS: the answer is sent and the connection closed."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(make_certificate(tmp_path))
-    with running(tmp_path / "data") as server:
-        port = server.call(server.listen(ssl=context))
-        plain = socket.create_connection(("127.0.0.1", port), timeout=30)
-        with ssl._create_unverified_context().wrap_socket(plain) as client:
-            client.sendall(b"hello\r\n\r\n")
-            assert problem_in(heard(client), 400)["reason"] == "invalid_request"
 
 
 # --- too slow ----------------------------------------------------------------------------------------------

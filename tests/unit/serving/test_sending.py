@@ -10,8 +10,6 @@ import asyncio
 import http.client
 import os
 import socket
-import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -218,37 +216,6 @@ def test_a_long_poll_ends_with_its_client(server: Server, api: Api, monkeypatch:
         client.sendall(b"GET /v1/streams/orders/partitions/0/records?max_wait_ms=60000 HTTP/1.1\r\nHost: [::1]\r\n\r\n")
         eventually(lambda: server.backend._hub._waiter_count, what="the poll waits")
     eventually(lambda: not server.backend._hub._waiter_count, what="it ends")
-
-
-@pytest.mark.process
-def test_over_tls_the_same_bytes_arrive(tmp_path: Path) -> None:
-    """There is no sendfile under TLS: asyncio copies instead."""
-    certificate = make_certificate(tmp_path)
-    with running(tmp_path / "data", body_bytes_max=16 << 20) as server:
-        server.api.create("big")
-        server.api.append("big", values(1000, RECORD_BYTES))
-        plain = server.api.read("big").body
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
-
-        port = server.call(server.listen(ssl=context))
-        client = http.client.HTTPSConnection("127.0.0.1", port, context=ssl._create_unverified_context(), timeout=60)
-        for _ in range(2):
-            client.request("GET", "/v1/streams/big/partitions/0/records")
-            assert client.getresponse().read() == plain
-        client.close()
-
-
-def make_certificate(folder: Path) -> Path:
-    """A self-signed certificate with its key, by the openssl of the machine."""
-    path = folder / "certificate.pem"
-    try:
-        command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -keyout key.pem -out only.pem"
-        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("no openssl on this machine")
-    path.write_text((folder / "key.pem").read_text() + (folder / "only.pem").read_text())
-    return path
 
 
 def test_a_post_that_breaks_off_stores_nothing(server: Server, api: Api) -> None:

@@ -220,8 +220,11 @@ def test_addresses_are_those_of_the_client() -> None:
     for options in (source_options, sink_options):
         found = options({"stream": "s", "brokers": "http://A:1/, b,a:1,"}, "stream")
         assert found.brokers == ",".join(map(str, parse_addresses("http://A:1/, b,a:1,"))) == "a:1,b:9293"
-        with pytest.raises(NotSupported, match=r"^option brokers: .*https"):
-            options({"stream": "s", "brokers": "https://a"}, "stream")
+        assert options({"stream": "s", "brokers": "https://a,https://b:1"}, "stream").brokers == (
+            "https://a:9293,https://b:1"
+        )
+        with pytest.raises(InvalidSetting, match=r"^option brokers: .*some are https"):
+            options({"stream": "s", "brokers": "https://a,b"}, "stream")
         with pytest.raises(InvalidSetting) as caught:
             options({"stream": "s", "brokers": "http://me:secret@a"}, "stream")
         assert "secret" not in f"{caught.value}{caught.value.fields}"

@@ -49,6 +49,7 @@ from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.runtime.sinks.stores import Stages
 from broker.serving.http.peers import Peers
+from broker.serving.http.tls import TlsContexts
 from broker.serving.threads import Threads
 from broker.sinks.notes import StagePart
 from broker.sinks.silence import Owner, Silence
@@ -99,6 +100,7 @@ class PlacedSinks:
         elapsed: Callable[[], int] = elapsed_us,
         sweep_s: float,
         why_missing: Callable[[], str],
+        tls: TlsContexts | None = None,
     ) -> None:
         self._me = me
         self._streams = streams
@@ -109,7 +111,7 @@ class PlacedSinks:
         self._clock, self._elapsed = clock, elapsed
         self._sweep_s = sweep_s
         self._why_missing = why_missing
-        self._peers = Peers(me)
+        self._peers = Peers(me, tls)
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self._coordinators: dict[Partition, Sinks] = {}

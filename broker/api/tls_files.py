@@ -1,0 +1,86 @@
+"""Files of TLS: certificates, keys, CAs, put into an `ssl.SSLContext`, and errors that say what is wrong with which.
+
+OpenSSL says of most faults no more than "PEM lib", and names no file. So a file is looked at here before OpenSSL sees
+it.
+
+F1  A key that every user of the machine can read is refused: it is no secret.
+F2  No key with a passphrase is taken: nobody is there to type it, and OpenSSL would wait at the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import ssl
+import stat
+from typing import Final
+
+from broker.api.errors import InvalidSetting
+
+CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
+LOOKED_AT_BYTES: Final = 4 << 20
+"""The CAs of the whole world take a quarter of a MiB."""
+
+
+def load_chain(context: ssl.SSLContext, cert: tuple[str, str], key: tuple[str, str]) -> None:
+    """Have a context show a certificate. `cert`, `key`: the name of the setting, and the path of its file.
+
+    Raises:
+        InvalidSetting: a file cannot be read, or is not what it should be; or they do not belong together.
+    """
+    if CERTIFICATE not in read(*cert):
+        raise unusable(*cert, "holds no certificate in PEM")
+    check_key(*key)
+    try:
+        context.load_cert_chain(cert[1], key[1], password=b"")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise unusable(*key, f"is not the key of {cert[0]} = {cert[1]!r}") from error
+        raise unusable(*cert, f"cannot be used with {key[0]} = {key[1]!r}: {said(error)}") from error
+    except OSError as error:
+        raise unusable(*cert, f"cannot be read: {error.strerror}") from error
+
+
+def load_ca(context: ssl.SSLContext, name: str, path: str) -> None:
+    """Have a context believe the certificates of a file. Raises as `load_chain`."""
+    if CERTIFICATE not in read(name, path):
+        raise unusable(name, path, "holds no certificate in PEM")
+    try:
+        context.load_verify_locations(cafile=path)
+    except OSError as error:
+        raise unusable(name, path, f"is not a file of certificates: {said(error)}") from error
+
+
+def read(name: str, path: str) -> bytes:
+    """The bytes of a file. Raises InvalidSetting."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(LOOKED_AT_BYTES)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise unusable(name, path, f"cannot be read: {why}") from error
+
+
+def said(error: OSError) -> str:
+    """What OpenSSL says, without the numbers of its source."""
+    reason = getattr(error, "reason", None)
+    return str(reason).replace("_", " ").lower() if reason else error.strerror or str(error)
+
+
+def unusable(name: str, path: str, why: str) -> InvalidSetting:
+    """The error for a file."""
+    return InvalidSetting(f"{name} = {path!r}: {why}", key=name, value=path)
+
+
+def check_key(name: str, path: str) -> None:
+    """F1, F2. Raises InvalidSetting."""
+    content = read(name, path)
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if mode & stat.S_IRWXO:  # F1
+        raise unusable(
+            name, path, f"has mode {mode:04o}, so every user of this machine can use it: chmod 600 {shlex.quote(path)}"
+        )
+    if b"ENCRYPTED" in content:  # F2
+        raise unusable(name, path, "has a passphrase; write it without one, readable by its owner alone")
+    if b"PRIVATE KEY-----" not in content:
+        raise unusable(name, path, "holds no private key in PEM")

@@ -1,0 +1,98 @@
+"""TLS of a client: whom it believes, which certificate it shows, and what a failed handshake means.
+
+    https://host:port ─► context ─► handshake ─► the certificate is the host's, by a CA that is believed ─► request
+                                        └─► not: an error that trying again does not mend, before anything was sent
+
+V1  A broker's certificate is always checked, and its name too. There is no switch that turns it off.
+V2  A certificate that a broker refuses is noticed late: under TLS 1.3 the client's handshake is over by then, and the
+    request may be on its way. The alert says that nothing of it was looked at.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from typing import Final
+
+from broker.api import environment
+from broker.api.errors import InvalidRequest
+from broker.api.tls_files import load_ca, load_chain, said
+
+_REFUSED: Final = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT_ERROR")
+"""Parts of the names of alerts by which a server refuses a client's certificate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """Paths of PEM files. They are read when a client is made.
+
+    Attributes:
+        ca: CAs that are believed. None: those of the system.
+        cert, key: The certificate that is shown to brokers that ask for one, and its key. None: none is shown.
+    """
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+def given_files(ca: str | None = None, cert: str | None = None, key: str | None = None) -> TlsFiles:
+    """Those that are given, and for the others those of the environment. A certificate and its key come together."""
+    if cert is None and key is None:
+        cert, key = environment.tls_cert(), environment.tls_key()
+    return TlsFiles(ca=environment.tls_ca() if ca is None else ca, cert=cert, key=key)
+
+
+def client_context(files: TlsFiles | None = None) -> ssl.SSLContext:
+    """The context of a client's connections. `files`: None means those of the environment.
+
+    Raises:
+        InvalidSetting: a file cannot be used; the text names it.
+        InvalidRequest: a certificate without its key, or a key without its certificate.
+    """
+    files = files or given_files()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # V1
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    if files.ca is not None:
+        load_ca(context, "tls_ca", files.ca)
+    else:
+        context.load_default_certs()
+    if (files.cert is None) != (files.key is None):
+        raise InvalidRequest("tls_cert and tls_key are given together, or neither of them")
+    if files.cert is not None and files.key is not None:
+        load_chain(context, ("tls_cert", files.cert), ("tls_key", files.key))
+    return context
+
+
+def first_words() -> bytes:
+    """What a client of TLS says first: to ask a broker whether it lives, without going on."""
+    out = ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # nothing follows
+    try:
+        context.wrap_bio(ssl.MemoryBIO(), out).do_handshake()
+    except ssl.SSLWantReadError:
+        return out.read()
+    raise AssertionError("a handshake that needs no answer")
+
+
+def why_refused(error: BaseException, *, is_connecting: bool) -> str | None:
+    """What stands in the way of TLS with this broker; None: something that may be over soon, or is no matter of TLS.
+
+    Args:
+        is_connecting: The handshake was not over. False: V2.
+    """
+    if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return None
+    reason = error.reason or ""
+    if "ALERT" in reason and any(word in reason for word in _REFUSED):
+        return f"the broker refuses this client's certificate, or wants one (tls_cert, tls_key): {said(error)}"
+    if not is_connecting:
+        return None
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not believed: {error.verify_message} (tls_ca says which CA is)"
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+        return "it does not speak TLS there; https:// is for a broker with http.tls_cert"
+    return f"no TLS with it: {said(error)}"

@@ -1,0 +1,158 @@
+"""`liftlog certs` makes a CA and certificates that brokers and clients take, and replaces nothing by accident.
+
+Method: the command's own files, in a handshake of the standard library and in `certificates_of`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from cryptography import x509
+
+from broker.api.errors import InvalidRequest
+from broker.cli.main import app
+from broker.runtime.config.certificates import certificates_of
+from broker.runtime.config.configuration import load
+
+
+def certs(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["certs", *arguments])
+
+
+def refused(*arguments: str) -> str:
+    error = certs(*arguments).exception
+    assert isinstance(error, InvalidRequest), error
+    return str(error)
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Path:
+    folder = tmp_path / "a ca"
+    assert certs("init", str(folder)).exit_code == 0
+    return folder
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
+    """Raises SSLError: one does not believe the other."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    here = client.wrap_bio(to_client, to_server, server_hostname=host)
+    there = server.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(3):
+        for side in (here, there):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    there.do_handshake()
+
+
+def contexts(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A broker's, which wants certificates, and the one that it asks others with."""
+    files = {"tls_cert": f"{name}.pem", "tls_key": f"{name}.key", "tls_client_ca": "ca.pem", "tls_ca": "ca.pem"}
+    found = certificates_of(load(None, {}, {f"http.{key}": str(folder / file) for key, file in files.items()}).http)
+    assert found is not None
+    return found.contexts.server(), found.contexts.client()
+
+
+def test_a_broker_and_its_clients_believe_each_other(ca: Path) -> None:
+    hosts = ("broker.example", "127.0.0.1", "::1")
+    assert certs("issue", str(ca), "broker", *(f"--host={host}" for host in hosts)).exit_code == 0
+    assert certs("issue", str(ca), "me").exit_code == 0
+    server, peer = contexts(ca, "broker")
+    mine = ssl.create_default_context(cafile=str(ca / "ca.pem"))
+    mine.verify_flags |= ssl.VERIFY_X509_STRICT
+    mine.load_cert_chain(ca / "me.pem", ca / "me.key")
+    for host in hosts:
+        handshake(server, mine, host)
+        handshake(server, peer, host)
+    with pytest.raises(ssl.SSLError):
+        handshake(server, mine, "other.example")
+    with pytest.raises(ssl.SSLError):
+        handshake(server, ssl.create_default_context(cafile=str(ca / "ca.pem")), hosts[0])
+
+
+def test_a_clients_certificate_is_no_brokers(ca: Path) -> None:
+    assert certs("issue", str(ca), "me").exit_code == 0
+    server, _ = contexts(ca, "me")
+    with pytest.raises(ssl.SSLError):
+        handshake(server, ssl.create_default_context(cafile=str(ca / "ca.pem")), "me")
+
+
+def test_keys_are_their_owners_and_nothing_else_is_left(ca: Path) -> None:
+    certs("issue", str(ca), "broker", "--host", "a")
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in ca.iterdir()}
+    assert modes == {"ca.pem": 0o644, "ca.key": 0o600, "broker.pem": 0o644, "broker.key": 0o600}
+
+
+def test_nothing_is_replaced_without_force(ca: Path) -> None:
+    certs("issue", str(ca), "broker", "--host", "a")
+    before = {path: path.read_bytes() for path in ca.iterdir()}
+    assert "ca.pem exists" in refused("init", str(ca))
+    assert "broker.pem exists: name another, or replace it with --force" in refused("issue", str(ca), "broker")
+    (ca / "broker.pem").unlink()
+    assert "broker.key exists" in refused("issue", str(ca), "broker")
+    assert {path: path.read_bytes() for path in ca.iterdir()} == {
+        path: content for path, content in before.items() if path.name != "broker.pem"
+    }
+    assert certs("issue", str(ca), "broker", "--host", "a", "--force").exit_code == 0
+    assert (ca / "broker.key").read_bytes() != before[ca / "broker.key"]
+
+
+def test_no_certificate_outlives_its_ca(tmp_path: Path) -> None:
+    assert certs("init", str(tmp_path / "ca"), "--days", "2").exit_code == 0
+    assert certs("issue", str(tmp_path / "ca"), "broker", "--host", "a", "--days", "900").exit_code == 0
+    ca, issued = (
+        x509.load_pem_x509_certificate((tmp_path / "ca" / name).read_bytes()) for name in ("ca.pem", "broker.pem")
+    )
+    assert issued.not_valid_after_utc == ca.not_valid_after_utc
+
+
+@pytest.mark.parametrize("name", ["ca", "", "../x", ".x", "a/b", "a b", "x" * 64])
+def test_a_name_that_is_none_of_a_file_is_refused(ca: Path, name: str) -> None:
+    assert "must be 1 to 63" in refused("issue", str(ca), name)
+
+
+@pytest.mark.parametrize("host", ["", "https://a", "a:9293", "a b", "*.example", "-a", "x" * 64, "a..b"])
+def test_what_is_no_host_is_refused(ca: Path, host: str) -> None:
+    assert "--host" in refused("issue", str(ca), "broker", "--host", host)
+    assert not (ca / "broker.key").exists()
+
+
+def test_a_ca_that_cannot_sign_is_said(ca: Path, tmp_path: Path) -> None:
+    assert "make a CA with `liftlog certs init" in refused("issue", str(tmp_path / "none"), "x")
+    os.chmod(ca / "ca.key", 0o644)
+    assert "mode 0644" in refused("issue", str(ca), "x")
+    os.chmod(ca / "ca.key", 0o600)
+    (ca / "ca.key").write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
+    assert "cannot be understood" in refused("issue", str(ca), "x")
+    certs("init", str(tmp_path / "other"))
+    (ca / "ca.key").write_bytes((tmp_path / "other" / "ca.key").read_bytes())
+    assert "is not the key of" in refused("issue", str(ca), "x")
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot be made" in refused("init", str(tmp_path / "file" / "ca"))
+
+
+def test_on_a_full_disk_the_former_files_stand_and_nothing_else_is_left(
+    ca: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certs("issue", str(ca), "broker", "--host", "a")
+    before = {path: path.read_bytes() for path in ca.iterdir()}
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert "broker.key cannot be written: No space left on device" in refused(
+        "issue", str(ca), "broker", "--host", "a", "--force"
+    )
+    assert "ca.key cannot be written: No space left on device" in refused("init", str(ca), "--force")
+    assert {path: path.read_bytes() for path in ca.iterdir()} == before
