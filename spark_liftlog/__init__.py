@@ -10,6 +10,7 @@ does not, call `register(spark)`. The page for users is docs/guides/spark.md.
     session.py     register, configure
     views.py       temporary views of streams
     options.py     the options of the source
+    place.py       brokers' addresses, with the files of TLS that go with them
     parsing.py     option values: found by name, read, refused
     schema.py      the row, the projection, rows of some subjects only
     payload.py     payload=json: values as columns

@@ -10,10 +10,10 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from broker.api.errors import InvalidSetting
-from broker.client.client import connect
 from spark_liftlog.errors import shown_to_spark
 from spark_liftlog.options import check_names, columns_in, source_options, streams_in
 from spark_liftlog.payload import declared_schema, kept_schema, payload_in
+from spark_liftlog.place import client_at
 from spark_liftlog.reading.batch_reader import LiftlogReader
 from spark_liftlog.reading.pushing_reader import reader_of
 from spark_liftlog.reading.stream_reader import LiftlogStreamReader
@@ -47,7 +47,7 @@ class LiftlogDataSource(DataSource):
     def _kept_schema(self) -> StructType:
         """As the streams keep it now. Raises InvalidSetting: it is not known."""
         brokers, selection = streams_in(self.options)
-        with connect(brokers) as client:
+        with client_at(brokers) as client:
             if selection.pattern is None:
                 return kept_schema(client.describe(name) for name in selection.names)
             return kept_schema(stream for stream in client.streams() if selection.has(stream.name))

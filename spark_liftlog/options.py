@@ -2,6 +2,7 @@
 
     option                              source           default              values
     brokers                             batch  stream    LIFTLOG_BROKERS      HTTP addresses, comma separated
+    tlsCa, tlsCert, tlsKey              batch  stream    LIFTLOG_TLS_CA …     paths of PEM files, for https:// brokers
     stream (or the path)                batch  stream    one of these four    a stream's name
     streams                             batch  stream                         names, comma separated
     streamPattern                       batch  stream                         regular expression for whole names
@@ -70,6 +71,7 @@ from spark_liftlog.parsing import (
     whole,
 )
 from spark_liftlog.payload import Payload, payload_in
+from spark_liftlog.place import Place
 from spark_liftlog.reading.narrowing import NO_NARROWING, Narrowing
 from spark_liftlog.reading.selection import Selection
 from spark_liftlog.reading.table_options import TableOptions, as_of, table_options
@@ -87,6 +89,9 @@ _BATCH: Final = frozenset(("batch",))
 _STREAM: Final = frozenset(("stream",))
 _SOURCE: Final[Mapping[str, frozenset[str]]] = {
     "brokers": _BOTH,
+    "tlsCa": _BOTH,
+    "tlsCert": _BOTH,
+    "tlsKey": _BOTH,
     "stream": _BOTH,
     "streams": _BOTH,
     "streamPattern": _BOTH,
@@ -145,7 +150,7 @@ class SourceOptions:
         max_offsets_per_trigger, max_bytes_per_trigger, min_offsets_per_trigger, max_records_per_partition: None: none.
     """
 
-    brokers: str
+    brokers: Place
     selection: Selection
     starting: Where
     ending: Where
@@ -231,7 +236,7 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
     )
 
 
-def streams_in(given: Mapping[str, str]) -> tuple[str, Selection]:
+def streams_in(given: Mapping[str, str]) -> tuple[Place, Selection]:
     """The brokers and the streams of a read, of either kind. Raises as `source_options`."""
     given = _of_read(given)
     options = known(given, SOURCE_OPTIONS, what="the liftlog source")

@@ -25,6 +25,8 @@ from broker.api.errors import (
 )
 from broker.api.stream import check_name
 from broker.client.http.address import parse_addresses
+from broker.client.http.tls import TlsFiles
+from spark_liftlog.place import Place
 
 Kind: TypeAlias = Literal["batch", "stream"]
 OFFSET_MAX: Final = (1 << 63) - 1
@@ -58,10 +60,7 @@ _IN_PLACE: Final[Mapping[str, str]] = {
 _LATER: Final[Mapping[str, str]] = {
     "via": "rows are written to the log; to publish to NATS use its client in foreachBatch",
 }
-_UNSECURED: Final = (
-    "brokers have no authentication yet, and TLS is https:// in brokers, with the variables LIFTLOG_TLS_CA,"
-    " LIFTLOG_TLS_CERT and LIFTLOG_TLS_KEY"
-)
+_UNSECURED: Final = "brokers have no authentication yet, and TLS is https:// in brokers, with tlsCa, tlsCert and tlsKey"
 _FOREIGN: Final[Mapping[str, str]] = {
     "kafka.security.": _UNSECURED,
     "kafka.sasl.": _UNSECURED,
@@ -139,12 +138,31 @@ def naming(option: str, hint: str = "") -> Iterator[None]:
         raise type(error)(f"option {option}: {error}{hint}", **error.fields) from None
 
 
-def brokers_in(options: Mapping[str, str]) -> str:
+TLS_OPTIONS: Final = ("tlsCa", "tlsCert", "tlsKey")
+
+
+def brokers_in(options: Mapping[str, str]) -> Place:
     """The addresses as the client understands them. An error repeats no more of the value than the client's does."""
     try:
-        return ",".join(map(str, parse_addresses(options.get("brokers", environment.brokers()))))
+        found = parse_addresses(options.get("brokers", environment.brokers()))
     except InvalidRequest as error:
         raise InvalidSetting(f"{_source(options)}: {error}", key="brokers", value=None) from error
+    return Place(",".join(map(str, found)), _tls_in(options, is_tls=found[0].is_tls))
+
+
+def _tls_in(options: Mapping[str, str], *, is_tls: bool) -> TlsFiles:
+    """The paths. Nothing is read (`place.P1`)."""
+    for name in TLS_OPTIONS:
+        if name not in options:
+            continue
+        if not is_tls:
+            raise invalid(name, options[name], "is for brokers at https://, and brokers names none")
+        if not options[name]:
+            raise invalid(name, options[name], "must be the path of a file")
+    for name, other in (("tlsCert", "tlsKey"), ("tlsKey", "tlsCert")):
+        if name in options and other not in options:
+            raise invalid(name, options[name], f"needs {other}")
+    return TlsFiles(ca=options.get("tlsCa"), cert=options.get("tlsCert"), key=options.get("tlsKey"))
 
 
 def _source(options: Mapping[str, str]) -> str:

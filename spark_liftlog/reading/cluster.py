@@ -30,6 +30,7 @@ from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import Patience
 from broker.client.positions import Position as ClientPosition
+from spark_liftlog.place import brokers_at
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.asking_again import AGAIN_S, AskingAgain
 from spark_liftlog.reading.offsets import Key, ReadPosition
@@ -76,7 +77,7 @@ class Cluster:
     """
 
     def __init__(self, brokers: str | Brokers) -> None:
-        self._brokers = Brokers(brokers) if isinstance(brokers, str) else brokers
+        self._brokers = brokers_at(brokers) if isinstance(brokers, str) else brokers
         self._has_answered = False
 
     def watch(

@@ -38,12 +38,14 @@ from broker.api.errors import (
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import Patience
+from broker.client.http.tls import TlsFiles
 from broker.client.reading.fetch import PartitionFetch
 from broker.client.reading.gathering import Gathering, Shape
 from broker.client.reading.reused_memory import ReusedMemory
 from broker.client.reading.session import FetchSession
 from spark_liftlog.errors import for_spark
 from spark_liftlog.options import SourceOptions
+from spark_liftlog.place import brokers_at, files_of
 from spark_liftlog.reading.advance import Head, expired, lost, missing, recreated, truncated
 from spark_liftlog.reading.asking_again import AskingAgain
 from spark_liftlog.reading.cluster import TIMEOUT_S
@@ -63,7 +65,7 @@ log = logging.getLogger("spark_liftlog")
 RACK: Final = "LIFTLOG_RACK"
 """In the environment of an executor: where it stands, for readFrom=nearest."""
 
-_sessions: dict[tuple[str, str | None], FetchSession] = {}
+_sessions: dict[tuple[str, TlsFiles, str | None], FetchSession] = {}
 _memory: Final = ReusedMemory()
 _lock = threading.Lock()
 
@@ -83,9 +85,10 @@ class TaskRanges(InputPartition):
 def session(brokers: str, *, rack: str | None = None) -> FetchSession:
     """This process's session with a cluster. `rack`: to read from a replica there."""
     with _lock:
-        found = _sessions.get((brokers, rack))
+        key = brokers, files_of(brokers), rack
+        found = _sessions.get(key)
         if found is None:
-            found = _sessions[brokers, rack] = FetchSession(brokers, rack=rack)
+            found = _sessions[key] = FetchSession(brokers=brokers_at(brokers), rack=rack)
         return found
 
 

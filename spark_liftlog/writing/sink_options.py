@@ -2,6 +2,7 @@
 
     option                  sink             default            values
     brokers                 batch  stream    LIFTLOG_BROKERS    HTTP addresses, comma separated
+    tlsCa, tlsCert, tlsKey  batch  stream    LIFTLOG_TLS_CA …   paths of PEM files, for https:// brokers
     stream (or the path)    batch  stream    column stream      a stream's name
     subject                 batch  stream    the stream's       a NATS subject, for frames without such a column
     partitioner             batch  stream    key                key, roundRobin
@@ -39,6 +40,7 @@ from spark_liftlog.parsing import (
     stream_in,
     whole,
 )
+from spark_liftlog.place import Place
 
 TIMEOUT_MS: Final = 120_000
 TXN_APP_ID_MAX: Final = 1024
@@ -48,6 +50,9 @@ _BATCH: Final = frozenset(("batch",))
 _STREAM: Final = frozenset(("stream",))
 SINK_OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "brokers": _BOTH,
+    "tlsCa": _BOTH,
+    "tlsCert": _BOTH,
+    "tlsKey": _BOTH,
     "stream": _BOTH,
     "subject": _BOTH,
     "partitioner": _BOTH,
@@ -75,7 +80,7 @@ class SinkOptions:
         checkpoint: The place of the query's checkpoint; None where it comes from the session.
     """
 
-    brokers: str
+    brokers: Place
     stream: str | None
     subject: str | None = None
     partitioner: str = "key"

@@ -62,7 +62,7 @@ class Authority:
         return Certificates(load(None, {}, self.settings(issued, **more)).http)
 
     def client_files(self, issued: Issued | None = None) -> TlsFiles:
-        return TlsFiles(ca=self.ca, cert=issued and issued.cert, key=issued and issued.key)
+        return TlsFiles(ca=self.ca, cert=issued.cert if issued else None, key=issued.key if issued else None)
 
     def client_context(self, issued: Issued | None = None) -> ssl.SSLContext:
         """The standard library's: a client that is none of ours."""

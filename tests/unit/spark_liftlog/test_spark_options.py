@@ -427,6 +427,9 @@ def test_streams_partitions_and_times_are_understood() -> None:
 
 
 VALID = {
+    "tlsCa": "/tls/ca.pem",
+    "tlsCert": "/tls/me.pem",
+    "tlsKey": "/tls/me.key",
     "mode": "log",
     "asOf": "1",
     "sharedKeys": "keep",

@@ -1,0 +1,52 @@
+"""Where a query's brokers are, and the files of TLS that it talks to them with.
+
+P1  The files are named by their paths, here and in everything that is pickled. They are read where a connection is
+    made: on the driver and on each executor, each time a process connects first. No content of a file is in a plan.
+"""
+
+from __future__ import annotations
+
+from broker.client.client import Client, connect
+from broker.client.http.brokers import Brokers
+from broker.client.http.tls import TlsFiles, given_files
+
+
+class Place(str):
+    """Addresses of brokers, as text, with the options `tlsCa`, `tlsCert` and `tlsKey`. Equal if both are."""
+
+    tls: TlsFiles
+    """Paths on each machine. None: of the environment there."""
+
+    def __new__(cls, addresses: str, tls: TlsFiles = TlsFiles()) -> Place:  # noqa: B008 it is frozen
+        made = super().__new__(cls, addresses)
+        made.tls = tls
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) and files_of(self) == files_of(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return str.__hash__(self)
+
+    def __reduce__(self) -> tuple[type[Place], tuple[str, TlsFiles]]:
+        return Place, (str(self), self.tls)
+
+
+def files_of(brokers: object) -> TlsFiles:
+    """The files that go with addresses; of plain text: none are given."""
+    return brokers.tls if isinstance(brokers, Place) else TlsFiles()
+
+
+def brokers_at(brokers: str) -> Brokers:
+    """Connections to these brokers. Raises InvalidRequest: a file of TLS cannot be used here."""
+    files = files_of(brokers)
+    return Brokers(brokers, tls=given_files(files.ca, files.cert, files.key))
+
+
+def client_at(brokers: str) -> Client:
+    """A client of these brokers. Raises as `brokers_at`."""
+    files = files_of(brokers)
+    return connect(brokers, tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key)
