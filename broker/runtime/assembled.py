@@ -125,7 +125,7 @@ class Assembled:
         self.broker_id = config.broker_id
         if config.intake.enabled:
             checked_options(config.nats)  # an error here, not in a log line at each try to connect
-        self._certificates = certificates_of(config.http)
+        self._certificates = certificates_of(config.http, by_date=False)
         self._folder = DataFolder.open(config.data_dir, broker_id=config.broker_id, cluster_id=cluster_id)
         self._catalog_path = str(Path(config.data_dir) / "catalog.log")
         self._disk = OsDisk(Spares(self._folder.path, sizes=sizes_with(spare_bytes(self._catalog_path))))

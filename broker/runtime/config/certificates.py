@@ -9,7 +9,9 @@ X1  Contexts come from files that were the same before and after they were read:
     the key of another.
 X2  Files that are wrong now may be right later without a change, as a certificate that is not valid yet. So they are
     read at each look until they are; the log has one line for each change.
-X3  A certificate that expires while it is in use stays in use: clients say better than a closed port what is wrong.
+X3  A certificate that expires while it is in use stays in use, and a broker starts with one that has expired: clients
+    say what is wrong, and messages from NATS are taken meanwhile. A broker that did not come up after a crash would
+    miss them. It is an ERROR in the log, and what is asked before a start refuses it (`certificates_of`).
 """
 
 from __future__ import annotations
@@ -38,9 +40,20 @@ Files = tuple[tuple[int, int, int] | None, ...]
 """Of each file what changes with its content; None: it is not there."""
 
 
-def certificates_of(config: HttpConfig) -> Certificates | None:
-    """Those of a broker; None: it speaks plain HTTP. Raises InvalidSetting: a file cannot be used."""
-    return None if config.tls_cert is None else Certificates(config)
+def certificates_of(config: HttpConfig, *, by_date: bool = True) -> Certificates | None:
+    """Those of a broker; None: it speaks plain HTTP.
+
+    Args:
+        by_date: A certificate that has expired, or is not valid yet, cannot be used. False: X3.
+    Raises:
+        InvalidSetting: a file cannot be used.
+    """
+    if config.tls_cert is None:
+        return None
+    found = Certificates(config)
+    if by_date and found.out_of_date is not None:
+        raise found.out_of_date
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +62,13 @@ class Loaded:
 
     Attributes:
         expires: When the first certificate of the chain does.
+        out_of_date: The error that says so if it has expired, or is not valid yet.
     """
 
     server: ssl.SSLContext
     client: ssl.SSLContext
     expires: datetime
+    out_of_date: InvalidSetting | None
 
 
 class Certificates:
@@ -80,6 +95,8 @@ class Certificates:
     def start(self) -> None:
         """Start the thread."""
         log.info("http.certificate_taken file=%s expires=%s", self._config.tls_cert, self.expires.isoformat())
+        if (error := self.out_of_date) is not None:  # X3
+            log.error("http.certificate_refused error=%s", f"{error}: clients refuse this broker")
         self._loop.start()
 
     def stop(self) -> None:
@@ -90,6 +107,11 @@ class Certificates:
     def expires(self) -> datetime:
         """When the certificate in use does, or another of its chain, if that is sooner."""
         return self._loaded.expires
+
+    @property
+    def out_of_date(self) -> InvalidSetting | None:
+        """What was wrong with the dates of those in use when they were taken."""
+        return self._loaded.out_of_date
 
     def samples(self) -> Iterator[Sample]:
         """For /metrics."""
@@ -104,6 +126,8 @@ class Certificates:
             return
         try:
             loaded = load_files(self._config, self._now())
+            if loaded.out_of_date is not None:
+                raise loaded.out_of_date
         except InvalidSetting as error:
             if files != self._said:  # X2
                 self._said = files
@@ -146,16 +170,16 @@ def load_files(config: HttpConfig, now_s: float) -> Loaded:
         load_ca(client, "http.tls_ca", config.tls_ca)
     else:
         client.load_default_certs()
-    return Loaded(server, client, expiry(*cert, now_s))
+    return Loaded(server, client, *dates(*cert, now_s))
 
 
-def expiry(name: str, path: str, now_s: float) -> datetime:
-    """When a chain expires.
+def dates(name: str, path: str, now_s: float) -> tuple[datetime, InvalidSetting | None]:
+    """When a chain expires, and the error for one that has expired, or is not valid yet.
 
     Args:
         name: The setting that names the file.
     Raises:
-        InvalidSetting: it has expired, is not valid yet, or cannot be read.
+        InvalidSetting: it cannot be read.
     """
     from cryptography import x509
 
@@ -163,14 +187,14 @@ def expiry(name: str, path: str, now_s: float) -> datetime:
         chain = x509.load_pem_x509_certificates(read(name, path))
     except ValueError as error:
         raise unusable(name, path, f"cannot be understood: {error}") from error
-    now = datetime.fromtimestamp(now_s, UTC)
+    now, fault = datetime.fromtimestamp(now_s, UTC), None
     for number, certificate in enumerate(chain):
         which = f"the certificate number {number + 1} in it" if number else "the certificate"
         if now > certificate.not_valid_after_utc:
-            raise unusable(name, path, f"{which} has expired at {certificate.not_valid_after_utc.isoformat()}")
+            fault = unusable(name, path, f"{which} has expired at {certificate.not_valid_after_utc.isoformat()}")
         if now < certificate.not_valid_before_utc:
-            raise unusable(name, path, f"{which} is not valid before {certificate.not_valid_before_utc.isoformat()}")
-    return min(certificate.not_valid_after_utc for certificate in chain)
+            fault = unusable(name, path, f"{which} is not valid before {certificate.not_valid_before_utc.isoformat()}")
+    return min(certificate.not_valid_after_utc for certificate in chain), fault
 
 
 def _mark(path: str) -> tuple[int, int, int] | None:

@@ -219,6 +219,35 @@ def test_one_that_is_not_valid_yet_is_taken_when_it_is(authority: Authority, cap
     assert certificates.contexts.server() is not first
 
 
+async def test_a_broker_starts_with_one_that_has_expired_and_says_so(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """X3: it takes what comes over NATS. A renewed one is taken without a restart."""
+    now_s = [NOW.timestamp()]
+    expired = authority.issue("broker", not_before=NOW - 3 * DAY, not_after=NOW - DAY)
+    settings = {**authority.settings(expired), "data_dir": str(tmp_path / "data"), "http.port": 0}
+    config = load(None, {}, {**settings, "intake.enabled": False})
+    with pytest.raises(InvalidSetting, match="has expired at"):
+        certificates_of(config.http)
+    broker = Broker(config)
+    await broker.start()
+    await broker.stop()
+    caplog.clear()
+    certificates = Certificates(config.http, now=lambda: now_s[0])
+    certificates.start()
+    certificates.stop()
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "has expired at" in line
+    first = certificates.contexts.server()
+    authority.issue("broker", not_before=NOW - 2 * DAY, not_after=NOW - DAY)
+    looks(certificates, 4)
+    assert certificates.contexts.server() is first, "of two that have expired the first stays"
+    authority.issue("broker", not_before=NOW - DAY, not_after=NOW + DAY)
+    looks(certificates, 4)
+    assert certificates.contexts.server() is not first
+    assert certificates.out_of_date is None
+
+
 def test_one_that_expires_while_it_is_in_use_stays(authority: Authority) -> None:
     """X3."""
     now_s = [NOW.timestamp()]
