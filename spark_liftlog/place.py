@@ -6,6 +6,8 @@ P1  The files are named by their paths, here and in everything that is pickled. 
 
 from __future__ import annotations
 
+from typing import Any
+
 from broker.client.client import Client, connect
 from broker.client.http.brokers import Brokers
 from broker.client.http.tls import TlsFiles, given_files
@@ -46,7 +48,7 @@ def brokers_at(brokers: str) -> Brokers:
     return Brokers(brokers, tls=given_files(files.ca, files.cert, files.key))
 
 
-def client_at(brokers: str) -> Client:
-    """A client of these brokers. Raises as `brokers_at`."""
+def client_at(brokers: str, **options: Any) -> Client:
+    """A client of these brokers; `options`: of `connect`. Raises as `brokers_at`."""
     files = files_of(brokers)
-    return connect(brokers, tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key)
+    return connect(brokers, tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key, **options)

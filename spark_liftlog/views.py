@@ -42,6 +42,9 @@ def views(
     brokers: str | None = None,
     streams: str | Iterable[str] | None = None,
     replace: bool = False,
+    tls_ca: str | None = None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
 ) -> dict[str, str]:
     """Make a temporary view of each stream, and one of the table of each keyed stream.
 
@@ -53,16 +56,19 @@ def views(
         streams: Names; None: all but the broker's own.
         replace: Also where a view or table has such a name that was not made by this function: a view is replaced, a
             table hidden.
+        tls_ca, tls_cert, tls_key: As the options `tlsCa`, `tlsCert` and `tlsKey` of the source.
     Returns:
         The stream of each view.
     Raises:
         InvalidSetting: a name is taken (and `replace` is False), or two views would have one name.
         UnknownStream: `streams` names one that is not there.
     """
-    with connect(brokers) as client:
+    with connect(brokers, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key) as client:
         names = [streams] if isinstance(streams, str) else streams
         found = client.streams() if names is None else [client.describe(name) for name in names]
-        options = {"brokers": str(client.brokers), "resolve": "read"}
+        files = {"tlsCa": tls_ca, "tlsCert": tls_cert, "tlsKey": tls_key}
+        options = {name: path for name, path in files.items() if path is not None}
+        options |= {"brokers": str(client.brokers), "resolve": "read"}
     planned = _planned(found)
     taken = [view for view, _, _ in planned if not replace and _is_others(spark, view)]
     if taken:

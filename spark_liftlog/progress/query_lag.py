@@ -5,6 +5,8 @@ So that report carries what somebody needs who looks at the query from outside:
 
     {"v": 1, "brokers": "localhost:9293", "streams": {"orders": {"0": {"high_watermark": 250, "lag": 150}}}}
 
+and, where options name files of TLS, their paths: `"tls": {"ca": "/etc/ssl/ca.pem"}`.
+
 L1  A progress tells of its own moment: `lag` counts from the end of its batch. There is none while a batch runs, or
     while a query waits for records, however many come meanwhile. So the lag of a query is asked of the brokers
     (`lag_now`): from the end of its last batch that is complete.
@@ -16,13 +18,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.api.errors import LiftlogError
 from broker.api.plain import parse_json
-from broker.client.client import connect
+from broker.client.http.tls import TlsFiles
 from broker.client.positions import Position
+from spark_liftlog.place import Place, client_at, files_of
 from spark_liftlog.reading.offsets import VERSION, Key, decode
 
 if TYPE_CHECKING:
@@ -68,14 +71,15 @@ def report(ends: Mapping[Key, int], high_watermarks: Mapping[Key, int], *, broke
         lag_records = max(0, high_watermark - ends.get((stream, partition), high_watermark))
         entry = {"high_watermark": high_watermark, "lag": lag_records}
         streams.setdefault(stream, {})[str(partition)] = entry
-    return {"v": VERSION, "brokers": brokers, "streams": streams}
+    files = {name: path for name, path in asdict(files_of(brokers)).items() if path is not None}
+    return {"v": VERSION, "brokers": brokers, "streams": streams, **({"tls": files} if files else {})}
 
 
 def lag(of: StreamingQuery | Mapping[str, Any], *, brokers: str | None = None) -> Lag | None:
     """The lag of a query now, or of one progress of it (as a StreamingQueryListener gets them) at its moment.
 
     Args:
-        brokers: Whom to ask for a query; those of its source if not given.
+        brokers: Whom to ask for a query; those of its source, with its files of TLS, if not given.
     Returns:
         The lag over all liftlog sources of the query; None before the first progress, or without such a source.
     Raises:
@@ -96,8 +100,8 @@ def lag_now(progress: Mapping[str, Any], *, brokers: str | None = None) -> Lag |
         if value is None:
             continue
         is_ours = True
-        asked = brokers or value.get("brokers")
-        now = _asked(source.get("endOffset"), asked) if isinstance(asked, str) else {}
+        asked = brokers or _place(value)
+        now = {} if asked is None else _asked(source.get("endOffset"), asked)
         for key, records in (_entries(value) | {key: records for key, (records, _) in now.items()}).items():
             found[key] = found.get(key, 0) + records  # who cannot be asked has what was reported, at least
         for key, (_, age_s) in now.items():
@@ -127,7 +131,7 @@ def _asked(end_value: Any, brokers: str) -> dict[Key, tuple[int, float | None]]:
     if end is None:
         return {}
     places = sorted(end.positions.items())
-    with connect(brokers, timeout_s=ASK_S, deadline_s=0) as client:
+    with client_at(brokers, timeout_s=ASK_S, deadline_s=0) as client:
         answers = client.resolve([Position(*key, {"offset": at.offset}) for key, at in places])
     found: dict[Key, tuple[int, float | None]] = {}
     for (key, at), answer in zip(places, answers, strict=True):
@@ -146,6 +150,15 @@ def _entries(value: Mapping[str, Any]) -> dict[Key, int]:
         for stream, partitions in value["streams"].items()
         for partition, entry in partitions.items()
     }
+
+
+def _place(report: Mapping[str, Any]) -> str | None:
+    """The brokers that a source's report names, with their files; None: it names none."""
+    brokers, files = report.get("brokers"), report.get("tls")
+    if not isinstance(brokers, str) or not isinstance(files, dict):
+        return brokers if isinstance(brokers, str) else None
+    given = {name: path for name, path in files.items() if name in ("ca", "cert", "key") and isinstance(path, str)}
+    return Place(brokers, TlsFiles(**given))
 
 
 def _parsed(latest: Any) -> dict[str, Any] | None:
