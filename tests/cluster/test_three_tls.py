@@ -1,7 +1,8 @@
-"""Goal: three brokers over TLS are a cluster: clients, and the questions of brokers to each other, go on when one dies.
+"""Goal: three brokers over TLS are a cluster: clients, the questions of brokers to each other, and what they replicate
+go on when one dies. A broker of another CA gets nothing.
 
-Method: `liftlog up` with certificates of `liftlog certs`, where every client needs one; a producer and a reader while
-the leader of their partition is killed. Nothing is asked in plain.
+Method: `liftlog up` with certificates of a CA, where every client needs one; a producer and a reader while the leader
+of their partition is killed. Nothing is asked in plain.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Three(Folder):
 
     def __post_init__(self) -> None:
         self.files, self.mine = self.authority.issue("broker"), self.authority.issue("me", "me.example")
+        self.among = self.authority
 
     @property
     def brokers(self) -> str:
@@ -36,13 +38,18 @@ class Three(Folder):
     @property
     def env(self) -> dict[str, str]:
         files, mine, ca = self.files, self.mine, self.authority.ca
+        among = self.among.cluster_settings()
         return {
             **super().env,
             "LIFTLOG_BROKERS": self.brokers,
             **{"LIFTLOG_HTTP_TLS_CERT": files.cert, "LIFTLOG_HTTP_TLS_KEY": files.key, "LIFTLOG_HTTP_TLS_CA": ca},
             **{"LIFTLOG_TLS_CERT": mine.cert, "LIFTLOG_TLS_KEY": mine.key, "LIFTLOG_TLS_CA": ca},
             "LIFTLOG_HTTP_TLS_CLIENT_CA": ca,
+            **{f"LIFTLOG_{key.replace('.', '_').upper()}": path for key, path in among.items()},
         }
+
+    def in_sync(self) -> int:
+        return len(self.json("stream", "describe", "orders")["partitions"][0]["isr"])
 
     def client(self) -> Client:
         ca, mine = self.authority.ca, self.mine
@@ -77,10 +84,37 @@ def test_clients_go_on_over_tls_when_a_broker_dies(folder: Three) -> None:
     found = folder.json("cluster", "partitions")
     assert found, "brokers have asked each other"
     folder.liftlog(*arguments)
-    eventually(
-        lambda: len(folder.json("stream", "describe", "orders")["partitions"][0]["isr"]) == 3, what="all in sync"
-    )
+    eventually(lambda: folder.in_sync() == 3, what="all in sync")
     for number in range(3):
         log = (folder.path / "logs" / f"broker-{number}.log").read_text()
         assert "http.not_tls" not in log
         assert "http.handshake_failed" not in log
+        assert "not_let_in" not in log
+        assert "setting=cluster.tls_cert" in log
+
+
+def test_a_broker_of_another_ca_gets_no_records(folder: Three, tmp_path: Path) -> None:
+    """Its secret is the right one."""
+    arguments = folder.up_arguments("--brokers-count", "3", "--detach")
+    folder.liftlog(*arguments)
+    with folder.client() as client:
+        client.create_stream("orders", subject="orders", replication_factor=3)
+        with client.producer("orders", partition=0, deadline_s=120.0) as producer:
+            producer.send(b"0").result(120)
+        eventually(lambda: folder.in_sync() == 3, what="all in sync")
+        folder.kill9("broker-2")
+        with client.producer("orders", partition=0, deadline_s=120.0) as producer:
+            producer.send(b"1").result(120)
+        folder.among = Authority(tmp_path / "other-ca")
+        folder.liftlog(*arguments)
+        log = folder.path / "logs" / "broker-2.log"
+        eventually(lambda: "replica.not_let_in" in log.read_text(), what="it to be kept out")
+        assert "reason=tls" in log.read_text()
+        with client.producer("orders", partition=0, deadline_s=120.0) as producer:
+            producer.send(b"2").result(120)
+        assert folder.in_sync() == 2
+        folder.kill9("broker-2")
+        folder.among = folder.authority
+        folder.liftlog(*arguments)
+        eventually(lambda: folder.in_sync() == 3, what="all in sync again")
+        assert client.read("orders").to_table()["value"].to_pylist() == [b"0", b"1", b"2"]

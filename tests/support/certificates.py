@@ -61,6 +61,16 @@ class Authority:
         """What a broker makes of them."""
         return Certificates(load(None, {}, self.settings(issued, **more)).http)
 
+    def cluster_settings(self, issued: Issued | None = None) -> dict[str, Any]:
+        """The `[cluster]` settings of a broker with such a certificate."""
+        issued = issued or self.issue()
+        return {"cluster.tls_cert": issued.cert, "cluster.tls_key": issued.key, "cluster.tls_ca": self.ca}
+
+    def cluster_certificates(self, issued: Issued | None = None, *, ca: str | None = None) -> Certificates:
+        """What a broker makes of them. `ca`: whom it believes, if that is another one."""
+        settings = self.cluster_settings(issued)
+        return Certificates(load(None, {}, {**settings, "cluster.tls_ca": ca or self.ca}).cluster)
+
     def client_files(self, issued: Issued | None = None) -> TlsFiles:
         return TlsFiles(ca=self.ca, cert=issued.cert if issued else None, key=issued.key if issued else None)
 

@@ -23,8 +23,10 @@ from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import Place
 from broker.runtime.background.disk_reserve import Room
 from broker.runtime.cluster.link.link import ReplicaLink
+from broker.runtime.cluster.link.tls import LinkTls
 from broker.runtime.cluster.replicas.replicas import FoundReplicas, Replicas
 from broker.runtime.cluster.wiring import Host
+from broker.runtime.config.certificates import Certificates
 from broker.runtime.config.settings import ReplicationConfig
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import ReplicatedPartition
@@ -170,6 +172,7 @@ class LinkedNode(Node):
             report=self.report,
             sync_pool=self.host.sync_pool,
             settings=cluster.settings,
+            tls=LinkTls.of(cluster.certificates.get(name)),
         )
         free, clock = (lambda _: (cluster.free.get(name, 1 << 40), 1 << 50)), itertools.count().__next__
         self.room = Room(name, RESERVE_BYTES, look=free, clock=clock)  # it is looked each time
@@ -228,6 +231,7 @@ class Linked:
 
     Attributes:
         nodes: Those that run.
+        certificates: Of brokers that speak TLS to each other.
         free: Bytes that are free on the disk of a broker, of which `RESERVE_BYTES` are the reserve; else plenty.
     """
 
@@ -237,6 +241,7 @@ class Linked:
         self.service = ScriptedCatalog()
         self.settings = ReplicationConfig()
         self.secrets: dict[str, bytes] = {}
+        self.certificates: dict[str, Certificates] = {}
         self.free: dict[str, int] = {}
         self.relays = {name: Relay() for name in names}
         self.bulk_relays = {name: Relay() for name in names}

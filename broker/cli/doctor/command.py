@@ -65,10 +65,10 @@ def doctor(
         loaded = load(config, os.environ, assigned(assignments or []))
         if loaded.intake.enabled:
             checked_options(loaded.nats)
-        certificates = certificates_of(loaded.http)
+        certificates, between = certificates_of(loaded.http), certificates_of(loaded.cluster)
         checks.append(Check("configuration", OK, config or "defaults and environment"))
     except LiftlogError as error:
-        loaded, certificates = Config(), None
+        loaded, certificates, between = Config(), None, None
         advice = "correct it; the checks below used the defaults"
         checks.append(Check("configuration", WRONG, str(error), advice))
     folder = os.path.abspath(data or loaded.data_dir)
@@ -95,7 +95,9 @@ def doctor(
     )
     checks += check_file_times(folder, time.time())
     if certificates is not None:
-        checks += check_certificate(certificates.expires, time.time())
+        checks += check_certificate("of the HTTP port", certificates.expires, time.time())
+    if between is not None:
+        checks += check_certificate("for other brokers", between.expires, time.time())
     try:
         asked = list(_brokers_to_ask(brokers or globals_of(ctx).brokers, own))
     except LiftlogError as error:

@@ -183,10 +183,10 @@ def check_fsync(path: str) -> Iterator[Check]:
     yield Check("fsync", status, found, advice, values)
 
 
-def check_certificate(expires: datetime, now_s: float) -> Iterator[Check]:
-    """How long the certificate of the HTTP port is good for."""
+def check_certificate(whose: str, expires: datetime, now_s: float) -> Iterator[Check]:
+    """How long a certificate of this broker is good for."""
     left_s = expires.timestamp() - now_s
-    found = f"that of the HTTP port is good until {expires.isoformat()}: {left_s / DAY_S:.0f} days"
+    found = f"that {whose} is good until {expires.isoformat()}: {left_s / DAY_S:.0f} days"
     values = {"expires": expires.isoformat(), "left_s": round(left_s)}
     if left_s < EXPIRES_SOON_S:
         advice = "renew it: files that change are taken without a restart"

@@ -36,6 +36,7 @@ from broker.runtime.background.disk_reserve import Account
 from broker.runtime.background.expiry import expire_offsets
 from broker.runtime.cluster.control import PlacedControl
 from broker.runtime.cluster.link.link import ReplicaLink
+from broker.runtime.cluster.link.tls import LinkTls
 from broker.runtime.cluster.offsets import PlacedConsumers
 from broker.runtime.cluster.operating.admin import ClusterAdmin
 from broker.runtime.cluster.operating.samples import cluster_samples
@@ -50,6 +51,7 @@ from broker.runtime.cluster.sinks.beside import Companions
 from broker.runtime.cluster.sinks.service import PlacedSinks
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.cluster.wiring import Host
+from broker.runtime.config.certificates import certificates_of
 from broker.runtime.config.configuration import Config
 from broker.runtime.elapsed import MACHINE, elapsed_us
 from broker.runtime.looping import ThreadLoop
@@ -88,6 +90,7 @@ class ClusterBroker(Assembled):
 
     def __init__(self, config: Config, identity: Identity) -> None:
         check_secret(identity.secret)  # before there is a folder
+        self._certificate = certificates_of(config.cluster, by_date=False)
         super().__init__(config, cluster_id=identity.cluster_id)
         if self._disk.exists(self._catalog_path):
             raise WrongFolder(
@@ -114,6 +117,7 @@ class ClusterBroker(Assembled):
             report=plane.report_leader,
             sync_pool=self._pool,
             settings=config.replication,
+            tls=LinkTls.of(self._certificate),
         )
         ours = config.producers
         host = Host(
@@ -216,6 +220,9 @@ class ClusterBroker(Assembled):
     async def _open(self) -> None:
         """Y1."""
         grpc = self.config.grpc
+        if self._certificate is not None:
+            self._certificate.start()
+            self._threads.append(self._certificate.stop)
         await asyncio.to_thread(self._dataplane.serve)
         port = await asyncio.to_thread(self._link.start, grpc.host, grpc.port, grpc.bulk_port)
         self._start_intake()
@@ -338,6 +345,8 @@ class ClusterBroker(Assembled):
             expire_offsets(self.offsets.here(), self._streams.look, self._dataplane.loop, before_us=before_us)
 
     def _samples(self) -> Iterable[Sample]:
+        if self._certificate is not None:
+            yield from self._certificate.samples()
         yield from cluster_samples(
             self.config.broker_id,
             self._catalog,

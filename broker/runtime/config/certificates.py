@@ -1,4 +1,4 @@
-"""The files of TLS that the `[http]` settings name: read, checked, and read again when they change.
+"""The files of TLS that `[http]` or `[cluster]` name: read, checked, and read again when they change.
 
     start ─► read ─► wrong: the broker does not start, and says which file and why
               └─► contexts in use ◄─────────────── read well
@@ -23,16 +23,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from broker.api.errors import InvalidSetting
 from broker.api.tls_files import load_ca, load_chain, read, unusable
-from broker.runtime.config.settings import HttpConfig
+from broker.runtime.config.settings import ClusterConfig, HttpConfig
 from broker.runtime.looping import ThreadLoop
 from broker.runtime.metrics import Sample
 from broker.serving.http.tls import TlsContexts
 
 LOOK_S: Final = 2.0
+EXPIRES: Final = {
+    "http": ("liftlog_http_certificate_expires_timestamp_seconds", "of the HTTP port"),
+    "cluster": ("liftlog_cluster_certificate_expires_timestamp_seconds", "for other brokers"),
+}
+"""By section: the metric, and whose certificate it tells of."""
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +45,8 @@ Files = tuple[tuple[int, int, int] | None, ...]
 """Of each file what changes with its content; None: it is not there."""
 
 
-def certificates_of(config: HttpConfig, *, by_date: bool = True) -> Certificates | None:
-    """Those of a broker; None: it speaks plain HTTP.
+def certificates_of(config: HttpConfig | ClusterConfig, *, by_date: bool = True) -> Certificates | None:
+    """Those of a broker's HTTP port, or of its ports for other brokers; None: these speak no TLS.
 
     Args:
         by_date: A certificate that has expired, or is not valid yet, cannot be used. False: X3.
@@ -54,6 +59,64 @@ def certificates_of(config: HttpConfig, *, by_date: bool = True) -> Certificates
     if by_date and found.out_of_date is not None:
         raise found.out_of_date
     return found
+
+
+class Named(NamedTuple):
+    """A file, by the setting that names it."""
+
+    setting: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class WantedTls:
+    """What the settings of one section ask for.
+
+    Attributes:
+        section: `http` or `cluster`.
+        client_ca: Whom the server's side believes; None: it asks for no certificate.
+        ca: Whom the client's side believes; None: the CAs of the system.
+        speaks: What the client's side asks for by ALPN; the server's side, too, if it `offers` that.
+    """
+
+    section: str
+    cert: Named
+    key: Named
+    client_ca: Named | None
+    ca: Named | None
+    version: ssl.TLSVersion
+    speaks: str
+    offers: bool
+
+    @property
+    def files(self) -> list[Named]:
+        return [each for each in (self.cert, self.key, self.client_ca, self.ca) if each is not None]
+
+
+def wanted_by(config: HttpConfig | ClusterConfig) -> WantedTls:
+    """The files that these settings name. They have `tls_cert`."""
+    section = "http" if isinstance(config, HttpConfig) else "cluster"
+
+    def named(key: str) -> Named | None:
+        path = getattr(config, key)
+        return None if path is None else Named(f"{section}.{key}", path)
+
+    cert, key, ca = named("tls_cert"), named("tls_key"), named("tls_ca")
+    assert cert is not None, "there is TLS"
+    assert key is not None, "checked with the other"
+    if isinstance(config, HttpConfig):
+        version = ssl.TLSVersion.TLSv1_3 if config.tls_min_version == "1.3" else ssl.TLSVersion.TLSv1_2
+        return WantedTls(section, cert, key, named("tls_client_ca"), ca, version, "http/1.1", offers=True)
+    return WantedTls(section, cert, key, ca, ca, ssl.TLSVersion.TLSv1_3, "h2", offers=False)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Pem:
+    """Contents of the files, for who makes no `ssl.SSLContext` of them. Not to be shown."""
+
+    key: bytes
+    cert: bytes
+    ca: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +132,7 @@ class Loaded:
     client: ssl.SSLContext
     expires: datetime
     out_of_date: InvalidSetting | None
+    pem: Pem
 
 
 class Certificates:
@@ -80,23 +144,20 @@ class Certificates:
         InvalidSetting: a file cannot be used.
     """
 
-    def __init__(self, config: HttpConfig, *, now: Callable[[], float] = time.time) -> None:
-        self._config = config
+    def __init__(self, config: HttpConfig | ClusterConfig, *, now: Callable[[], float] = time.time) -> None:
+        self._wanted = wanted_by(config)
         self._now = now
-        self._paths = [
-            path for path in (config.tls_cert, config.tls_key, config.tls_client_ca, config.tls_ca) if path is not None
-        ]
         self._in_use = self._seen = self._files()
         self._said: Files | None = None  # which the log has a line about
-        self._loaded = load_files(config, now())
+        self._loaded = load_files(self._wanted, now())
         self._loop = ThreadLoop(self._step, "certificates")
         self.contexts = TlsContexts(server=lambda: self._loaded.server, client=lambda: self._loaded.client)
 
     def start(self) -> None:
         """Start the thread."""
-        log.info("http.certificate_taken file=%s expires=%s", self._config.tls_cert, self.expires.isoformat())
+        self._taken()
         if (error := self.out_of_date) is not None:  # X3
-            log.error("http.certificate_refused error=%s", f"{error}: clients refuse this broker")
+            log.error("tls.certificate_refused error=%s", f"{error}: others refuse this broker")
         self._loop.start()
 
     def stop(self) -> None:
@@ -113,10 +174,16 @@ class Certificates:
         """What was wrong with the dates of those in use when they were taken."""
         return self._loaded.out_of_date
 
+    @property
+    def pem(self) -> Pem:
+        """What the files in use hold."""
+        return self._loaded.pem
+
     def samples(self) -> Iterator[Sample]:
         """For /metrics."""
-        text = "When the certificate of the HTTP port expires: seconds since 1970 UTC"
-        yield "liftlog_http_certificate_expires_timestamp_seconds", text, (), (), self.expires.timestamp()
+        name, whose = EXPIRES[self._wanted.section]
+        text = f"When the certificate {whose} expires: seconds since 1970 UTC"
+        yield name, text, (), (), self.expires.timestamp()
 
     def look(self) -> None:
         """Take files that have changed. The log says why they are not taken."""
@@ -125,52 +192,55 @@ class Certificates:
         if files == self._in_use or files != before:
             return
         try:
-            loaded = load_files(self._config, self._now())
+            loaded = load_files(self._wanted, self._now())
             if loaded.out_of_date is not None:
                 raise loaded.out_of_date
         except InvalidSetting as error:
             if files != self._said:  # X2
                 self._said = files
-                log.error("http.certificate_refused error=%s", error)
+                log.error("tls.certificate_refused error=%s", error)
             return
         if self._files() != files:  # X1
             return
         self._loaded, self._in_use = loaded, files
-        log.info("http.certificate_taken file=%s expires=%s", self._config.tls_cert, self.expires.isoformat())
+        self._taken()
+
+    def _taken(self) -> None:
+        setting, path = self._wanted.cert
+        log.info("tls.certificate_taken setting=%s file=%s expires=%s", setting, path, self.expires.isoformat())
 
     def _step(self) -> float:
         self.look()
         return LOOK_S
 
     def _files(self) -> Files:
-        return tuple(map(_mark, self._paths))
+        return tuple(_mark(path) for _, path in self._wanted.files)
 
 
-def load_files(config: HttpConfig, now_s: float) -> Loaded:
+def load_files(wanted: WantedTls, now_s: float) -> Loaded:
     """Read all files.
 
     Raises:
         InvalidSetting: one cannot be used; the text says which, and why.
     """
-    assert config.tls_cert is not None, "there is TLS"
-    assert config.tls_key is not None, "checked with the other"
-    cert, key = ("http.tls_cert", config.tls_cert), ("http.tls_key", config.tls_key)
-    version = ssl.TLSVersion.TLSv1_3 if config.tls_min_version == "1.3" else ssl.TLSVersion.TLSv1_2
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for context in (server, client):
-        context.minimum_version = version
-        context.set_alpn_protocols(["http/1.1"])
-        load_chain(context, cert, key)
+        context.minimum_version = wanted.version
+        load_chain(context, wanted.cert, wanted.key)
+    client.set_alpn_protocols([wanted.speaks])
+    if wanted.offers:
+        server.set_alpn_protocols([wanted.speaks])
     server.options |= ssl.OP_NO_RENEGOTIATION
     server.num_tickets = 0  # `serving.http.tls.T4`
-    if config.tls_client_ca is not None:
-        load_ca(server, "http.tls_client_ca", config.tls_client_ca)
+    if wanted.client_ca is not None:
+        load_ca(server, *wanted.client_ca)
         server.verify_mode = ssl.CERT_REQUIRED
-    if config.tls_ca is not None:
-        load_ca(client, "http.tls_ca", config.tls_ca)
+    if wanted.ca is not None:
+        load_ca(client, *wanted.ca)
     else:
         client.load_default_certs()
-    return Loaded(server, client, *dates(*cert, now_s))
+    pem = Pem(read(*wanted.key), read(*wanted.cert), read(*wanted.ca) if wanted.ca is not None else None)
+    return Loaded(server, client, *dates(*wanted.cert, now_s), pem)
 
 
 def dates(name: str, path: str, now_s: float) -> tuple[datetime, InvalidSetting | None]:

@@ -252,6 +252,10 @@ def _check_together(config: Config) -> None:
         problems[f"http.{key}"] = (
             getattr(http, key) is not None and http.tls_cert is None and "needs http.tls_cert and http.tls_key"
         )
+    of_cluster = [key for key in ("tls_cert", "tls_key", "tls_ca") if getattr(config.cluster, key) is None]
+    if 0 < len(of_cluster) < 3:
+        [given, *_] = [key for key in ("tls_cert", "tls_key", "tls_ca") if key not in of_cluster]
+        problems[f"cluster.{given}"] = "needs " + " and ".join(f"cluster.{key}" for key in of_cluster)
     ways = [key for key in ("user", "token", "creds", "nkey_seed") if getattr(nats, key) is not None]
     if len(ways) > 1:
         problems["nats." + ways[1]] = f"cannot stand beside nats.{ways[0]}: choose one way to log in"

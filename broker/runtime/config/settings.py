@@ -190,6 +190,17 @@ class ClusterConfig:
         pattern=LINE_PATTERN,
         says="must be a line of 1 to 128 characters",
     )
+    tls_cert: str | None = _key(
+        None,
+        "Path of this broker's certificate for other brokers (PEM), its chain behind it. What is replicated, by gRPC"
+        " and in bulk, then goes over TLS alone, with certificates on both sides: on all brokers, or on none.",
+    )
+    tls_key: str | None = _key(None, "Path of the key of `tls_cert` (PEM), which others cannot read.")
+    tls_ca: str | None = _key(
+        None,
+        "Path of the CAs (PEM) that certificates of brokers have to come from, and nobody else's should. Set together"
+        " with the two above.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import random
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +24,12 @@ from broker.runtime.cluster.codec import TICKET_BYTES, Answered, Bulk
 from broker.runtime.cluster.link import answering, bulk, bulk_reader
 from broker.runtime.cluster.link.bulk import ASKS, CONNECTIONS_MAX, HOLDS, TRANSFERS_MAX, BulkServer, Transfer
 from broker.runtime.cluster.link.bulk_reader import BulkReader
+from broker.runtime.cluster.link.tls import LinkTls
 from broker.storage.disk import OsDisk
 from broker.storage.read import ReadPlan
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.segments.segment import Segment
+from tests.support.certificates import Authority
 from tests.support.linked import Linked, Relay, linked
 from tests.support.processes import eventually
 from tests.unit.link.test_faults import BIG, filled
@@ -255,9 +258,10 @@ def refused() -> list[str]:
     return []
 
 
-@pytest.fixture
-def server(refused: list[str]) -> Iterator[BulkServer]:
-    made = BulkServer(lambda reason, who, text: refused.append(reason))
+@pytest.fixture(params=["plain", "tls"])
+def server(refused: list[str], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BulkServer]:
+    tls = LinkTls.of(Authority(tmp_path / "ca").cluster_certificates()) if request.param == "tls" else None
+    made = BulkServer(lambda reason, who, text: refused.append(reason), tls)
     made.start("127.0.0.1", 0)
     yield made
     made.stop()
@@ -284,6 +288,8 @@ def plan(tmp_path: Path) -> Plan:
 
 def dialled(server: BulkServer, ticket: bytes) -> socket.socket:
     made = socket.create_connection(("127.0.0.1", server.told_port), 60)
+    if server._tls is not None:
+        made = server._tls.client().wrap_socket(made, server_hostname="127.0.0.1")
     made.sendall(ticket)
     return made
 
@@ -397,7 +403,7 @@ def test_there_are_as_many_transfers_as_may_be(server: BulkServer, plan: Plan, r
     for count in range(1, CONNECTIONS_MAX + 1):
         held.append(dialled(server, server.offer(Transfer("b", plan, lambda: True)).ticket))
         eventually(lambda: len(server._connections) == count and not server._strangers, what="its ticket")  # noqa: B023
-    with dialled(server, b"") as connection:
+    with socket.create_connection(("127.0.0.1", server.told_port), 60) as connection:
         assert connection.recv(1) == b""
     assert refused == ["crowded"]
     for each in held:
@@ -453,7 +459,8 @@ def test_without_a_thread_for_a_transfer_the_next_one_is_sent(
     server.offer(transfer)
     with monkeypatch.context() as patched:
         patched.setattr(bulk.threading.Thread, "start", no_thread)
-        with dialled(server, transfer.ticket) as connection, contextlib.suppress(ConnectionResetError):  # unread bytes
+        is_cut = contextlib.suppress(ConnectionResetError, ssl.SSLError)  # it has not read all
+        with is_cut, dialled(server, transfer.ticket) as connection:
             assert connection.recv(1) == b""
     eventually(lambda: refused == ["no_thread"], what="it is counted")
     with dialled(server, transfer.ticket) as connection:

@@ -135,6 +135,50 @@ def test_settings_that_need_others_say_so(given: str, says: str) -> None:
         load(None, {}, {f"http.{given}": "a file"})
 
 
+@pytest.mark.parametrize("missing", ["tls_cert", "tls_key", "tls_ca"])
+def test_those_for_other_brokers_are_three_or_none(authority: Authority, missing: str) -> None:
+    settings = authority.cluster_settings()
+    del settings[f"cluster.{missing}"]
+    with pytest.raises(InvalidSetting, match=rf"cluster\.tls_(cert|key) needs cluster\.{missing}"):
+        load(None, {}, settings)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (_no_cert, r"cluster\.tls_cert = '.*broker\.pem': cannot be read"),
+        (_open_key, r"cluster\.tls_key = '.*broker\.key': has mode 0644"),
+        (_empty_ca, r"cluster\.tls_ca = '.*ca\.pem': holds no certificate"),
+        (_expired, r"cluster\.tls_cert = '.*broker\.pem': the certificate has expired at "),
+    ],
+)
+def test_files_for_other_brokers_are_checked_as_those_of_http_are(
+    authority: Authority, fault: Callable[[Authority, Issued], None], says: str
+) -> None:
+    issued = authority.issue()
+    settings = authority.cluster_settings(issued)
+    found = certificates_of(load(None, {}, settings).cluster)
+    assert found is not None
+    ((name, *_),) = found.samples()
+    assert name == "liftlog_cluster_certificate_expires_timestamp_seconds"
+    assert "PRIVATE" not in repr(found.pem)
+    fault(authority, issued)
+    with pytest.raises(InvalidSetting, match=says):
+        certificates_of(load(None, {}, settings).cluster)
+    text = [f"--set={key}={value}" for key, value in settings.items()]
+    result = CliRunner().invoke(app, ["broker", "--check", "--set", "intake.enabled=false", *text])
+    assert result.exit_code
+    assert "cluster.tls_" in str(result.exception)
+
+
+def test_both_sides_between_brokers_show_a_certificate(authority: Authority) -> None:
+    contexts = authority.cluster_certificates().contexts
+    for context in (contexts.server(), contexts.client()):
+        assert context.verify_mode == ssl.CERT_REQUIRED
+        assert context.minimum_version == ssl.TLSVersion.TLSv1_3
+    assert contexts.client().check_hostname
+
+
 def test_without_settings_there_is_none_and_versions_are_two() -> None:
     assert certificates_of(load(None, {}).http) is None
     with pytest.raises(InvalidSetting, match=r"http\.tls_min_version"):
@@ -183,7 +227,7 @@ def test_a_renewed_certificate_is_taken_and_a_bad_one_is_not(
     second = certificates.contexts.server()
     assert second is not first
     assert abs(certificates.expires - (NOW + 7 * DAY)) < timedelta(seconds=2)
-    assert [line.split(" ")[0] for line in caplog.messages] == ["http.certificate_taken"]
+    assert [line.split(" ")[0] for line in caplog.messages] == ["tls.certificate_taken"]
 
     caplog.clear()
     good = Path(issued.key).read_text()
@@ -202,7 +246,7 @@ def test_a_renewed_certificate_is_taken_and_a_bad_one_is_not(
     spoil(issued.key, good)
     looks(certificates)
     assert certificates.contexts.server() is not second
-    assert [line.split(" ")[0] for line in caplog.messages] == ["http.certificate_taken"]
+    assert [line.split(" ")[0] for line in caplog.messages] == ["tls.certificate_taken"]
 
 
 def test_one_that_is_not_valid_yet_is_taken_when_it_is(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:

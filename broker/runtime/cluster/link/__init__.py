@@ -12,6 +12,7 @@
 grpc: a single broker does not.
 
 link.py       Its server and its connections, and `Wiring` for replicas.
+tls.py        Certificates on both sides, and why a handshake of TLS failed.
 handshake.py  Both sides prove who they are: secret, cluster, name and registration.
 directory.py  The brokers, and where they are.
 server.py     The leader's side: a stream for each broker that follows.
@@ -24,3 +25,8 @@ connection.py The follower's side: a stream to each broker that leads.
 bulk_reader.py  The follower's side of bulk.
 following.py  The follower's driver: answers to the core, what it wants to the log.
 """
+
+import os
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+"""gRPC reads it once. Else it writes a line for each handshake that a stranger has failed in."""

@@ -9,7 +9,10 @@ B2  The files stay open until it is over: what is deleted or rewritten meanwhile
 B3  The bytes count once their follower has all of them and has heard after that that the leadership which named them
     is there still: nobody else has written to those files before (`answering.Q2`). The follower drops what is cut
     half-way.
-B4  A thread for each transfer. There are `TRANSFERS_MAX` for each follower's broker and `CONNECTIONS_MAX` in all; a
+B4  A thread for each connection, which counts as a stranger's until it has shown its ticket, over TLS during the
+    handshake, too: both take no longer than `GREETING_S`. There are `CONNECTIONS_MAX`, and another one ends the oldest
+    stranger's.
+B5  A thread for each transfer. There are `TRANSFERS_MAX` for each follower's broker and `CONNECTIONS_MAX` in all; a
     reader that takes nothing for `STALLED_S` is cut.
 """
 
@@ -19,14 +22,15 @@ import io
 import logging
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from broker.api.errors import PortInUse
 from broker.runtime.cluster.codec import TICKET_BYTES, Bulk
+from broker.runtime.cluster.link.tls import PIECE_BYTES, LinkTls, shut, why
 from broker.storage.read import ReadPlan
 
 log = logging.getLogger(__name__)
@@ -77,8 +81,7 @@ class Transfer:
         with self._lock:
             is_over, self.is_over = self.is_over, True
             if self._socket is not None:
-                with suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)  # its thread closes the files
+                shut(self._socket)  # its thread closes the files
             elif not is_over:
                 self._plan.close()
 
@@ -90,9 +93,8 @@ class Transfer:
         with self._plan:
             to.settimeout(STALLED_S)
             for part in self._plan.ranges:
-                with io.FileIO(part.fd, closefd=False) as file:
-                    if to.sendfile(file, part.position, part.length) != part.length:
-                        raise OSError(f"{part.path} ends before {part.position + part.length}")
+                if _send_range(to, part.fd, part.position, part.length) != part.length:
+                    raise OSError(f"{part.path} ends before {part.position + part.length}")
             if to.recv(1) == ASKS and self._holds():  # B3
                 with self._lock:
                     is_over, self.is_over = self.is_over, True  # first: its follower asks for what comes after
@@ -105,13 +107,15 @@ class BulkServer:
 
     Args:
         refuse: Counts and logs who is not let in: reason, who, text.
+        tls: None: bytes go in plain text.
 
     Attributes:
         told_port: The port that followers are told.
     """
 
-    def __init__(self, refuse: Callable[[str, str, str], None]) -> None:
+    def __init__(self, refuse: Callable[[str, str, str], None], tls: LinkTls | None = None) -> None:
         self._refuse = refuse
+        self._tls = tls
         self._lock = threading.Lock()
         self._transfers: dict[bytes, Transfer] = {}
         self._connections: set[socket.socket] = set()
@@ -143,8 +147,7 @@ class BulkServer:
         for transfer in transfers:
             transfer.end()
         for each in (*connections, *([self._listener] if self._listener is not None else [])):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+            shut(each)
         if self._listener is not None:
             self._listener.close()
 
@@ -180,6 +183,9 @@ class BulkServer:
                     return
                 time.sleep(0.1)  # as without a free descriptor
                 continue
+            if (secured := self._secured(connection, str(address[0]))) is None:
+                continue
+            connection = secured
             with self._lock:
                 is_crowded = len(self._connections) >= CONNECTIONS_MAX and not self._drop_oldest()
                 if not is_crowded:
@@ -196,6 +202,17 @@ class BulkServer:
                 self._refuse("no_thread", str(address[0]), str(error))
                 self._over(connection)
 
+    def _secured(self, connection: socket.socket, who: str) -> socket.socket | None:
+        """The connection, over TLS if there is TLS; nothing is said yet. None: it is closed."""
+        if self._tls is None:
+            return connection
+        try:
+            return self._tls.server().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        except OSError as error:  # it is gone
+            self._refuse("tls", who, why(error))
+            connection.close()
+            return None
+
     def _drop_oldest(self) -> bool:
         """Under the lock: make room for another one. False: all have their tickets."""
         oldest = next(iter(self._strangers), None)
@@ -203,14 +220,15 @@ class BulkServer:
             return False
         del self._strangers[oldest]
         self._connections.discard(oldest)
-        with suppress(OSError):
-            oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+        shut(oldest)  # its thread closes it
         return True
 
     def _serve(self, connection: socket.socket, who: str) -> None:
-        transfer = None
+        transfer, until_s = None, time.monotonic() + GREETING_S
         try:
-            transfer = self._claimed(connection)
+            if isinstance(connection, ssl.SSLSocket) and not self._shook_hands(connection, who):
+                return
+            transfer = self._claimed(connection, until_s)
             with self._lock:
                 self._strangers.pop(connection, None)
             if transfer is None:
@@ -235,9 +253,18 @@ class BulkServer:
             self._strangers.pop(connection, None)
         connection.close()
 
-    def _claimed(self, connection: socket.socket) -> Transfer | None:
+    def _shook_hands(self, connection: ssl.SSLSocket, who: str) -> bool:
+        """Whether it belongs to a broker, as far as its certificate says."""
+        connection.settimeout(GREETING_S)
+        try:
+            connection.do_handshake()
+        except OSError as error:
+            self._refuse("tls", who, why(error))
+            return False
+        return True
+
+    def _claimed(self, connection: socket.socket, until_s: float) -> Transfer | None:
         """B1. OSError: nothing came in time."""
-        until_s = time.monotonic() + GREETING_S
         ticket = b""
         while len(ticket) < TICKET_BYTES:
             connection.settimeout(max(0.001, until_s - time.monotonic()))
@@ -248,3 +275,15 @@ class BulkServer:
         with self._lock:
             found = self._transfers.get(ticket)
         return found if found is not None and found.claim(connection) else None
+
+
+def _send_range(to: socket.socket, fd: int, position: int, length: int) -> int:
+    """Send a range of a file. Returns how many of its bytes there were. OSError: the other side is gone."""
+    if not isinstance(to, ssl.SSLSocket):
+        with io.FileIO(fd, closefd=False) as file:
+            return to.sendfile(file, position, length)
+    sent = 0
+    while sent < length and (piece := os.pread(fd, min(PIECE_BYTES, length - sent), position + sent)):
+        to.sendall(piece)
+        sent += len(piece)
+    return sent

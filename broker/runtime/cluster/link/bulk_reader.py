@@ -15,16 +15,17 @@ from __future__ import annotations
 import logging
 import queue
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from broker.metadata.partition import Place
 from broker.runtime.cluster.codec import BULK_BYTES_MAX, Answered
 from broker.runtime.cluster.link.bulk import ASKS, HOLDS
+from broker.runtime.cluster.link.tls import LinkTls, shut, why
 from broker.serving.http.connections import RateLimitedLog
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class BulkReader:
         arrived: Hands an answer on with its bytes. False: they are not what was stored.
         failed: They do not come: the partition is to ask again. Must not wait.
         counts: The link's: `bulk` are those that came, `bulk_failed` the others.
+        tls: None: the leader's port speaks none.
 
     Attributes:
         byte_count: How much came, in all.
@@ -54,8 +56,10 @@ class BulkReader:
         arrived: Callable[[Answered, memoryview], bool],
         failed: Callable[[Place], None],
         counts: Counter[str],
+        tls: LinkTls | None = None,
     ) -> None:
         self._to = to
+        self._tls = tls
         self._arrived = arrived
         self._failed = failed
         self._counts = counts
@@ -91,8 +95,7 @@ class BulkReader:
         self._queue.put(None)
         connection = self._socket
         if connection is not None:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            shut(connection)
         if self._thread is not None:
             self._thread.join(timeout_s)
         return self._thread is None or not self._thread.is_alive()
@@ -108,14 +111,16 @@ class BulkReader:
                 return
             host, said = taken
             try:
-                is_good, why = self._fetch(host, said), "the bytes are not what was stored"
+                is_good, fault = self._fetch(host, said), "the bytes are not what was stored"
+            except ssl.SSLError as error:
+                is_good, fault = False, why(error)
             except OSError as error:
-                is_good, why = False, str(error)
+                is_good, fault = False, str(error)
             except Exception as error:
                 log.exception("replica.link_bug at=bulk from=%s", self._to)
-                is_good, why = False, repr(error)
+                is_good, fault = False, repr(error)
             if not (is_good or self._is_closed):
-                self._fail(said.place, why)
+                self._fail(said.place, fault)
 
     def _fetch(self, host: str, said: Answered) -> bool:
         bulk = said.bulk
@@ -123,7 +128,7 @@ class BulkReader:
         if len(self._memory) < bulk.byte_count:
             self._memory = bytearray(BULK_BYTES_MAX)
         data = memoryview(self._memory)[: bulk.byte_count]
-        with socket.create_connection((host, bulk.port), CONNECT_S) as connection:
+        with self._connected(host, bulk.port) as connection:
             self._socket = connection
             try:
                 connection.settimeout(STALLED_S)
@@ -143,10 +148,20 @@ class BulkReader:
         self.byte_count += len(data)
         return self._arrived(said, data)
 
-    def _fail(self, at: Place, why: str) -> None:
+    def _connected(self, host: str, port: int) -> socket.socket:
+        plain = socket.create_connection((host, port), CONNECT_S)
+        if self._tls is None:
+            return plain
+        try:
+            return self._tls.client().wrap_socket(plain, server_hostname=host)
+        except BaseException:
+            plain.close()
+            raise
+
+    def _fail(self, at: Place, fault: str) -> None:
         self._counts["bulk_failed"] += 1
         self._avoided_until_s = time.monotonic() + AVOIDED_S
         count = self._failed_log.due()
         if count:
-            log.warning("replica.bulk_failed from=%s partition=%s/%d count=%d error=%s", self._to, *at, count, why)
+            log.warning("replica.bulk_failed from=%s partition=%s/%d count=%d error=%s", self._to, *at, count, fault)
         self._failed(at)

@@ -1,6 +1,6 @@
 """The follower's side of the link: one gRPC stream to each broker that leads something for this one.
 
-    somebody follows ─► connect (a bare TCP one first) ─► handshake ─► questions out, answers in ─► it breaks ─┐
+    somebody follows ─► connect (TCP and TLS alone first) ─► handshake ─► questions out, answers in ─► it breaks ─┐
           ▲                                                                                                     │
           └──────────────── a pause: 0.05 s, twice as long each time, 1 s at most ◄────────────────────────────┘
 
@@ -25,7 +25,6 @@ import logging
 import os
 import queue
 import random
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -42,6 +41,7 @@ from broker.runtime.cluster.link.directory import Directory, Entry
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, Refused
 from broker.runtime.cluster.link.outbox import Outbox
 from broker.runtime.cluster.link.server import GREETING_S, HEARTBEAT, KEEPALIVE_MS, METHOD, SERVICE
+from broker.runtime.cluster.link.tls import LinkTls, open_channel, speaks_tls, try_out
 from broker.serving.http.connections import RateLimitedLog
 from broker.storage.segments.scan import MESSAGE_BYTES_MAX
 
@@ -118,6 +118,7 @@ class Connection:
         to: Its name.
         counts: Counts what happens.
         now_s: A clock that never goes back.
+        tls: None: it is called in plain text.
 
     Attributes:
         rested_s: How long the reader had nothing to do before the answer that it is at.
@@ -133,8 +134,10 @@ class Connection:
         key: bytes,
         counts: Counter[str],
         now_s: Callable[[], float],
+        tls: LinkTls | None = None,
     ) -> None:
         self.to = to
+        self._tls = tls
         self._directory = directory
         self._cluster_id = cluster_id
         self._key = key
@@ -151,7 +154,7 @@ class Connection:
         self._busy_s = 0.0  # in all
         self._busy_since_s = 0.0  # 0: it listens
         self.rested_s = self._ended_s = 0.0
-        self.bulk = BulkReader(to, self._hand_on, self._ask_again, counts)
+        self.bulk = BulkReader(to, self._hand_on, self._ask_again, counts, tls)
         self._thread = threading.Thread(target=self._run, name=f"link-to-{to}", daemon=True)
 
     def start(self) -> None:
@@ -290,7 +293,10 @@ class Connection:
         self._counts["attempts"] += 1
         try:
             host, port = host_and_port(entry.address)
-            socket.create_connection((host, port), CONNECT_S).close()
+            try_out(host, port, self._tls, CONNECT_S)
+        except Refused as error:
+            self._not_let_in(error.reason, error.text)
+            return
         except ConnectionRefusedError:
             self._lost(f"nobody listens at {entry.address}")
             self.tell_unreachable()  # N2
@@ -300,7 +306,7 @@ class Connection:
             return
         stream = LeaderStream(entry, own, self._now_s)
         caller = Caller(own, self._cluster_id, self.to, self._key, os.urandom(NONCE_BYTES))
-        with grpc.insecure_channel(entry.address, options=OPTIONS) as channel:
+        with open_channel(entry.address, OPTIONS, self._tls) as channel:
             method = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             stream.call = method(self._questions(stream, caller))
             with self._lock:
@@ -434,7 +440,10 @@ class Connection:
         if self._is_closed:
             return
         code, details = error.code(), error.details()
-        if not stream.welcomed_s and code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        is_unheard = not stream.welcomed_s and self._tls is None and code is grpc.StatusCode.UNAVAILABLE
+        if is_unheard and speaks_tls(*host_and_port(stream.entry.address), CONNECT_S):
+            self._not_let_in("tls", "TLS is spoken there, and not by this broker: it has no cluster.tls_cert")
+        elif not stream.welcomed_s and code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             self._not_let_in(code.name.lower(), details)
         else:
             self._lost(f"{code.name}: {details}")

@@ -17,7 +17,7 @@ K2  A leader lets in the present process of a broker that its catalog knows, and
 K3  The follower proves itself first: to anybody else the leader says its version and a nonce, whatever was asked. A
     caller that knows the secret, and is refused, hears why.
 
-There is no encryption here, and what follows on the stream is not authenticated: that is what TLS will be for (ADR 81).
+There is no encryption here, and what follows on the stream is not authenticated: that is what TLS is for (`tls.py`).
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from broker.runtime.cluster.link.following import Following
 from broker.runtime.cluster.link.handshake import key_of
 from broker.runtime.cluster.link.pace import Pace
 from broker.runtime.cluster.link.server import Server
+from broker.runtime.cluster.link.tls import LinkTls
 from broker.runtime.cluster.wiring import CatalogService
 from broker.runtime.config.settings import ReplicationConfig
 from broker.runtime.partitions.replicated import ReplicatedPartition
@@ -40,6 +41,7 @@ class ReplicaLink:
         secret: The cluster's.
         report: A follower cannot fetch: tells the controller that the leader of this epoch does not answer. Must not
             wait.
+        tls: None: it speaks no TLS.
 
     Attributes:
         counts: Events of connections: `attempts`, `lost`, `refused`, `silent`, `reports`; `bad_batches` that came over
@@ -59,7 +61,9 @@ class ReplicaLink:
         report: Callable[[Place, int], None],
         sync_pool: SyncExecutor,
         settings: ReplicationConfig,
+        tls: LinkTls | None = None,
     ) -> None:
+        self._tls = tls
         self.counts: Counter[str] = Counter()
         self._me = me
         self._cluster_id = cluster_id
@@ -77,9 +81,15 @@ class ReplicaLink:
         self._directory = Directory(service, me, process)
         self._directory.subscribe(self._look)
         self.server = Server(
-            self._directory, me=me, cluster_id=cluster_id, key=self._key, find=self._answering.get, now_s=time.monotonic
+            self._directory,
+            me=me,
+            cluster_id=cluster_id,
+            key=self._key,
+            find=self._answering.get,
+            now_s=time.monotonic,
+            tls=tls,
         )
-        self.bulk = BulkServer(self.server.refuse)
+        self.bulk = BulkServer(self.server.refuse, tls)
         self._thread = threading.Thread(target=self._run, name="link-clock", daemon=True)
 
     def start(self, host: str, port: int, bulk_port: int = 0) -> int:
@@ -172,6 +182,7 @@ class ReplicaLink:
                     key=self._key,
                     counts=self.counts,
                     now_s=time.monotonic,
+                    tls=self._tls,
                 )
                 found.start()
             return found

@@ -10,9 +10,9 @@ E2  A stream of a process that the catalog does not have any more ends with its 
 E3  A caller that is not let in is counted, told why, and logged at a limited rate. It takes little: a greeting is
     small, has to come within `GREETING_S`, and there are `STRANGERS_MAX` at a time. Another one ends the oldest, so
     that unfinished ones keep no follower out. Questions are small as well.
-    So are connections on which nobody calls: one that is not greeted by HTTP/2, or has no stream, is closed after
-    `LONE_S`, and there are `CONNECTIONS_MAX` in all. gRPC keeps them for ever, and the process has no descriptor left
-    for its logs.
+    So are connections on which nobody calls: one that is not greeted by HTTP/2 (over TLS: whose handshake is not over),
+    or has no stream, is closed after `LONE_S`, and there are `CONNECTIONS_MAX` in all. gRPC keeps them for ever, and
+    the process has no descriptor left for its logs.
     Where the system allows no more threads, a call waits for one that becomes free (`threads.Q2`). gRPC lets the error
     end its own thread: nobody is heard then, for good.
 E4  A question is looked into when it is read. While that waits for a disk, what else was asked on that stream waits in
@@ -40,6 +40,7 @@ from broker.runtime.cluster.link.answering import Answering, FollowerSlot
 from broker.runtime.cluster.link.directory import Directory
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Doorkeeper, Peer, Refused
 from broker.runtime.cluster.link.outbox import Outbox
+from broker.runtime.cluster.link.tls import LinkTls, add_port
 from broker.serving.http.connections import RateLimitedLog
 from broker.serving.threads import Threads
 
@@ -144,6 +145,7 @@ class Server:
     Args:
         find: The `Answering` of a partition that is open here.
         now_s: A clock that never goes back.
+        tls: None: it listens for plain text.
 
     Attributes:
         refused: How many were not let in, by reason.
@@ -158,8 +160,10 @@ class Server:
         key: bytes,
         find: Callable[[Place], Answering | None],
         now_s: Callable[[], float],
+        tls: LinkTls | None = None,
     ) -> None:
         self._directory = directory
+        self._tls = tls
         self._me = me
         self._cluster_id = cluster_id
         self._key = key
@@ -185,12 +189,12 @@ class Server:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         shown = f"[{host}]" if ":" in host else host
         try:
-            bound = server.add_insecure_port(f"{shown}:{port}")
+            bound = add_port(server, f"{shown}:{port}", self._tls)
         except RuntimeError as error:
             raise PortInUse(f"grpc: cannot listen on {shown}:{port}", port=port) from error
         server.start()
         self._server = server
-        return int(bound)
+        return bound
 
     def stop(self, timeout_s: float) -> bool:
         """End all streams, and take no others. Returns whether all calls have ended: a disk may hang."""

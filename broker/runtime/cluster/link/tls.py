@@ -1,0 +1,160 @@
+"""TLS of the link: credentials of gRPC and contexts of bulk, from files that may be renewed; why a handshake failed.
+
+    caller ─ TCP ─► handshake of the standard library ─► a word of gRPC comes ─► closed; then gRPC's own channel
+                              └──────── no: this says why ─► one line in the log
+
+gRPC says of a handshake that failed no more than "unavailable", and that only to the caller: the broker that was called
+hears nothing of it. So the caller tries one of its own first.
+
+C1  Each side shows a certificate and believes those of `cluster.tls_ca` alone. The caller wants the name of the host
+    that it calls in it. Who is there is proven after that, by the secret (`handshake.py`).
+C2  Nothing is said in plain text, and nothing that comes so is looked at.
+C3  A connection keeps the certificates of its handshake. Renewed ones are for those that come next.
+C4  Python's `SSLSocket.shutdown` has what comes after it go out in plain text: a socket is shut from another thread by
+    `shut`.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from broker.api.tls_files import said
+from broker.runtime.cluster.link.handshake import Refused
+from broker.runtime.config.certificates import Certificates, Pem
+
+PIECE_BYTES: Final = 64 << 10
+"""One write of bulk over TLS. Each has to be gone within `bulk.STALLED_S`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTls:
+    """What is in use at this moment; it is renewed when files change.
+
+    Attributes:
+        server: For bulk connections that are accepted.
+        client: For connections to other brokers.
+        pem: For gRPC.
+    """
+
+    server: Callable[[], ssl.SSLContext]
+    client: Callable[[], ssl.SSLContext]
+    pem: Callable[[], Pem]
+
+    @staticmethod
+    def of(certificates: Certificates | None) -> LinkTls | None:
+        """Of the files of `[cluster]`; None: there is no TLS."""
+        if certificates is None:
+            return None
+        contexts = certificates.contexts
+        return LinkTls(contexts.server, contexts.client, lambda: certificates.pem)
+
+
+def add_port(server: Any, address: str, tls: LinkTls | None) -> int:
+    """Have a gRPC server listen. Returns the port. Raises RuntimeError."""
+    if tls is None:
+        return int(server.add_insecure_port(address))
+    given = tls.pem()
+
+    def renewed() -> Any:
+        nonlocal given
+        pem = tls.pem()
+        if pem is given:
+            return None
+        given = pem
+        return _configuration(pem)
+
+    credentials = grpc.dynamic_ssl_server_credentials(
+        _configuration(given), renewed, require_client_authentication=True
+    )
+    return int(server.add_secure_port(address, credentials))
+
+
+def _configuration(pem: Pem) -> Any:
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], root_certificates=pem.ca)
+
+
+def open_channel(address: str, options: Any, tls: LinkTls | None) -> Any:
+    """A channel of gRPC to this address (C3)."""
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    pem = tls.pem()
+    credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def try_out(host: str, port: int, tls: LinkTls | None, timeout_s: float) -> None:
+    """See whether somebody listens, and lets this broker in as far as TLS goes.
+
+    Raises:
+        Refused: the handshake fails, and would fail again.
+        OSError: nobody can be reached, or is gone at once.
+    """
+    with socket.create_connection((host, port), timeout_s) as plain:
+        if tls is None:
+            return
+        try:
+            with tls.client().wrap_socket(plain, server_hostname=host) as secured:
+                if not _is_heard(secured):
+                    raise _refused(NOT_TAKEN)
+        except ssl.SSLError as error:
+            if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+                raise
+            raise _refused(why(error)) from error
+
+
+def _is_heard(secured: ssl.SSLSocket) -> bool:
+    """Whether the other side has taken the certificate: gRPC ends the connection else, without an alert."""
+    try:
+        return bool(secured.recv(1))
+    except ConnectionError:
+        return False
+
+
+NOT_TAKEN: Final = (
+    "it ended the connection after the handshake: it does not take this broker's certificate (cluster.tls_cert), as it"
+    " believes another CA"
+)
+
+
+def _refused(text: str) -> Refused:
+    return Refused("UNAUTHENTICATED", "tls", text)
+
+
+def speaks_tls(host: str, port: int, timeout_s: float) -> bool:
+    """Whether TLS is spoken there, to a broker that does not. No certificate is believed, and nothing is said."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        with socket.create_connection((host, port), timeout_s) as plain:
+            context.wrap_socket(plain, server_hostname=host).close()
+    except ssl.SSLCertVerificationError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def why(error: OSError) -> str:
+    """What stands in the way, for the log of either side."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not believed: {error.verify_message} (cluster.tls_ca says which CA is)"
+    reason = (isinstance(error, ssl.SSLError) and error.reason) or ""
+    if "ALERT" in reason:
+        return f"it refuses this broker's certificate: {said(error)} (cluster.tls_cert)"
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"):
+        return "it does not speak TLS there: it has no cluster.tls_cert, or is no broker"
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "it shows no certificate"
+    return said(error)
+
+
+def shut(connection: socket.socket) -> None:
+    """End a connection, from any thread (C4)."""
+    with suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -1,0 +1,295 @@
+"""Goal: what brokers replicate goes over TLS, between those whose certificates are of their CA, and between no others.
+Who is kept out hears why.
+
+Method: as test_link.py and test_bulk.py, with certificates of a CA of the test; strangers are bare sockets and calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from broker.metadata.partition import Place
+from broker.runtime.cluster.link import answering, bulk
+from broker.runtime.cluster.link.bulk import CONNECTIONS_MAX, BulkServer
+from broker.runtime.cluster.link.handshake import Refused
+from broker.runtime.cluster.link.server import LONE_S, METHOD, SERVICE
+from broker.runtime.cluster.link.tls import LinkTls, try_out
+from broker.runtime.config.certificates import Certificates
+from tests.support.certificates import Authority
+from tests.support.linked import Linked, linked
+from tests.support.processes import eventually
+from tests.unit.link.test_faults import BIG, filled
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ca")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "other-ca")
+
+
+@pytest.fixture
+def two(tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch) -> Iterator[Linked]:
+    monkeypatch.setattr(answering, "BULK_BYTES_LEAST", 1 << 16)
+    with linked(tmp_path, ("a", "b")) as cluster:
+        cluster.certificates = {name: ours.cluster_certificates(ours.issue(name)) for name in cluster.names}
+        cluster.start()
+        yield cluster
+
+
+def test_records_are_replicated_over_tls_and_in_bulk(two: Linked) -> None:
+    [at] = two.create(min_insync=1)
+    away = filled(two, at)
+    two.start(away)
+    two.in_sync(at)
+    two.same(at)
+    assert two.nodes[away].link.bulk_bytes > 1 << 16
+    assert two.nodes[away].link.counts["bulk_failed"] == 0
+    two.stored(at, BIG)
+    two.same(at)
+    assert not any(node.link.server.refused for node in two.nodes.values())
+
+
+def returns(cluster: Linked, at: Place, certificates: Certificates | None) -> str:
+    """Let a follower come back with these. Its name."""
+    away = filled(cluster, at, 1)
+    issued = cluster.certificates.pop(away)
+    if certificates is not None:
+        cluster.certificates[away] = certificates
+    cluster.start(away)
+    eventually(lambda: cluster.nodes[away].link.counts["refused"] > 1, what="handshakes that fail")
+    leader = cluster.leader(at)
+    assert not leader.link.server.streams()
+    assert cluster.nodes[away].log(at).log_end_offset < leader.log(at).log_end_offset
+    cluster.stop(away)
+    cluster.certificates[away] = issued
+    cluster.start(away)
+    cluster.in_sync(at)
+    cluster.same(at)
+    return away
+
+
+@pytest.mark.parametrize(
+    ("believes", "shows", "says"),
+    [
+        ("other", "other", "its certificate is not believed: unable to get local issuer certificate"),
+        ("other", "ours", "its certificate is not believed: unable to get local issuer certificate"),
+        ("ours", "other", "it ended the connection after the handshake: it does not take this broker's certificate"),
+    ],
+)
+def test_a_broker_of_another_ca_is_kept_out_and_hears_why(
+    two: Linked,
+    ours: Authority,
+    other: Authority,
+    believes: str,
+    shows: str,
+    says: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The secret is the right one."""
+    authorities = {"ours": ours, "other": other}
+    [at] = two.create(min_insync=1)
+    shown = authorities[shows]
+    returns(two, at, shown.cluster_certificates(shown.issue("returned"), ca=authorities[believes].ca))
+    [line] = not_let_in(caplog)
+    assert f"reason=tls count=1 error={says}" in line
+
+
+def test_a_broker_without_tls_is_kept_out_and_hears_why(two: Linked, caplog: pytest.LogCaptureFixture) -> None:
+    [at] = two.create(min_insync=1)
+    returns(two, at, None)
+    [line] = not_let_in(caplog)
+    assert "reason=tls count=1 error=TLS is spoken there, and not by this broker" in line
+
+
+def test_a_broker_with_tls_says_that_another_one_has_none(
+    tmp_path: Path, ours: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    with linked(tmp_path, ("a", "b")) as cluster:
+        cluster.start()
+        [at] = cluster.create(min_insync=1)
+        away = filled(cluster, at, 1)
+        cluster.certificates[away] = ours.cluster_certificates()
+        cluster.start(away)
+        eventually(lambda: cluster.nodes[away].link.counts["refused"] > 1, what="handshakes that fail")
+    [line] = not_let_in(caplog)
+    assert "reason=tls count=1 error=it does not speak TLS there" in line
+
+
+def not_let_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for line in caplog.messages if line.startswith("replica.not_let_in ")]
+
+
+def test_a_certificate_is_good_for_its_hosts_alone(two: Linked, ours: Authority) -> None:
+    """Whoever has another broker's cannot take the place of this one."""
+    [at] = two.create(min_insync=1)
+    away = filled(two, at, 1)
+    two.certificates[away] = ours.cluster_certificates(ours.issue("elsewhere", "elsewhere.example"))
+    two.start(away)
+    port = two.relays[away].target
+    with pytest.raises(Refused, match="tls: its certificate is not believed: IP address mismatch"):
+        try_out("127.0.0.1", port, link_tls(ours), 5.0)
+    two.in_sync(at)  # as one that calls it is believed
+
+
+def link_tls(authority: Authority) -> LinkTls:
+    found = LinkTls.of(authority.cluster_certificates(authority.issue("caller", "caller.example")))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("how", ["plain", "no certificate", "another CA's"])
+def test_strangers_say_nothing_to_grpc(two: Linked, ours: Authority, other: Authority, how: str) -> None:
+    port, ca = two.relays["a"].target, Path(ours.ca).read_bytes()
+    theirs = LinkTls.of(other.cluster_certificates())
+    assert theirs is not None
+    credentials = {
+        "no certificate": grpc.ssl_channel_credentials(ca),
+        "another CA's": grpc.ssl_channel_credentials(ca, theirs.pem().key, theirs.pem().cert),
+    }
+    address = f"127.0.0.1:{port}"
+    channel = grpc.insecure_channel(address) if how == "plain" else grpc.secure_channel(address, credentials[how])
+    with channel, pytest.raises(grpc.RpcError) as caught:
+        list(channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter([b"x"]), timeout=60))
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not two.nodes["a"].link.server.refused, "it was not greeted"
+
+
+@pytest.mark.long
+def test_handshakes_that_never_end_keep_nobody_out_of_grpc(two: Linked) -> None:
+    port = two.relays["a"].target
+    silent = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(50)]
+    begun_s = time.monotonic()
+    [at] = two.create()
+    two.stored(at, b"x")
+    two.in_sync(at)
+    for each in silent:
+        with contextlib.suppress(ConnectionResetError):
+            assert each.recv(1) == b""
+        each.close()
+    assert time.monotonic() - begun_s < 3 * LONE_S
+
+
+# -- renewed files -----------------------------------------------------------------------------------------------
+
+
+def test_renewed_files_are_taken_by_new_connections_and_old_ones_go_on(
+    two: Linked, ours: Authority, other: Authority
+) -> None:
+    """Even those of another CA: all brokers have it before the first connection breaks."""
+    [at] = two.create()
+    two.stored(at, b"x")
+    two.in_sync(at)
+    for name in two.names:
+        issued, now = other.issue(name), two.certificates[name]
+        for old, new in ((ours.folder / f"{name}.pem", issued.cert), (ours.folder / f"{name}.key", issued.key)):
+            old.write_bytes(Path(new).read_bytes())
+    Path(ours.ca).write_bytes(Path(other.ca).read_bytes())
+    for name in two.names:
+        now = two.certificates[name]
+        before = now.pem
+        now.look()
+        now.look()
+        assert now.pem is not before
+    two.stored(at, b"on the connection of before")
+    streams = [stream for node in two.nodes.values() for stream in node.link.server.streams()]
+    assert streams
+    for relay in two.relays.values():
+        relay.cut()
+    eventually(lambda: all(stream.is_over for stream in streams), what="them to be over")
+    two.stored(at, b"on a new one")
+    two.in_sync(at)
+    two.same(at)
+    theirs = link_tls(other)
+    for relay in two.relays.values():
+        try_out("127.0.0.1", relay.target, theirs, 60.0)
+
+
+# -- bulk --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused() -> list[tuple[str, str]]:
+    return []
+
+
+@pytest.fixture
+def server(ours: Authority, refused: list[tuple[str, str]]) -> Iterator[BulkServer]:
+    made = BulkServer(lambda reason, who, text: refused.append((reason, text)), link_tls(ours))
+    made.start("127.0.0.1", 0)
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("plain", "it does not speak TLS there"),
+        ("no certificate", "it shows no certificate"),
+        ("another CA's", "its certificate is not believed: unable to get local issuer certificate"),
+        ("believes another CA", "it refuses this broker's certificate: tlsv1 alert unknown ca"),
+    ],
+)
+def test_a_stranger_gets_nothing_in_bulk_and_is_said(
+    server: BulkServer, refused: list[tuple[str, str]], ours: Authority, other: Authority, how: str, says: str
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.told_port), 60) as connection:
+        if how == "plain":
+            connection.sendall(bytes(64))
+            with contextlib.suppress(ConnectionResetError):
+                while connection.recv(100):  # an alert
+                    pass
+        else:
+            context = (other if how == "believes another CA" else ours).client_context(
+                None if how == "no certificate" else other.issue()
+            )
+            context.check_hostname = False
+            refusals = contextlib.suppress(ssl.SSLError, ConnectionResetError)
+            with refusals, context.wrap_socket(connection) as secured:
+                assert secured.recv(1) == b""
+    eventually(lambda: refused, what="it is counted")
+    [(reason, text)] = refused
+    assert (reason, text[: len(says)]) == ("tls", says)
+
+
+def test_a_handshake_that_takes_too_long_is_ended(
+    server: BulkServer, refused: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "GREETING_S", 0.2)
+    with socket.create_connection(("127.0.0.1", server.told_port), 60) as connection:
+        assert connection.recv(1) == b""
+    assert [reason for reason, _ in refused] == ["tls"]
+
+
+def test_the_oldest_unfinished_handshake_goes_first(
+    server: BulkServer, refused: list[tuple[str, str]], ours: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "GREETING_S", 3_600.0)
+    silent = []
+    for count in range(1, CONNECTIONS_MAX + 1):
+        silent.append(socket.create_connection(("127.0.0.1", server.told_port), 60))
+        eventually(lambda: len(server._strangers) == count, what="it is counted")  # noqa: B023
+    context = link_tls(ours).client()
+    context.check_hostname = False
+    plain = socket.create_connection(("127.0.0.1", server.told_port), 60)
+    with context.wrap_socket(plain) as connection:
+        assert silent[0].recv(1) == b""
+        eventually(lambda: refused, what="it is counted")
+        assert len(server._connections) == CONNECTIONS_MAX
+        connection.sendall(bytes(32))
+        assert connection.recv(1) == b""
+    for each in silent:
+        each.close()
