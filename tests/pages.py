@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.support import errors, limits, mistakes
+from tests.support import errors, limits, mistakes, permissions
 
 PAGES: Final[dict[Path, Callable[[], str]]] = {
     errors.PAGE: errors.page,
     limits.PAGE: limits.page,
     mistakes.PAGE: mistakes.page,
+    permissions.PAGE: permissions.page,
 }
 
 if __name__ == "__main__":

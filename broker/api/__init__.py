@@ -22,6 +22,7 @@ misfit.py   what a validator refuses: where, what, and what must hold
 validation.py  what a value must be, declared once: checked, and told as JSON Schema
 compiled.py  a compiled module, where it belongs to the sources beside it
 proto/      what brokers say to each other, as protocol buffers
+permissions.py  what a call needs: actions, each on a thing that has a name
 environment.py  the environment of a client: where brokers and the NATS server are, files of TLS
 tls_files.py  certificates, keys and CAs from files, and what is wrong with them
 legible.py  a record's cells as JSON that people read

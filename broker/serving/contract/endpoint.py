@@ -1,6 +1,7 @@
 """An endpoint is one row of a table that the server routes by and the OpenAPI document is made of.
 
-    @ENDPOINTS.add(method, path, operation, {status: Content}, query=(Parameter, ...), request=Content, errors=(...))
+    @ENDPOINTS.add(method, path, operation, {status: Content}, permission=needs(...), query=(Parameter, ...),
+                   request=Content, errors=(...))
     async def handler(serving, request, query): ...
 
 Validation happens here, before the handler runs, so all endpoints refuse alike: an unknown or doubled
@@ -9,12 +10,14 @@ query parameter, and a value beyond its limits, is an error that names parameter
 E1  The document says of a parameter what `parse` enforces: both come from one `Parameter`.
 E2  A handler runs in a reservation of memory for its body (`body.B1`), and under the deadline of `timeout_ms`, until
     its answer begins (`begin_answer`).
+E3  An endpoint says what its caller needs: one that does not, or that names what it does not have, does not load.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
@@ -28,6 +31,7 @@ from aiohttp import web
 
 from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError
 from broker.api.misfit import SHOWN_MAX, Misfit, unknown
+from broker.api.permissions import Permission, Where
 from broker.api.validation import Rule, build, shape_of
 from broker.serving.contract.backend import Backend
 from broker.serving.contract.deadline import answer_due
@@ -43,6 +47,7 @@ from broker.serving.http.body import (
 from broker.serving.http.gone import asking_now
 from broker.serving.http.json_text import ITEMS_MAX, parse
 from broker.serving.http.meters import Meters
+from broker.serving.http.origin import OPEN_PATHS
 from broker.serving.http.peers import Peers
 
 if TYPE_CHECKING:
@@ -306,17 +311,34 @@ Handler = Callable[[Serving, web.Request, Query], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One operation. `errors`: those beyond what any operation may answer."""
+    """One operation.
+
+    Attributes:
+        permission: What its caller needs (E3).
+        errors: Those beyond what any operation may answer.
+    """
 
     method: str
     path: str
     operation: str
     summary: str
     handler: Handler
+    permission: Permission
     query: tuple[Parameter, ...] = ()
     request: Content | None = None
     answers: Mapping[int, Content]
     errors: tuple[type[LiftlogError], ...] = ()
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.permission, tuple), f"{self.operation}: E3"
+        assert (self.permission == ()) == (self.path in OPEN_PATHS), f"{self.operation}: E3"
+        for need in self.permission:
+            names = {
+                Where.PATH: re.findall(r"{(\w+)}", self.path),
+                Where.QUERY: [each.name for each in self.query],
+            }.get(need.where)
+            assert names is None or need.name in names, f"{self.operation}: E3, there is no {need.of}"
+            assert need.where is not Where.BODY or self.request is not None, f"{self.operation}: E3, it takes no body"
 
     def bind(self, serving: Serving) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """The aiohttp handler: validate, then run under the deadline (E2)."""
@@ -359,6 +381,7 @@ class Endpoints(list[Endpoint]):
         operation: str,
         answers: Mapping[int, Content],
         *,
+        permission: Permission,
         query: tuple[Parameter, ...] = (),
         request: Content | None = None,
         errors: tuple[type[LiftlogError], ...] = (),
@@ -373,6 +396,7 @@ class Endpoints(list[Endpoint]):
                     operation=operation,
                     summary=" ".join((handler.__doc__ or "").split()),
                     handler=handler,
+                    permission=permission,
                     query=query,
                     request=request,
                     answers=answers,

@@ -17,6 +17,7 @@ import broker
 from broker.api import http
 from broker.api.answers import Name, Offset, PartitionNumber
 from broker.api.errors import DeadlineExceeded, ForeignRequest, InvalidRequest, LiftlogError, NotReady, RequestTimedOut
+from broker.api.permissions import Need, needs
 from broker.api.validation import shape_of
 from broker.serving.contract.endpoint import TIMEOUT, Content, Endpoint, Parameter, Query, Serving
 from broker.serving.contract.schemas import COMPONENTS, ref
@@ -113,10 +114,16 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
             {"$ref": f"#/components/parameters/{TIMEOUT.name}"},
         ],
         "responses": responses,
+        "x-permission": [_need(need) for need in endpoint.permission],
     }
     if endpoint.request is not None:
         operation["requestBody"] = {**_content(endpoint.request), "required": True}
     return operation
+
+
+def _need(need: Need) -> dict[str, str]:
+    found = {"action": need.action, "of": need.of, "when": need.when}
+    return {key: value for key, value in found.items() if value}
 
 
 def _head(endpoint: Endpoint) -> dict[str, Any]:
@@ -175,6 +182,7 @@ def endpoint_for(endpoints: Iterable[Endpoint]) -> Endpoint:
         operation="openapi",
         summary="This document.",
         handler=openapi,
+        permission=needs("metrics"),
         answers={200: Content(description="An OpenAPI 3.1 document.", media={JSON_MEDIA: {"type": "object"}})},
     )
     body = json.dumps(document((*endpoints, endpoint))).encode()

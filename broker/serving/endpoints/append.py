@@ -33,6 +33,7 @@ from broker.api.errors import (
     UnknownProducer,
     UnknownStream,
 )
+from broker.api.permissions import of_catalog, of_path
 from broker.api.plain import INT64_MAX
 from broker.api.stream import CHOICES
 from broker.metadata.catalog import StreamInfo
@@ -61,6 +62,8 @@ ENDPOINTS: Final = Endpoints()
     "/v1/streams/{stream}/partitions/{partition}/records",
     "append_records",
     answer("Appended.", "Appended"),
+    permission=of_path("stream:append", "stream")
+    + of_catalog("producer:write", "the producer of ?producer_id", when="it has a name"),
     query=(
         choice(
             "acks",

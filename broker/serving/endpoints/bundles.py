@@ -40,6 +40,7 @@ from broker.api.errors import (
     UnknownSink,
     UnknownStream,
 )
+from broker.api.permissions import of_path, of_query
 from broker.api.plain import INT64_MAX
 from broker.api.plain_rows import PlainRows
 from broker.api.stream import check_name
@@ -71,6 +72,7 @@ SMALL_BYTES: Final = 64 << 10
     answer(
         "Stored, but for the parts of partitions that are led elsewhere. Durable with their commit.", "BundleStaged"
     ),
+    permission=of_path("stream:append", "stream") + of_query("sink:write", "sink"),
     query=(
         text("sink", "Sink of the stages. Required."),
         integer("epoch", "The epoch that `open` gave. Required.", least=0, greatest=INT64_MAX),
@@ -135,6 +137,7 @@ async def stage_bundle(serving: Serving, request: web.Request, query: Query) -> 
     "/v1/streams/{stream}/records",
     "append_bundle",
     answer("Committed, but for the parts of partitions that are named.", "BundleAppended"),
+    permission=of_path("stream:append", "stream"),
     query=(
         integer("head", "So many bytes of the body name the parts. Required.", least=1, greatest=HEAD_BYTES_MAX),
         INCARNATION,

@@ -23,6 +23,7 @@ from broker.api.errors import (
     UnknownPartition,
     UnknownStream,
 )
+from broker.api.permissions import of_path
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import (
@@ -47,13 +48,27 @@ PEER_TRIM_S: Final = 20.0
 _STREAM: Final = answer("The stream as it is then.", "Stream")
 
 
-@ENDPOINTS.add("POST", "/v1/streams/{stream}/pause", "pause_stream", _STREAM, errors=(UnknownStream, ReadOnly))
+@ENDPOINTS.add(
+    "POST",
+    "/v1/streams/{stream}/pause",
+    "pause_stream",
+    _STREAM,
+    permission=of_path("stream:admin", "stream"),
+    errors=(UnknownStream, ReadOnly),
+)
 async def pause(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Stop capturing and appending until the stream is resumed. Messages that NATS has delivered are stored first."""
     return await _set_paused(serving, request, True)
 
 
-@ENDPOINTS.add("POST", "/v1/streams/{stream}/resume", "resume_stream", _STREAM, errors=(UnknownStream, ReadOnly))
+@ENDPOINTS.add(
+    "POST",
+    "/v1/streams/{stream}/resume",
+    "resume_stream",
+    _STREAM,
+    permission=of_path("stream:admin", "stream"),
+    errors=(UnknownStream, ReadOnly),
+)
 async def resume(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Capture and append again."""
     return await _set_paused(serving, request, False)
@@ -71,6 +86,7 @@ async def _set_paused(serving: Serving, request: web.Request, paused: bool) -> w
     "/v1/streams/{stream}/read-only",
     "set_stream_read_only",
     _STREAM,
+    permission=of_path("stream:admin", "stream"),
     request=body("Which of the two.", "ReadOnlyState"),
     errors=(UnknownStream, ReadOnly),
 )
@@ -88,6 +104,7 @@ async def set_read_only(serving: Serving, request: web.Request, query: Query) ->
     "/v1/streams/{stream}/partitions",
     "add_partitions",
     _STREAM,
+    permission=of_path("stream:admin", "stream"),
     request=body("How many in all, not fewer than now.", "PartitionCount"),
     errors=(UnknownStream, InvalidSetting, ReadOnly),
 )
@@ -104,6 +121,7 @@ async def add_partitions(serving: Serving, request: web.Request, query: Query) -
     "/v1/streams/{stream}/trim",
     "trim_stream",
     answer("Where each log begins then.", "Trimmed"),
+    permission=of_path("stream:admin", "stream"),
     request=body(
         "The first position to keep. If it is gone already, nothing changes. If an offset is above the high"
         " watermark of any of the partitions, it is refused, and nothing is trimmed.",

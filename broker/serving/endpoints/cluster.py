@@ -9,6 +9,7 @@ from typing import Final
 
 from aiohttp import web
 
+from broker.api.permissions import OPEN, needs, of_answer
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer
 
 SHOWN: Final = ("id", "http", "grpc", "live", "rack", "stopping", "session_ms")
@@ -18,7 +19,13 @@ METRICS_MEDIA: Final = "text/plain"
 ENDPOINTS: Final = Endpoints()
 
 
-@ENDPOINTS.add("GET", "/v1/cluster", "describe_cluster", answer("The cluster.", "Cluster"))
+@ENDPOINTS.add(
+    "GET",
+    "/v1/cluster",
+    "describe_cluster",
+    answer("The cluster.", "Cluster"),
+    permission=needs("cluster:read"),
+)
 async def cluster(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Cluster id and the addresses of the brokers."""
     backend = serving.backend
@@ -37,7 +44,7 @@ async def cluster(serving: Serving, request: web.Request, query: Query) -> web.S
     )
 
 
-@ENDPOINTS.add("GET", "/livez", "live", answer("It does.", "Live"))
+@ENDPOINTS.add("GET", "/livez", "live", answer("It does.", "Live"), permission=OPEN)
 async def live(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Whether the process answers."""
     return web.json_response({"status": "live"})
@@ -48,6 +55,7 @@ async def live(serving: Serving, request: web.Request, query: Query) -> web.Stre
     "/readyz",
     "ready",
     answer("Ready.", "Ready") | answer("Not ready.", "Ready", 503),
+    permission=needs("metrics"),
 )
 async def ready(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Whether the broker can do its work, and what is missing."""
@@ -58,7 +66,11 @@ async def ready(serving: Serving, request: web.Request, query: Query) -> web.Str
 
 
 @ENDPOINTS.add(
-    "GET", "/metrics", "metrics", {200: Content(description="Text format 0.0.4.", media={METRICS_MEDIA: None})}
+    "GET",
+    "/metrics",
+    "metrics",
+    {200: Content(description="Text format 0.0.4.", media={METRICS_MEDIA: None})},
+    permission=needs("metrics"),
 )
 async def metrics(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Prometheus metrics."""
@@ -68,7 +80,13 @@ async def metrics(serving: Serving, request: web.Request, query: Query) -> web.S
     )
 
 
-@ENDPOINTS.add("GET", "/", "page", {200: Content(description="The page.", media={"text/html": None})})
+@ENDPOINTS.add(
+    "GET",
+    "/",
+    "page",
+    {200: Content(description="The page.", media={"text/html": None})},
+    permission=needs("metrics") + of_answer("stream:read"),
+)
 async def page(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """A page of links for people."""
     backend = serving.backend

@@ -25,6 +25,7 @@ from broker.api.errors import (
     UnknownStream,
     from_problem,
 )
+from broker.api.permissions import of_answer, of_body, of_catalog, of_path
 from broker.api.stream import check_name
 from broker.groups.offsets import ConsumerOffset
 from broker.serving.contract.backend import Backend
@@ -39,7 +40,13 @@ ENDPOINTS: Final = Endpoints()
 _ERRORS: Final = (InvalidName, UnknownStream, UnknownPartition, StaleIncarnation, OffsetOutOfRange)
 
 
-@ENDPOINTS.add("GET", "/v1/consumers", "list_consumers", answer("The consumers.", "Consumers"))
+@ENDPOINTS.add(
+    "GET",
+    "/v1/consumers",
+    "list_consumers",
+    answer("The consumers.", "Consumers"),
+    permission=of_answer("consumer:read"),
+)
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """All consumers with their lag, by name."""
     entries = {}
@@ -54,6 +61,7 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
     "/v1/consumers/{consumer}",
     "describe_consumer",
     answer("The consumer.", "Consumer"),
+    permission=of_path("consumer:read", "consumer"),
     errors=(UnknownConsumer,),
 )
 async def describe_one(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -66,6 +74,7 @@ async def describe_one(serving: Serving, request: web.Request, query: Query) -> 
     "/v1/consumers/{consumer}/offsets",
     "commit_offsets",
     answer("Durable.", "Committed"),
+    permission=of_path("consumer:write", "consumer") + of_body("stream:read", "offsets[].stream"),
     request=body("The offsets: the next that it will read.", "Commit"),
     errors=_ERRORS,
 )
@@ -84,6 +93,7 @@ async def commit(serving: Serving, request: web.Request, query: Query) -> web.St
     "/v1/consumers/{consumer}/reset",
     "reset_consumer",
     answer("The consumer as it is then.", "Consumer"),
+    permission=of_path("consumer:write", "consumer") + of_body("stream:read", "stream"),
     request=body("Where to.", "Reset"),
     errors=_ERRORS,
 )
@@ -126,6 +136,7 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
     "/v1/consumers/{consumer}",
     "forget_consumer",
     {204: Content(description="Removed.")},
+    permission=of_path("consumer:write", "consumer") + of_catalog("stream:read", "each stream that it has offsets of"),
     errors=(UnknownConsumer,),
 )
 async def forget(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:

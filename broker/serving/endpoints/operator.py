@@ -22,6 +22,7 @@ from broker.api.errors import (
     UnknownPartition,
     UnknownStream,
 )
+from broker.api.permissions import needs
 from broker.api.placements import Placement, ReplicaEnd
 from broker.api.stream import NAME_BYTES_MAX
 from broker.api.validation import build
@@ -47,6 +48,7 @@ _STREAM: Final = text("stream", "Only of this stream.", length_max=NAME_BYTES_MA
     "/v1/cluster/partitions",
     "list_partitions",
     answer("All partitions, internal ones too.", "Placements"),
+    permission=needs("cluster:read"),
     query=(_STREAM,),
 )
 async def placements(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -56,7 +58,14 @@ async def placements(serving: Serving, request: web.Request, query: Query) -> we
     return await serving.json_answer(_placements, found, backend.broker_id)
 
 
-@ENDPOINTS.add("GET", ENDS, "list_replicas", answer("The copies.", "ReplicaEnds"), query=(_STREAM,))
+@ENDPOINTS.add(
+    "GET",
+    ENDS,
+    "list_replicas",
+    answer("The copies.", "ReplicaEnds"),
+    permission=needs("cluster:read"),
+    query=(_STREAM,),
+)
 async def ends(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Where the copies on this broker end, whoever leads them. The copy with the greater (epoch, offset) has more."""
     stream = query["stream"]
@@ -69,6 +78,7 @@ async def ends(serving: Serving, request: web.Request, query: Query) -> web.Stre
     "/v1/cluster/reassign",
     "reassign",
     answer("The partitions, as they are now. They are moved when `target` is null.", "Placements"),
+    permission=needs("cluster:operate"),
     request=body("The brokers that are to keep it.", "Reassignment"),
     errors=(UnknownStream, UnknownPartition, InvalidSetting, NotSupported),
 )
@@ -87,6 +97,7 @@ async def reassign(serving: Serving, request: web.Request, query: Query) -> web.
     "/v1/cluster/elect",
     "elect_leaders",
     answer("The partitions that have another leader now.", "Elected"),
+    permission=needs("cluster:operate") + needs("cluster:admin", when="unclean"),
     request=body("Which leaders.", "Election"),
     errors=(UnknownStream, UnknownPartition, NotSupported),
 )
@@ -150,6 +161,7 @@ async def _elect_unclean(serving: Serving, asked: Election) -> web.StreamRespons
     LOSS,
     "accept_loss",
     answer("The offsets that were given up.", "GivenUp"),
+    permission=needs("cluster:admin"),
     request=body("The partition.", "Loss"),
     errors=(UnknownStream, UnknownPartition, NotSupported),
 )
@@ -220,6 +232,7 @@ def _chosen(now: Placement, copies: Sequence[ReplicaEnd], broker: str | None) ->
     "/v1/cluster/brokers/{broker}/drain",
     "drain_broker",
     answer("The replicas that it still keeps. Ask again until there are none.", "Drained"),
+    permission=needs("cluster:operate"),
     request=body("How it is to be done.", "Drain"),
     errors=(NotSupported,),
 )
@@ -235,6 +248,7 @@ async def drain(serving: Serving, request: web.Request, query: Query) -> web.Str
     "/v1/cluster/brokers/{broker}",
     "remove_broker",
     answer("It is removed.", "RemovedBroker"),
+    permission=needs("cluster:admin"),
     errors=(NotSupported,),
 )
 async def remove(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -249,6 +263,7 @@ async def remove(serving: Serving, request: web.Request, query: Query) -> web.St
     "/v1/cluster/rescue",
     "describe_rescue",
     answer("How far it is.", "RescueState"),
+    permission=needs("cluster:read"),
 )
 async def rescue_state(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Whether a rescue of the catalog is under way, and who is missing in it."""
@@ -260,6 +275,7 @@ async def rescue_state(serving: Serving, request: web.Request, query: Query) -> 
     "/v1/cluster/rescue/excuse",
     "excuse_replicas",
     answer("How far the rescue is now.", "RescueState"),
+    permission=needs("cluster:admin"),
     request=body("The replicas that are given up.", "Excuse"),
     errors=(UnknownStream, UnknownPartition, NotSupported),
 )
@@ -285,6 +301,7 @@ async def excuse(serving: Serving, request: web.Request, query: Query) -> web.St
     "/v1/cluster/rescue/end",
     "end_rescue",
     answer("The leader of each partition, and its end.", "RescueEnded"),
+    permission=needs("cluster:admin"),
     request=body("The brokers that there were.", "RescueEnd"),
     errors=(NotSupported,),
 )

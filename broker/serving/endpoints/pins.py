@@ -9,6 +9,7 @@ from aiohttp import web
 
 from broker.api.answers import PinnedText
 from broker.api.errors import InvalidName
+from broker.api.permissions import of_path
 from broker.api.stream import check_name
 from broker.groups.pins import Pin
 from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body
@@ -18,7 +19,13 @@ from broker.serving.http.waiting import unbroken
 ENDPOINTS: Final = Endpoints()
 
 
-@ENDPOINTS.add("GET", "/v1/pins/{pin}", "read_pin", answer("The pin; of version 0 if there is none.", "Pin"))
+@ENDPOINTS.add(
+    "GET",
+    "/v1/pins/{pin}",
+    "read_pin",
+    answer("The pin; of version 0 if there is none.", "Pin"),
+    permission=of_path("consumer:read", "pin"),
+)
 async def read(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """The text that is kept under a name."""
     return _told(serving.backend.offsets.pin(request.match_info["pin"]), placed=False)
@@ -29,6 +36,7 @@ async def read(serving: Serving, request: web.Request, query: Query) -> web.Stre
     "/v1/pins/{pin}",
     "place_pin",
     answer("The pin as it is then; `placed`: by this request.", "Pin"),
+    permission=of_path("consumer:write", "pin"),
     request=body("The text, and the version that it replaces.", "PinPlaced"),
     errors=(InvalidName,),
 )

@@ -7,6 +7,7 @@ from typing import Final
 from aiohttp import web
 
 from broker.api.errors import InvalidName, UnknownProducer
+from broker.api.permissions import of_answer, of_any, of_body, of_path
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import ProducerName
 from broker.serving.http.waiting import unbroken
@@ -14,7 +15,13 @@ from broker.serving.http.waiting import unbroken
 ENDPOINTS: Final = Endpoints()
 
 
-@ENDPOINTS.add("GET", "/v1/producers", "list_producers", answer("Those that have names.", "Producers"))
+@ENDPOINTS.add(
+    "GET",
+    "/v1/producers",
+    "list_producers",
+    answer("Those that have names.", "Producers"),
+    permission=of_answer("producer:write"),
+)
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """The producers that have names, by name."""
     found = serving.backend.producers()
@@ -30,6 +37,7 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
     "/v1/producers",
     "register_producer",
     answer("Stamp appends with these.", "Producer"),
+    permission=of_body("producer:write", "name", when="there is one") + of_any("stream:append", when="there is none"),
     request=body("A name, or nothing.", "ProducerName"),
     errors=(InvalidName,),
 )
@@ -47,6 +55,7 @@ async def register(serving: Serving, request: web.Request, query: Query) -> web.
     "/v1/producers/{producer}",
     "forget_producer",
     {204: Content(description="Forgotten.")},
+    permission=of_path("producer:write", "producer"),
     errors=(UnknownProducer,),
 )
 async def forget(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:

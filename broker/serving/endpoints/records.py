@@ -42,6 +42,7 @@ from broker.api.errors import (
     UnknownPartition,
     UnknownStream,
 )
+from broker.api.permissions import of_path
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
 from broker.api.validation import Rule
 from broker.serving.contract.backend import PartitionHandle
@@ -108,6 +109,7 @@ ENDPOINTS: Final = Endpoints()
             ),
         )
     },
+    permission=of_path("stream:read", "stream") + of_path("stream:admin", "stream", when="verify"),
     query=(
         position(
             "offset",

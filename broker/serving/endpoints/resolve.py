@@ -14,6 +14,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from broker.api.errors import InvalidRequest, LiftlogError, NotLeader
+from broker.api.permissions import of_body
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import At, AtEpoch, AtOffset, AtTimestamp, Position, Positions
@@ -32,6 +33,7 @@ ENDPOINTS: Final = Endpoints()
     "/v1/offsets/resolve",
     "resolve_offsets",
     answer("In the order asked; one that failed has `error`.", "Resolved"),
+    permission=of_body("stream:read", "positions[].stream"),
     request=body("The positions.", "Positions"),
     errors=(InvalidRequest,),
 )

@@ -41,6 +41,7 @@ from broker.api.errors import (
     UnknownSink,
     UnknownStream,
 )
+from broker.api.permissions import needs, of_answer, of_body, of_path, of_query
 from broker.api.plain import INT64_MAX
 from broker.api.stream import check_name
 from broker.serving.contract.endpoint import (
@@ -109,6 +110,7 @@ _SINK: Final = answer("The sink.", "Sink")
     "/v1/sinks",
     "list_sinks",
     answer("The sinks.", "Sinks"),
+    permission=of_answer("sink:read"),
     query=(boolean("staged", "Also what is staged for each sink, which asks the leaders of all partitions."),),
 )
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -122,7 +124,14 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
     )
 
 
-@ENDPOINTS.add("GET", "/v1/sinks/{sink}", "describe_sink", _SINK, errors=(UnknownSink,))
+@ENDPOINTS.add(
+    "GET",
+    "/v1/sinks/{sink}",
+    "describe_sink",
+    _SINK,
+    permission=of_path("sink:read", "sink"),
+    errors=(UnknownSink,),
+)
 async def describe(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """One sink with its last decision."""
     state = await serving.backend.sinks.describe(_sink(request))
@@ -134,6 +143,7 @@ async def describe(serving: Serving, request: web.Request, query: Query) -> web.
     "/v1/sinks/{sink}/open",
     "open_sink",
     answer("The owner's epoch, and the sink. Nobody is fenced before this owner commits.", "SinkOpened"),
+    permission=of_path("sink:write", "sink"),
     request=body("The owner that opens it.", "SinkOpen"),
     errors=(InvalidName, SinkFenced, DiskFull, StorageFailed),
 )
@@ -151,6 +161,7 @@ async def open_sink(serving: Serving, request: web.Request, query: Query) -> web
     "/v1/sinks/{sink}/renew",
     "renew_owner",
     answer("It is heard. When it shall renew again.", "SinkRenewed"),
+    permission=of_path("sink:write", "sink"),
     request=body("The owner that lives.", "SinkRenew"),
     errors=(UnknownSink, SinkFenced),
 )
@@ -165,6 +176,7 @@ async def renew(serving: Serving, request: web.Request, query: Query) -> web.Str
     "/v1/streams/{stream}/partitions/{partition}/stages",
     "stage_records",
     answer("Durable.", "Staged"),
+    permission=of_path("stream:append", "stream") + of_query("sink:write", "sink"),
     query=_STAGE_QUERY,
     request=Content(
         description="As for `append_records`; no records at all are allowed.",
@@ -226,6 +238,7 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
         " The answer describes it. Stages that it does not name were dropped.",
         "SinkCommitted",
     ),
+    permission=of_path("sink:write", "sink") + of_body("stream:append", "stages[].stream"),
     request=body("The batch.", "SinkCommit"),
     errors=(
         UnknownSink,
@@ -264,6 +277,7 @@ async def commit_batch(serving: Serving, request: web.Request, query: Query) -> 
     "/v1/sinks/{sink}/abort",
     "abort_stages",
     answer("How many went.", "SinkAborted"),
+    permission=of_path("sink:write", "sink") + of_body("stream:append", "stages[].stream"),
     request=body("The stages.", "SinkAbort"),
     errors=_STORAGE,
 )
@@ -278,6 +292,7 @@ async def abort(serving: Serving, request: web.Request, query: Query) -> web.Str
     "/v1/sinks/{sink}/reset",
     "reset_sink",
     _SINK,
+    permission=of_path("sink:admin", "sink"),
     request=body("The next batch id.", "SinkReset"),
     errors=(UnknownSink, *_FINISHING),
 )
@@ -293,6 +308,7 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
     "/v1/sinks/{sink}/adopt",
     "adopt_sink",
     _SINK,
+    permission=of_path("sink:admin", "sink"),
     request=body("The checkpoint.", "SinkAdopt"),
     errors=(UnknownSink, DiskFull, StorageFailed),
 )
@@ -308,6 +324,7 @@ async def adopt(serving: Serving, request: web.Request, query: Query) -> web.Str
     "/v1/sinks/{sink}",
     "delete_sink",
     {204: Content(description="It is forgotten.")},
+    permission=of_path("sink:admin", "sink"),
     errors=(UnknownSink, *_FINISHING),
 )
 async def delete(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -321,6 +338,7 @@ async def delete(serving: Serving, request: web.Request, query: Query) -> web.St
     "/v1/sinks/{sink}/check",
     "check_sink",
     {204: Content(description="It may.")},
+    permission=needs("broker"),
     request=body("The epoch.", "SinkCheck"),
     errors=(UnknownSink, SinkFenced),
 )
@@ -337,6 +355,7 @@ async def check(serving: Serving, request: web.Request, query: Query) -> web.Str
     "/v1/sinks/silences",
     "ask_silences",
     answer("How long each was not heard of.", "StagesAnswer"),
+    permission=needs("broker"),
     request=body("The owners.", "SilencesAsked"),
 )
 async def silences(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -352,6 +371,7 @@ async def silences(serving: Serving, request: web.Request, query: Query) -> web.
     "/v1/streams/{stream}/partitions/{partition}/stages/ask",
     "ask_stages",
     answer("The answer to the question.", "StagesAnswer"),
+    permission=needs("broker"),
     query=(INCARNATION,),
     request=body("The question.", "StagesAsked"),
     errors=(StaleIncarnation, StageLost, RequestTooLarge, *_STORAGE),

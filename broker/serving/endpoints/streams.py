@@ -19,6 +19,7 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.api.misfit import Misfit
+from broker.api.permissions import of_answer, of_body, of_path
 from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.session import lapse_ms
@@ -56,6 +57,7 @@ _SETTINGS_ERRORS: Final = (UnknownSetting, InvalidSetting, InvalidSubject)
     "/v1/streams",
     "create_stream",
     answer("Created.", "CreatedStream", 201) | answer("It existed, with the same settings.", "CreatedStream"),
+    permission=of_body("stream:create", "name") + of_body("subject:capture", "subject"),
     request=body("Name and settings.", "NewStream"),
     errors=(InvalidName, *_SETTINGS_ERRORS, StreamExists),
 )
@@ -146,6 +148,7 @@ def _goes_by(answer: Mapping[str, Any], info: StreamInfo) -> bool:
     "/v1/streams",
     "list_streams",
     answer("The streams.", "Streams"),
+    permission=of_answer("stream:read"),
     query=(boolean("internal", "With the broker's own streams, whose names begin with `__`."),),
 )
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -162,6 +165,7 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
     "/v1/streams/{stream}",
     "describe_stream",
     answer("The stream.", "Stream"),
+    permission=of_path("stream:read", "stream"),
     errors=(UnknownStream,),
 )
 async def describe_one(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -174,6 +178,7 @@ async def describe_one(serving: Serving, request: web.Request, query: Query) -> 
     "/v1/streams/{stream}",
     "alter_stream",
     answer("The altered stream.", "Stream"),
+    permission=of_path("stream:admin", "stream"),
     request=body("The settings to change.", "AlteredSettings"),
     errors=(UnknownStream, *_SETTINGS_ERRORS, ReadOnly),
 )
@@ -193,6 +198,7 @@ async def alter(serving: Serving, request: web.Request, query: Query) -> web.Str
     "/v1/streams/{stream}",
     "delete_stream",
     {204: Content(description="Deleted.")},
+    permission=of_path("stream:admin", "stream"),
     errors=(UnknownStream, ReadOnly),
 )
 async def delete(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from broker.api.errors import InvalidRequest, LiftlogError, UnknownStream
+from broker.api.permissions import of_answer
 from broker.api.stream import INTERNAL_PREFIX, NAME_BYTES_MAX
 from broker.metadata.catalog import StreamInfo
 from broker.serving.contract.backend import Backend
@@ -52,6 +53,7 @@ ENDPOINTS: Final = Endpoints()
     "/v1/watch",
     "watch",
     answer("The state now, and its version.", "Watch"),
+    permission=of_answer("stream:read"),
     query=(
         integer(
             "since",

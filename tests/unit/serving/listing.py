@@ -22,6 +22,8 @@ def calls(contract: Json) -> Iterator[str]:
             if method in ("head", "parameters"):  # as GET; in the path
                 continue
             yield f"{method.upper()} {path}  {call['operationId']}"
+            for need in call["x-permission"]:
+                yield f"    needs {said_need(need)}"
             for parameter in call.get("parameters", ()):
                 if "$ref" in parameter:
                     yield f"    {name_of(parameter['$ref'])}"
@@ -35,6 +37,11 @@ def calls(contract: Json) -> Iterator[str]:
                 headers = [f"{name}" for name in answer.get("headers", ())]
                 codes = answer["description"] if not status.startswith("2") else ""
                 yield "    " + "  ".join(each for each in (f"{status}", codes or ", ".join(told), *headers) if each)
+
+
+def said_need(need: Json) -> str:
+    of, when = need.get("of"), need.get("when")
+    return need["action"] + f" of {of}" * bool(of) + f", if {when}" * bool(when)
 
 
 def bodies(contract: Json) -> Iterator[str]:

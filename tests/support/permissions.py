@@ -1,0 +1,44 @@
+"""The page docs/reference/permissions.md, written from the code: `python -m tests.pages` writes it anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from broker.api.permissions import ACTIONS
+from broker.serving.http.app import ENDPOINTS
+from tests.support.limits import table
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "permissions.md"
+HEAD: Final = """\
+# Permissions
+
+What each call of the [HTTP API](http-api.md) needs. **No broker checks it yet**: whoever reaches the
+port may do everything ([status.md](../status.md)). The table is what the check will go by
+([174](../adr/0174-each-endpoint-says-what-it-needs.md)). This page is written from the code.
+
+## Actions
+
+An action is done to a thing that has a name: `stream:read` of `orders`. Of those whose thing has no
+name there is one.
+
+{actions}
+## Calls
+
+A call needs all that stands in its row. `{{stream}}` is a name in the path and `?sink` one in the query;
+other names are those of fields of the body, and `[]` means each one of a list. Of a list, the things
+that a caller may not see are left out. `HEAD` needs what `GET` needs.
+
+{calls}"""
+
+
+def page() -> str:
+    """All of docs/reference/permissions.md."""
+    calls = [
+        (f"`{each.method} {each.path}`", "; ".join(f"`{need}`" for need in each.permission) or "none")
+        for each in ENDPOINTS
+    ]
+    return HEAD.format(
+        actions=table(("action", "allows to"), [(f"`{action}`", allows) for action, allows in ACTIONS.items()]),
+        calls=table(("call", "needs"), calls),
+    )
