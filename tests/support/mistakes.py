@@ -26,6 +26,7 @@ from tests.sim.raft import test_raft
 from tests.soak import test_mutants as shown
 from tests.soak import test_soak
 from tests.support.limits import table
+from tests.support.mends import MENDS
 from tests.unit.raft import test_group, test_journal
 
 ROOT: Final = Path(__file__).parents[2]
@@ -122,6 +123,12 @@ def of_the_soak() -> Iterator[Found]:
     yield Found("half-message", _name(test_soak.test_the_soak_finds_that_half_a_message_ends_intake))
 
 
+def of_the_mends() -> Iterator[Found]:
+    for defect, tests in MENDS.items():
+        for path, _, name in (test.partition("::") for test in tests):
+            yield Found(defect, f"tests/{path}.py::test_{name}")
+
+
 TABLES: Final = {
     "In the protocol": ("tests/sim/mutants.py", of_the_protocol),
     "In the drivers of replicas": ("tests/sim/driven/mutants.py", of_the_drivers),
@@ -131,6 +138,7 @@ TABLES: Final = {
     "At the gates of an append": ("tests/properties/gates/test_mutants.py", of_the_gates),
     "In rules that have no list": ("tests/support/mistakes.py", of_single_rules),
     "Mends that are taken out again": ("tests/soak/mutants.py", of_the_soak),
+    "Mends that are not": ("tests/support/mends.py", of_the_mends),
 }
 """By heading: where the list is, and who finds each mistake of it."""
 
@@ -191,7 +199,8 @@ HEAD: Final = """# Deliberate mistakes
 A test that has never failed shows little. These mistakes are made in the code on purpose, one at a
 time, and this page says which test finds each. `make test` runs the tests of the second column,
 `make test-long` those of the third; there the shard stands in brackets. `python -m tests.pages`
-writes this page from the lists in the tests and from `tests/lanes.py`.
+writes this page from the lists in the tests and from `tests/lanes.py`. The last table has defects that
+were real: their tests were red before the mend, and nobody takes the mend out again.
 
 ## What `make test` misses
 
