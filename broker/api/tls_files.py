@@ -18,6 +18,7 @@ from typing import Final
 from broker.api.errors import InvalidSetting
 
 CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
+ENDED_AMID: Final = "it ended the connection amid the handshake: it has no cluster.tls_cert, or ends just now"
 LOOKED_AT_BYTES: Final = 4 << 20
 """The CAs of the whole world take a quarter of a MiB."""
 
@@ -65,6 +66,22 @@ def said(error: OSError) -> str:
     """What OpenSSL says, without the numbers of its source."""
     reason = getattr(error, "reason", None)
     return str(reason).replace("_", " ").lower() if reason else error.strerror or str(error)
+
+
+def why_kept_out(error: OSError) -> str:
+    """What stands in the way between two brokers, for the log of either."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not believed: {error.verify_message} (cluster.tls_ca says which CA is)"
+    reason = (isinstance(error, ssl.SSLError) and error.reason) or ""
+    if "ALERT" in reason:
+        return f"it refuses this broker's certificate: {said(error)} (cluster.tls_cert)"
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"):
+        return "it does not speak TLS there: it has no cluster.tls_cert, or is no broker"
+    if isinstance(error, ssl.SSLEOFError):
+        return ENDED_AMID
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "it shows no certificate"
+    return said(error)
 
 
 def unusable(name: str, path: str, why: str) -> InvalidSetting:

@@ -8,5 +8,6 @@ snapshots.py  taking, sending and installing snapshots
 messages.py   what each message has to be
 wire.py       connections: bind address, secret, JSON
 names.py      addresses of hosts, without waiting for a name server
+secured.py    TLS around the connections of both of these
 greeting.py   a question to a Raft port, from who takes no part in the group yet
 """

@@ -28,9 +28,10 @@ from pysyncobj.tcp_server import SERVER_STATE, TcpServer
 from broker.api.errors import InvalidSetting, PortInUse
 from broker.raft import wire
 from broker.raft.messages import HELLO_ANSWER, is_hello
+from broker.raft.secured import CUT, RaftTls, fault_of, secure
 
 BUFFER_BYTES: Final = 1 << 16
-NOBODY, SILENT, CUT = "nobody listens there", "no answer", "it cut the connection; is its raft.secret another one?"
+NOBODY, SILENT = "nobody listens there", "no answer"
 Hello = Mapping[str, Any]
 
 
@@ -40,6 +41,7 @@ class Lobby:
     Args:
         bind: host:port to listen at; None: it only asks.
         clock: Monotonic, in seconds.
+        tls: As the transport of the group has it; None: none.
     Raises:
         PortInUse: somebody listens there already. InvalidSetting: that is no address.
     """
@@ -51,7 +53,9 @@ class Lobby:
         secret: str | None,
         answer: Callable[[Hello], Hello],
         clock: Callable[[], float],
+        tls: RaftTls | None = None,
     ) -> None:
+        self._tls = tls
         self._clock = clock
         self._answer = answer
         self._poller = createPoller("auto")
@@ -95,7 +99,7 @@ class Lobby:
 
     def ask(self, addresses: Iterable[str], hello: Hello, *, timeout_s: float) -> dict[str, dict[str, Any] | str]:
         """Ask all at once, and answer others meanwhile. By address: an answer, or why there is none."""
-        calls = [_Call(self._poller, address, hello, self._encryptor) for address in addresses]
+        calls = [_Call(self._poller, address, hello, self._encryptor, self._tls) for address in addresses]
         end = self._clock() + timeout_s
         while any(call.outcome is None for call in calls) and (left := end - self._clock()) > 0:
             self._listen_again()
@@ -119,6 +123,8 @@ class Lobby:
         conn.encryptor = self._encryptor
         conn.setOnMessageReceivedCallback(lambda message: self._heard(conn, message))
         conn.setOnDisconnectedCallback(lambda: self._guests.pop(conn, None))
+        if self._tls is not None:
+            secure(conn, self._tls.server(), None)
 
     def _heard(self, conn: TcpConnection, message: Any) -> None:
         if self._encryptor is not None and conn.sendRandKey is None:
@@ -136,8 +142,9 @@ class Lobby:
 class _Call:
     """One question that is under way. `outcome`: an answer, or why there is none; None: not yet."""
 
-    def __init__(self, poller: Any, address: str, hello: Hello, encryptor: Any) -> None:
+    def __init__(self, poller: Any, address: str, hello: Hello, encryptor: Any, tls: RaftTls | None) -> None:
         self.address = address
+        self._tls = tls
         self.outcome: dict[str, Any] | str | None = None
         self._hello = {"type": "hello", **hello}
         self._is_connected = False
@@ -147,7 +154,7 @@ class _Call:
         conn.encryptor = encryptor
         conn.setOnConnectedCallback(self._connected)
         conn.setOnMessageReceivedCallback(self._heard)
-        conn.setOnDisconnectedCallback(lambda: self.end(CUT if self._is_connected else NOBODY))
+        conn.setOnDisconnectedCallback(lambda: self.end((fault_of(conn) or CUT) if self._is_connected else NOBODY))
         host, _, port = address.rpartition(":")
         ip = _ip(host)
         if ip is None:
@@ -166,6 +173,12 @@ class _Call:
 
     def _connected(self) -> None:
         self._is_connected = True
+        if self._tls is None:
+            self._greet()
+        else:
+            secure(self._conn, self._tls.client(), self.address.rpartition(":")[0].strip("[]"), self._greet)
+
+    def _greet(self) -> None:
         if self._conn.encryptor is not None:
             self._conn.recvRandKey = os.urandom(32)
             self._conn.send(self._conn.recvRandKey)

@@ -24,6 +24,8 @@ W11  Of a connection without a vote nothing is kept once it is over; pysyncobj k
     at the next tick: pysyncobj looks it up again behind a `send` that finds it dead.
 W12  A node may be silent for as long as the settings say by now (`node.N9`). pysyncobj keeps what they said when the
     connection was made, and cuts one on which somebody speaks after that.
+W13  With TLS nothing goes out or comes in before its handshake (`secured.py`), which belongs to the time of W5 and W7.
+    Why it failed is told on both sides, as far as they know.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ from pysyncobj.transport import TCPTransport
 from broker.api.plain import parse_json
 from broker.raft.messages import is_hello
 from broker.raft.names import names
+from broker.raft.secured import RaftTls, fault_of, go_on, heed_last_word, is_open, is_sudden, secure
 
 GREETING_BYTES_MAX: Final = 4_096
 STRANGERS_MAX: Final = 64
@@ -53,6 +56,8 @@ STRANGERS_MAX: Final = 64
 STRANGER_S: Final = 10.0
 VOTER_PATTERN: Final = "[A-Za-z0-9_.-]{1,256}@[^\\x00-\\x20\\x7f-\\xa0,/@\"'<>]{1,300}:[0-9]{1,5}"
 CALL_S: Final = 2.0
+CUTS_TOLD: Final = 5
+"""A voter that is called and ends the connection at once so often in a row is told of."""
 READS_AT_ONCE: Final = 32
 """So often one connection is read, 64 KiB each at most; then the others have their turn."""
 LENGTH_BYTES: Final = 4
@@ -72,7 +77,7 @@ class Voter(TCPNode):  # type: ignore[misc]
     @property
     def ip(self) -> str | None:
         """Its address; None: it is being looked up. The thread of the node waits for no name server."""
-        return names.address(str(self.host).rpartition("@")[2].strip("[]"))
+        return names.address(host_of(self))
 
 
 def guarded(base: type) -> type:
@@ -100,6 +105,8 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
     """TCP between brokers."""
 
     _ready: bool  # pysyncobj's: it listens
+    tls: RaftTls | None = None
+    """Of the class (`over_tls`)."""
 
     def __init__(self, syncObj: Any, selfNode: Node | None, otherNodes: Any) -> None:
         self._over: set[Node] = set()  # W11
@@ -113,6 +120,23 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
         super()._onNewIncomingConnection(conn)
         if len(self._unknownConnections) > STRANGERS_MAX:
             min(self._unknownConnections, key=lambda each: each.since_s).disconnect()
+        if self.tls is not None and conn.state == CONNECTION_STATE.CONNECTED:
+            secure(conn, self.tls.server(), None)
+
+    def _onOutgoingConnected(self, conn: Any) -> None:
+        """W13."""
+        greet = super()._onOutgoingConnected
+        if self.tls is None:
+            greet(conn)
+        else:
+            secure(conn, self.tls.client(), host_of(self._connToNode(conn)), lambda: greet(conn))
+
+    def send(self, node: Node, message: dict[str, Any]) -> bool:
+        """As pysyncobj's; W13."""
+        conn = self._connections.get(node)
+        if self.tls is not None and conn is not None and not is_open(conn):
+            return False
+        return bool(super().send(node, message))
 
     def _onTick(self) -> None:
         """W5, W7, W11, W12."""
@@ -159,14 +183,28 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
             conn.disconnect()
 
     def _onDisconnected(self, conn: Any) -> None:
+        node, fault = self._connToNode(conn), fault_of(conn)
         if conn in self._unknownConnections and not getattr(conn, "is_told", False):
-            self._core.refused(
-                getattr(conn, "peer", ""), "what it says is not understood: another secret, or no broker"
-            )
-        node = self._connToNode(conn)
+            unclear = "what it says is not understood: another secret, or no broker"
+            self._core.refused(getattr(conn, "peer", ""), fault or unclear)
+        elif node is not None:
+            conn.cuts = getattr(conn, "cuts", 0) + 1 if is_sudden(fault) else 0
+            if fault and conn.cuts in (0, CUTS_TOLD):
+                self._core.refused(str(node.id), fault)
+                conn.cuts = 0
         super()._onDisconnected(conn)
         if node is not None and node not in self._nodes:
             self._over.add(node)
+
+
+def over_tls(tls: RaftTls | None) -> type[GuardedTcp]:
+    """The transport of a broker; None: it speaks no TLS."""
+    return type("SecuredTcp", (GuardedTcp,), {"tls": tls})
+
+
+def host_of(node: Node) -> str:
+    """The host of a voter, as its certificate names it."""
+    return str(node.host).rpartition("@")[2].strip("[]")
 
 
 def hello_in(message: Any) -> dict[str, Any] | None:
@@ -281,7 +319,9 @@ class BoundedZlib:
 
 
 def _read_some(conn: Any) -> None:
-    """W6, W9. A stranger's turn is shorter: no more of it is kept than is read at once."""
+    """W6, W9, W13. A stranger's turn is shorter: no more of it is kept than is read at once."""
+    if not go_on(conn):
+        return
     _growing(conn, "readBuffer")
     for _ in range(1 if getattr(conn, "is_stranger", False) else READS_AT_ONCE):
         if not conn._TcpConnection__processRead():
@@ -294,13 +334,24 @@ _connect_now = tcp_connection.TcpConnection.connect
 
 def _connect(conn: Any, host: str | None, port: int) -> bool:
     """W10. Returns whether it is called."""
+    conn.secured = None
     try:
         return bool(_connect_now(conn, host, port))
     except OSError:
         return False
 
 
+_disconnect_now = tcp_connection.TcpConnection.disconnect
+
+
+def _disconnect(conn: Any) -> None:
+    """W13."""
+    heed_last_word(conn)
+    _disconnect_now(conn)
+
+
 tcp_connection.TcpConnection.connect = _connect
+tcp_connection.TcpConnection.disconnect = _disconnect
 tcp_connection.pickle = Codec
 tcp_connection.zlib = BoundedZlib
 tcp_connection.TcpConnection._TcpConnection__tryReadBuffer = _read_some

@@ -21,7 +21,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from broker.api.placements import Vote
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import Catalog, StreamInfo
+from broker.raft.secured import RaftTls
 from broker.runtime.assembled import Assembled
 from broker.runtime.background.disk_reserve import Account
 from broker.runtime.background.expiry import expire_offsets
@@ -91,6 +92,9 @@ class ClusterBroker(Assembled):
     def __init__(self, config: Config, identity: Identity) -> None:
         check_secret(identity.secret)  # before there is a folder
         self._certificate = certificates_of(config.cluster, by_date=False)
+        if self._certificate is not None:
+            contexts = self._certificate.contexts
+            identity = replace(identity, tls=RaftTls(contexts.server, contexts.client))
         super().__init__(config, cluster_id=identity.cluster_id)
         if self._disk.exists(self._catalog_path):
             raise WrongFolder(

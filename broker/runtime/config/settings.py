@@ -192,8 +192,8 @@ class ClusterConfig:
     )
     tls_cert: str | None = _key(
         None,
-        "Path of this broker's certificate for other brokers (PEM), its chain behind it. What is replicated, by gRPC"
-        " and in bulk, then goes over TLS alone, with certificates on both sides: on all brokers, or on none.",
+        "Path of this broker's certificate for other brokers (PEM), its chain behind it. The ports of [grpc]"
+        " and [raft] then speak TLS alone, with certificates on both sides: on all brokers, or on none.",
     )
     tls_key: str | None = _key(None, "Path of the key of `tls_cert` (PEM), which others cannot read.")
     tls_ca: str | None = _key(

@@ -29,8 +29,9 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.api.errors import PortInUse
+from broker.api.tls_files import why_kept_out
 from broker.runtime.cluster.codec import TICKET_BYTES, Bulk
-from broker.runtime.cluster.link.tls import PIECE_BYTES, LinkTls, shut, why
+from broker.runtime.cluster.link.tls import PIECE_BYTES, LinkTls, shut
 from broker.storage.read import ReadPlan
 
 log = logging.getLogger(__name__)
@@ -209,7 +210,7 @@ class BulkServer:
         try:
             return self._tls.server().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         except OSError as error:  # it is gone
-            self._refuse("tls", who, why(error))
+            self._refuse("tls", who, why_kept_out(error))
             connection.close()
             return None
 
@@ -259,7 +260,7 @@ class BulkServer:
         try:
             connection.do_handshake()
         except OSError as error:
-            self._refuse("tls", who, why(error))
+            self._refuse("tls", who, why_kept_out(error))
             return False
         return True
 

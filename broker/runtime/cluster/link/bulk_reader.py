@@ -22,10 +22,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from broker.api.tls_files import why_kept_out
 from broker.metadata.partition import Place
 from broker.runtime.cluster.codec import BULK_BYTES_MAX, Answered
 from broker.runtime.cluster.link.bulk import ASKS, HOLDS
-from broker.runtime.cluster.link.tls import LinkTls, shut, why
+from broker.runtime.cluster.link.tls import LinkTls, shut
 from broker.serving.http.connections import RateLimitedLog
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class BulkReader:
             try:
                 is_good, fault = self._fetch(host, said), "the bytes are not what was stored"
             except ssl.SSLError as error:
-                is_good, fault = False, why(error)
+                is_good, fault = False, why_kept_out(error)
             except OSError as error:
                 is_good, fault = False, str(error)
             except Exception as error:

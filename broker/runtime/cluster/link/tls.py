@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import grpc
 
-from broker.api.tls_files import said
+from broker.api.tls_files import why_kept_out
 from broker.runtime.cluster.link.handshake import Refused
 from broker.runtime.config.certificates import Certificates, Pem
 
@@ -106,7 +106,7 @@ def try_out(host: str, port: int, tls: LinkTls | None, timeout_s: float) -> None
         except ssl.SSLError as error:
             if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
                 raise
-            raise _refused(why(error)) from error
+            raise _refused(why_kept_out(error)) from error
 
 
 def _is_heard(secured: ssl.SSLSocket) -> bool:
@@ -138,20 +138,6 @@ def speaks_tls(host: str, port: int, timeout_s: float) -> bool:
     except OSError:
         pass
     return False
-
-
-def why(error: OSError) -> str:
-    """What stands in the way, for the log of either side."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not believed: {error.verify_message} (cluster.tls_ca says which CA is)"
-    reason = (isinstance(error, ssl.SSLError) and error.reason) or ""
-    if "ALERT" in reason:
-        return f"it refuses this broker's certificate: {said(error)} (cluster.tls_cert)"
-    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"):
-        return "it does not speak TLS there: it has no cluster.tls_cert, or is no broker"
-    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return "it shows no certificate"
-    return said(error)
 
 
 def shut(connection: socket.socket) -> None:

@@ -256,7 +256,7 @@ class Entrance:
         self._own = own
 
     def _lobby(self, bind: str | None) -> Lobby:
-        return Lobby(bind=bind, secret=self._me.secret, answer=self._answer, clock=self._clock)
+        return Lobby(bind=bind, secret=self._me.secret, answer=self._answer, clock=self._clock, tls=self._me.tls)
 
     def _ask(self, lobby: Lobby) -> dict[str, dict[str, Any] | str]:
         hello = {

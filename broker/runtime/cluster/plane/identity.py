@@ -11,6 +11,7 @@ from typing import Final
 
 from broker.api.errors import InvalidRequest, InvalidSetting
 from broker.api.http import host_port
+from broker.raft.secured import RaftTls
 from broker.runtime.config.configuration import Config
 
 SECRET_BYTES_LEAST: Final = 16
@@ -24,6 +25,7 @@ class Identity:
         address: host:port at which the others reach its Raft port. bind: Where it listens.
         named: The first voters as configured, in their order: (broker id, host:port). The same on every broker.
         secret: The cluster's; None: it was forgotten (`wire.W1`).
+        tls: What its Raft port speaks; None: plain text.
     """
 
     broker_id: str
@@ -32,6 +34,7 @@ class Identity:
     bind: str
     named: tuple[tuple[str, str], ...]
     secret: str | None = None
+    tls: RaftTls | None = None
 
     def __repr__(self) -> str:
         return f"Identity({self.broker_id} of {self.cluster_id} at {self.address})"

@@ -30,7 +30,7 @@ from broker.metadata.partition import Place
 from broker.metadata.session import slower
 from broker.raft.greeting import listening_ip
 from broker.raft.node import Answer, RaftNode, configuration
-from broker.raft.wire import GuardedTcp, Voter
+from broker.raft.wire import Voter, over_tls
 from broker.runtime.cluster.plane import status
 from broker.runtime.cluster.plane.clock import boot_s
 from broker.runtime.cluster.plane.duties import Duties
@@ -161,7 +161,7 @@ class Plane:
             listening_ip(self.identity.bind)
             self._node = RaftNode(
                 entered.journal,
-                transport=GuardedTcp,
+                transport=over_tls(self.identity.tls),
                 node=Voter,
                 conf=conf,
                 clock=boot_s,
