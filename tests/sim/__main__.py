@@ -11,10 +11,13 @@ from contextlib import nullcontext
 
 from tests.sim import mutants, scenarios
 from tests.sim.cluster import Cluster, play
+from tests.sim.driven import changed
 from tests.sim.driven import mutants as of_drivers
 from tests.sim.joined import joined
 from tests.sim.story import shortened
 from tests.sim.world import told
+
+IN_DRIVERS = (*of_drivers.DRIVEN, *changed.QUICK, *changed.CHANGED)
 
 
 def main() -> int:
@@ -33,7 +36,7 @@ def main() -> int:
     mutant = None
     if options.mutant:
         try:
-            mutant = mutants.named(options.mutant, *[of_drivers.DRIVEN] * options.driven)
+            mutant = mutants.named(options.mutant, *[IN_DRIVERS] * options.driven)
         except ValueError as error:
             parser.error(f"--mutant: {error}")
         if mutant in mutants.PLAYED:
@@ -49,7 +52,7 @@ def main() -> int:
 
 def run(options: argparse.Namespace) -> int:
     if options.mutants:
-        for mutant in of_drivers.DRIVEN if options.driven else mutants.MUTANTS:
+        for mutant in IN_DRIVERS if options.driven else mutants.MUTANTS:
             found_by = of_drivers.driven_by if options.driven else mutants.found_by
             found = found_by(mutant, in_order=True)
             stale = "" if found.startswith(f"seed {mutant.seed}:") else f", stated is seed {mutant.seed}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +29,20 @@ class Client:
         self.cluster = cluster
         self.world = cluster.world
         self.partition = partition
+        self._replicas: tuple[str, ...] = ()
 
     def call(self, method: str, answered: Any, *args: Any, of: str | None = None) -> None:
         """Ask the leader, or now and then another broker; `of`: that one."""
         cluster, rng = self.cluster, self.world.rng
-        partition = cluster.metadata.states[self.partition]
-        target = partition.leader
+        partition = cluster.metadata.states.get(self.partition)
+        if partition is not None:
+            self._replicas, target = partition.replicas, partition.leader
+        else:  # the stream was deleted: it goes on by what it knew
+            target = None
+            if not self._replicas:
+                return
         if target is None or rng.random() < self.stray:
-            target = rng.choice(partition.replicas)
+            target = rng.choice(self._replicas)
         if cluster.operator is not None:
             target = cluster.operator.stray(target)
         target = of or target
@@ -80,6 +87,11 @@ class Publisher(Client):
 
     def batch_of(self, values: list[bytes]) -> Batch:
         return Batch(values, self.producer_id, self.sequence)
+
+    def end(self) -> None:
+        """Its stream was deleted."""
+        self.is_stopped = True
+        self.batches = []
 
     def send(self) -> None:
         self._try += 1
@@ -135,6 +147,10 @@ class IdPublisher(Publisher):
             self.open = [name.ljust(rng.choice((20, 40, 400)), b".") for name in names]
             self.send()
 
+    def end(self) -> None:
+        self.is_stopped = True
+        self.open = []
+
     def send(self) -> None:
         self._try += 1
         again = self.world.rng.sample(self.open, len(self.open))
@@ -152,6 +168,37 @@ class IdPublisher(Publisher):
         if was_open and not self.open:
             self._try += 1
             self.world.after(self.world.rng.expovariate(1 / self.cluster.pace_ms), self.begin)
+
+
+class NatsPublisher(IdPublisher):
+    """Publishes to subjects of a stream on the NATS server of a driven cluster. Nobody knows who takes that in."""
+
+    def __init__(self, cluster: Cluster, partition: str, name: str) -> None:
+        super().__init__(cluster, partition, name)
+        self._subject = cluster.stream_of(partition)
+
+    def begin(self) -> None:
+        if not self.is_stopped:
+            self.number += 1
+            count = self.world.rng.choice((1, 1, 2, 5))
+            names = [f"{self._subject}:{self.name}-{self.number}-{i}" for i in range(count)]
+            self.open = [name.encode().ljust(self.world.rng.choice((20, 40, 400)), b".") for name in names]
+            self.send()
+
+    def send(self) -> None:
+        self._try += 1
+        assert self.cluster.nats is not None
+        for value in self.open:
+            subject = f"{self._subject}.{self.world.rng.randrange(8)}"
+            self.cluster.nats.publish(subject, value, self._heard)
+        self.world.after(TRY_AGAIN_MS, self.timed_out, self._try)
+
+    def _heard(self, value: bytes, body: bytes) -> None:
+        answer = json.loads(body)
+        if "error" in answer:
+            self.world.saw(f"over NATS: {answer['error']['description'].rpartition('[')[2].rstrip(']')}")
+        elif value in self.open:
+            self.answered_ids(self._try, "stored", [value])
 
 
 class Repeater(Client):

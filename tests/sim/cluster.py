@@ -13,7 +13,9 @@ from broker.metadata.controller import CALM_MS
 from tests.sim.batches import columns
 from tests.sim.broker import Broker
 from tests.sim.checker import Checker, Known
-from tests.sim.clients import Consumer, IdPublisher, KeyedPublisher, Publisher, Repeater
+from tests.sim.clients import Consumer, IdPublisher, KeyedPublisher, NatsPublisher, Publisher, Repeater
+from tests.sim.driven.changing import CAPTURING, CHANGING, FORMED, Changing, captured
+from tests.sim.driven.nats import Server
 from tests.sim.driven.node import Bugs, DrivenBroker
 from tests.sim.driven.wire import Link
 from tests.sim.faults import CLOSING, ROTTING, Faults
@@ -68,6 +70,8 @@ class Cluster:
         calm_ms: The time that the controller calls calm: with its own ten seconds it would hardly ever give anything
             back.
         rots: Whether the files of its real replicas are damaged.
+        changes: Changes streams of real brokers while they are written, in the seeds that have it.
+        nats: A server that brokers capture streams from, in the seeds that have one.
         faults_are_over: Repeaters stop when they know where their last group is.
     """
 
@@ -89,6 +93,7 @@ class Cluster:
         self.links: list[Link] = []
         self.bugs = Bugs()
         self.rots = driven and faults and seed % 4 == ROTTING
+        is_changing = driven and faults and seed % 8 in CHANGING
         if driven:
             rewrites = self.rots and seed % 8 == DRIVEN_REWRITING
         rng = world.rng
@@ -113,7 +118,8 @@ class Cluster:
         self.metadata = metadata = plane(world, self.network, checker.changed)
         metadata.damages = raft and faults and seed % 4 in DAMAGING
         checker.registered, metadata.came = lambda: metadata.catalog.brokers, checker.came
-        minima = [min_insync_replicas or rng.choice((1, 2, 2)) for _ in range(partitions or rng.choice((1, 2, 3)))]
+        count = partitions or max(rng.choice((1, 2, 3)), 2 if is_changing else 1)
+        minima = [min_insync_replicas or rng.choice((1, 2, 2)) for _ in range(count)]
         checker.known = {f"p{number}": Known() for number in range(len(minima))}
         self.level = {"feature_level_max": FEATURE_LEVEL} if seed % 4 == 2 else {}
         self.rewrites = seed % 8 in REWRITING and faults if rewrites is None else rewrites
@@ -126,7 +132,8 @@ class Cluster:
                 known.rewritten = Rewritten(name in self.compacted and not self.alters)
         checker.partitions = metadata.states
         is_internal = faults and len(minima) > 1 and rng.random() < 0.6
-        self._form(names, minima, "__offsets" if is_internal else "")
+        internal = f"p{count - 1}" if is_internal else ""
+        self._form(names, minima, "__offsets" if is_internal else "", FORMED if is_changing else {})
         self._processes = self._producers = 0
         self.brokers = {name: self._made(name) for name in names}
         checker.brokers = metadata.brokers = self.brokers
@@ -144,10 +151,14 @@ class Cluster:
                     self.publishers.append(IdPublisher(self, name, f"{name}.{number}"))
                 else:
                     self.publishers.append(Publisher(self, name, producer_id, f"{name}.{number}"))
+                if is_changing:
+                    self.publishers.append(IdPublisher(self, name, f"{name}.{number + 2}"))
         self.operator: Operator | None = None
         if seed % 32 in JOINING and faults and rewrites is None and not raft:
             self.operator = Operator(self)
         self.has_folders = self.operator is not None or metadata.damages
+        self.changes: Changing | None = None
+        self.nats: Server | None = None
         self.repeaters: list[Repeater] = []
         if seed % 8 == 1 or (self.alters and not self.rewrites):
             self.trims = True
@@ -156,17 +167,26 @@ class Cluster:
             world.after(rng.uniform(0, 300), broker.start)
         checker.count_of, metadata.added = metadata.count_of, self._added
         self.luck_of_growth = random.Random(f"growth of {seed}")
+        if is_changing:
+            self.pace_ms = min(self.pace_ms, 60)
+            self.changes = Changing(self)
+            if seed % 8 in CAPTURING:
+                self.nats = Server(self)
+                self.publishers += [NatsPublisher(self, name, name) for name in metadata.states if name != internal]
+            metadata.carried = self.changes.carried_out
+            self.changes.carried_out()
         self.faults = Faults(self)
         self.faults.is_over = not faults
         if seed % 16 in GROWING and faults and rewrites is None:
             world.after(self.luck_of_growth.uniform(1_000, 4_000), self.faults.add_partitions)
 
-    def _form(self, names: list[str], minima: list[int], internal: str) -> None:
+    def _form(self, names: list[str], minima: list[int], internal: str, of_all: dict[str, Any]) -> None:
         """Tell the catalog of the brokers, and of a stream of one partition for each minimum.
 
         Args:
             internal: The name of the last stream, with two replicas, as if there had been two brokers; empty: none is
                 so.
+            of_all: Settings of all streams.
         """
         began_with = {"feature_level": FEATURE_LEVEL} if self.level and self.seed % 8 == 2 else {}
         commands: list[dict[str, Any]] = [{"kind": "form_cluster", "cluster_id": "c", **began_with}]
@@ -175,9 +195,10 @@ class Cluster:
             of = {"broker_id": name, "incarnation": "0", "http": f"{name}:9293", "grpc": f"{name}:9292", "rack": rack}
             commands.append({"kind": "register_broker", **of, **self.level})
         for number, minimum in enumerate(minima):
-            settings = (
-                {"cleanup": "compact"} if self.driven and self.rewrites and f"p{number}" in self.compacted else {}
-            )
+            is_compacted = self.driven and self.rewrites and f"p{number}" in self.compacted
+            settings = {"cleanup": "compact"} if is_compacted else dict(of_all)
+            if of_all and self.seed % 8 in CAPTURING and not (internal and number == len(minima) - 1):
+                settings |= captured(f"p{number}")
             stream = {"name": f"p{number}", "incarnation": f"p{number}", "created_us": 1, "settings": settings}
             placed = {"replication_factor": 3, "min_insync_replicas": minimum}
             if internal and number == len(minima) - 1:
@@ -194,6 +215,16 @@ class Cluster:
         self.checker.known[name] = Known()
         self.consumers.append(Consumer(self, name))
         self.publishers.append(Publisher(self, name, self.next_producer_id(), f"{name}.0"))
+        if self.changes is not None:
+            self.publishers.append(IdPublisher(self, name, f"{name}.1"))
+        if self.nats is not None and place_of(name)[1] == 0:
+            self.publishers.append(NatsPublisher(self, name, name))
+
+    def stream_of(self, name: str) -> str:
+        """The name of a partition's stream."""
+        incarnation, _ = place_of(name)
+        streams = self.metadata.catalog.streams.values()
+        return next(info.name for info in streams if info.incarnation == incarnation)
 
     def zeal(self, name: str) -> tuple[float, int]:
         """How likely a replica writes its log anew at a tick, and how much must be dirty for a pass of its own."""
@@ -253,6 +284,8 @@ class Cluster:
             self.checker.fail(f"R6: not well {HEAL_MS / 1000:.0f} s after all faults: {self.why()}")
         for name in self.metadata.states:
             self.checker.all_is_well(name)
+        if self.changes is not None:
+            self.changes.all_is_well()
         self.checker.only_members_are_left(self.metadata.catalog.cluster.leftovers)
         self.metadata.all_is_well()
 
@@ -284,10 +317,9 @@ class Cluster:
             core = self.brokers[p.leader or ""].replicas[name].leader
             if core.waiting_count or core.epoch != p.leader_epoch or not core.may_tell_end(core.high_watermark):
                 return f"{name}: {core.waiting_count} wait for epoch {core.epoch}"
-        if self.operator is not None and (why := self.operator.why()):
-            return why
-        if why := self.metadata.why():
-            return why
+        for part in (self.operator, self.changes, self.metadata):
+            if part is not None and (why := part.why()):
+                return why
         grows = {info.incarnation for info in self.metadata.catalog.streams.values() if info.partitions_next}
         gone = {place_of(name)[0] for name, known in self.checker.known.items() if known.is_lost or known.is_orphaned}
         if grows - gone:
@@ -297,6 +329,9 @@ class Cluster:
             is_stuck = place_of(publisher.partition)[0] in grows
             if not publisher.is_done and not known.is_lost and not known.is_orphaned and not is_stuck:
                 return f"publisher {publisher.name} waits"
+        for broker in self.brokers.values():
+            if isinstance(broker, DrivenBroker) and (waiting := broker.waiting()):
+                return f"{broker.name} owes an answer about {waiting}"
         return ""
 
 

@@ -99,8 +99,8 @@ class OfTheCatalog:
         return True
 
     def _leave(self, name: str, chosen: str) -> None:
-        state, brokers = self.cluster.metadata.states[name], self.cluster.brokers
-        if self.is_over or chosen in state.electable or not self._has(chosen, name):
+        state, brokers = self.cluster.metadata.states.get(name), self.cluster.brokers
+        if state is None or self.is_over or chosen in state.electable or not self._has(chosen, name):
             return
         for who in sorted(state.electable):
             brokers[who].crash("kill")
@@ -108,8 +108,8 @@ class OfTheCatalog:
         self._later(2_500, 4_000, lambda: self._choose(name, chosen))
 
     def _choose(self, name: str, chosen: str) -> None:
-        state = self.cluster.metadata.states[name]
-        if state.unclean_epoch:
+        state = self.cluster.metadata.states.get(name)
+        if state is None or state.unclean_epoch:
             return  # once: what was given up may come back with the next one who is chosen
         if state.leader is None and chosen in state.replicas and self._has(chosen, name):
             stream, number = place_of(name)

@@ -140,6 +140,8 @@ class Faults(OfTheCatalog):
             if cluster.seed % 4 == CLOSING:
                 self.kinds, self.weights = [*self.kinds, *CLOSES], [*self.weights, *CLOSES.values()]
                 self.pace_ms = 400
+            if cluster.changes is not None:
+                self.pace_ms = max(self.pace_ms, 900)
             if cluster.rots:
                 self.kinds, self.weights = [*self.kinds, *ROTS], [*self.weights, *ROTS.values()]
                 self.pace_ms = min(self.pace_ms, 900)
@@ -507,7 +509,8 @@ class Faults(OfTheCatalog):
         return bool(name)
 
     def _take_over(self, name: str) -> None:
-        leader = self.cluster.metadata.states[name].leader
+        state = self.cluster.metadata.states.get(name)
+        leader = None if state is None else state.leader
         if self.is_over or leader is None:
             return
         one = self.cluster.brokers[leader]
@@ -522,6 +525,8 @@ class Faults(OfTheCatalog):
         self.is_over = True
         if cluster.operator is not None:
             cluster.operator.heal()
+        if cluster.changes is not None:
+            cluster.changes.heal()
         cluster.network.cut.clear()
         cluster.network.slow.clear()
         for broker in cluster.brokers.values():

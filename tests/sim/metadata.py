@@ -74,7 +74,8 @@ class Metadata:
         loses: A kind of command that never arrives; empty: none.
         failed: Told of brokers that are taken for dead; `altered`: of a partition, and its stream's settings by now;
             `added`: of a partition that was not there before; `came`: of a broker that has registered, and its folder;
-            `removed`: of one that was removed, and its folder.
+            `removed`: of one that was removed, and its folder; `carried`: of each command.
+        expired: Ids of requests that were answered in doubt, and are never carried out after that (`service.V5`).
         deaf: Processes of removed brokers that hear nothing of the group any more.
         damages: Whether journals of the group are damaged in this run (`joined.py`).
         is_whole: Whether one may be.
@@ -102,6 +103,8 @@ class Metadata:
         self.added: Callable[[str], None] = lambda name: None
         self.came: Callable[[str, str], None] = lambda name, folder: None
         self.removed: Callable[[str, str], None] = lambda name, folder: None
+        self.carried: Callable[[], None] = lambda: None
+        self.expired: set[str] = set()
         self.deaf: set[tuple[str, int]] = set()
         self._process = 0  # of the controller
         self._gone_ms: float | None = None  # when it will have been silent for too long
@@ -252,6 +255,9 @@ class Metadata:
 
     def _committed(self, broker: str, command: dict[str, Any], answered: Answered | None) -> None:
         world = self.world
+        if command.get("request_id") in self.expired:
+            world.saw("command came too late")
+            return
         result = self.carry_out(command)
         for name in self.brokers:
             if self.reaches(name):
@@ -308,6 +314,7 @@ class Metadata:
             if was is not None and state.leader_epoch != was.leader_epoch:
                 world.saw("election")
             self._checked(name, state)
+        self.carried()
         if command["kind"] == "fail_broker" and "ok" in result:
             self.failed(command["broker_id"], command["registration"], self.catalog.cluster.partitions)
         return result

@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 
+from tests.sim.driven.changed import CHANGED, QUICK
 from tests.sim.driven.mutants import DRIVEN
 from tests.sim.mutants import GOLDEN, MUTANTS, PLAYED, STAGED, Mutant
 from tests.sim.raft import mutants as of_raft
@@ -38,7 +39,7 @@ FIELDS: Final = {
 }
 KINDS: Final = {
     "seed": {mutant.name for mutant in MUTANTS},
-    "driver": {mutant.name for mutant in DRIVEN},
+    "driver": {mutant.name for mutant in (*DRIVEN, *QUICK, *CHANGED)},
     "scenario": {mutant.name for mutant in STAGED},
     "script": {mutant.name for mutant in PLAYED},
     "mutant": {*of_raft.MUTANTS},
@@ -82,7 +83,9 @@ def test_each_mistake_is_named_where_its_rule_stands(kind: str) -> None:
     assert [name for name in sorted(KINDS[kind]) if f"*{name}*" not in cells] == []
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *STAGED, *PLAYED, *DRIVEN], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant", [*MUTANTS, *STAGED, *PLAYED, *DRIVEN, *QUICK, *CHANGED], ids=lambda mutant: mutant.name
+)
 def test_a_mistake_fits_the_code_as_it_is(mutant: Mutant) -> None:
     """The rule: the line that a mistake changes is in the code. A change of that line fails here, in a moment."""
     text = Path(import_module(mutant.file).__file__ or "").read_text()

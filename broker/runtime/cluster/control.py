@@ -104,6 +104,8 @@ class PlacedControl:
     Args:
         on_change: Called after each command that was applied here, on the catalog's thread.
         may_change: X6.
+        new_id: Makes a name that nothing else has.
+        wall_us: The time of day.
     """
 
     def __init__(
@@ -116,8 +118,12 @@ class PlacedControl:
         on_change: Callable[[], None],
         may_change: Callable[[], bool],
         check_disk: Callable[[], None] = lambda: None,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._check_disk = check_disk
+        self._new_id = new_id
+        self._wall_us = wall_us
         self._config = config
         self._service = service
         self._streams = streams
@@ -166,7 +172,7 @@ class PlacedControl:
         if self._is_closed:
             raise NotReady("the broker is stopping")
         check_may_change(self._may_change)
-        command = {"v": COMMAND_VERSION, "kind": kind, "request_id": uuid.uuid4().hex, **values}
+        command = {"v": COMMAND_VERSION, "kind": kind, "request_id": self._new_id(), **values}
         return await in_time(self._service, command)
 
     # --- streams --------------------------------------------------------------------------------------------
@@ -187,8 +193,8 @@ class PlacedControl:
         said = await self.execute(
             "create_stream",
             name=name,
-            incarnation=uuid.uuid4().hex,
-            created_us=time.time_ns() // 1000,
+            incarnation=self._new_id(),
+            created_us=self._wall_us(),
             settings=merged,
             internal=False,
             replication_factor=factor or replicas_default(len(self._config.cluster.voters), known),

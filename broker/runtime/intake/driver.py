@@ -36,7 +36,7 @@ from broker.runtime.intake.captures import Attachment, Captures
 from broker.runtime.intake.flush import Flusher, FlushSlot
 from broker.runtime.intake.nats_seam import WideTransport, barrier, make_client
 from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.sync import SyncPool
+from broker.runtime.partitions.sync import SyncExecutor
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,9 +50,13 @@ DRAIN_GRACE_S = 5.0
 
 
 class IntakeDriver:
-    """Owns the intake thread."""
+    """Owns the intake thread.
 
-    def __init__(self, config: Config, pool: SyncPool) -> None:
+    Args:
+        loop: That thread's; None: a new one.
+    """
+
+    def __init__(self, config: Config, pool: SyncExecutor, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._config = config
         parser = _load(config.intake.implementation)
         self.implementation: str = parser.IMPLEMENTATION
@@ -77,7 +81,7 @@ class IntakeDriver:
             ),
             0,
         )
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop or asyncio.new_event_loop()
         self._flusher = Flusher(
             self._intake,
             parser.Builder,
@@ -283,7 +287,7 @@ class IntakeDriver:
             try:
                 for attachment in list(self._streams.values()):
                     await self._subscribe(client, attachment)
-                await barrier(client, CONFIRM_TIMEOUT_S)
+                await self._until_answered(client)
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 log.warning("intake.subscribe_unconfirmed error=%r", error)
 
@@ -344,7 +348,7 @@ class IntakeDriver:
                     else:
                         client._subs.pop(sid, None)  # or a reconnect would bring it back
                 if client.is_connected:
-                    await barrier(client, CONFIRM_TIMEOUT_S)
+                    await self._until_answered(client)
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 which = f"{leaving[0].info.name} others={len(leaving) - 1}"
                 log.warning("intake.unsubscribe_unconfirmed stream=%s error=%r", which, error)
@@ -357,9 +361,13 @@ class IntakeDriver:
         client = self._client
         if client is not None and client.is_connected:
             try:
-                await barrier(client, CONFIRM_TIMEOUT_S)
+                await self._until_answered(client)
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 log.warning("intake.unsubscribe_unconfirmed error=%r", error)
+
+    async def _until_answered(self, client: nats.aio.client.Client) -> None:
+        """All that the server had sent is parsed by then."""
+        await barrier(client, CONFIRM_TIMEOUT_S)
 
     def _unroute(self, attachment: Attachment) -> None:
         for sid in attachment.sids:

@@ -41,7 +41,7 @@ from broker.runtime.intake.answers import Answers, blob_of
 from broker.runtime.intake.uncommitted import Apart, Uncommitted
 from broker.runtime.partitions.leader import OnDurable, Outcome, Partition
 from broker.runtime.partitions.replicated import Bookkeeping
-from broker.runtime.partitions.sync import SyncPool, SyncRow
+from broker.runtime.partitions.sync import SyncExecutor, SyncRow
 from broker.storage.log import AppendResult
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Flusher:
         send: Callable[[bytes], None],
         *,
         loop: asyncio.AbstractEventLoop,
-        pool: SyncPool,
+        pool: SyncExecutor,
         pending_bytes_max: int,
     ) -> None:
         self._intake = intake

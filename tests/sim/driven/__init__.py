@@ -11,9 +11,12 @@
     node.py       a broker: the real `Replicas` and what they are handed
     seen.py       one replica, as clients and the checker see it; givers.py  who could give it what it cannot read
     rewriting.py  passes of compaction and joins beside its roles
+    changing.py   an operator who changes streams, and what must hold; http.py  whom he asks
+    nats.py       a NATS server, and the real intake of each broker; loop.py  an asyncio loop that is stepped
 
 Each piece of work is begun at a time that luck chooses. It is interrupted where it waits, before and after an fsync of
 the pool, where threads of streams look into a log, where turns make or remove a folder, and where turns and stops
 close or recover a log. In one of four seeds little else goes wrong than what closes logs (`faults.CLOSES`), in another
-one files are damaged (`faults.ROTS`). Not here yet: bulk transfers, intake, sinks, HTTP.
+one files are damaged (`faults.ROTS`). In two of eight streams are paused, altered, given more partitions, deleted and
+made anew; in half of these brokers capture them from NATS. Not here yet: bulk transfers, sinks, the rest of HTTP.
 """

@@ -21,11 +21,14 @@ from broker.runtime.cluster.replicas.replicas import Replicas
 from broker.runtime.cluster.wiring import Host
 from broker.runtime.elapsed import Clocks
 from broker.runtime.partitions.replica import Replica
+from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.folder import partition_folder
 from broker.storage.log import PartitionLog
 from tests.sim.broker import TICK_MS, Broker
 from tests.sim.driven.fibers import Fiber, Gone
+from tests.sim.driven.http import Answered, Http
+from tests.sim.driven.nats import SteppedIntake
 from tests.sim.driven.running import FiberWaits, PausedFolders, PausedReplica, Process, Stepped, Syncs, Threads
 from tests.sim.driven.seen import Seen
 from tests.sim.driven.wire import Wire
@@ -52,7 +55,7 @@ class Service(Catalogs):
         self._process = process
         self._catalog = process.broker.catalog
 
-    def execute(self, command: Mapping[str, Any], **_: Any) -> Any:
+    def execute(self, command: Mapping[str, Any], *, until_s: float | None = None, **_: Any) -> Any:
         fiber, process, broker = Fiber.current, self._process, self._process.broker
         assert fiber is not None, "who waits for the catalog holds up others"
         if command["kind"] == "confirm_deleted":
@@ -68,6 +71,8 @@ class Service(Catalogs):
         broker.submit(dict(command), lambda result, _: broker.after(0, answered, result))
         broker.after(doubt_ms, answered, DeadlineExceeded("no answer", sent=True))
         result = fiber.wait()
+        if until_s is not None and isinstance(result, DeadlineExceeded):
+            broker.cluster.metadata.expired.add(command["request_id"])  # V5
         if "error" in result:
             raise from_problem(result["error"])
         return result["ok"]
@@ -78,16 +83,19 @@ class DrivenBroker(Broker):
 
     Attributes:
         wire: None: no process runs.
+        http: None: no process runs, or nobody changes streams in this run.
     """
 
     work: Process
     syncs: Syncs
     service: Service
     driver: Replicas
+    intake: SteppedIntake | None
 
     def __init__(self, cluster: Cluster, name: str, disk: SimDisk, rack: str = "") -> None:
         super().__init__(cluster, name, disk, rack)
         self.wire: Wire | None = None
+        self.http: Http | None = None
         self.is_stopping = self._had_session = False
         self._is_looking = False
         self._cleaned_ms = self._scrubbed_ms = 0
@@ -98,8 +106,12 @@ class DrivenBroker(Broker):
 
     def folder_of(self, name: str) -> str:
         stream, number = place_of(name)
-        streams = self.cluster.metadata.catalog.streams.values()
-        return partition_folder(ROOT, next(info.name for info in streams if info.incarnation == stream), stream, number)
+        streams, changes = self.cluster.metadata.catalog.streams.values(), self.cluster.changes
+        found = next((info.name for info in streams if info.incarnation == stream), None)
+        if found is None and changes is not None:
+            found = changes.name(stream)
+        assert found is not None
+        return partition_folder(ROOT, found, stream, number)
 
     # -- a process
 
@@ -108,6 +120,8 @@ class DrivenBroker(Broker):
         self.is_stopping = False
         self.syncs = Syncs(work)
         self.service = Service(work)
+        server = self.cluster.nats
+        self.intake = None if server is None else SteppedIntake(work, server)
         wire = Wire(work, self.service)
         self.driver = Replicas(self._host(work, wire), f"{work.number}")
         self._had_session = False
@@ -118,6 +132,7 @@ class DrivenBroker(Broker):
             self.exits()
             return
         self.wire = wire
+        self.http = Http(work) if self.cluster.changes is not None else None
         self.look()
         self._register(found.sound, found.behind)
         self.driver.start()
@@ -148,7 +163,7 @@ class DrivenBroker(Broker):
             service=self.service,
             has_session=lambda: self.has_session,
             wiring=wire,
-            capture=None,
+            capture=cast(Any, self.intake),
             make_replica=made,
             sync_pool=self.syncs,
             appender=appender,
@@ -180,6 +195,8 @@ class DrivenBroker(Broker):
             while self.now_ms < end_ms and any(state.leader == self.name for state in self._states()):
                 self.work.pause(20)
         driver.leave()
+        if self.intake is not None:
+            self.intake.drain()
         self.session = None
         with suppress(LiftlogError):
             self.service.execute({"kind": "fail_broker", **own})
@@ -204,6 +221,19 @@ class DrivenBroker(Broker):
         self.exits()
         raise Gone
 
+    def asked(self, what: str, stream: str, body: Mapping[str, Any], answered: Answered, by: str = "") -> None:
+        """A request over HTTP. `by`: of that broker."""
+        if self.process:
+            self._do(self.process, self._asked, (what, stream, body, answered, by))
+
+    def _asked(self, what: str, stream: str, body: Mapping[str, Any], answered: Answered, by: str) -> None:
+        if self.http is not None:
+            self.http.handle(what, stream, body, answered, by=by)
+
+    def waiting(self) -> str:
+        """A partition of somebody who has appended, and still waits; empty: there is nobody."""
+        return next(iter(self.work.waiting.values()), "") if self.process else ""
+
     def check_deleted(self, partitions: Mapping[str, list[int]]) -> None:
         """It is about to say so: no power cut may bring a former folder back, and only a new one may be there."""
         disk = self.disk
@@ -222,7 +252,7 @@ class DrivenBroker(Broker):
             return
         for replica in self.replicas.values():
             cast(Any, replica).freeze()
-        self.wire = None
+        self.wire = self.http = None
         super().crash(mode)
         self.work.end()
         for link in [link for link in self.cluster.links if self.work in (link.here, link.there)]:
@@ -289,12 +319,19 @@ class DrivenBroker(Broker):
         """A round of the cleaner."""
         for partition in list(self.driver.partitions()):
             try:
+                self._retain(partition)
                 partition.replica.checkpoint(self.now_s())
                 if self.world.chance(0.1):
                     partition.log.roll_if_due(self.elapsed_us)
             except LiftlogError:
                 pass
         self.driver.note_ends()
+
+    def _retain(self, partition: ReplicatedPartition) -> None:
+        """Of streams whose settings are altered."""
+        seen = self.replicas.get(name_of((partition.incarnation, partition.partition)))
+        if self.cluster.changes is not None and seen is not None:
+            self.cluster.changes.lets_go(cast(Any, seen), partition)
 
     # -- the catalog
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 BEGIN_MS = 0.4
 """A thread is at work so long after it was asked, about."""
+LATE_TURN, LATE_TURN_MS = 0.3, 150
+"""So likely a turn begins so late where streams are changed: all threads are busy, or the broker is."""
 PREEMPTED = 0.3
 """So likely a thread is stopped for a moment where it may be."""
 AT_DISK = 0.5
@@ -47,6 +49,7 @@ class Process:
     Attributes:
         fibers: Those that wait.
         opened: All logs that it has opened.
+        waiting: Partitions of those who have appended, and wait for an answer.
         slow: So likely an fsync is slow.
     """
 
@@ -56,6 +59,7 @@ class Process:
         self.slow = broker.world.rng.choice(SLOW)
         self.fibers: dict[Fiber, None] = {}
         self.opened: list[PartitionLog] = []
+        self.waiting: dict[object, str] = {}
 
     @property
     def is_gone(self) -> bool:
@@ -151,7 +155,9 @@ class Threads(Executor):
     def _pump(self) -> None:
         while self._queue and self._busy < self._count and not self._process.is_gone:
             self._busy += 1
-            self._process.later(BEGIN_MS, self._begin, self._queue.popleft())
+            is_late = self._has_turns and self._process.broker.cluster.changes is not None
+            mean_ms = LATE_TURN_MS if is_late and self._process.broker.world.chance(LATE_TURN) else BEGIN_MS
+            self._process.later(mean_ms, self._begin, self._queue.popleft())
 
     def _begin(self, act: Callable[[], None]) -> None:
         if self._waits:

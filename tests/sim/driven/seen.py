@@ -22,6 +22,7 @@ from broker.storage.read import verified_messages
 from broker.storage.recovery import Ranges, merge_ranges
 from broker.storage.rewrite.gaps import without
 from tests.sim.batches import Batch
+from tests.sim.driven.changing import whereabouts
 from tests.sim.driven.givers import Givers
 from tests.sim.driven.rewriting import Rewriting
 from tests.sim.held import Stored, stored_of
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from tests.sim.driven.node import DrivenBroker
 
 
+SORTED_NOW = 0.5
+"""So likely a message was sorted by the number of partitions that holds now where it is appended."""
 PIECE_BYTES = 1_500
 """So much is scrubbed at once."""
 
@@ -66,6 +69,7 @@ class Seen:
         self._is_frozen = self._has_failed = False
         self._stepping: Stepping | None = None
         self._idle = Leader(broker.name)
+        self._slot_count = 0
 
     # -- what there is
 
@@ -88,6 +92,11 @@ class Seen:
         placed = self.placed
         found = None if placed is None else placed._found
         return self._log if found is None and self.broker.is_stopping else found
+
+    @property
+    def is_of_before(self) -> bool:
+        """The stream was deleted."""
+        return self.name not in self.checker.partitions
 
     @property
     def leads(self) -> bool:
@@ -131,8 +140,8 @@ class Seen:
     def look(self) -> None:
         """Tell the checker what is new."""
         log = self.log
-        if log is None:
-            self._log = None
+        if log is None or self.is_of_before:
+            self._log = log
             return
         if log is not self._log:
             is_found = log.recovery is not None and self._log is None and self.at in self.broker.driver._found
@@ -315,32 +324,79 @@ class Seen:
 
     def publish(self, answer: Callable[..., None], batches: Sequence[Batch], acks: Acks) -> None:
         """Append one commit group. Answers ("stored", first, next) or why not."""
-        partition = self.partition
+        partition = self._for_client(answer)
         if partition is None:
-            answer("not here")
             return
 
         def told(result: AppendResult, outcome: Outcome) -> None:
             if isinstance(outcome, LiftlogError):
                 answer(type(outcome).__name__)
                 return
-            self.look()
-            self.checker.acked(self, result.first_offset, result.next_offset, acks, batches)
+            self.is_acked(0)
+            if not self.is_of_before:
+                self.look()
+                self.checker.acked(self, result.first_offset, result.next_offset, acks, batches)
             answer("stored", result.first_offset, result.next_offset)
 
-        try:
-            result = partition.append_now(batches, told, acks=acks, here=self.world.chance(0.5))
-        except LiftlogError as error:
-            answer(type(error).__name__)
-            return
-        if result.duplicate:
+        result = self._append(answer, partition, batches, told, acks=acks, here=self.world.chance(0.5))
+        if result is not None and result.duplicate:
             self.world.saw("repeat known by its sequence")
+
+    def _for_client(self, answer: Callable[..., None]) -> ReplicatedPartition | None:
+        """The partition as a client finds it, or it is told why there is none."""
+        found: ReplicatedPartition | str | None = self.partition
+        if self.broker.cluster.changes is not None and self.broker.http is not None and self.world.chance(0.5):
+            found = whereabouts(self.broker, self.name)
+        if isinstance(found, ReplicatedPartition):
+            return found
+        answer(found or "not here")
+        return None
+
+    def _append(
+        self,
+        answer: Callable[..., None],
+        partition: ReplicatedPartition,
+        batches: Sequence[Any],
+        tell: Callable[[AppendResult, Outcome], None],
+        *,
+        sorted_by: int = 0,
+        **options: Any,
+    ) -> AppendResult | None:
+        """Append. None: it is refused, and the client has heard why."""
+        changes, waiting, key = self.broker.cluster.changes, self.broker.work.waiting, object()
+
+        def told(result: AppendResult, outcome: Outcome) -> None:
+            if waiting.pop(key, None) is None:
+                self.checker.fail(f"TOLD: {self.name}: {self.broker.name} tells somebody twice: {outcome}")
+            tell(result, outcome)
+
+        waiting[key] = self.name
+        try:
+            result = ReplicatedPartition.append_now(partition, batches, told, sorted_by=sorted_by, **options)
+        except LiftlogError as error:
+            if waiting.pop(key, None) is None:
+                self.checker.fail(f"TOLD: {self.name}: {self.broker.name} tells somebody, and raises {error}")
+            if changes is not None:
+                changes.refused(self, error)
+            answer(type(error).__name__)
+            return None
+        if changes is not None:
+            changes.took(self, partition, sorted_by)
+        return result
+
+    def is_acked(self, sorted_by: int) -> None:
+        """Somebody is about to be told that his records are stored."""
+        changes = self.broker.cluster.changes
+        if changes is not None:
+            changes.serves(self, "a publish")
+            changes.acked(self, sorted_by)
+        if self.is_of_before:
+            self.checker.serves(self, "a publish")
 
     def publish_ids(self, answer: Callable[..., None], values: Sequence[bytes]) -> None:
         """Append messages from NATS, each with its value for an id. Answers ("stored", those that are) or why not."""
-        partition = self.partition
+        partition = self._for_client(answer)
         if partition is None:
-            answer("not here")
             return
         batch = batch_from_nats([(value, with_id(value.decode())) for value in values], self.broker.wall_us)
 
@@ -348,27 +404,46 @@ class Seen:
             if isinstance(outcome, LiftlogError):
                 answer(type(outcome).__name__)
                 return
-            acks = {int(reply[1:]): json.loads(body) for reply, body in answers_in(batch.acks(result.first_offset))}
-            offsets = {values[at]: body["seq"] - 1 for at, body in acks.items() if "error" not in body}
-            for body in acks.values():
-                self.world.saw("repeat known by its id" if body.get("duplicate") else "stored with an id")
-            self.look()
-            self.checker.acked_each(self, offsets)
+            by = {b"r%d" % at: value for at, value in enumerate(values)}
+            offsets = self.offsets_of(batch.acks(result.first_offset), by)
+            self.is_acked(sorted_by)
+            if not self.is_of_before:
+                self.look()
+                self.checker.acked_each(self, offsets)
             answer("stored", list(offsets))
 
-        try:
-            partition.append_now([batch], told)
-        except LiftlogError as error:
-            answer(type(error).__name__)
+        sorted_by = self._sorted_by(partition)
+        self._append(answer, partition, [batch], told, sorted_by=sorted_by)
+
+    def offsets_of(self, blob: bytes, values: Mapping[bytes, bytes]) -> dict[bytes, int]:
+        """Where answers say that each message is, by its value. `values`: by the subjects of their replies."""
+        found = {}
+        for reply, text in answers_in(blob):
+            if "error" not in (body := json.loads(text)):
+                found[values[reply]] = body["seq"] - 1
+                self.world.saw("repeat known by its id" if body.get("duplicate") else "stored with an id")
+        return found
+
+    def _sorted_by(self, partition: ReplicatedPartition) -> int:
+        """As intake sorts: by the number that it was told, now or a while ago. 0: there is no intake."""
+        if self.broker.cluster.changes is None:
+            return 0
+        if not self._slot_count or self.world.chance(SORTED_NOW):
+            self._slot_count = partition.goes_by.settings.partitions
+        return self._slot_count
 
     def read(self, answer: Callable[..., None], offset: int, epoch: int) -> None:
         """Committed records for a consumer who has seen `epoch`. Answers (epoch, start, end or -1, batches)."""
-        partition = self.partition
-        if partition is None or not partition.serves or partition.leader_epoch < epoch:
+        partition = self._for_client(answer)
+        if partition is None:
+            return
+        if not partition.serves or partition.leader_epoch < epoch:
             answer("not known")
             return
         log, end = partition.log, partition.end
         self.checker.serves(self, "a read")
+        if self.broker.cluster.changes is not None:
+            self.broker.cluster.changes.serves(self, "a read")
         try:
             with log.read(max(offset, log.log_start_offset), max_bytes=3_000) as plan:
                 found = []

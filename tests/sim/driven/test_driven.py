@@ -15,13 +15,15 @@ from collections.abc import Sequence
 import pytest
 
 from tests.sim.cluster import play
+from tests.sim.driven.changed import CHANGED, QUICK
 from tests.sim.driven.mutants import DRIVEN, driven_by
 from tests.sim.faults import ROTS
 from tests.sim.mutants import Mutant
 from tests.sim.story import shortened
 from tests.support.effort import first_short, seeded
 
-IN_ONE = 1
+IN_ONE = (0, 4)
+"""One of many kinds, and one in which streams are changed."""
 MORE = 60
 FOUND = (137,)
 """Seeds beyond those that found something. 137: the core named no error to a trim that waited when an fsync failed, and
@@ -43,6 +45,8 @@ SEEN = (
         "pass of compaction",
         "batches joined",
     ),
+    *("answered: pause", "answered: read_only", "answered: alter", "answered: grow", "answered: delete"),
+    *("change holds", "stream made anew", "added partitions counted", "retention lets go"),
     *("catalog restored from a snapshot", "power cut in the midst of a change", "command of a deposed controller"),
 )
 """Happens in the first `MORE` seeds; a process gives up in few of them, and few indexes are damaged."""
@@ -60,8 +64,8 @@ def _played(seeds: Sequence[int]) -> Counter[str]:
 
 
 @pytest.mark.timeout(1_200)  # a minute of a core, on a machine that may be busy
-@pytest.mark.parametrize("seeds", first_short([range(IN_ONE), *(range(n, n + MORE) for n in (0, MORE))]), ids=str)
-def test_what_was_acknowledged_is_there(seeds: range) -> None:
+@pytest.mark.parametrize("seeds", first_short([IN_ONE, *(range(n, n + MORE) for n in (0, MORE))]), ids=str)
+def test_what_was_acknowledged_is_there(seeds: Sequence[int]) -> None:
     seen = _played([seeded(seed) for seed in seeds])
     assert seen["acked by all"] > 20 * len(seeds)
     assert seeds != range(MORE) or [what for what in SEEN if not seen[what]] == []
@@ -97,6 +101,13 @@ def test_a_seed_repeats_itself_whatever_the_hashes_of_a_process() -> None:
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("mutant", DRIVEN, ids=[mutant.name for mutant in DRIVEN])
+@pytest.mark.parametrize("mutant", [*DRIVEN, *QUICK], ids=lambda mutant: mutant.name)
 def test_a_mistake_in_a_driver_is_found(mutant: Mutant) -> None:
+    assert driven_by(mutant), f"{mutant.seeds} seeds do not find it"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("mutant", CHANGED, ids=lambda mutant: mutant.name)
+def test_a_mistake_in_a_change_is_found(mutant: Mutant) -> None:
     assert driven_by(mutant), f"{mutant.seeds} seeds do not find it"

@@ -1,0 +1,44 @@
+# ruff: noqa: E501  (one line for each mistake reads better than six)
+"""Deliberate mistakes in what carries changes of streams: seeds of `changing.CHANGING` find them. As `mutants.py`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.sim.mutants import Mutant
+
+SEEDS: Final = 46
+"""A dozen of these are of that kind."""
+
+
+def of(name: str, file: str, *texts: str, seed: int = 4) -> Mutant:
+    folder = "broker" if file.startswith("serving.") else "broker.runtime"
+    return Mutant(name, f"{folder}.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, SEEDS, "")
+
+
+LEADER: Final = "partitions.leader"
+REPLICATED: Final = "partitions.replicated"
+CONTROL: Final = "cluster.control"
+PLACED: Final = "cluster.replicas.placed"
+FLUSH: Final = "intake.flush"
+STREAMS: Final = "serving.endpoints.streams"
+
+QUICK: Final = (
+    of("answers a change before it has it", CONTROL, "        await self._until(lambda: self._streams_info(info) == info or self._is_gone(info), APPLIED_S)\n        return self._streams.info(info.name)", "        return self._streams.info(info.name)", seed=5),
+    of("goes on by the former settings", PLACED, "            partition.alter(told.info)\n            self._info = told.info", "            self._info = told.info"),
+    of("takes records into a stream that takes none", LEADER, "        if self._is_closed or replica.removed:\n            self.check_open(decided=decided)\n", "        pass\n", "                if self._is_closed:  # P7\n                    self.check_open(decided=decided)\n", "                pass\n", seed=5),
+    of("answers over NATS what it alone has", FLUSH, "        acks, whose = ALL, None\n", "        acks, whose = Acks.LEADER, None\n", seed=5),
+)  # fmt: skip
+CHANGED: Final = (
+    # answers that come too early
+    of("describes what it leads by its catalog", STREAMS, "        gathered = _as_led(gathered)\n", "        pass\n", seed=13),
+    of("takes itself for one that goes by a change", STREAMS, "            return _terms(handle.goes_by or info) == _terms(info)\n", "            return True\n", seed=44),
+    of("answers a deletion before it has it", CONTROL, "        await self._until(lambda: self._incarnation(name) != info.incarnation, APPLIED_S)\n", "        pass\n"),
+    # leaders
+    of("answers as a leader until its turn", PLACED, "            partition.retire(epoch if is_ours else epoch + 1)\n", "            pass\n", seed=36),
+    of("tells nobody who waits that its log is closed", PLACED, "            partition.depose()\n            partition.replica.note_closed()", "            partition.replica.note_closed()"),
+    # more partitions
+    of("takes what was sorted by another number", LEADER, "        if sorted_by and sorted_by != self._info.settings.partitions:", "        if False:"),
+    of("takes records into a partition that is being added", REPLICATED, "        if self.partition >= (count := self._info.settings.partitions):", "        count = 0\n        if False:"),
+    of("does not go on when a stop is taken back", PLACED, "            partition.go_on_taking()", "            pass", seed=12),
+)  # fmt: skip
