@@ -189,8 +189,7 @@ class NatsPublisher(IdPublisher):
         self._try += 1
         assert self.cluster.nats is not None
         for value in self.open:
-            subject = f"{self._subject}.{self.world.rng.randrange(8)}"
-            self.cluster.nats.publish(subject, value, self._heard)
+            self.cluster.nats.publish(f"{self._subject}.{sum(value) % 8}", value, self._heard)
         self.world.after(TRY_AGAIN_MS, self.timed_out, self._try)
 
     def _heard(self, value: bytes, body: bytes) -> None:

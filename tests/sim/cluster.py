@@ -43,6 +43,8 @@ GROWING = (5, 7, 15)
 """In these of sixteen seeds an operator asks for more partitions of streams."""
 JOINING = (9, 20, 25, 29)
 """In these of thirty-two seeds brokers join and leave for good, because an operator says so."""
+OVER_NATS = 3
+"""So many publish to each stream over NATS, where there is a server."""
 AHEAD_BYTES = 16 << 10
 """So far files run ahead, at most: more than segments are long, and little enough for bits to flip in records."""
 HEAL_MS = 60_000
@@ -172,7 +174,9 @@ class Cluster:
             self.changes = Changing(self)
             if seed % 8 in CAPTURING:
                 self.nats = Server(self)
-                self.publishers += [NatsPublisher(self, name, name) for name in metadata.states if name != internal]
+                self.publishers += [
+                    each for name in metadata.states if name != internal for each in self._over_nats(name)
+                ]
             metadata.carried = self.changes.carried_out
             self.changes.carried_out()
         self.faults = Faults(self)
@@ -218,7 +222,11 @@ class Cluster:
         if self.changes is not None:
             self.publishers.append(IdPublisher(self, name, f"{name}.1"))
         if self.nats is not None and place_of(name)[1] == 0:
-            self.publishers.append(NatsPublisher(self, name, name))
+            self.publishers += self._over_nats(name)
+
+    def _over_nats(self, name: str) -> list[Publisher]:
+        """Those of a stream whose first partition is called so."""
+        return [NatsPublisher(self, name, f"{name}-{number}") for number in range(OVER_NATS)]
 
     def stream_of(self, name: str) -> str:
         """The name of a partition's stream."""

@@ -141,7 +141,7 @@ class Faults(OfTheCatalog):
                 self.kinds, self.weights = [*self.kinds, *CLOSES], [*self.weights, *CLOSES.values()]
                 self.pace_ms = 400
             if cluster.changes is not None:
-                self.pace_ms = max(self.pace_ms, 900)
+                self.pace_ms = max(self.pace_ms, 900 if cluster.nats is None else 2_000)
             if cluster.rots:
                 self.kinds, self.weights = [*self.kinds, *ROTS], [*self.weights, *ROTS.values()]
                 self.pace_ms = min(self.pace_ms, 900)

@@ -11,15 +11,16 @@ SEEDS: Final = 46
 """A dozen of these are of that kind."""
 
 
-def of(name: str, file: str, *texts: str, seed: int = 4) -> Mutant:
+def of(name: str, file: str, *texts: str, seed: int = 4, seeds: int = SEEDS) -> Mutant:
     folder = "broker" if file.startswith("serving.") else "broker.runtime"
-    return Mutant(name, f"{folder}.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, SEEDS, "")
+    return Mutant(name, f"{folder}.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, "")
 
 
 LEADER: Final = "partitions.leader"
 REPLICATED: Final = "partitions.replicated"
 CONTROL: Final = "cluster.control"
 PLACED: Final = "cluster.replicas.placed"
+CAPTURES: Final = "intake.captures"
 FLUSH: Final = "intake.flush"
 STREAMS: Final = "serving.endpoints.streams"
 
@@ -31,7 +32,7 @@ QUICK: Final = (
 )  # fmt: skip
 CHANGED: Final = (
     # answers that come too early
-    of("describes what it leads by its catalog", STREAMS, "        gathered = _as_led(gathered)\n", "        pass\n", seed=13),
+    of("describes what it leads by its catalog", STREAMS, "        gathered = _as_led(gathered)\n", "        pass\n", seed=20),
     of("takes itself for one that goes by a change", STREAMS, "            return _terms(handle.goes_by or info) == _terms(info)\n", "            return True\n", seed=44),
     of("answers a deletion before it has it", CONTROL, "        await self._until(lambda: self._incarnation(name) != info.incarnation, APPLIED_S)\n", "        pass\n"),
     # leaders
@@ -41,4 +42,8 @@ CHANGED: Final = (
     of("takes what was sorted by another number", LEADER, "        if sorted_by and sorted_by != self._info.settings.partitions:", "        if False:"),
     of("takes records into a partition that is being added", REPLICATED, "        if self.partition >= (count := self._info.settings.partitions):", "        count = 0\n        if False:"),
     of("does not go on when a stop is taken back", PLACED, "            partition.go_on_taking()", "            pass", seed=12),
+    # intake
+    of("gives a stream that is altered another builder", FLUSH, "        slot.builder.alter(\n            **_builder_settings(info),\n        )\n        self._configure(slot, info)\n", "        self._flush(slot, force=True)\n        slot.builder.tag = None\n        slot.builder = self.add(info, slot.partition).builder\n        slot.builder.tag = slot\n        self._configure(slot, info)\n", seed=117, seeds=120),
+    of("sorts by the former number", CAPTURES, "                if each not in stays or stays[each].sorted_by != count:", "                if each not in stays:", "            gone += [slot for slot in stays.values() if slot.sorted_by != count]  # E5\n", "", seed=13),
+    of("begins no capture when its session is back", PLACED, "            if self._capturing.is_wanted(partition, told.info) != self._capturing.is_begun:", "            if False:", seed=29),
 )  # fmt: skip

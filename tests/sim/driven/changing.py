@@ -6,7 +6,8 @@
 He asks one thing at a time, of any broker, and waits for an answer for `PATIENCE_MS`. His luck is his own.
 
 HOLDS   what a leader takes behind an answer it takes by that change, for as long as the catalog has no other one: a
-        paused or read-only stream takes nothing, a leader of one that was resumed refuses nothing for that
+        paused or read-only stream takes nothing, a leader of one that was resumed refuses nothing for that. Intake
+        sorts by the number of partitions that its leader goes by
 FORMER  nobody who can know that a stream was deleted gives out its records, or acknowledges any; no other one has them
 KEPT    retention keeps what the settings say that the leader goes by
 GROW    as the checker has it

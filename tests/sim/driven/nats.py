@@ -33,8 +33,11 @@ if TYPE_CHECKING:
     from tests.sim.driven.seen import Seen
 
 DELAY_MS: Final = 1.0
-CUT: Final = 0.3
-"""So likely a connection brings a part of what there is."""
+CUT: Final = 0.4
+"""So likely a connection brings a part of what there is; the rest comes so much later."""
+REST_MS: Final = (1.0, 30.0, 100.0)
+SORTED_LATE_MS: Final = 1_500
+"""So long after the first one messages may come that were sorted by a former number of partitions."""
 DRAIN_S: Final = 2.0
 
 
@@ -144,27 +147,27 @@ class Client:
         if not self.process.is_gone:
             act()
 
-    def _move(self) -> None:
+    def _move(self, mean_ms: float = DELAY_MS) -> None:
         if not self._is_moving and not self.process.is_gone:
             self._is_moving = True
-            self.process.later(DELAY_MS, self._arrive)
+            self.process.later(mean_ms, self._arrive)
 
     def _arrive(self) -> None:
         """On the intake thread: some of what the server has sent."""
         self._is_moving = False
-        rng, data = self._server.world.rng, b""
+        rng, data, rest_ms = self._server.world.rng, b"", DELAY_MS
         while self._sent and isinstance(self._sent[0], bytes):
             data += cast(bytes, self._sent.popleft())
         if len(data) > 1 and self._server.world.chance(CUT):
             at = rng.randrange(1, len(data))
             self._sent.appendleft(data[at:])
-            data = data[:at]
+            data, rest_ms = data[:at], rng.choice(REST_MS)
         if data:
             self._take(data)
         elif self._sent:
             cast(Any, self._sent.popleft()).set_result(None)
         if self._sent:
-            self._move()
+            self._move(rest_ms)
 
 
 class SteppedIntake(IntakeDriver):
@@ -206,6 +209,7 @@ class Watched:
         self._process = process
         self._server = server
         self._partition = partition
+        self._stale_ms: float | None = None  # since when nothing was taken, as it was sorted by another number
 
     def __call__(self, batches: Sequence[PendingBatch], on_durable: Any, *, sorted_by: int = 0, **options: Any) -> Any:
         partition, broker = self._partition, self._process.broker
@@ -231,9 +235,21 @@ class Watched:
         except LiftlogError as error:
             waiting.pop(key, None)
             changes.refused(seen, error)
+            self._look_whether_sorted(seen, sorted_by)
             raise
+        self._stale_ms = None
         changes.took(seen, partition, sorted_by)
         return result
+
+    def _look_whether_sorted(self, seen: Seen, sorted_by: int) -> None:
+        """What was half read, or had gathered, may be sorted by a former number. Then no more comes of that."""
+        world, partition = self._server.world, self._partition
+        if not partition.serves or sorted_by == partition.settings.partitions:
+            return
+        self._stale_ms = world.now_ms if self._stale_ms is None else self._stale_ms
+        if world.now_ms - self._stale_ms > SORTED_LATE_MS:
+            text = f"HOLDS: {seen.name}: {seen.broker.name} sorts by {sorted_by} partitions still"
+            seen.checker.fail(f"{text}, and goes by {partition.settings.partitions}")
 
     def _acked(self, seen: Seen, pending: PendingBatch, result: AppendResult, sorted_by: int) -> None:
         seen.is_acked(sorted_by)
