@@ -66,7 +66,7 @@ from broker.api.stream import SINCE as SETTINGS_SINCE
 from broker.api.stream import STAGES_PREFIX, UNALTERABLE, StreamSettings, check_name, settings_from, stages_of
 from broker.metadata import broker_commands, fields, growth, partition_commands, rescue, shapes
 from broker.metadata.cluster import Cluster, Touched
-from broker.metadata.info import BrokerInfo, StreamInfo, advice_on, differing, info_from
+from broker.metadata.info import BrokerInfo, StreamInfo, advice_on, differing, growth_of, info_from
 from broker.metadata.overlap import SubjectTree, subjects_of
 from broker.metadata.producers import NamedProducer, Producers
 
@@ -83,7 +83,6 @@ _MOVED: Final = (
     "from {before} to {after} partitions: a key that was in one partition may be in another from now on, so its order"
     " across the change is not kept"
 )
-_NEXT: Final = "{} partitions are being made; until each leader has confirmed that, there are {}"
 
 
 @dataclass(slots=True)
@@ -347,7 +346,8 @@ class Catalog:
         if not self._factor(existing):
             return self._grown(existing, settings)
         growth.place_partitions(self.cluster, existing, after)
-        return self._put(replace(existing, partitions_next=after), existing.settings, _NEXT.format(after, before))
+        growing = replace(existing, partitions_next=after)
+        return self._put(growing, existing.settings, *growth_of(growing))
 
     def _confirm_partitions(self, command: Mapping[str, Any]) -> dict[str, Any]:
         existing = self._live(command["name"])

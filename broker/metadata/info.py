@@ -155,6 +155,16 @@ def differing(left: StreamSettings, right: StreamSettings) -> dict[str, tuple[An
     return {key: (a[key], b[key]) for key in a if a[key] != b[key]}
 
 
+def growth_of(info: StreamInfo) -> list[str]:
+    """A sentence on partitions that are being added, if there are some."""
+    if not info.partitions_next:
+        return []
+    present = info.settings.partitions
+    return [
+        f"{info.partitions_next} partitions are being made; until each leader has confirmed that, there are {present}"
+    ]
+
+
 def advice_on(settings: StreamSettings) -> list[str]:
     """Advice on its settings for the creator of a stream, one sentence each."""
     advice = []

@@ -22,6 +22,7 @@ from broker.api.misfit import Misfit
 from broker.api.permissions import of_answer, of_body, of_path
 from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
+from broker.metadata.info import growth_of
 from broker.metadata.session import lapse_ms
 from broker.serving.contract.backend import Backend, PartitionHandle, Whereabouts
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body, boolean, refused
@@ -297,7 +298,7 @@ def _render(gathered: Gathered, told: _Told) -> dict[str, Any]:
         "reply_acks_effective": info.reply_acks_effective,
         "replication_factor": min((where.replication_factor for where in whereabouts), default=None),
         "min_insync_replicas": max((where.min_insync_replicas for where in whereabouts), default=None),
-        "warnings": [*info.warnings, *warnings],
+        "warnings": [*info.warnings, *(each for each in growth_of(info) if each not in info.warnings), *warnings],
         "partitions": [
             told.of(info.incarnation, where) or _partition(where, handles.get(where.partition)) for where in whereabouts
         ],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from broker.api.errors import StorageFailed
 from broker.api.stream import StreamSettings
+from broker.metadata.info import StreamInfo, growth_of
+from broker.serving.endpoints.streams import Gathered, _render, _Told
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Api, Server
 
@@ -168,3 +171,13 @@ def test_a_web_page_cannot_make_a_browser_create_streams(api: Api, kind: str | N
     headers = {"Content-Type": kind} if kind else {}
     answer = api.request("POST", "/v1/streams", body=b'{"name": "a"}', headers=headers)
     assert (answer.status, answer.reason) == (415, "invalid_request")
+
+
+@pytest.mark.parametrize("is_said", [False, True])
+def test_partitions_that_are_being_added_are_told_once_whatever_was_altered_meanwhile(is_said: bool) -> None:
+    """An alteration takes the sentence away that the catalog had kept of them (once seed 5, with a mistake)."""
+    info = StreamInfo(name="s", incarnation="i", created_us=1, settings=StreamSettings(), partitions_next=3)
+    if is_said:
+        info = replace(info, warnings=tuple(growth_of(info)))
+    answer = _render(Gathered(info, (), {}, []), _Told(()))
+    assert answer["warnings"] == ["3 partitions are being made; until each leader has confirmed that, there are 1"]
