@@ -27,6 +27,8 @@ N6  A client that ends its sending side behind a whole request is still answered
 N7  Who is told that his request is refused may send it again: it is never carried out. So a request counts as under way
     from the end of its head on. Its handler begins later, and others may connect before that.
 N8  Under TLS a connection is one of these from its accept on, and its handshake has the time of a head (tls.py).
+N9  What is cut is gone in `closing.LINGER_S`, also if its client does not take the end of the last answer: it counts no
+    more, and who takes nothing would keep a descriptor for ever.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from broker.serving.contract.problems import from_http, internal_error, problem_
 from broker.serving.http import sending
 from broker.serving.http.closing import ClosingConnection, last_words
 from broker.serving.http.meters import Meters
-from broker.serving.http.tls import Handshake, TlsContexts
+from broker.serving.http.tls import Handshake, TlsContexts, below, unsent
 
 log = logging.getLogger(__name__)
 
@@ -274,12 +276,15 @@ class Connections:
         self, transport: asyncio.Transport, words: bytes, on_lost: Callable[[Exception | None], None] | None = None
     ) -> None:
         """Send the last words and end the connection (N2). `on_lost` is called when it is closed."""
-        closing = ClosingConnection(transport, self._closing, on_lost)
+        bare, words = below(transport, words)
+        if bare is None:
+            return
+        closing = ClosingConnection(bare, self._closing, on_lost)
         if len(self._closing) < CLOSING_MAX:
             closing.begin(words)
         else:
-            transport.set_protocol(closing)
-            transport.abort()
+            bare.set_protocol(closing)
+            bare.abort()
 
     def note_plain(self, transport: asyncio.BaseTransport) -> None:
         """Something was said in plain text that has to come over TLS."""
@@ -427,6 +432,8 @@ class HttpConnection(web.RequestHandler):
         log.debug("http.idle_cut remote=%s", self.peername)
         if why is not None and self._has_spoken:
             self._dismiss(last_words(why, HTTPStatus.SERVICE_UNAVAILABLE))
+        elif unsent(self.transport):  # N9
+            self._dismiss(b"")
         else:
             self.transport.close()
 

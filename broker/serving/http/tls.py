@@ -13,9 +13,14 @@ T2  A handshake that fails says why, by its alert, and is then closed as all tha
     throw the alert away.
 T3  What is sent in plain text is never looked at as a request.
 T4  No session tickets: this project's clients resume no session, and take bytes that come for an answer.
+T5  A connection ends as a plain one: what was written is sent, however slowly it is taken, and the socket is closed
+    then. Nobody waits for the other side to end TLS, as asyncio does for some seconds, after which it throws away what
+    is not sent yet.
+T6  A client that takes nothing holds little: of what is to be sent no more than `BUFFER_BYTES` are encrypted, and
+    writers wait while the socket has as many. (asyncio does not count what the socket has, and OpenSSL keeps as much
+    memory as was ever encrypted at once.)
 
-Private to asyncio: `SSLProtocol` and its `_on_handshake_complete`, `_process_outgoing`, `_transport`, as
-tests/unit/serving/test_tls.py checks.
+Private to asyncio: what `Secured` uses of `SSLProtocol`, as tests/unit/serving/test_tls.py checks.
 """
 
 from __future__ import annotations
@@ -23,15 +28,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from asyncio.sslproto import SSLProtocol
+from asyncio.sslproto import SSLProtocol, SSLProtocolState
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.api.errors import InvalidRequest
 from broker.api.tls_files import said
-from broker.serving.http import closing
 from broker.serving.http.closing import last_words
 
 if TYPE_CHECKING:
@@ -134,23 +139,41 @@ class Handshake(asyncio.Protocol):
 
 
 class Secured(SSLProtocol):
-    """asyncio's TLS, which tells a `Handshake` how it ends."""
+    """asyncio's TLS, which tells a `Handshake` how it ends, with an end and buffers of its own (T5, T6)."""
 
     max_size = BUFFER_BYTES
 
     def __init__(
         self, handshake: Handshake, connection: HttpConnection, context: ssl.SSLContext, timeout_s: float
     ) -> None:
-        options: dict[str, Any] = {"ssl_handshake_timeout": timeout_s, "ssl_shutdown_timeout": closing.LINGER_S}
         waiter: Any = None
-        super().__init__(asyncio.get_running_loop(), connection, context, waiter, server_side=True, **options)
+        super().__init__(
+            asyncio.get_running_loop(),
+            connection,
+            context,
+            waiter,
+            server_side=True,
+            **{"ssl_handshake_timeout": timeout_s},  # type: ignore[arg-type]
+        )
         self._handshake = handshake
+        self._mine._set_write_buffer_limits(high=BUFFER_BYTES)
+        self._mine._set_read_buffer_limits(high=BUFFER_BYTES)
+
+    @property
+    def _mine(self) -> Any:
+        """Itself, with what the stubs do not have."""
+        return self
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(BUFFER_BYTES)
+        super().connection_made(transport)
 
     def _on_handshake_complete(self, handshake_exc: Any) -> None:
         if handshake_exc is None:
             self._handshake.done()
         elif isinstance(handshake_exc, ssl.SSLError):
-            self._process_outgoing()  # type: ignore[attr-defined]
+            self._mine._process_outgoing()
             transport, self._transport = self._transport, None  # nor does asyncio close it
             super()._on_handshake_complete(handshake_exc)
             assert isinstance(transport, asyncio.Transport)
@@ -162,7 +185,91 @@ class Secured(SSLProtocol):
         super().connection_lost(exc)
         self._handshake.done()
 
+    # --- T6 ---------------------------------------------------------------------------------------------------
 
+    def _get_write_buffer_size(self) -> int:
+        """By which writers wait. What the socket has counts while it says when it has sent: else nobody wakes them."""
+        return self.unsent() if self._mine._ssl_writing_paused else self._waiting()
+
+    def unsent(self) -> int:
+        """Bytes that the system has not taken yet."""
+        transport: Any = self._transport
+        return self._waiting() + (0 if transport is None else int(transport.get_write_buffer_size()))
+
+    def _waiting(self) -> int:
+        return int(self._mine._outgoing.pending + self._mine._write_buffer_size)
+
+    def _do_write(self) -> None:
+        mine = self._mine
+        while mine._write_backlog and not mine._ssl_writing_paused:
+            self._encrypt()
+            mine._process_outgoing()
+        mine._process_outgoing()
+
+    def resume_writing(self) -> None:
+        """The socket has sent."""
+        super().resume_writing()
+        self._do_write()
+
+    def _encrypt(self) -> None:
+        """A piece of what is to be sent."""
+        mine = self._mine
+        data = memoryview(mine._write_backlog[0])
+        count = mine._sslobj.write(data[:BUFFER_BYTES])
+        mine._write_buffer_size -= count
+        if count < len(data):
+            mine._write_backlog[0] = data[count:]
+        else:
+            del mine._write_backlog[0]
+
+    # --- T5 ---------------------------------------------------------------------------------------------------
+
+    def _start_shutdown(self) -> None:
+        if self._mine._state is not _WRAPPED:
+            super()._start_shutdown()
+            return
+        transport = self._end()
+        if transport is not None:
+            transport.close()
+
+    def _end(self) -> asyncio.Transport | None:
+        """Hand the socket all that is to be sent, and the end of TLS behind it. None: there is none any more."""
+        mine, transport = self._mine, self._transport
+        assert transport is None or isinstance(transport, asyncio.Transport)
+        if transport is not None and mine._state is _WRAPPED:
+            with suppress(ssl.SSLError):  # it wants to hear the client's end, too
+                while mine._write_backlog:
+                    self._encrypt()
+                    transport.write(mine._outgoing.read())
+                mine._sslobj.unwrap()
+            transport.write(mine._outgoing.read())
+        mine._set_state(_UNWRAPPED)
+        if mine._app_transport is not None:
+            mine._app_transport._closed = True
+        return transport
+
+    def release(self) -> asyncio.Transport | None:
+        """End TLS; what becomes of the connection is the caller's matter. None: it is lost."""
+        transport, self._transport = self._end(), None
+        return transport
+
+
+def below(transport: asyncio.Transport, words: bytes) -> tuple[asyncio.Transport | None, bytes]:
+    """A connection that is to be ended, without TLS, and what is still to be said there: the words go over TLS."""
+    secured = getattr(transport, "_ssl_protocol", None)
+    if not isinstance(secured, Secured):
+        return transport, words
+    transport.write(words)
+    return secured.release(), b""
+
+
+def unsent(transport: asyncio.Transport) -> int:
+    """Bytes of a connection that the system has not taken yet."""
+    secured = getattr(transport, "_ssl_protocol", None)
+    return secured.unsent() if isinstance(secured, Secured) else transport.get_write_buffer_size()
+
+
+_WRAPPED, _UNWRAPPED = SSLProtocolState.WRAPPED, SSLProtocolState.UNWRAPPED
 _PLAIN: Final = last_words(
     InvalidRequest("this port speaks TLS: give its address as https://host:port"), HTTPStatus.BAD_REQUEST
 )

@@ -8,12 +8,14 @@ the test; clients are the standard library's and raw sockets.
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import logging
+import os
 import socket
 import ssl
 import time
-from asyncio.sslproto import SSLProtocol
+from asyncio.sslproto import SSLProtocol, SSLProtocolState
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -28,6 +30,7 @@ from broker.serving.http.app import CONNECTIONS
 from broker.serving.http.connections import ConnectionLimits
 from broker.serving.http.peers import Peers
 from broker.serving.http.sending import COPY_BYTES, PIECE_BYTES
+from broker.serving.http.tls import BUFFER_BYTES, Secured
 from tests.support.certificates import Authority
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import values
@@ -309,6 +312,109 @@ def test_a_server_that_ends_cuts_handshakes(tmp_path: Path, authority: Authority
             assert time.monotonic() - begun < 60
 
 
+# --- how one ends ----------------------------------------------------------------------------------------------
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def narrow(server: Server) -> None:
+    """The system takes little of what the server sends from now on, and `slow` clients as little of it."""
+    for listening in server._listening:
+        listening.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 10)
+
+
+def slow(port: int, context: ssl.SSLContext | None) -> socket.socket:
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 10)
+    raw.settimeout(60)
+    raw.connect(("127.0.0.1", port))
+    return raw if context is None else context.wrap_socket(raw, server_hostname="127.0.0.1")
+
+
+def test_silent_ones_that_are_cut_keep_no_descriptor(tmp_path: Path, authority: Authority) -> None:
+    """T5: nobody waits for them to end TLS, and they count no more."""
+    with running(tmp_path / "data", limits=ConnectionLimits(connections_max=3)) as server, ExitStack() as stack:
+        tls = Tls(server, authority)
+        before = descriptors()
+        for _ in range(15):
+            stack.enter_context(tls.connect())
+        eventually(lambda: descriptors() <= before + 15 + 3, timeout_s=20, what="only three are open")
+
+
+def test_who_takes_an_answer_slowly_gets_all_of_it_before_the_end(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T5, wherever it pauses for longer than a cut one may take."""
+    monkeypatch.setattr(closing, "LINGER_S", 0.1)
+    with running(tmp_path / "data") as server, ExitStack() as stack:
+        server.api.create("big")
+        server.api.append("big", values(100, 5000))
+        length = len(server.api.get("/v1/streams/big/partitions/0/records").body)
+        tls = Tls(server, authority)
+        narrow(server)
+        ask = b"GET /v1/streams/big/partitions/0/records HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n"
+        clients = [(left, stack.enter_context(slow(tls.port, authority.client_context()))) for left in LEFT]
+        found = []
+        for left, client in clients:
+            client.sendall(ask)
+            taken = bytearray()
+            while len(taken) < length - left:
+                taken += client.recv(1000)
+            found.append(taken)
+        time.sleep(0.5)  # longer than LINGER_S
+        for taken, (_, client) in zip(found, clients, strict=True):
+            taken += heard(client)
+            assert len(taken) - taken.index(b"\r\n\r\n") - 4 == length
+
+
+LEFT = (10_000, 20_000, 40_000, 70_000, 120_000)
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_who_is_cut_and_takes_nothing_keeps_no_descriptor(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch, is_tls: bool
+) -> None:
+    """N9: an answer that fits into the broker's buffer is over, and its connection idle."""
+    monkeypatch.setattr(closing, "LINGER_S", 0.1)
+    with running(tmp_path / "data", limits=ConnectionLimits(connections_max=2)) as server, ExitStack() as stack:
+        server.api.create("small")
+        server.api.append("small", values(10, 5000))
+        server.api.close()
+        tls = Tls(server, authority)
+        narrow(server)
+        port, context = (tls.port, authority.client_context()) if is_tls else (server.port, None)
+        before = descriptors()
+        for _ in range(8):
+            client = stack.enter_context(slow(port, context))
+            client.sendall(b"GET /v1/streams/small/partitions/0/records HTTP/1.1\r\nHost: [::1]\r\n\r\n")
+            client.recv(1)
+        eventually(lambda: descriptors() <= before + 8 + 2, timeout_s=20, what="two are open")
+
+
+def test_one_that_is_cut_amid_a_head_hears_why_over_tls(tls: Tls) -> None:
+    """`connections.N2`: also if it goes on sending."""
+    with tls.connect() as client:
+        with suppress(OSError):
+            client.sendall(b"GET /" + b"a" * (1 << 20))
+        assert b" 414 " in heard(client)[:20]
+
+
+def test_of_what_nobody_takes_little_is_encrypted(tls: Tls) -> None:
+    """T6."""
+    tls.server.api.create("big")
+    tls.server.api.append("big", values(1000, 5000))
+    narrow(tls.server)
+    with slow(tls.port, tls.authority.client_context()) as client:
+        client.sendall(b"GET /v1/streams/big/partitions/0/records HTTP/1.1\r\nHost: [::1]\r\n\r\n")
+        (found,) = eventually(
+            lambda: [each for each in gc.get_objects() if isinstance(each, Secured) and each._mine._write_backlog]
+        )
+        assert found.unsent() - found._mine._write_buffer_size < 3 * BUFFER_BYTES
+        assert found._get_write_buffer_size() > BUFFER_BYTES
+
+
 # --- what is private -------------------------------------------------------------------------------------------
 
 
@@ -316,7 +422,17 @@ async def test_asyncio_has_what_a_handshake_is_made_of(authority: Authority) -> 
     """A Python that renames it fails here, and not in a handshake."""
     context = authority.certificates().contexts.server()
     made: Any = SSLProtocol(asyncio.get_running_loop(), asyncio.Protocol(), context, None, server_side=True)  # type: ignore[arg-type]
-    for name in ("_on_handshake_complete", "_process_outgoing", "get_buffer", "buffer_updated"):
+    for name in (
+        *("_on_handshake_complete", "_process_outgoing", "get_buffer", "buffer_updated", "resume_writing"),
+        *("_set_write_buffer_limits", "_set_read_buffer_limits", "_get_write_buffer_size", "_do_write"),
+        *("_start_shutdown", "_set_state"),
+    ):
         assert callable(getattr(made, name)), name
     assert made._transport is None
+    assert made._app_transport._ssl_protocol is made
+    assert made._app_transport._closed is False
+    assert (len(made._write_backlog), made._write_buffer_size, made._outgoing.pending) == (0, 0, 0)
+    assert made._ssl_writing_paused is False
+    assert made._state is SSLProtocolState.UNWRAPPED
+    assert made._sslobj is not None
     assert SSLProtocol.max_size > 0
