@@ -5,6 +5,7 @@ it.
 
 F1  A key that every user of the machine can read is refused: it is no secret.
 F2  No key with a passphrase is taken: nobody is there to type it, and OpenSSL would wait at the terminal.
+F3  A file is a regular one: it is read more than once, and who opens a pipe waits for whoever writes to it.
 """
 
 from __future__ import annotations
@@ -55,11 +56,17 @@ def load_ca(context: ssl.SSLContext, name: str, path: str) -> None:
 def read(name: str, path: str) -> bytes:
     """The bytes of a file. Raises InvalidSetting."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # F3
+                raise unusable(name, path, "is not a regular file")
             return file.read(LOOKED_AT_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise unusable(name, path, f"cannot be read: {why}") from error
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def said(error: OSError) -> str:

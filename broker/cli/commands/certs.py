@@ -97,7 +97,7 @@ def issue(
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    if not NAME.fullmatch(name) or name == "ca":
+    if not NAME.fullmatch(name) or name.lower() == "ca":  # there are disks to which both are one
         raise InvalidRequest(f"{name!r}: must be 1 to 63 of A-Z a-z 0-9 . _ -, beginning with no sign, and not 'ca'")
     names = [_host(each) for each in host or ()]
     ca, ca_key = _load_ca(folder)

@@ -271,9 +271,10 @@ class Pool:
         self, connection: http.client.HTTPConnection, address: Address, request: Request, in_haste: bool
     ) -> tuple[_Response, bool]:
         """The head of the answer, and whether the request was sent as a whole."""
+        is_new = connection.sock is None
         try:
             silence_s = request.silence_s()
-            if connection.sock is None:
+            if is_new:
                 most_s = min(self._connect_timeout_s, CONNECT_S) if in_haste else self._connect_timeout_s
                 connection.timeout = min(most_s, silence_s)
                 connection.connect()
@@ -301,7 +302,7 @@ class Pool:
             response = connection.getresponse()
             assert isinstance(response, _Response)
         except (OSError, http.client.HTTPException) as error:
-            raise unavailable(address, error, sent=True) from error
+            raise unavailable(address, error, sent=True, is_first=is_new) from error
         if response.length is None and not response.chunked:  # C4
             response.close()
             raise unavailable(address, "the answer was cut short, or does not say how long it is", sent=True)
@@ -405,10 +406,18 @@ def _is_quiet(connection: http.client.HTTPConnection) -> bool:
     return not poller.poll(0)
 
 
-def unavailable(address: Address, why: object, *, sent: bool, is_connecting: bool = False) -> Unavailable:
-    """The error of a broker that did not answer. `sent`: of C3. It has the field `tls` if TLS is what fails."""
+def unavailable(
+    address: Address, why: object, *, sent: bool, is_connecting: bool = False, is_first: bool = False
+) -> Unavailable:
+    """The error of a broker that did not answer. It has the field `tls` if TLS is what fails.
+
+    Args:
+        sent: Of C3.
+        is_connecting, is_first: The connection was being made; nothing was answered there (`tls.V2`).
+    """
     timed_out = isinstance(why, TimeoutError)
-    if isinstance(why, ssl.SSLError) and (refused := why_refused(why, is_connecting=is_connecting)) is not None:
+    is_early = is_connecting or is_first
+    if is_early and isinstance(why, ssl.SSLError) and (refused := why_refused(why, is_connecting=is_connecting)):
         return Unavailable(f"{address}: {refused}", address=str(address), sent=False, timed_out=False, tls=True)
     text = str(why) or type(why).__name__
     if isinstance(why, OSError) and why.strerror:

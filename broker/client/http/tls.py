@@ -5,7 +5,8 @@
 
 V1  A broker's certificate is always checked, and its name too. There is no switch that turns it off.
 V2  A certificate that a broker refuses is noticed late: under TLS 1.3 the client's handshake is over by then, and the
-    request may be on its way. The alert says that nothing of it was looked at.
+    request may be on its way. The alert says that nothing of it was looked at, if it is the first request of its
+    connection and no answer has begun.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def why_refused(error: BaseException, *, is_connecting: bool) -> str | None:
     """What stands in the way of TLS with this broker; None: something that may be over soon, or is no matter of TLS.
 
     Args:
-        is_connecting: The handshake was not over. False: V2.
+        is_connecting: The handshake was not over. False: V2, with the first request of a connection.
     """
     if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return None

@@ -41,7 +41,7 @@ EXPIRES: Final = {
 
 log = logging.getLogger(__name__)
 
-Files = tuple[tuple[int, int, int] | None, ...]
+Files = tuple[tuple[int, ...] | None, ...]
 """Of each file what changes with its content; None: it is not there."""
 
 
@@ -267,9 +267,9 @@ def dates(name: str, path: str, now_s: float) -> tuple[datetime, InvalidSetting 
     return min(certificate.not_valid_after_utc for certificate in chain), fault
 
 
-def _mark(path: str) -> tuple[int, int, int] | None:
+def _mark(path: str) -> tuple[int, ...] | None:
     try:
         found = os.stat(path)
     except (OSError, ValueError):
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino  # the first can be set back

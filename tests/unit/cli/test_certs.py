@@ -113,7 +113,7 @@ def test_no_certificate_outlives_its_ca(tmp_path: Path) -> None:
     assert issued.not_valid_after_utc == ca.not_valid_after_utc
 
 
-@pytest.mark.parametrize("name", ["ca", "", "../x", ".x", "a/b", "a b", "x" * 64])
+@pytest.mark.parametrize("name", ["ca", "CA", "", "../x", ".x", "a/b", "a b", "x" * 64])
 def test_a_name_that_is_none_of_a_file_is_refused(ca: Path, name: str) -> None:
     assert "must be 1 to 63" in refused("issue", str(ca), name)
 

@@ -8,7 +8,9 @@ TLS, and raw servers, with certificates of a CA of the test. Deadlines are an ho
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ import pytest
 
 from broker.api.errors import InvalidRequest, InvalidSetting, NotLeader, Unavailable
 from broker.client.client import Client, connect
+from broker.client.http import pool
 from broker.client.http.address import Address
 from broker.client.http.brokers import Brokers
 from broker.client.http.interrupt import Interrupt
@@ -102,6 +105,33 @@ def test_a_change_that_nobody_was_told_of_is_in_no_doubt(server: Server, authori
             client.append("all", 0, [{"value": b"x"}], stamp=None)
         assert not caught.value.fields.get("sent")
     assert "tls_cert, tls_key" in str(caught.value)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_an_alert_says_that_nothing_was_done_on_a_new_connection_alone(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    """V2. On a kept one the certificate was taken long ago: nobody knows what was done. Nor amid an answer."""
+    alert = ssl.SSLError(1, "alert")
+    alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+
+    def fail(self: http.client.HTTPConnection) -> http.client.HTTPResponse:
+        raise alert
+
+    with RawServer(lambda _, reply: reply.answer(200, b"{}"), tls=authority.certificates().contexts.server()) as server:
+        brokers = Brokers(server.address, tls=authority.client_files())
+        asked = Asked(method="POST", target="/v1/x", timeout_s=60, is_idempotent=False)
+        if is_kept:
+            exchange = brokers.exchange(asked)
+            exchange.read_all(10)
+            exchange.close()
+        monkeypatch.setattr(http.client.HTTPConnection, "getresponse", fail)
+        with pytest.raises(Unavailable if is_kept else InvalidRequest) as caught:
+            brokers.exchange(asked)
+        assert bool(caught.value.fields.get("sent")) is is_kept
+        assert server.connection_count == 1
+        assert pool.unavailable(Address("a", 1, True), alert, sent=True).sent, "of a body"
+        brokers.pool.close()
 
 
 def test_who_is_not_believed_is_passed_over_like_one_that_is_away(
