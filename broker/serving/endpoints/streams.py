@@ -80,7 +80,8 @@ async def until_served(
     serving: Serving, request: web.Request, info: StreamInfo, *, within_s: float | None = None
 ) -> list[str]:
     """Wait until the leaders of a stream capture and answer, by the settings and the state that it has now: that holds
-    for what is published next. Or until time is up (`SERVED_S`): one that stands still does not answer.
+    for what is published next. If somebody changes it again meanwhile, these are the ones that it has then. Or until
+    time is up (`SERVED_S`): one that stands still does not answer.
 
     Returns:
         Warnings for the answer: the partitions of which that is not known in the end.
@@ -89,7 +90,8 @@ async def until_served(
     path, pause_s, late = f"/v1/streams/{info.name}", SERVED_PAUSE_S / 8, list[int]()
     try:
         async with asyncio.timeout(within_s):
-            while _terms(serving.backend.stream(info.name)) == _terms(info):  # else somebody has changed it again
+            while (now := serving.backend.stream(info.name)).incarnation == info.incarnation:
+                info = now
                 late = _late(gathered := _gather(serving.backend, info), info, _Told(()))
                 if gathered.elsewhere:
                     answers = await _ask_others(serving, request, [gathered], path)

@@ -228,6 +228,24 @@ def test_a_change_is_answered_once_every_leader_goes_by_it(two: Two, monkeypatch
             assert answer.result(60).status == 200
 
 
+def test_a_change_that_another_one_follows_waits_for_both(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen before: whoever's stream was changed by somebody else while he waited was told at once that all is well."""
+    here, there = (server.backend for server in two.servers)
+    mine, others = here._partitions["orders"][0], there._partitions["orders"][1]
+    before = mine.goes_by
+    first = replace(before, paused=True)
+    newest = replace(first, read_only=True)
+    monkeypatch.setattr(streams, "SERVED_S", 0.1)
+    monkeypatch.setattr(here, "brokers", lambda: [])
+    monkeypatch.setattr(here, "set_stream_state", says(here, first, then=newest))
+    there._catalog.streams["orders"] = newest
+    for goes_by, late in ((before, "partition 0, 1: "), (first, "partition 0, 1: "), (newest, None)):
+        mine.alter(goes_by)
+        others.alter(goes_by)
+        warnings = two.servers[0].api.request("POST", "/v1/streams/orders/pause", json_body=None).json()["warnings"]
+        assert [each[: len(late or "")] for each in warnings] == ([] if late is None else [late])
+
+
 def test_a_change_is_not_answered_while_a_leader_that_does_not_hear_of_it_may_have_a_session(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,9 +269,13 @@ def test_a_change_is_not_answered_while_a_leader_that_does_not_hear_of_it_may_ha
     assert asked().status == 200, "nobody has a session: nobody takes a record"
 
 
-def says(backend: LogBackend, info: StreamInfo) -> Callable[..., Awaitable[StreamInfo]]:
+def says(
+    backend: LogBackend, info: StreamInfo, *, then: StreamInfo | None = None
+) -> Callable[..., Awaitable[StreamInfo]]:
+    """A change; `then`: what somebody else makes of it at once."""
+
     async def change(*_: object, **__: object) -> StreamInfo:
-        backend._catalog.streams["orders"] = info
+        backend._catalog.streams["orders"] = then or info
         return info
 
     return change
