@@ -19,6 +19,7 @@ from broker.ingest import load
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.elapsed import MACHINE
 from broker.runtime.intake.flush import CROWD_RECORDS, Flusher
+from broker.runtime.partitions import leader
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
@@ -90,7 +91,8 @@ class Intake:
 
 
 @pytest.fixture
-def intake(pool: HeldPool) -> Iterator[Intake]:
+def intake(pool: HeldPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Intake]:
+    monkeypatch.setattr(leader, "QUICK_S", 3600.0)  # a thread that loses its core has no slow disk
     with ThreadPoolExecutor(1) as appender:
         made = Intake(pool, appender)
         yield made
