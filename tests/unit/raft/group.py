@@ -106,6 +106,7 @@ class Group:
         node = self.nodes.get(target[0])
         if node is not None and node.node_id == target:
             node.core._SyncObj__transport._onMessageReceived(Node(source), text)
+            self._take(node)
 
     def turn(self) -> None:
         for name in sorted(self.nodes):
@@ -117,7 +118,19 @@ class Group:
         results: list[Any] = []
         command = {"v": 1, "kind": "register_producer", "name": f"p{number}", "request_id": f"r{number}"}
         self.nodes[name].submit(command, results.append)
+        self._take(self.nodes[name])
         return results
+
+    @staticmethod
+    def _take(node: RaftNode) -> None:
+        """Have commands taken that were handed over. pysyncobj takes them for `appendEntriesPeriod` of real time: takes
+        none, if its thread loses the core meanwhile."""
+        waiting = node.core._SyncObj__commandsQueue._FastQueue__queue
+        while waiting and node.is_controller and node.core.failure is None:
+            try:
+                node.core._checkCommandsToApply()
+            except Exception as error:
+                node.core.fail(error)  # as `Core` does; who waits hears of it at the next tick
 
     def has(self, name: str) -> set[str]:
         return set(self.nodes[name].catalog.producers)
