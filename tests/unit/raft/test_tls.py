@@ -22,7 +22,7 @@ from pysyncobj.tcp_connection import TcpConnection
 from broker.raft import wire
 from broker.raft.greeting import Lobby
 from broker.raft.node import RaftNode, configuration, form
-from broker.raft.secured import RaftTls, SecuredSocket
+from broker.raft.secured import RaftTls, SecuredSocket, is_open
 from broker.raft.wire import STRANGERS_MAX, Voter, over_tls
 from broker.storage.disk import OsDisk
 from tests.support.certificates import Authority
@@ -164,6 +164,39 @@ def test_who_has_the_certificate_of_another_host_is_not_called(tmp_path: Path, o
         until(nodes, lambda: all(told))
         assert not any(node.controller for node in nodes)
     assert any("its certificate is not believed: IP address mismatch" in why for each in told for _, why in each)
+
+
+def test_renewed_files_are_taken_by_new_connections_and_old_ones_go_on(
+    tmp_path: Path, ours: Authority, other: Authority
+) -> None:
+    """Even those of another CA: all brokers have it before the first connection breaks."""
+    files = ours.issue("broker")
+    certificates = [ours.cluster_certificates(files) for _ in range(3)]
+    tls = [RaftTls(each.contexts.server, each.contexts.client) for each in certificates]
+    with group(tmp_path, tls) as (nodes, told):
+        until(nodes, lambda: any(node.has_begun for node in nodes) and all(node.controller for node in nodes))
+        issued = other.issue("broker")
+        for path, renewed in ((files.cert, issued.cert), (files.key, issued.key), (ours.ca, other.ca)):
+            Path(path).write_bytes(Path(renewed).read_bytes())
+        for each in certificates:
+            before = each.pem
+            each.look()
+            each.look()
+            assert each.pem is not before
+        leader = next(node for node in nodes if node.is_controller)
+        assert "ok" in carried_out(nodes, leader, name="p", request_id="r"), "on the connections of before"
+        former = [conn.secured for node in nodes for conn in transport(node)._connections.values()]
+        for node in nodes:
+            for conn in list(transport(node)._connections.values()):
+                conn.disconnect()
+        until(nodes, lambda: any(node.has_begun for node in nodes) and all(node.controller for node in nodes))
+        leader = next(node for node in nodes if node.is_controller)
+        assert "ok" in carried_out(nodes, leader, name="q", request_id="s"), "on new ones"
+        until(nodes, lambda: all("q" in node.catalog.producers for node in nodes))
+        now = [conn for node in nodes for conn in transport(node)._connections.values() if is_open(conn)]
+        assert now
+        assert not any(conn.secured in former for conn in now)
+        assert not any("not believed" in why for each in told for _, why in each)
 
 
 # -- strangers ---------------------------------------------------------------------------------------------------
