@@ -34,7 +34,7 @@ from broker.api.stream import settings_from
 from broker.cli.local.nats_server import greeting
 from broker.client import connect
 from broker.client.http.address import Address, parse_addresses
-from broker.client.http.brokers import leader_of, read_problem
+from broker.client.http.brokers import Brokers, read_problem
 from broker.client.http.calls import understand
 from broker.client.nats_publish import _Publish
 from broker.client.reading.frames import read_messages
@@ -375,13 +375,16 @@ def check_hello(data: bytes) -> None:
         Codec.loads(Codec.dumps(answer))
 
 
+BROKERS: Final = Brokers("localhost")
+
+
 def check_problem(data: bytes) -> None:
     for status in (400, 404, 421, 500, 503):
         error = read_problem(Said(status, data))  # type: ignore[arg-type]
         assert isinstance(error, LiftlogError)
         assert isinstance(str(error), str)
         assert from_problem(error.to_problem()).reason == error.reason in BY_REASON
-        leader_of(error)  # type: ignore[arg-type]
+        BROKERS._leader_of(error)  # type: ignore[arg-type]
 
 
 ANSWERS: Final[dict[str, type[Any]]] = {

@@ -18,22 +18,12 @@ from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.storage.blooms import BloomCache, Blooms, Kind, entries_of, questions_of
 from broker.storage.disk import OsDisk
 from broker.storage.read import _runs, _within
-from broker.storage.rewrite import keymap
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogSettings
 from broker.storage.segments.index import ENTRY, IndexView
 from broker.storage.segments.segment import Segment
 from broker.storage.select import select
 from tests.support.logs import commit, create_log
-
-
-@pytest.fixture(autouse=True)
-def known_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a process are random, and once in some hundred times a filter takes one entry for another (F1)."""
-    rng = random.Random(3)
-    monkeypatch.setattr(keymap, "_LONG_KEY", rng.randbytes(32))
-    drawn = np.frombuffer(rng.randbytes(keymap._MULTIPLIERS.nbytes), np.uint64)
-    monkeypatch.setattr(keymap, "_MULTIPLIERS", drawn.reshape(keymap._MULTIPLIERS.shape))
 
 
 def rows(subjects: Sequence[str], keys: Sequence[bytes | None]) -> pa.RecordBatch:
