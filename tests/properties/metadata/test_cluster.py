@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.properties.metadata.cluster import Cluster
-from tests.support.effort import examples, seeded
+from tests.support.effort import examples, first_short, seeded
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -22,7 +22,7 @@ def test_any_commands(steps: list[int]) -> None:
     cluster.finish()
 
 
-@pytest.mark.parametrize("seed", range(0, examples(120), 10))
+@pytest.mark.parametrize("seed", first_short(range(0, examples(120), 10), count=3))
 def test_long_lives(seed: int) -> None:
     """Long enough for reassignments, unclean elections and brokers that are removed."""
     for each in range(seed, seed + 10):
