@@ -17,6 +17,8 @@ from tests.support.effort import first_short
 from tests.support.simdisk import SimDisk
 from tests.support.sinks import Driver, Rig, World
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 KINDS = ("write", "sync", "pread", "open", "create", "makedirs", "sync_dir", "rename", "truncate", "unlink")
 CALLS = 14
 LEASE_US = 1 << 40

@@ -33,6 +33,8 @@ from tests.support.effort import EFFORT, first_short
 from tests.support.logs import FOLDER, IDENTITY, commit, open_log
 from tests.support.simdisk import Fault, SimDisk
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 REPLICA = replace(SETTINGS, is_sole_replica=False)
 PIECE = 2_000
 

@@ -40,6 +40,8 @@ from tests.support.logs import FOLDER, IDENTITY, commit, create_log, open_log
 from tests.support.published import expecting, publish
 from tests.support.simdisk import Crashed, Mode, SimDisk, modes_at
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 SETTINGS = LogSettings(segment_bytes=6_000)
 RECORDS = 20
 PRODUCER = 7

@@ -26,6 +26,8 @@ from tests.support.logs import check_log, commit, create_log, open_log, row_batc
 from tests.support.published import batch_from_nats, with_id
 from tests.support.simdisk import SimDisk
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 SETTINGS = LogSettings(segment_bytes=2_600, dedup_window_ms=120_000)
 BEFORE = [b"b%d" % number for number in range(6)]
 EPOCH = 2  # of what is tried: its first record begins it

@@ -34,7 +34,7 @@ from tests.support.linked import Linked, Relay, linked
 from tests.support.processes import eventually
 from tests.unit.link.test_faults import BIG, filled
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 HALF = 200_000
 """So many bytes are about half of all that `filled` stores."""
 

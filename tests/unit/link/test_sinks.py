@@ -40,7 +40,7 @@ from tests.support.linked_sinks import COMMITS, SINK, STREAM, LinkedSinks, retri
 from tests.support.processes import eventually
 from tests.support.sinks import rows_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 STEPS = ("staged", "pinned one", "pinned", "decided", "group without a note", "finished one", "finished", "done")
 

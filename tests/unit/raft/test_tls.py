@@ -28,7 +28,7 @@ from broker.storage.disk import OsDisk
 from tests.support.certificates import Authority
 from tests.unit.raft.test_wire import HELLO, SECRET, ports, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 Told = list[list[tuple[str, str]]]
 
 
