@@ -18,7 +18,7 @@ from tests.sim.faults import WEIGHTS
 from tests.sim.scenarios import SCENARIOS, made, played
 from tests.sim.story import shortened
 from tests.sim.world import told
-from tests.support.effort import examples, first_short, seeded
+from tests.support.effort import examples, first_quick, first_short, seeded
 
 SEEDS = 120
 IN_ONE = 60
@@ -80,7 +80,7 @@ SEEN = (
 
 
 @pytest.mark.timeout(1_200)  # a minute of a core, on a machine that may be busy
-@pytest.mark.parametrize("first", first_short(range(0, examples(SEEDS), IN_ONE)))
+@pytest.mark.parametrize("first", first_quick(range(0, examples(SEEDS), IN_ONE)))
 def test_what_was_acknowledged_is_there(first: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(seeded(first), seeded(first) + IN_ONE):

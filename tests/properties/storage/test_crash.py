@@ -157,7 +157,7 @@ def check_after(disk: SimDisk, seen: Witness, *, boot_id: str = "boot-2") -> Non
 
 
 @AHEAD
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", first_short(range(4), count=2))
 def test_power_loss_at_any_step_loses_nothing_synced(part: int, runs_ahead: bool) -> None:
     """Every step, in four parts; the seed of a failure is its step."""
     steps = steps_of_life(runs_ahead)
@@ -171,7 +171,7 @@ def test_power_loss_at_any_step_loses_nothing_synced(part: int, runs_ahead: bool
 
 
 @AHEAD
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", first_short(MODES, count=2))
 def test_power_loss_within_recovery_loses_nothing_synced(mode: Mode, runs_ahead: bool) -> None:
     """A crash, then another at each step of the recovery from it."""
     for step in range(3, steps_of_life(runs_ahead), 17):

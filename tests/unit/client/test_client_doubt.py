@@ -41,6 +41,7 @@ from broker.client.reading.session import FetchSession
 from broker.client.sinks import Sink
 from broker.client.writing.append import AppendCalls, Stamp
 from broker.client.writing.sequences import Sequences
+from tests.support.effort import first_short
 from tests.support.processes import free_port
 from tests.unit.client.logs import Log
 from tests.unit.client.rawserver import RawServer, Reply, Request
@@ -249,7 +250,7 @@ LAST: Final[dict[str, LiftlogError | bytes | None]] = {
 
 @pytest.mark.parametrize("last", LAST)
 @pytest.mark.parametrize("first", DOUBTFUL)
-@pytest.mark.parametrize("name", ["append with a stamp", "alter"])
+@pytest.mark.parametrize("name", first_short(["append with a stamp", "alter"]))
 @pytest.mark.parametrize("place", ["one broker", "another broker"])
 def test_no_later_error_hides_a_doubtful_try(place: str, name: str, first: str, last: str) -> None:
     call, _ = CHANGES[name]

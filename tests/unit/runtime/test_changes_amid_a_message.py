@@ -347,10 +347,12 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[[], Broker]]:
 
 @pytest.mark.parametrize("change, reason", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("wire", MESSAGES.values(), ids=MESSAGES)
+@pytest.mark.parametrize("part", first_short(range(2)))
 def test_it_is_stored_or_refused_with_an_answer_and_reading_goes_on(
-    make: Callable[[], Broker], wire: bytes, change: Callable[[Broker], None], reason: str
+    make: Callable[[], Broker], part: int, wire: bytes, change: Callable[[Broker], None], reason: str
 ) -> None:
-    for cut in range(1, len(wire)):
+    """Wherever the message is cut, in two parts."""
+    for cut in range(1 + part, len(wire), 2):
         broker = make()
         broker.receive(msg("s.1", b"before", reply="before") + wire[:cut])
         change(broker)
