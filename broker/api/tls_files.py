@@ -1,4 +1,5 @@
 """Files of TLS: certificates, keys, CAs, put into an `ssl.SSLContext`, and errors that say what is wrong with which.
+Which brokers a certificate is for.
 
 OpenSSL says of most faults no more than "PEM lib", and names no file. So a file is looked at here before OpenSSL sees
 it.
@@ -6,6 +7,8 @@ it.
 F1  A key that every user of the machine can read is refused: it is no secret.
 F2  No key with a passphrase is taken: nobody is there to type it, and OpenSSL would wait at the terminal.
 F3  A file is a regular one: it is read more than once, and who opens a pipe waits for whoever writes to it.
+F4  A certificate with a URI `liftlog:broker/<id>` is good for the brokers that it names, and for no other; one with
+    another URI of ours for none. One without, as those of earlier releases and of other CAs, is good for each.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import os
 import shlex
 import ssl
 import stat
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from broker.api.errors import InvalidSetting
 
@@ -22,6 +26,9 @@ CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 ENDED_AMID: Final = "it ended the connection amid the handshake: it has no cluster.tls_cert, or ends just now"
 LOOKED_AT_BYTES: Final = 4 << 20
 """The CAs of the whole world take a quarter of a MiB."""
+OURS: Final = "liftlog:"
+BROKER: Final = "liftlog:broker/"
+"""How a URI begins that names somebody to us, and a broker (F4)."""
 
 
 def load_chain(context: ssl.SSLContext, cert: tuple[str, str], key: tuple[str, str]) -> None:
@@ -89,6 +96,24 @@ def why_kept_out(error: OSError) -> str:
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return "it shows no certificate"
     return said(error)
+
+
+def uris_of(tls: ssl.SSLObject | ssl.SSLSocket) -> list[str]:
+    """The URIs in the certificate of the other side, which is believed."""
+    try:
+        names: Any = (tls.getpeercert() or {}).get("subjectAltName", ())
+    except ValueError:  # what is in it is no text
+        return [OURS]
+    return [value for kind, value in names if kind == "URI"]
+
+
+def misnamed(uris: Iterable[str], broker: str | None) -> str:
+    """Why a certificate with these URIs is not for this broker; None: for any. Empty: it is (F4)."""
+    ours = [uri for uri in uris if uri.lower().startswith(OURS)]
+    named = sorted(uri.removeprefix(BROKER) for uri in ours if uri.startswith(BROKER))
+    if not ours or broker in named or (broker is None and named):
+        return ""
+    return f"is the certificate of {', '.join(named) or 'no broker'}" + (f", and not of {broker}" if broker else "")
 
 
 def unusable(name: str, path: str, why: str) -> InvalidSetting:

@@ -28,7 +28,7 @@ from pysyncobj.tcp_server import SERVER_STATE, TcpServer
 from broker.api.errors import InvalidSetting, PortInUse
 from broker.raft import wire
 from broker.raft.messages import HELLO_ANSWER, is_hello
-from broker.raft.secured import CUT, RaftTls, fault_of, secure
+from broker.raft.secured import CUT, RaftTls, expect, fault_of, secure
 
 BUFFER_BYTES: Final = 1 << 16
 NOBODY, SILENT = "nobody listens there", "no answer"
@@ -134,7 +134,7 @@ class Lobby:
             else:
                 conn.disconnect()
         elif (hello := wire.hello_in(message)) is not None:
-            conn.send(dict(self._answer(hello)))
+            conn.send(wire.refusal_of(conn, hello) or dict(self._answer(hello)))
         else:
             conn.disconnect()  # a voter of the group, which will try again
 
@@ -179,6 +179,7 @@ class _Call:
             secure(self._conn, self._tls.client(), self.address.rpartition(":")[0].strip("[]"), self._greet)
 
     def _greet(self) -> None:
+        expect(self._conn, None)
         if self._conn.encryptor is not None:
             self._conn.recvRandKey = os.urandom(32)
             self._conn.send(self._conn.recvRandKey)

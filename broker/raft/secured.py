@@ -3,17 +3,23 @@
     accepted, or connected ─► `secure` ─► a handshake, step by step as bytes come ─► `then`: the first message goes out
                                              └─► not: why is kept, and the connection is cut
 
+    kernel ── so many bytes a turn ──► memory ──► OpenSSL ──► messages
+           ◄── what it takes ───────── memory ◄── OpenSSL ◄──
+
 S1  Nothing is handed to pysyncobj to send before the handshake is done (`is_open`): it would ask the poller again and
     again whether the socket takes bytes, which it does, while TLS waits for some. What a handshake itself says fits
     into the kernel's buffer.
 S2  A handshake has as much time as the connection has to say who is there: `wire.STRANGER_S` where it was accepted,
     `wire.CALL_S` where it was called.
-S3  What was decrypted is handed on at once: the poller knows only of what is in the kernel.
+S3  All that can be decrypted of what was read is handed on at once: the poller knows only of what is in the kernel.
 S4  A connection has one context for life: renewed certificates are for those that come next.
 S5  Each side shows a certificate. The caller wants the host that it calls in it. Which broker that is says the secret
-    (`wire.W1`), and its id.
+    (`wire.W1`), and its id, which the certificate must not contradict (`tls_files.F4`).
 S6  Why the other side has ended a connection may still lie in the kernel when pysyncobj hears that it is over. It is
     looked for before the socket is closed.
+S7  A turn is bounded. OpenSSL reads on within one call for as long as the kernel has bytes that are no data: a hello in
+    pieces of one byte from anybody, new keys again and again from who has a certificate. It did so on the one thread
+    of the group for seconds. So it reads from memory, where there is what one turn may take.
 """
 
 from __future__ import annotations
@@ -29,13 +35,20 @@ from typing import Any, Final
 
 from pysyncobj.tcp_connection import CONNECTION_STATE
 
-from broker.api.tls_files import ENDED_AMID, said, why_kept_out
+from broker.api.tls_files import ENDED_AMID, misnamed, said, uris_of, why_kept_out
 
 RECORD_BYTES: Final = 1 << 16
 """So much is encrypted at once."""
+HANDSHAKE_READ_BYTES: Final = 4_096
+"""So much of a handshake, or of a stranger, is read in a turn (S7)."""
+HANDSHAKE_BYTES_MAX: Final = 1 << 16
+"""A longer one is cut. Some KiB is what certificates take."""
+UNSENT_BYTES_MAX: Final = 4 * RECORD_BYTES
+"""Who has TLS answer so much, and takes nothing, is cut."""
 RECORD: Final = re.compile(rb"[\x15\x16]\x03[\x01-\x04]")
 """How the first record of TLS begins: an alert, or a handshake. As the length of a message it would be too much."""
 CUT: Final = "it cut the connection; is its raft.secret another one? Or has one of the two cluster.tls_cert?"
+CUT_WITHIN: Final = "it cut the connection after the handshake of TLS; is its raft.secret another one?"
 SPEAKS_TLS: Final = "it speaks TLS, and this broker does not: it has no cluster.tls_cert"
 
 
@@ -61,6 +74,8 @@ class SecuredSocket:
 
     Attributes:
         is_done: The handshake is.
+        is_stranger: Nobody has said yet who is there: its turns are short (S7).
+        is_answered: Whoever was called has said that it knows the secret.
         fault: Why it was cut, for the log; empty: nothing is known.
     """
 
@@ -71,25 +86,36 @@ class SecuredSocket:
         self._context = context
         self._host = host
         self._then = then
-        self._tls: ssl.SSLSocket | None = None
+        self._tls: ssl.SSLObject | None = None
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._greeting_bytes = 0
+        self._is_over = False  # nothing more will come
+        self._unsent = b""  # encrypted, and not in the kernel yet
+        self._taken = 0  # so many of the bytes that `send` was given last are in `_unsent`
         self.is_done = False
+        self.is_stranger = False
+        self.is_answered = True
         self.fault = ""
 
     def step(self) -> bool:
         """Go on with the handshake. Returns whether it is done. Raises OSError: it failed."""
         try:
             if self._tls is None:
-                self._tls = self._context.wrap_socket(
-                    self._plain,
-                    server_side=self._host is None,
-                    server_hostname=self._host,
-                    do_handshake_on_connect=False,
+                self._tls = self._context.wrap_bio(
+                    self._in, self._out, server_side=self._host is None, server_hostname=self._host
                 )
+            self._greeting_bytes += self._read(HANDSHAKE_READ_BYTES)
+            if self._greeting_bytes > HANDSHAKE_BYTES_MAX:
+                raise ConnectionAbortedError(errno.ECONNABORTED, f"a handshake of over {HANDSHAKE_BYTES_MAX} bytes")
             self._tls.do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            self._flush()
+        except ssl.SSLWantReadError:
+            self._flush()
             return False
         except OSError as error:
             self._fail(error)
+            with contextlib.suppress(OSError):
+                self._flush()  # the alert that says why
             raise
         except ValueError as error:  # a host that no certificate can name
             self.fault = f"no TLS with it: {error}"
@@ -99,54 +125,112 @@ class SecuredSocket:
         return True
 
     def recv(self, size: int) -> bytes:
-        """As a socket's; S3."""
+        """As a socket's; S3, S7."""
+        tls = self._open
         try:
-            data = self._open.recv(size)
-            while more := self._open.pending():
-                data += self._open.recv(more)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise BlockingIOError(errno.EAGAIN, "nothing yet") from None
+            data = self._decrypted(tls)
+            if not data and not self._is_over:
+                self._read(min(size, HANDSHAKE_READ_BYTES) if self.is_stranger else size)
+                data = self._decrypted(tls)
+            self._flush()
         except ssl.SSLError as error:
             self._fail(error)
+            with contextlib.suppress(OSError):
+                self._flush()
             raise ConnectionResetError(errno.ECONNRESET, said(error)) from error
+        if not data and not self._is_over:
+            raise BlockingIOError(errno.EAGAIN, "nothing yet")
         return data
+
+    def misnamed(self, broker: str | None) -> str:
+        """Why the other side is not this broker, or not any; empty: it may be (S5)."""
+        why = misnamed(uris_of(self._open), broker)
+        return why and f"what it shows {why}"
+
+    def _read(self, size: int) -> int:
+        """Take what is in the kernel. Returns how many bytes those are."""
+        try:
+            data = self._plain.recv(size)
+        except BlockingIOError:
+            return 0
+        if data:
+            self._in.write(data)
+        else:
+            self._in.write_eof()
+        return len(data)
+
+    def _decrypted(self, tls: ssl.SSLObject) -> bytes:
+        """S3. Raises ssl.SSLError."""
+        pieces = []
+        try:
+            while piece := tls.read(RECORD_BYTES):
+                pieces.append(piece)
+            self._is_over = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLEOFError:  # without a word of TLS: messages have a length of their own
+            self._is_over = True
+        return b"".join(pieces)
 
     def _fail(self, error: OSError) -> None:
         self.fault = self.fault or f"no TLS with it: {why_kept_out(error)}"
 
     def send(self, data: memoryview) -> int:
         """As a socket's. What it did not take is to be given again, with what has come behind it."""
-        try:
-            return self._open.send(data[:RECORD_BYTES])
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise BlockingIOError(errno.EAGAIN, "not now") from None
+        tls = self._open
+        if not self._taken:
+            if not self._flush():
+                raise BlockingIOError(errno.EAGAIN, "not now")
+            piece = data[:RECORD_BYTES]
+            while self._taken < len(piece):
+                self._taken += tls.write(piece[self._taken :])
+        if not self._flush():
+            raise BlockingIOError(errno.EAGAIN, "not now")
+        taken, self._taken = self._taken, 0
+        return taken
+
+    def _flush(self) -> bool:
+        """Have the kernel take what is encrypted. Returns whether it took all. Raises OSError: it is over."""
+        if self._out.pending:
+            self._unsent += self._out.read()
+        while self._unsent:
+            try:
+                sent = self._plain.send(self._unsent)
+            except BlockingIOError:
+                if len(self._unsent) > UNSENT_BYTES_MAX:
+                    raise ConnectionAbortedError(errno.ECONNABORTED, "it takes nothing") from None
+                return False
+            self._unsent = self._unsent[sent:]
+        return True
 
     @property
-    def _open(self) -> ssl.SSLSocket:
+    def _open(self) -> ssl.SSLObject:
         """Raises BlockingIOError: S1."""
         if self._tls is None or not self.is_done:
             raise BlockingIOError(errno.EAGAIN, "a handshake is under way")
         return self._tls
 
     def getsockopt(self, level: int, option: int) -> int:
-        return self._socket.getsockopt(level, option)
+        return self._plain.getsockopt(level, option)
 
     def close(self) -> None:
         """S6."""
         if self._tls is not None and not self.fault:
             try:
-                self._tls.recv(1) if self.is_done else self._tls.do_handshake()
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                self._read(RECORD_BYTES)
+                if self.is_done:
+                    self._decrypted(self._tls)
+                else:
+                    self._tls.do_handshake()
+            except ssl.SSLWantReadError:
                 pass
             except ssl.SSLError as error:
                 self._fail(error)
             except OSError:
                 pass
-        self._socket.close()
-
-    @property
-    def _socket(self) -> socket.socket:
-        return self._plain if self._tls is None else self._tls
+            if self.is_done and self._is_over and self._host is not None and not self.is_answered:
+                self.fault = self.fault or CUT_WITHIN
+        self._plain.close()
 
 
 def secure(conn: Any, context: ssl.SSLContext, host: str | None, then: Callable[[], None] = lambda: None) -> None:
@@ -167,13 +251,29 @@ def is_open(conn: Any) -> bool:
 def go_on(conn: Any) -> bool:
     """Something came: go on with the handshake, if it is not done. Returns whether messages may be read."""
     found = conn._TcpConnection__socket
-    if not isinstance(found, SecuredSocket) or found.is_done:
+    if not isinstance(found, SecuredSocket):
+        return True
+    found.is_stranger = getattr(conn, "is_stranger", False)
+    if found.is_done:
         return True
     try:
         return found.step() and conn._TcpConnection__socket is found
     except OSError:
         conn.disconnect()
         return False
+
+
+def misnamed_at(conn: Any, broker: str | None) -> str:
+    """Why the other side of a connection is not this broker, or not any; empty: it may be, or there is no TLS."""
+    found = conn._TcpConnection__socket
+    return found.misnamed(broker) if isinstance(found, SecuredSocket) else ""
+
+
+def expect(conn: Any, broker: str | None) -> None:
+    """Raises OSError, which ends a handshake: this broker, or any, is not the one that was called (S5)."""
+    if why := misnamed_at(conn, broker):
+        conn.secured.fault = f"no TLS with it: {why}"
+        raise ConnectionAbortedError(errno.ECONNABORTED, why)
 
 
 def fault_of(conn: Any) -> str:
@@ -184,13 +284,15 @@ def fault_of(conn: Any) -> str:
 
 def is_sudden(fault: str) -> bool:
     """Whether a broker that ends, or has not entered the group yet, may be all that it is."""
-    return fault == CUT or fault.endswith(ENDED_AMID)
+    return fault in (CUT, CUT_WITHIN) or fault.endswith(ENDED_AMID)
 
 
 def heed_last_word(conn: Any) -> None:
-    """S6, of a connection in plain text that is to be closed: has the other side spoken TLS, or nothing at all?"""
+    """S6, of a connection that is to be closed: has the other side said nothing at all, or in plain text spoken TLS?"""
     conn.fault = ""
     found = conn._TcpConnection__socket
+    if isinstance(found, SecuredSocket):
+        found.is_answered = conn.encryptor is None or conn.sendRandKey is not None
     if not isinstance(found, socket.socket) or conn.sendRandKey is not None:
         return
     heard, is_over = bytes(conn._TcpConnection__readBuffer[:3]), False

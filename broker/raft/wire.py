@@ -26,6 +26,8 @@ W12  A node may be silent for as long as the settings say by now (`node.N9`). py
     connection was made, and cuts one on which somebody speaks after that.
 W13  With TLS nothing goes out or comes in before its handshake (`secured.py`), which belongs to the time of W5 and W7.
     Why it failed is told on both sides, as far as they know.
+W14  A voter, and who asks before it takes part, is the broker that its certificate names, if that names any. One
+    without a vote says no name: its certificate must be some broker's.
 """
 
 from __future__ import annotations
@@ -46,9 +48,20 @@ from pysyncobj.tcp_server import SERVER_STATE
 from pysyncobj.transport import TCPTransport
 
 from broker.api.plain import parse_json
+from broker.metadata.voting import owner
 from broker.raft.messages import is_hello
 from broker.raft.names import names
-from broker.raft.secured import RaftTls, fault_of, go_on, heed_last_word, is_open, is_sudden, secure
+from broker.raft.secured import (
+    RaftTls,
+    expect,
+    fault_of,
+    go_on,
+    heed_last_word,
+    is_open,
+    is_sudden,
+    misnamed_at,
+    secure,
+)
 
 GREETING_BYTES_MAX: Final = 4_096
 STRANGERS_MAX: Final = 64
@@ -129,7 +142,13 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
         if self.tls is None:
             greet(conn)
         else:
-            secure(conn, self.tls.client(), host_of(self._connToNode(conn)), lambda: greet(conn))
+            node = self._connToNode(conn)
+
+            def begin() -> None:
+                expect(conn, owner(str(node.id)))
+                greet(conn)
+
+            secure(conn, self.tls.client(), host_of(node), begin)
 
     def send(self, node: Node, message: dict[str, Any]) -> bool:
         """As pysyncobj's; W13."""
@@ -165,6 +184,11 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
             if message != "readonly" and message not in self._nodeAddrToNode:
                 self._core.refused(getattr(conn, "peer", ""), f"{message} is no voter")
                 conn.is_told = True
+            elif why := misnamed_at(conn, None if message == "readonly" else owner(message)):  # W14
+                self._core.refused(getattr(conn, "peer", ""), f"{message}: {why}")
+                conn.is_told = True
+                conn.disconnect()
+                return
             former = self._connections.get(self._nodeAddrToNode.get(message))
             super()._onIncomingMessageReceived(conn, message)
             conn.is_stranger = conn not in self._connections.values()
@@ -172,7 +196,9 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
                 former.disconnect()
         elif (hello := hello_in(message)) is not None:
             conn.is_told = True
-            conn.send(self._core.greeted(hello))
+            if refusal := refusal_of(conn, hello):
+                self._core.refused(getattr(conn, "peer", ""), refusal["refusal"])
+            conn.send(refusal or self._core.greeted(hello))
         else:
             self._unknownConnections.discard(conn)
             conn.disconnect()
@@ -210,6 +236,12 @@ def host_of(node: Node) -> str:
 def hello_in(message: Any) -> dict[str, Any] | None:
     """A question of somebody who takes no part in the group yet (`greeting.py`)."""
     return message if is_hello(message) else None
+
+
+def refusal_of(conn: Any, hello: dict[str, Any]) -> dict[str, Any] | None:
+    """The answer to a question of somebody who is not the broker that it says; None: it may be (W14)."""
+    why = misnamed_at(conn, str(hello["broker"]))
+    return {"type": "hello", "refusal": f"broker {hello['broker']}: {why}"} if why else None
 
 
 class Codec:

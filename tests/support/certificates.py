@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.x509.oid import ObjectIdentifier
 
 from broker.client.http.tls import TlsFiles
 from broker.runtime.config.certificates import Certificates
@@ -40,16 +44,48 @@ class Authority:
         *hosts: str,
         not_before: datetime | None = None,
         not_after: datetime | None = None,
+        uris: Sequence[str] = (),
+        uses: Sequence[ObjectIdentifier] = (),
+        key: Any = None,
     ) -> Issued:
-        """A certificate for hosts, by default for this machine; in files of that name, which are replaced."""
+        """A certificate for hosts, by default for this machine; in files of that name, which are replaced.
+
+        Args:
+            uris: Beside the hosts. uses: Of its key, instead of all. key: Private; None: a new one.
+        """
         issued = self._authority.issue_cert(
             *(hosts or ("127.0.0.1", "localhost")), not_before=not_before, not_after=not_after
         )
         files = Issued(str(self.folder / f"{name}.pem"), str(self.folder / f"{name}.key"))
-        Path(files.cert).write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
-        Path(files.key).write_bytes(issued.private_key_pem.bytes())
+        chain = [pem.bytes() for pem in issued.cert_chain_pems]
+        chain[0] = self._changed(chain[0], uris, uses, key)
+        Path(files.cert).write_bytes(b"".join(chain))
+        form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        Path(files.key).write_bytes(issued.private_key_pem.bytes() if key is None else key.private_bytes(*form))
         os.chmod(files.key, 0o600)
         return files
+
+    def _changed(self, pem: bytes, uris: Sequence[str], uses: Sequence[ObjectIdentifier], own: Any) -> bytes:
+        """A certificate with other names and uses and another key, signed again."""
+        found = x509.load_pem_x509_certificate(pem)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(found.subject)
+            .issuer_name(found.issuer)
+            .public_key(found.public_key() if own is None else own.public_key())
+            .serial_number(found.serial_number)
+            .not_valid_before(found.not_valid_before_utc)
+            .not_valid_after(found.not_valid_after_utc)
+        )
+        for each in found.extensions:
+            value = each.value
+            if isinstance(value, x509.SubjectAlternativeName):
+                value = x509.SubjectAlternativeName([*value, *map(x509.UniformResourceIdentifier, uris)])
+            elif isinstance(value, x509.ExtendedKeyUsage) and uses:
+                value = x509.ExtendedKeyUsage(uses)
+            builder = builder.add_extension(value, each.critical)
+        key: Any = serialization.load_pem_private_key(self._authority.private_key_pem.bytes(), None)
+        return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     def settings(self, issued: Issued | None = None, /, **more: str) -> dict[str, Any]:
         """The `[http]` settings of a broker with such a certificate, which asks others of this CA."""
@@ -67,7 +103,7 @@ class Authority:
         return {"cluster.tls_cert": issued.cert, "cluster.tls_key": issued.key, "cluster.tls_ca": self.ca}
 
     def cluster_certificates(self, issued: Issued | None = None, *, ca: str | None = None) -> Certificates:
-        """What a broker makes of them. `ca`: whom it believes, if that is another one."""
+        """What a broker makes of them, whichever it is. `ca`: whom it believes, if that is another one."""
         settings = self.cluster_settings(issued)
         return Certificates(load(None, {}, {**settings, "cluster.tls_ca": ca or self.ca}).cluster)
 

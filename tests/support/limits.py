@@ -159,6 +159,8 @@ FIXED: Final = (
         "that wait for the catalog, in a cluster",
         "`overloaded`",
     ),
+    Row("broker.raft.secured:HANDSHAKE_BYTES_MAX", "bytes", "a handshake of TLS at the Raft port", "it is cut"),
+    Row("broker.raft.secured:UNSENT_BYTES_MAX", "bytes", "made by TLS there, and not taken", "it is cut"),
     Row("broker.raft.wire:GREETING_BYTES_MAX", "bytes", "at the Raft port, before the secret is known", "it is cut"),
     Row("broker.raft.wire:MESSAGE_BYTES_MAX", "bytes", "one message between voters", "it is cut"),
     Row(

@@ -43,7 +43,7 @@ def broker(
         from broker.runtime.config.certificates import certificates_of
 
         certificates_of(loaded.http)
-        certificates_of(loaded.cluster)
+        certificates_of(loaded.cluster, broker=loaded.broker_id)
     if check and loaded.cluster.voters:
         from broker.runtime.cluster.plane.identity import check_secret, identity_from
 

@@ -1,12 +1,12 @@
 """`liftlog certs`: a private CA in a folder, and certificates of it, without openssl.
 
     certs init DIR ─► DIR/ca.pem, DIR/ca.key          ca.pem goes to everybody, ca.key to nobody
-    certs issue DIR NAME --host H ─► DIR/NAME.pem, DIR/NAME.key
+    certs issue DIR NAME --host H [--broker B] ─► DIR/NAME.pem, DIR/NAME.key
 
 G1  A file that is there is replaced with `--force` alone, and then by one that is whole.
 G2  Keys are their owner's alone from the moment that they are there. Certificates may be read by all.
 G3  A certificate does not outlive the CA. It is for the hosts that are named, and for nothing else; without any it is a
-    client's.
+    client's. With --broker other brokers take it from no other one (`tls_files.F4`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final
 
 from broker.api.errors import InvalidRequest
-from broker.api.tls_files import check_key, read
+from broker.api.stream import check_name
+from broker.api.tls_files import BROKER, check_key, read
 from broker.cli.arguments import Argument, Option
 from broker.cli.output import note
 from broker.storage.disk import OsDisk
@@ -85,6 +86,10 @@ def issue(
         list[str] | None,
         Option("--host", metavar="HOST", help="Name or IP address of a broker; repeatable. None: it is a client's."),
     ] = None,
+    broker: Annotated[
+        list[str] | None,
+        Option("--broker", metavar="ID", help="broker_id of the one that other brokers take it from; repeatable."),
+    ] = None,
     days: Annotated[int, Option("--days", metavar="N", min=1, max=36_500, help="So long it is good.")] = ISSUED_DAYS,
     force: Force = False,
 ) -> None:
@@ -99,7 +104,10 @@ def issue(
 
     if not NAME.fullmatch(name) or name.lower() == "ca":  # there are disks to which both are one
         raise InvalidRequest(f"{name!r}: must be 1 to 63 of A-Z a-z 0-9 . _ -, beginning with no sign, and not 'ca'")
+    if broker and not host:
+        raise InvalidRequest("--broker needs --host: a broker's certificate names the hosts that it is called by")
     names = [_host(each) for each in host or ()]
+    names += [x509.UniformResourceIdentifier(BROKER + check_name(each, what="broker")) for each in broker or ()]
     ca, ca_key = _load_ca(folder)
     cert, key = _paths(folder, name, force)
     made, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
@@ -118,7 +126,7 @@ def issue(
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     _write(key, _key_pem(made), 0o600, force)
     _write(cert, _pem(builder.sign(ca_key, hashes.SHA256())), 0o644, force)
-    whose = f"for {', '.join(host)}" if host else "a client's"
+    whose = f"for {', '.join([*host, *(f'broker {each}' for each in broker or ())])}" if host else "a client's"
     note(f"{cert}, {key}: {whose}, good until {until.isoformat(timespec='seconds')}")
 
 

@@ -65,7 +65,8 @@ def doctor(
         loaded = load(config, os.environ, assigned(assignments or []))
         if loaded.intake.enabled:
             checked_options(loaded.nats)
-        certificates, between = certificates_of(loaded.http), certificates_of(loaded.cluster)
+        certificates = certificates_of(loaded.http)
+        between = certificates_of(loaded.cluster, broker=loaded.broker_id)
         checks.append(Check("configuration", OK, config or "defaults and environment"))
     except LiftlogError as error:
         loaded, certificates, between = Config(), None, None

@@ -188,7 +188,7 @@ def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool, cou
         loaded = load(None, env, {**values, **({"cluster.voters": voters} if count > 1 else {})})
         if certificates_of(loaded.http) is not None:
             scheme = HTTPS
-        certificates_of(loaded.cluster)
+        certificates_of(loaded.cluster, broker=loaded.broker_id)
     record = Record(
         http=f"{scheme}{HOST}:{ports.http}",
         grpc=f"{HOST}:{ports.grpc}",

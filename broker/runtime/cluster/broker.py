@@ -91,7 +91,7 @@ class ClusterBroker(Assembled):
 
     def __init__(self, config: Config, identity: Identity) -> None:
         check_secret(identity.secret)  # before there is a folder
-        self._certificate = certificates_of(config.cluster, by_date=False)
+        self._certificate = certificates_of(config.cluster, broker=config.broker_id, by_date=False)
         if self._certificate is not None:
             contexts = self._certificate.contexts
             identity = replace(identity, tls=RaftTls(contexts.server, contexts.client))

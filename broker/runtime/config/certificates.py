@@ -12,6 +12,8 @@ X2  Files that are wrong now may be right later without a change, as a certifica
 X3  A certificate that expires while it is in use stays in use, and a broker starts with one that has expired: clients
     say what is wrong, and messages from NATS are taken meanwhile. A broker that did not come up after a crash would
     miss them. It is an ERROR in the log, and what is asked before a start refuses it (`certificates_of`).
+X4  A certificate for other brokers has a key that both libraries take. OpenSSL takes more than gRPC's: the connections
+    of Raft would come about, and those of replication would not, or go on with the certificate of before.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from broker.api.errors import InvalidSetting
-from broker.api.tls_files import load_ca, load_chain, read, unusable
+from broker.api.tls_files import load_ca, load_chain, misnamed, read, unusable
 from broker.runtime.config.settings import ClusterConfig, HttpConfig
 from broker.runtime.looping import ThreadLoop
 from broker.runtime.metrics import Sample
@@ -45,17 +47,20 @@ Files = tuple[tuple[int, ...] | None, ...]
 """Of each file what changes with its content; None: it is not there."""
 
 
-def certificates_of(config: HttpConfig | ClusterConfig, *, by_date: bool = True) -> Certificates | None:
+def certificates_of(
+    config: HttpConfig | ClusterConfig, *, broker: str | None = None, by_date: bool = True
+) -> Certificates | None:
     """Those of a broker's HTTP port, or of its ports for other brokers; None: these speak no TLS.
 
     Args:
+        broker: Whose they are to be (`tls_files.F4`); None: whoever's.
         by_date: A certificate that has expired, or is not valid yet, cannot be used. False: X3.
     Raises:
         InvalidSetting: a file cannot be used.
     """
     if config.tls_cert is None:
         return None
-    found = Certificates(config)
+    found = Certificates(config, broker=broker)
     if by_date and found.out_of_date is not None:
         raise found.out_of_date
     return found
@@ -74,6 +79,7 @@ class WantedTls:
 
     Attributes:
         section: `http` or `cluster`.
+        broker: Whose certificate it is to be; None: whoever's.
         client_ca: Whom the server's side believes; None: it asks for no certificate.
         ca: Whom the client's side believes; None: the CAs of the system.
         speaks: What the client's side asks for by ALPN; the server's side, too, if it `offers` that.
@@ -87,13 +93,14 @@ class WantedTls:
     version: ssl.TLSVersion
     speaks: str
     offers: bool
+    broker: str | None = None
 
     @property
     def files(self) -> list[Named]:
         return [each for each in (self.cert, self.key, self.client_ca, self.ca) if each is not None]
 
 
-def wanted_by(config: HttpConfig | ClusterConfig) -> WantedTls:
+def wanted_by(config: HttpConfig | ClusterConfig, broker: str | None = None) -> WantedTls:
     """The files that these settings name. They have `tls_cert`."""
     section = "http" if isinstance(config, HttpConfig) else "cluster"
 
@@ -107,7 +114,7 @@ def wanted_by(config: HttpConfig | ClusterConfig) -> WantedTls:
     if isinstance(config, HttpConfig):
         version = ssl.TLSVersion.TLSv1_3 if config.tls_min_version == "1.3" else ssl.TLSVersion.TLSv1_2
         return WantedTls(section, cert, key, named("tls_client_ca"), ca, version, "http/1.1", offers=True)
-    return WantedTls(section, cert, key, ca, ca, ssl.TLSVersion.TLSv1_3, "h2", offers=False)
+    return WantedTls(section, cert, key, ca, ca, ssl.TLSVersion.TLSv1_3, "h2", offers=False, broker=broker)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -139,13 +146,20 @@ class Certificates:
     """See the module. Owns a thread.
 
     Args:
+        broker: As `certificates_of` takes it.
         now: The clock.
     Raises:
         InvalidSetting: a file cannot be used.
     """
 
-    def __init__(self, config: HttpConfig | ClusterConfig, *, now: Callable[[], float] = time.time) -> None:
-        self._wanted = wanted_by(config)
+    def __init__(
+        self,
+        config: HttpConfig | ClusterConfig,
+        *,
+        broker: str | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._wanted = wanted_by(config, broker)
         self._now = now
         self._in_use = self._seen = self._files()
         self._said: Files | None = None  # which the log has a line about
@@ -240,7 +254,40 @@ def load_files(wanted: WantedTls, now_s: float) -> Loaded:
     else:
         client.load_default_certs()
     pem = Pem(read(*wanted.key), read(*wanted.cert), read(*wanted.ca) if wanted.ca is not None else None)
+    if wanted.section == "cluster":
+        check_key_of(*wanted.cert)
+    if wanted.broker is not None and (why := misnamed(uris_in(*wanted.cert), wanted.broker)):
+        raise unusable(*wanted.cert, why)
     return Loaded(server, client, *dates(*wanted.cert, now_s), pem)
+
+
+def check_key_of(name: str, path: str) -> None:
+    """X4. Raises InvalidSetting."""
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+    try:
+        key = x509.load_pem_x509_certificate(read(name, path)).public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise unusable(name, path, f"cannot be understood: {error}") from error
+    is_curve = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1)
+    if not is_curve and not isinstance(key, rsa.RSAPublicKey):
+        raise unusable(name, path, "has a key that gRPC does not take: it takes RSA, and EC of P-256 and P-384")
+
+
+def uris_in(name: str, path: str) -> list[str]:
+    """The URIs in the first certificate of a file. Raises InvalidSetting."""
+    from cryptography import x509
+
+    try:
+        found = x509.load_pem_x509_certificate(read(name, path)).extensions
+        names = found.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise unusable(name, path, f"cannot be understood: {error}") from error
+    return names.get_values_for_type(x509.UniformResourceIdentifier)
 
 
 def dates(name: str, path: str, now_s: float) -> tuple[datetime, InvalidSetting | None]:

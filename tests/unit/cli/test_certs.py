@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from cryptography import x509
 
-from broker.api.errors import InvalidRequest
+from broker.api.errors import InvalidRequest, InvalidSetting
 from broker.cli.main import app
 from broker.runtime.config.certificates import certificates_of
 from broker.runtime.config.configuration import load
@@ -82,6 +82,29 @@ def test_a_clients_certificate_is_no_brokers(ca: Path) -> None:
     server, _ = contexts(ca, "me")
     with pytest.raises(ssl.SSLError):
         handshake(server, ssl.create_default_context(cafile=str(ca / "ca.pem")), "me")
+
+
+def test_a_brokers_certificate_names_the_brokers_that_it_is_for(ca: Path) -> None:
+    """Others of the cluster hold it to that, and a broker its own."""
+    names = ("--host", "a.example", "--broker", "broker-a", "--broker", "broker-b")
+    assert "broker broker-a, broker broker-b" in certs("issue", str(ca), "broker", *names).output
+    config = load(None, {}, {f"cluster.{key}": str(ca / file) for key, file in CLUSTER.items()}).cluster
+    for broker in ("broker-a", "broker-b", None):
+        assert certificates_of(config, broker=broker) is not None
+    with pytest.raises(InvalidSetting, match="is the certificate of broker-a, broker-b, and not of broker-c"):
+        certificates_of(config, broker="broker-c")
+    certs("issue", str(ca), "broker", "--host", "a.example", "--force")
+    assert certificates_of(config, broker="broker-c") is not None, "it names nobody"
+
+
+CLUSTER = {"tls_cert": "broker.pem", "tls_key": "broker.key", "tls_ca": "ca.pem"}
+
+
+@pytest.mark.parametrize("broker", ["", "a/b", "a b", "__a", "x" * 300])
+def test_a_name_that_no_broker_has_is_refused(ca: Path, broker: str) -> None:
+    refused("issue", str(ca), "broker", "--host", "a", "--broker", broker)
+    assert "--broker needs --host" in refused("issue", str(ca), "broker", "--broker", "broker-a")
+    assert not (ca / "broker.pem").exists()
 
 
 def test_keys_are_their_owners_and_nothing_else_is_left(ca: Path) -> None:

@@ -18,11 +18,14 @@ import pytest
 
 from broker.metadata.partition import Place
 from broker.runtime.cluster.link import answering, bulk
-from broker.runtime.cluster.link.bulk import CONNECTIONS_MAX, BulkServer
+from broker.runtime.cluster.link.bulk import CONNECTIONS_MAX, BulkServer, Transfer
 from broker.runtime.cluster.link.handshake import Refused
 from broker.runtime.cluster.link.server import LONE_S, METHOD, SERVICE
 from broker.runtime.cluster.link.tls import LinkTls, try_out
 from broker.runtime.config.certificates import Certificates
+from broker.storage.disk import OsDisk
+from broker.storage.read import ReadPlan
+from broker.storage.segments.segment import Segment
 from tests.support.certificates import Authority
 from tests.support.linked import Linked, linked
 from tests.support.processes import eventually
@@ -186,6 +189,63 @@ def test_handshakes_that_never_end_keep_nobody_out_of_grpc(two: Linked) -> None:
 # -- renewed files -----------------------------------------------------------------------------------------------
 
 
+# -- names of brokers ---------------------------------------------------------------------------------------------
+
+
+def named(authority: Authority, *brokers: str) -> Certificates:
+    uris = [f"liftlog:broker/{broker}" for broker in brokers]
+    return authority.cluster_certificates(authority.issue("-".join(brokers), uris=uris))
+
+
+def test_brokers_with_certificates_of_their_own_replicate_also_in_bulk(
+    tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "BULK_BYTES_LEAST", 1 << 16)
+    with linked(tmp_path, ("a", "b")) as cluster:
+        cluster.certificates = {name: named(ours, name) for name in cluster.names}
+        cluster.start()
+        [at] = cluster.create(min_insync=1)
+        away = filled(cluster, at)
+        cluster.start(away)
+        cluster.in_sync(at)
+        cluster.same(at)
+        assert cluster.nodes[away].link.bulk_bytes > 1 << 16
+
+
+def test_who_has_the_certificate_of_another_broker_is_kept_out_and_hears_why(
+    two: Linked, ours: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C5: as one that calls. Its secret, its CA and its host are the right ones."""
+    [at] = two.create(min_insync=1)
+    away = filled(two, at, 1)
+    issued = two.certificates[away]
+    two.certificates[away] = named(ours, "somebody")
+    two.start(away)
+    leader = two.leader(at)
+    eventually(lambda: two.nodes[away].link.counts["refused"] > 1, what="it is not let in")
+    assert leader.link.server.refused["certificate"] > 1
+    assert not leader.link.server.streams()
+    [line] = not_let_in(caplog)
+    assert f"{away}: what it shows is the certificate of somebody, and not of {away}" in line
+    two.stop(away)
+    two.certificates[away] = issued
+    two.start(away)
+    two.in_sync(at)
+    two.same(at)
+
+
+def test_who_shows_the_certificate_of_another_broker_is_not_called(two: Linked, ours: Authority) -> None:
+    """C5: as one that is called."""
+    two.stop("a")
+    two.certificates["a"] = named(ours, "somebody", "elsewhere")
+    two.start("a")
+    port = two.relays["a"].target
+    says = "tls: what it shows is the certificate of elsewhere, somebody, and not of a"
+    with pytest.raises(Refused, match=says):
+        try_out("127.0.0.1", port, link_tls(ours), 60.0, "a")
+    try_out("127.0.0.1", port, link_tls(ours), 60.0, "somebody")
+
+
 def test_renewed_files_are_taken_by_new_connections_and_old_ones_go_on(
     two: Linked, ours: Authority, other: Authority
 ) -> None:
@@ -263,6 +323,28 @@ def test_a_stranger_gets_nothing_in_bulk_and_is_said(
     eventually(lambda: refused, what="it is counted")
     [(reason, text)] = refused
     assert (reason, text[: len(says)]) == ("tls", says)
+
+
+def test_a_ticket_is_for_the_broker_that_was_told_it(
+    server: BulkServer, refused: list[tuple[str, str]], ours: Authority, tmp_path: Path
+) -> None:
+    """B1: who stole it on the way has another certificate. It is good for its own broker after that."""
+    (tmp_path / "file").write_bytes(b"0123456789")
+    plan = ReadPlan(0)
+    file = plan.own(OsDisk().open(f"{tmp_path}/file", readonly=True))
+    plan.add(Segment(str(tmp_path), 0), file, 0, 0, 10, 1)
+    transfer = Transfer("b", plan, lambda: True)
+    server.offer(transfer)
+    for who in ("somebody", "b"):
+        context = named(ours, who).contexts.client()
+        context.check_hostname = False
+        plain = socket.create_connection(("127.0.0.1", server.told_port), 60)
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+            connection.sendall(transfer.ticket)
+            assert connection.recv(100) == (b"0123456789" if who == "b" else b"")
+    assert refused == [
+        ("ticket", "no ticket: what it shows is the certificate of somebody, and not of b, whose ticket this is")
+    ]
 
 
 def test_a_handshake_that_takes_too_long_is_ended(

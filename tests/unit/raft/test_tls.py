@@ -7,6 +7,7 @@ ticks.
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import ssl
 import threading
@@ -22,7 +23,7 @@ from pysyncobj.tcp_connection import TcpConnection
 from broker.raft import wire
 from broker.raft.greeting import Lobby
 from broker.raft.node import RaftNode, configuration, form
-from broker.raft.secured import RaftTls, SecuredSocket, is_open
+from broker.raft.secured import CUT_WITHIN, HANDSHAKE_READ_BYTES, RaftTls, SecuredSocket, is_open
 from broker.raft.wire import STRANGERS_MAX, Voter, over_tls
 from broker.storage.disk import OsDisk
 from tests.support.certificates import Authority
@@ -42,16 +43,20 @@ def other(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "other-ca")
 
 
-def tls_of(authority: Authority, *, ca: str | None = None, hosts: Sequence[str] = ()) -> RaftTls:
-    contexts = authority.cluster_certificates(authority.issue("broker", *hosts), ca=ca).contexts
+def tls_of(
+    authority: Authority, *, ca: str | None = None, hosts: Sequence[str] = (), uris: Sequence[str] = ()
+) -> RaftTls:
+    contexts = authority.cluster_certificates(authority.issue("broker", *hosts, uris=uris), ca=ca).contexts
     return RaftTls(contexts.server, contexts.client)
 
 
 @contextlib.contextmanager
-def group(tmp_path: Path, tls: Sequence[RaftTls | None]) -> Iterator[tuple[list[RaftNode], Told]]:
-    """Nodes, and what each was told of those whom it refused."""
+def group(
+    tmp_path: Path, tls: Sequence[RaftTls | None], *, secrets: Sequence[str] = ()
+) -> Iterator[tuple[list[RaftNode], Told]]:
+    """Nodes of brokers n0, n1, ..., and what each was told of those whom it refused."""
     addresses = [f"127.0.0.1:{port}" for port in ports(len(tls))]
-    ids = tuple(f"n{i}@{address}" for i, address in enumerate(addresses))
+    ids = tuple(f"n{i}.0@{address}" for i, address in enumerate(addresses))
     nodes: list[RaftNode] = []
     told: Told = []
     for i, each in enumerate(tls):
@@ -64,7 +69,7 @@ def group(tmp_path: Path, tls: Sequence[RaftTls | None]) -> Iterator[tuple[list[
                 journal,
                 transport=over_tls(each),
                 node=Voter,
-                conf=configuration(secret=SECRET, bind=addresses[i]),
+                conf=configuration(secret=secrets[i] if secrets else SECRET, bind=addresses[i]),
                 clock=time.monotonic,
                 life=f"{i}",
                 refused=lambda peer, why, told=told[-1]: told.append((peer, why)),
@@ -166,6 +171,45 @@ def test_who_has_the_certificate_of_another_host_is_not_called(tmp_path: Path, o
     assert any("its certificate is not believed: IP address mismatch" in why for each in told for _, why in each)
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_who_has_another_secret_takes_no_part_and_both_sides_say_why(
+    tmp_path: Path, ours: Authority, which: int
+) -> None:
+    secrets = [SECRET, SECRET]
+    secrets[which] = "another one, as long as that"
+    with group(tmp_path, [tls_of(ours)] * 2, secrets=secrets) as (nodes, told):
+        called, caller = sorted(nodes, key=lambda node: node.node_id)
+        until(nodes, lambda: (called.node_id, CUT_WITHIN) in told[nodes.index(caller)])
+        assert not any(node.controller for node in nodes)
+    unclear = "what it says is not understood: another secret, or no broker"
+    assert ("127.0.0.1", unclear) in told[nodes.index(called)]
+
+
+@pytest.mark.parametrize("shows", ["liftlog:broker/n1", "liftlog:user/n2"])
+def test_who_has_the_certificate_of_another_broker_takes_no_part_and_others_say_why(
+    tmp_path: Path, ours: Authority, shows: str
+) -> None:
+    """S5, W14. Its secret, its CA and its host are the right ones. n0 has a certificate that names nobody. (By itself a
+    broker does not start with another one's.)"""
+    tls = [tls_of(ours), tls_of(ours, uris=["liftlog:broker/n1"]), tls_of(ours, uris=[shows])]
+    with group(tmp_path, tls) as (nodes, told):
+        until(nodes, lambda: any(node.is_controller for node in nodes[:2]))
+        assert "ok" in carried_out(nodes, next(node for node in nodes if node.is_controller))
+        until(nodes, lambda: told[0] and told[1])
+        assert nodes[2].controller is None
+        assert nodes[2].core.raftLastApplied == 1
+        whose = "n1" if "broker" in shows else "no broker"
+        for which in (0, 1):
+            assert all(f"is the certificate of {whose}, and not of n2" in why for _, why in told[which]), told[which]
+
+
+def test_a_certificate_may_name_several_brokers(tmp_path: Path, ours: Authority) -> None:
+    tls = tls_of(ours, uris=[f"liftlog:broker/n{i}" for i in range(3)])
+    with group(tmp_path, [tls] * 3) as (nodes, told):
+        until(nodes, lambda: any(node.has_begun for node in nodes) and all(node.controller for node in nodes))
+        assert told == [[], [], []]
+
+
 def test_renewed_files_are_taken_by_new_connections_and_old_ones_go_on(
     tmp_path: Path, ours: Authority, other: Authority
 ) -> None:
@@ -235,6 +279,116 @@ def test_a_stranger_is_cut_and_said(tmp_path: Path, ours: Authority, other: Auth
         assert peer == "127.0.0.1"
         assert says in why
         assert "ok" in carried_out(nodes, nodes[0])
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Of a connection: who is called, without blocking, and who calls."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        caller = socket.create_connection(listener.getsockname())
+        called, _ = listener.accept()
+    called.setblocking(False)
+    with called, caller:
+        yield called, caller
+
+
+def left_in(called: socket.socket) -> int:
+    """How many bytes lie in the kernel."""
+    return len(called.recv(1 << 20, socket.MSG_PEEK))
+
+
+def test_a_hello_in_pieces_is_read_by_turns_and_cut(ours: Authority, ends: tuple[socket.socket, socket.socket]) -> None:
+    """S7. Seen before: one turn of the thread of the group took all of it, which was seconds for 64 strangers."""
+    called, caller = ends
+    there = SecuredSocket(called, tls_of(ours).server(), None, lambda: None)
+    sent = 40_000
+    caller.sendall(b"".join(b"\x16\x03\x01\x00\x01" + bytes([at]) for at in (1, 1, 255, 0, 3, 3)))
+    caller.sendall(b"\x16\x03\x01\x00\x01x" * (sent // 6 - 6))
+    total = sent // 6 * 6
+    until([], lambda: left_in(called) == total)
+    assert not there.step()
+    assert left_in(called) == total - HANDSHAKE_READ_BYTES
+
+    def more() -> None:
+        caller.sendall(b"\x16\x03\x01\x00\x01x" * 700)
+        assert not there.step()
+
+    with pytest.raises(OSError, match="a handshake of over"):
+        until([], more)
+    assert "a handshake of over" in there.fault
+
+
+def test_what_a_stranger_says_is_read_by_turns_and_a_voters_is_not_kept_back(
+    ours: Authority, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    """S3, S7: with bytes behind the handshake that came with its last ones."""
+    called, caller = ends
+    done: list[int] = []
+    there = SecuredSocket(called, tls_of(ours).server(), None, lambda: done.append(1))
+    there.is_stranger = True
+    context = ours.client_context(ours.issue())
+    coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
+    here = context.wrap_bio(coming, going, server_hostname="127.0.0.1")
+    caller.settimeout(60)
+    while True:
+        try:
+            here.do_handshake()
+            break
+        except ssl.SSLWantReadError:
+            caller.sendall(going.read())
+            until([], lambda: not there.step())
+            coming.write(caller.recv(1 << 16))
+    said = bytes(range(256)) * 12
+    for each in said:
+        here.write(bytes([each]))
+    data = going.read()
+    caller.sendall(data)
+    until([], lambda: left_in(called) == len(data))
+    assert there.step()
+    assert done == [1]
+    heard = there.recv(1 << 16)
+    assert 0 < len(heard) < HANDSHAKE_READ_BYTES // 20
+    assert left_in(called) == len(data) - HANDSHAKE_READ_BYTES
+    heard += there.recv(1 << 16)
+    assert left_in(called) == len(data) - 2 * HANDSHAKE_READ_BYTES
+    there.is_stranger = False
+    while len(heard) < len(said):
+        heard += there.recv(1 << 16)
+    assert heard == said
+    with pytest.raises(BlockingIOError):
+        there.recv(1 << 16)
+
+
+def test_what_the_kernel_does_not_take_is_sent_later_and_once(
+    ours: Authority, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    called, caller = ends
+    called.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+    there = SecuredSocket(called, tls_of(ours).server(), None, lambda: None)
+    heard: list[bytes] = []
+
+    def listen() -> None:
+        context = ours.client_context(ours.issue())
+        with context.wrap_socket(caller, server_hostname="127.0.0.1") as here:
+            while data := here.recv(1 << 16):
+                heard.append(data)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    until([], there.step)
+    said = bytearray(random.Random(0).randbytes(8 << 20))
+    wanted, waits = bytes(said), 0
+    while said:
+        try:
+            with memoryview(said) as view:
+                count = there.send(view)
+            del said[:count]
+        except BlockingIOError:
+            waits += 1
+    there.close()
+    thread.join(60)
+    assert waits, "the kernel's buffer was full"
+    assert b"".join(heard) == wanted
 
 
 def test_unfinished_handshakes_are_strangers_and_the_oldest_goes_first(
@@ -315,6 +469,19 @@ def test_a_lobby_asks_and_answers_over_tls(ours: Authority, other: Authority) ->
     assert outcomes[0] == answer
     assert "its certificate is not believed" in str(outcomes[1])
     assert "cut the connection" in str(outcomes[2])
+
+
+def test_a_question_of_who_is_not_the_broker_that_it_says_is_refused(ours: Authority) -> None:
+    [port] = ports(1)
+    address = f"127.0.0.1:{port}"
+    asker: dict[str, Any] = {"bind": None, "secret": SECRET, "answer": lambda hello: {}, "clock": time.monotonic}
+    theirs = tls_of(ours, uris=["liftlog:broker/somebody"])
+    with Lobby(**{**asker, "bind": address}, tls=tls_of(ours)) as there, Lobby(**asker, tls=theirs) as mine:
+        found = _asked(mine, there, address)
+    assert (
+        found["refusal"]
+        == f"broker {HELLO['broker']}: what it shows is the certificate of somebody, and not of {HELLO['broker']}"
+    )
 
 
 def _asked(asking: Lobby, answering: Lobby, address: str) -> Any:

@@ -12,9 +12,11 @@ import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from broker.api.errors import InvalidSetting
 from broker.cli.main import app
@@ -340,3 +342,50 @@ def test_one_that_expires_while_it_is_in_use_stays(authority: Authority) -> None
     looks(certificates, 3)
     assert certificates.expires.timestamp() < now_s[0]
     assert certificates.contexts.server() is not None
+
+
+@pytest.mark.parametrize("kind", ["p384", "rsa", "p521", "ed25519"])
+def test_a_key_that_grpc_does_not_take_is_refused_for_brokers(authority: Authority, kind: str) -> None:
+    """X4. Seen before: the Raft group was there, and nothing was replicated; the log told of an unavailable broker."""
+    config = load(None, {}, authority.cluster_settings(authority.issue(key=KEYS[kind]()))).cluster
+    if kind in ("p384", "rsa"):
+        assert certificates_of(config) is not None
+    else:
+        with pytest.raises(InvalidSetting, match=r"cluster\.tls_cert = .* has a key that gRPC does not take"):
+            certificates_of(config)
+
+
+KEYS: dict[str, Callable[[], Any]] = {
+    "p384": lambda: ec.generate_private_key(ec.SECP384R1()),
+    "p521": lambda: ec.generate_private_key(ec.SECP521R1()),
+    "rsa": lambda: rsa.generate_private_key(65_537, 2048),
+    "ed25519": ed25519.Ed25519PrivateKey.generate,
+}
+
+
+@pytest.mark.parametrize(
+    ("uris", "says"),
+    [
+        ([], ""),
+        (["https://elsewhere.example/"], ""),
+        (["liftlog:broker/b", "liftlog:broker/a"], ""),
+        (["liftlog:broker/b"], "is the certificate of b, and not of a"),
+        (["liftlog:user/a"], "is the certificate of no broker, and not of a"),
+        (["LIFTLOG:broker/a"], "is the certificate of no broker, and not of a"),
+        (["liftlog:broker/a/b", "liftlog:broker/"], "is the certificate of , a/b, and not of a"),
+    ],
+)
+def test_a_broker_takes_no_certificate_of_another_one(authority: Authority, uris: list[str], says: str) -> None:
+    """Neither when it starts nor when the files are renewed: others would refuse it."""
+    config = load(None, {}, authority.cluster_settings()).cluster
+    certificates = Certificates(config, broker="a")
+    before = certificates.pem
+    authority.issue(uris=uris)
+    certificates.look()
+    certificates.look()
+    assert (certificates.pem is before) == bool(says)
+    if says:
+        with pytest.raises(InvalidSetting, match=says):
+            certificates_of(config, broker="a")
+    else:
+        assert certificates_of(config, broker="a") is not None

@@ -4,7 +4,8 @@
                                                   follower has all of it ─ asks ─► does it hold still? ─► yes
 
 B1  A ticket is random, was told on a stream whose two sides have proven who they are, and is good once, for
-    `CLAIMED_WITHIN_S`. A stranger has none: he is counted, and gets nothing.
+    `CLAIMED_WITHIN_S`. A stranger has none: he is counted, and gets nothing. So does who shows the certificate of
+    another broker than the one that was told it.
 B2  The files stay open until it is over: what is deleted or rewritten meanwhile is sent as it was.
 B3  The bytes count once their follower has all of them and has heard after that that the leadership which named them
     is there still: nobody else has written to those files before (`answering.Q2`). The follower drops what is cut
@@ -29,7 +30,7 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.api.errors import PortInUse
-from broker.api.tls_files import why_kept_out
+from broker.api.tls_files import misnamed, uris_of, why_kept_out
 from broker.runtime.cluster.codec import TICKET_BYTES, Bulk
 from broker.runtime.cluster.link.tls import PIECE_BYTES, LinkTls, shut
 from broker.storage.read import ReadPlan
@@ -265,7 +266,7 @@ class BulkServer:
         return True
 
     def _claimed(self, connection: socket.socket, until_s: float) -> Transfer | None:
-        """B1. OSError: nothing came in time."""
+        """B1. OSError: nothing came in time, or from another broker."""
         ticket = b""
         while len(ticket) < TICKET_BYTES:
             connection.settimeout(max(0.001, until_s - time.monotonic()))
@@ -275,6 +276,9 @@ class BulkServer:
             ticket += data
         with self._lock:
             found = self._transfers.get(ticket)
+        uris = uris_of(connection) if isinstance(connection, ssl.SSLSocket) else []
+        if found is not None and (why := misnamed(uris, found.to)):
+            raise ConnectionError(f"what it shows {why}, whose ticket this is")
         return found if found is not None and found.claim(connection) else None
 
 

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from broker.api.tls_files import why_kept_out
+from broker.api.tls_files import misnamed, uris_of, why_kept_out
 from broker.metadata.partition import Place
 from broker.runtime.cluster.codec import BULK_BYTES_MAX, Answered
 from broker.runtime.cluster.link.bulk import ASKS, HOLDS
@@ -154,10 +154,14 @@ class BulkReader:
         if self._tls is None:
             return plain
         try:
-            return self._tls.client().wrap_socket(plain, server_hostname=host)
+            secured = self._tls.client().wrap_socket(plain, server_hostname=host)
         except BaseException:
             plain.close()
             raise
+        if why := misnamed(uris_of(secured), self._to):
+            secured.close()
+            raise ConnectionError(f"what it shows {why}")
+        return secured
 
     def _fail(self, at: Place, fault: str) -> None:
         self._counts["bulk_failed"] += 1

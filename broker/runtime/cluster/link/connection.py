@@ -293,7 +293,7 @@ class Connection:
         self._counts["attempts"] += 1
         try:
             host, port = host_and_port(entry.address)
-            try_out(host, port, self._tls, CONNECT_S)
+            try_out(host, port, self._tls, CONNECT_S, self.to)
         except Refused as error:
             self._not_let_in(error.reason, error.text)
             return

@@ -40,7 +40,7 @@ from broker.runtime.cluster.link.answering import Answering, FollowerSlot
 from broker.runtime.cluster.link.directory import Directory
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Doorkeeper, Peer, Refused
 from broker.runtime.cluster.link.outbox import Outbox
-from broker.runtime.cluster.link.tls import LinkTls, add_port
+from broker.runtime.cluster.link.tls import LinkTls, add_port, misnamed_at
 from broker.serving.http.connections import RateLimitedLog
 from broker.serving.threads import Threads
 
@@ -264,6 +264,8 @@ class Server:
             )
             yield door.hello(_next(requests))
             peer, welcome = door.proof(_next(requests))
+            if self._tls is not None and (why := misnamed_at(context, peer.broker_id)):
+                raise Refused("PERMISSION_DENIED", "certificate", f"{peer.broker_id}: {why}")
             yield welcome
             return peer
         except Refused:

@@ -8,6 +8,8 @@ hears nothing of it. So the caller tries one of its own first.
 
 C1  Each side shows a certificate and believes those of `cluster.tls_ca` alone. The caller wants the name of the host
     that it calls in it. Who is there is proven after that, by the secret (`handshake.py`).
+C5  Where a certificate names brokers, the other side is one of them (`tls_files.F4`). gRPC tells a server the names in
+    its caller's, and a caller nothing: so that of the server is looked at when it is tried out.
 C2  Nothing is said in plain text, and nothing that comes so is looked at.
 C3  A connection keeps the certificates of its handshake. Renewed ones are for those that come next.
 C4  Python's `SSLSocket.shutdown` has what comes after it go out in plain text: a socket is shut from another thread by
@@ -25,7 +27,7 @@ from typing import Any, Final
 
 import grpc
 
-from broker.api.tls_files import why_kept_out
+from broker.api.tls_files import misnamed, uris_of, why_kept_out
 from broker.runtime.cluster.link.handshake import Refused
 from broker.runtime.config.certificates import Certificates, Pem
 
@@ -89,9 +91,11 @@ def open_channel(address: str, options: Any, tls: LinkTls | None) -> Any:
     return grpc.secure_channel(address, credentials, options=options)
 
 
-def try_out(host: str, port: int, tls: LinkTls | None, timeout_s: float) -> None:
+def try_out(host: str, port: int, tls: LinkTls | None, timeout_s: float, broker: str | None = None) -> None:
     """See whether somebody listens, and lets this broker in as far as TLS goes.
 
+    Args:
+        broker: Who is to be there (C5); None: whoever it is.
     Raises:
         Refused: the handshake fails, and would fail again.
         OSError: nobody can be reached, or is gone at once.
@@ -101,6 +105,8 @@ def try_out(host: str, port: int, tls: LinkTls | None, timeout_s: float) -> None
             return
         try:
             with tls.client().wrap_socket(plain, server_hostname=host) as secured:
+                if why := misnamed(uris_of(secured), broker):
+                    raise _refused(f"what it shows {why}")
                 if not _is_heard(secured):
                     raise _refused(NOT_TAKEN)
         except ssl.SSLError as error:
@@ -118,13 +124,20 @@ def _is_heard(secured: ssl.SSLSocket) -> bool:
 
 
 NOT_TAKEN: Final = (
-    "it ended the connection after the handshake: it does not take this broker's certificate (cluster.tls_cert), as it"
-    " believes another CA"
+    "it ended the connection after the handshake: it does not take this broker's certificate (cluster.tls_cert). It"
+    " believes another CA, or that has expired there, is not valid yet, or is not for clients"
 )
 
 
 def _refused(text: str) -> Refused:
     return Refused("UNAUTHENTICATED", "tls", text)
+
+
+def misnamed_at(context: Any, broker: str) -> str:
+    """Why the caller of a call of gRPC is not this broker, by its certificate; empty: it may be (C5)."""
+    uris = [uri.decode("utf-8", "replace") for uri in context.auth_context().get("peer_uri", ())]
+    why = misnamed(uris, broker)
+    return why and f"what it shows {why}"
 
 
 def speaks_tls(host: str, port: int, timeout_s: float) -> bool:
