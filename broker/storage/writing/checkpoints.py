@@ -4,10 +4,16 @@ to `checkpoint.K3`."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint
 from broker.storage.writing.leader_epochs import LeaderEpochs
 from broker.storage.writing.state import LogState
+
+
+EMPTY: Final = Checkpoint()
+"""What a log says that never had a record. It needs no file for that: one comes with the first record (`checkpoint.K4`),
+or with the clean mark."""
 
 
 class Checkpoints:
@@ -30,18 +36,13 @@ class Checkpoints:
     @property
     def is_dirty(self) -> bool:
         """Whether there is something new for `checkpoint` to write."""
-        found, state = self.written, self._state
-        return (
-            not self.is_sure
-            or found is None
-            or (
-                found.high_watermark,
-                found.log_start_offset,
-                found.recovery_point,
-                found.lost_ranges,
-            )
-            != (self._committed, state.log_start_offset, state.durable_end, state.lost_ranges)
-        )
+        found, state = self.written or EMPTY, self._state
+        return not self.is_sure or (
+            found.high_watermark,
+            found.log_start_offset,
+            found.recovery_point,
+            found.lost_ranges,
+        ) != (self._committed, state.log_start_offset, state.durable_end, state.lost_ranges)
 
     @property
     def _committed(self) -> int:
@@ -54,8 +55,8 @@ class Checkpoints:
 
         Without a lock, and for much less than a point costs: thousands of idle logs are asked in each round.
         """
-        found, tail = self.written, self._state.chain.tail
-        if found is None or self.is_dirty or found.leader_epoch != self._epochs.latest:
+        found, tail = self.written or EMPTY, self._state.chain.tail
+        if self.is_dirty or found.leader_epoch != self._epochs.latest:
             return False
         if tail is None or found.tail is None:
             return tail is None and found.tail is None
@@ -78,8 +79,7 @@ class Checkpoints:
                 if self._state.is_closed:
                     self._state.check_writable()
                 point = self.point(clean=clean and self._state.durable_end == self._state.log_end_offset)
-            found = self.written
-            is_new = found is None or point != replace(found, clean_boot_id=None)
+            is_new = point != replace(self.written or EMPTY, clean_boot_id=None)
             if clean or withdraw or is_new or not self.is_sure:
                 self.write(point)
 

@@ -590,9 +590,21 @@ def test_the_power_goes_at_any_step_of_the_first_append(is_sole: bool) -> None:
     assert step > 4
 
 
+def test_a_log_without_a_record_writes_no_checkpoint_before_it_is_closed() -> None:
+    """Ten thousand partitions are made at once, and each would cost two fsyncs more."""
+    disk = SimDisk()
+    log = create_log(disk)
+    log.lead(3)
+    steps = disk.steps
+    log.checkpoint()
+    assert disk.steps == steps and log.log.is_checkpointed and log.log.lacks_checkpoint
+    log.close()
+    assert open_log(disk).recovery.clean
+
+
 def test_empty_log_with_a_damaged_checkpoint_is_refused() -> None:
     made = Damaged()
-    made.log.checkpoint()
+    made.log.close()
     made.content(CHECKPOINT)[20] ^= 1
     with pytest.raises(CorruptLog, match="next offset is not known"):
         made.reopen()
