@@ -20,8 +20,8 @@ S5  How long a session is, the catalog says (`BrokerInfo.session_ms`): with many
     counts by the renewal that it has applied last, the controller by the one that it names when it takes the broker for
     dead. Was that a later one or the same, it counted at least as long (S1). Was it an earlier one, the command is
     refused, or this broker has applied it before that renewal.
-S6  A registration whose answer took half a session or longer opens no long one: it would lapse before the first
-    heartbeat is renewed, which opens one.
+S6  A registration opens a session once the catalog here has it (S2): until then nobody knows how long it is. One that
+    took half a session or longer opens none: it would lapse before the first heartbeat is renewed, which opens one.
 
 The clock has to count while the machine sleeps (CLOCK_BOOTTIME). A caller that waits for a disk between `is_open` and
 an ack asks again before the ack.
@@ -90,12 +90,12 @@ class Session:
     def __init__(self, registration: int, sent_ms: int) -> None:
         self.registration = registration
         self._length_ms = SESSION_MS
-        self._until_ms = sent_ms + self._length_ms
+        self._until_ms = sent_ms
         self._beat_at_ms = sent_ms
         self._number = 0
         self._sent = {0: sent_ms}  # heartbeats that may still be renewed: when each was sent; the registration is one
         self._told = {0: 0}  # of them, those of which that was told: by which renewal
-        self._applied = 0
+        self._applied = -1  # S6
         self._is_open = False  # as the driver was told last
 
     def is_open(self, now_ms: int) -> bool:

@@ -10,10 +10,9 @@ from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint
 from broker.storage.writing.leader_epochs import LeaderEpochs
 from broker.storage.writing.state import LogState
 
-
 EMPTY: Final = Checkpoint()
-"""What a log says that never had a record. It needs no file for that: one comes with the first record (`checkpoint.K4`),
-or with the clean mark."""
+"""What a log says that never had a record. It needs no file for that: one comes with the first record
+(`checkpoint.K4`), or with the clean mark."""
 
 
 class Checkpoints:

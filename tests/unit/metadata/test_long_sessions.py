@@ -136,6 +136,17 @@ def test_a_registration_that_took_long_opens_no_session_that_lapses_at_once() ->
     assert session.renewed(7, 1, 0, LONG_MS + 100) == [Opened()]
 
 
+def test_a_registration_opens_no_session_before_the_catalog_here_has_it() -> None:
+    """S6. Seen with 10,000 partitions: a session of 2 s lapsed while this broker applied what had come before it."""
+    session = Session(7, 0)
+    assert session.tick(0) == [Beat(registration=7, number=1)]
+    assert session.renewed(7, 1, 1, 100) == []
+    assert not session.is_open(100)
+    assert session.applied(1, LONG_MS, 4_000) == [Opened()]
+    assert session.is_open(LONG_MS - 1)
+    assert not session.is_open(LONG_MS)
+
+
 def long(bench: Bench) -> None:
     """Their sessions are long from now on."""
     for broker in bench.catalog.brokers:

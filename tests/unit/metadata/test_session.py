@@ -8,7 +8,8 @@ from broker.metadata.session import HEARTBEAT_MS, SESSION_MS, Beat, Lapsed, Open
 def test_it_runs_from_the_sending_of_the_heartbeat_that_was_renewed() -> None:
     """S1: not from the answer, however late that comes; a later answer to an earlier heartbeat takes nothing away."""
     session = Session(7, 1_000)
-    assert session.tick(1_000) == [Opened(), Beat(registration=7, number=1)]
+    assert session.applied(0, SESSION_MS, 1_000) == [Opened()]
+    assert session.tick(1_000) == [Beat(registration=7, number=1)]
     assert session.tick(1_500) == [Beat(registration=7, number=2)]
     assert session.renewed(7, 2, 0, 2_900) == []
     assert session.renewed(7, 1, 0, 2_950) == []
@@ -18,6 +19,7 @@ def test_it_runs_from_the_sending_of_the_heartbeat_that_was_renewed() -> None:
 
 def test_the_end_is_told_once_and_so_is_another_beginning() -> None:
     session = Session(7, 0)
+    session.applied(0, SESSION_MS, 0)
     session.tick(0)
     assert session.tick(SESSION_MS) == [Lapsed(), Beat(registration=7, number=2)]
     assert session.tick(SESSION_MS + 1) == []
@@ -29,6 +31,7 @@ def test_the_end_is_told_once_and_so_is_another_beginning() -> None:
 def test_what_is_too_old_or_of_another_registration_renews_nothing() -> None:
     """S2. A process that was stopped for long wakes up without a session, whatever waits in its sockets."""
     session = Session(7, 0)
+    session.applied(0, SESSION_MS, 0)
     session.tick(0)
     session.tick(HEARTBEAT_MS)
     session.renewed(6, 2, 0, HEARTBEAT_MS + 10)

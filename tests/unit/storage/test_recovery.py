@@ -597,7 +597,9 @@ def test_a_log_without_a_record_writes_no_checkpoint_before_it_is_closed() -> No
     log.lead(3)
     steps = disk.steps
     log.checkpoint()
-    assert disk.steps == steps and log.log.is_checkpointed and log.log.lacks_checkpoint
+    assert disk.steps == steps
+    assert log.log.is_checkpointed
+    assert log.log.lacks_checkpoint
     log.close()
     assert open_log(disk).recovery.clean
 
