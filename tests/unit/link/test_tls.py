@@ -18,6 +18,7 @@ import pytest
 
 from broker.metadata.partition import Place
 from broker.runtime.cluster.link import answering, bulk
+from broker.runtime.cluster.link import tls as tls_module
 from broker.runtime.cluster.link.bulk import CONNECTIONS_MAX, BulkServer, Transfer
 from broker.runtime.cluster.link.handshake import Refused
 from broker.runtime.cluster.link.server import LONE_S, METHOD, SERVICE
@@ -187,6 +188,34 @@ def test_handshakes_that_never_end_keep_nobody_out_of_grpc(two: Linked) -> None:
 
 
 # -- renewed files -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_certificate_is_shown_again_after_some_time(
+    tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch, newest: ssl.TLSVersion
+) -> None:
+    """C6. Seen before: with a ticket of gRPC's server an expired one was good for two days more."""
+    context = ours.client_context(ours.issue("caller"))
+    context.set_alpn_protocols(["h2"])
+    context.maximum_version = newest
+    session: ssl.SSLSession | None = None
+    with linked(tmp_path, ("a",)) as cluster:
+        cluster.certificates = {"a": ours.cluster_certificates(ours.issue("a"))}
+        cluster.start()
+
+        def resumed() -> bool:
+            nonlocal session
+            plain = socket.create_connection(("127.0.0.1", cluster.relays["a"].target), 60)
+            with context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as connection:
+                assert connection.recv(1), "it is taken"
+                session = connection.session
+                return bool(connection.session_reused)
+
+        assert not resumed()
+        assert resumed(), "within the time"
+        monkeypatch.setattr(tls_module, "SESSION_S", 0.0)
+        assert not resumed()
+        assert not resumed()
 
 
 # -- names of brokers ---------------------------------------------------------------------------------------------

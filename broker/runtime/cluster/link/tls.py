@@ -8,18 +8,22 @@ hears nothing of it. So the caller tries one of its own first.
 
 C1  Each side shows a certificate and believes those of `cluster.tls_ca` alone. The caller wants the name of the host
     that it calls in it. Who is there is proven after that, by the secret (`handshake.py`).
-C5  Where a certificate names brokers, the other side is one of them (`tls_files.F4`). gRPC tells a server the names in
-    its caller's, and a caller nothing: so that of the server is looked at when it is tried out.
 C2  Nothing is said in plain text, and nothing that comes so is looked at.
 C3  A connection keeps the certificates of its handshake. Renewed ones are for those that come next.
 C4  Python's `SSLSocket.shutdown` has what comes after it go out in plain text: a socket is shut from another thread by
     `shut`.
+C5  Where a certificate names brokers, the other side is one of them (`tls_files.F4`). gRPC tells a server the names in
+    its caller's, and a caller nothing: so that of the server is looked at when it is tried out.
+C6  A certificate is looked at again at each new connection, `SESSION_S` after it was shown at the latest. gRPC's server
+    hands out tickets that are good for two days: who has one shows no certificate any more, whether it has expired
+    or not. It has other keys for them after that time.
 """
 
 from __future__ import annotations
 
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +35,8 @@ from broker.api.tls_files import misnamed, uris_of, why_kept_out
 from broker.runtime.cluster.link.handshake import Refused
 from broker.runtime.config.certificates import Certificates, Pem
 
+SESSION_S: Final = 60.0
+"""See C6."""
 PIECE_BYTES: Final = 64 << 10
 """One write of bulk over TLS. Each has to be gone within `bulk.STALLED_S`."""
 
@@ -62,14 +68,14 @@ def add_port(server: Any, address: str, tls: LinkTls | None) -> int:
     """Have a gRPC server listen. Returns the port. Raises RuntimeError."""
     if tls is None:
         return int(server.add_insecure_port(address))
-    given = tls.pem()
+    given, given_s = tls.pem(), time.monotonic()
 
     def renewed() -> Any:
-        nonlocal given
-        pem = tls.pem()
-        if pem is given:
+        nonlocal given, given_s
+        pem, now_s = tls.pem(), time.monotonic()
+        if pem is given and now_s - given_s < SESSION_S:
             return None
-        given = pem
+        given, given_s = pem, now_s
         return _configuration(pem)
 
     credentials = grpc.dynamic_ssl_server_credentials(
