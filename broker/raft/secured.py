@@ -217,7 +217,7 @@ class SecuredSocket:
         """S6."""
         if self._tls is not None and not self.fault:
             try:
-                self._read(RECORD_BYTES)
+                self._read(RECORD_BYTES if self.is_done else HANDSHAKE_READ_BYTES)
                 if self.is_done:
                     self._decrypted(self._tls)
                 else:
