@@ -239,7 +239,7 @@ async def test_what_goes_wrong_in_the_callback_leads_to_one_reconnect(fault: Exc
         if isinstance(fault, Exception):
             rig.faults.append(fault)
         await rig.receive(MESSAGE + (fault if isinstance(fault, bytes) else b"PING\r\n") + BEGUN)
-        assert rig.by_loop == [True]
+        assert rig.by_loop[0]  # on a busy machine more has come by now, on the next connection
         await until(lambda: rig.reconnects == 1, "reconnected")
         await barrier(rig.client, DEADLINE_S)
         await rig.idle()
