@@ -3,6 +3,7 @@
     option                              source           default              values
     brokers                             batch  stream    LIFTLOG_BROKERS      HTTP addresses, comma separated
     tlsCa, tlsCert, tlsKey              batch  stream    LIFTLOG_TLS_CA …     paths of PEM files, for https:// brokers
+    tokenFile                           batch  stream    LIFTLOG_TOKEN_FILE   path of a file with a token
     stream (or the path)                batch  stream    one of these four    a stream's name
     streams                             batch  stream                         names, comma separated
     streamPattern                       batch  stream                         regular expression for whole names
@@ -92,6 +93,7 @@ _SOURCE: Final[Mapping[str, frozenset[str]]] = {
     "tlsCa": _BOTH,
     "tlsCert": _BOTH,
     "tlsKey": _BOTH,
+    "tokenFile": _BOTH,
     "stream": _BOTH,
     "streams": _BOTH,
     "streamPattern": _BOTH,

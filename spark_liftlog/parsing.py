@@ -60,7 +60,9 @@ _IN_PLACE: Final[Mapping[str, str]] = {
 _LATER: Final[Mapping[str, str]] = {
     "via": "rows are written to the log; to publish to NATS use its client in foreachBatch",
 }
-_UNSECURED: Final = "brokers have no authentication yet, and TLS is https:// in brokers, with tlsCa, tlsCert and tlsKey"
+_UNSECURED: Final = (
+    "a token is named by its file, tokenFile, and TLS is https:// in brokers, with tlsCa, tlsCert and tlsKey"
+)
 _FOREIGN: Final[Mapping[str, str]] = {
     "kafka.security.": _UNSECURED,
     "kafka.sasl.": _UNSECURED,
@@ -162,7 +164,10 @@ def _tls_in(options: Mapping[str, str], *, is_tls: bool) -> TlsFiles:
     for name, other in (("tlsCert", "tlsKey"), ("tlsKey", "tlsCert")):
         if name in options and other not in options:
             raise invalid(name, options[name], f"needs {other}")
-    return TlsFiles(ca=options.get("tlsCa"), cert=options.get("tlsCert"), key=options.get("tlsKey"))
+    token = options.get("tokenFile")
+    if token == "":
+        raise invalid("tokenFile", token, "must be the path of a file")
+    return TlsFiles(ca=options.get("tlsCa"), cert=options.get("tlsCert"), key=options.get("tlsKey"), token=token)
 
 
 def _source(options: Mapping[str, str]) -> str:

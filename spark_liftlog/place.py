@@ -45,10 +45,10 @@ def files_of(brokers: object) -> TlsFiles:
 def brokers_at(brokers: str) -> Brokers:
     """Connections to these brokers. Raises InvalidRequest: a file of TLS cannot be used here."""
     files = files_of(brokers)
-    return Brokers(brokers, tls=given_files(files.ca, files.cert, files.key))
+    return Brokers(brokers, tls=given_files(files.ca, files.cert, files.key, files.token))
 
 
 def client_at(brokers: str, **options: Any) -> Client:
     """A client of these brokers; `options`: of `connect`. Raises as `brokers_at`."""
     files = files_of(brokers)
-    return connect(brokers, tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key, **options)
+    return connect(brokers, tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key, token_file=files.token, **options)

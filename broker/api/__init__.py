@@ -11,6 +11,7 @@ conditions.py  which records a reader wants: by subject, key and time
 stream.py   the settings of a stream: defaults, limits, what they need of each other
 payload_schema.py  the columns of JSON values, as a text that a stream keeps
 answers.py  what brokers answer, as dataclasses
+auth_answers.py  what they answer about who may do what
 sink_answers.py  what they answer about sinks
 placements.py  a cluster, who keeps what in it, and what came of an operator's command
 http.py     header names and media types of the HTTP API
@@ -23,7 +24,9 @@ validation.py  what a value must be, declared once: checked, and told as JSON Sc
 compiled.py  a compiled module, where it belongs to the sources beside it
 proto/      what brokers say to each other, as protocol buffers
 permissions.py  what a call needs: actions, each on a thing that has a name
+principals.py  who calls: principals, tokens, and what a grant covers
 environment.py  the environment of a client: where brokers and the NATS server are, files of TLS
+token_files.py  files with a bearer token
 tls_files.py  certificates, keys and CAs from files, and what is wrong with them
 legible.py  a record's cells as JSON that people read
 """

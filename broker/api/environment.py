@@ -11,6 +11,7 @@ from typing import Final
 
 BROKERS_VARIABLE: Final = "LIFTLOG_BROKERS"
 NATS_VARIABLE: Final = "LIFTLOG_NATS_URL"
+TOKEN_VARIABLE: Final = "LIFTLOG_TOKEN_FILE"
 TLS_VARIABLES: Final = ("LIFTLOG_TLS_CA", "LIFTLOG_TLS_CERT", "LIFTLOG_TLS_KEY")
 
 
@@ -37,3 +38,8 @@ def tls_cert() -> str | None:
 def tls_key() -> str | None:
     """File of its key."""
     return os.environ.get("LIFTLOG_TLS_KEY") or None
+
+
+def token_file() -> str | None:
+    """File of the token that brokers are shown."""
+    return os.environ.get(TOKEN_VARIABLE) or None

@@ -46,6 +46,9 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         NotSupported            not_supported          a feature that this release does not have
         ReadOnly                read_only              the stream accepts no records
         ForeignRequest          foreign_request        another site's page asks, or by a name that is not the broker's
+        Unauthenticated         unauthenticated        the caller shows no valid certificate or token
+        Unauthorized            unauthorized           the caller may not do this: `needs`
+        UnknownToken            unknown_token          no such token: it was revoked, or never there
         PortInUse               port_in_use            another process listens there
         NatsRefused             nats_refused           the NATS server refused the connection or a subscription
       CorruptLog                corrupt_log            stored bytes are not what was written
@@ -301,6 +304,21 @@ class ReadOnly(InvalidRequest):
 class ForeignRequest(InvalidRequest):
     reason = "foreign_request"
     status = 403
+
+
+class Unauthenticated(InvalidRequest):
+    reason = "unauthenticated"
+    status = 401
+
+
+class Unauthorized(InvalidRequest):
+    reason = "unauthorized"
+    status = 403
+
+
+class UnknownToken(InvalidRequest):
+    reason = "unknown_token"
+    status = 404
 
 
 class PortInUse(InvalidRequest):

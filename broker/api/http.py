@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Final
 
 ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
@@ -28,7 +29,20 @@ BROKERS: Final = "Liftlog-Brokers"
 ASKED_BY: Final = "Liftlog-Asked-By"
 """In a request that a broker makes for a client: the id of that broker. The broker that gets it asks nobody else."""
 
+PROOF: Final = "Liftlog-Proof"
+"""In a request of a broker of a cluster: its id, the time, and that it knows the cluster's secret."""
+BEHALF: Final = "Liftlog-On-Behalf-Of"
+"""In such a request: the principal for whom it is made. Absent: for the broker itself."""
+
 DEFAULT_PORT: Final = 9293
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches it."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def host_port(host: str, port: int) -> str:

@@ -121,14 +121,19 @@ def unusable(name: str, path: str, why: str) -> InvalidSetting:
     return InvalidSetting(f"{name} = {path!r}: {why}", key=name, value=path)
 
 
-def check_key(name: str, path: str) -> None:
-    """F1, F2. Raises InvalidSetting."""
-    content = read(name, path)
+def check_private(name: str, path: str) -> None:
+    """F1. Raises InvalidSetting."""
     mode = stat.S_IMODE(os.stat(path).st_mode)
-    if mode & stat.S_IRWXO:  # F1
+    if mode & stat.S_IRWXO:
         raise unusable(
             name, path, f"has mode {mode:04o}, so every user of this machine can use it: chmod 600 {shlex.quote(path)}"
         )
+
+
+def check_key(name: str, path: str) -> None:
+    """F1, F2. Raises InvalidSetting."""
+    content = read(name, path)
+    check_private(name, path)
     if b"ENCRYPTED" in content:  # F2
         raise unusable(name, path, "has a passphrase; write it without one, readable by its owner alone")
     if b"PRIVATE KEY-----" not in content:

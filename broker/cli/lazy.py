@@ -96,6 +96,21 @@ CLUSTER: Final[Mapping[str, Leaf | Branch]] = {
     "remove-broker": Leaf(_CLUSTER, "remove_broker", "Give up a broker for good."),
     "rescue": Branch(RESCUE, "Rebuild a cluster that lost a majority of its voters for good."),
 }
+_AUTH: Final = f"{_COMMANDS}.auth"
+TOKEN: Final = {
+    "create": Leaf(_AUTH, "create", "Make a token of a principal and write it to a file that only its owner can read."),
+    "list": Leaf(_AUTH, "list_tokens", "List the tokens, without their secrets."),
+    "revoke": Leaf(_AUTH, "revoke_token", "Revoke a token."),
+}
+AUTH: Final[Mapping[str, Leaf | Branch]] = {
+    "init": Leaf(_AUTH, "init", "Write a first token to a file, for brokers and their admin."),
+    "whoami": Leaf(_AUTH, "whoami", "Show who this is, as a broker sees it, and what it may do."),
+    "token": Branch(TOKEN, "Tokens: create, list, revoke."),
+    "grant": Leaf(_AUTH, "grant", "Let a principal do something."),
+    "revoke": Leaf(_AUTH, "revoke", "Take a grant back, by the name that was granted."),
+    "list": Leaf(_AUTH, "list_grants", "List what each principal is granted."),
+    "test": Leaf(_AUTH, "may", "Say whether a principal may do something."),
+}
 SECRET: Final = {
     "new": Leaf(f"{_COMMANDS}.secret", "new", "Write a new secret to a file that only its owner can read.")
 }
@@ -117,6 +132,7 @@ COMMANDS: Final[Mapping[str, Leaf | Branch]] = {
     "sink": Branch(SINK, "Exactly-once sinks: list, describe, reset, adopt, delete."),
     "cluster": Branch(CLUSTER, "The cluster: its brokers, who keeps what, and moving it."),
     "certs": Branch(CERTS, "A private CA, and certificates of it for brokers and clients."),
+    "auth": Branch(AUTH, "Who may do what: tokens and grants."),
     "secret": Branch(SECRET, "The secret by which the brokers of a cluster know each other."),
     "log": Branch(LOG, "Files of a log: verify, dump, repair, export."),
     "doctor": Leaf(

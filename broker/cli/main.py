@@ -20,7 +20,7 @@ from broker.api.plain import printable
 from broker.cli.arguments import Option, command
 from broker.cli.exits import FAILED, INTERRUPTED, code_of
 from broker.cli.lazy import COMMANDS, LazyGroup
-from broker.cli.options import Brokers, Globals, Json, Nats, RetrySeconds, TlsCa, TlsCert, TlsKey
+from broker.cli.options import Brokers, Globals, Json, Nats, RetrySeconds, TlsCa, TlsCert, TlsKey, TokenFile
 from broker.cli.output import make_writable
 
 
@@ -39,6 +39,7 @@ def _globals(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    token_file: TokenFile = None,
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
@@ -46,7 +47,14 @@ def _globals(
 ) -> None:
     """A durable, replayable log for NATS subjects, read as Arrow."""
     ctx.obj = Globals(
-        brokers=brokers, nats=nats, json=json, retry_s=retry_s, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key
+        brokers=brokers,
+        nats=nats,
+        json=json,
+        retry_s=retry_s,
+        tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        token_file=token_file,
     )
 
 

@@ -46,6 +46,9 @@ TlsCert = Annotated[
     str | None, Option("--tls-cert", metavar="FILE", help="Certificate to show to them [LIFTLOG_TLS_CERT]")
 ]
 TlsKey = Annotated[str | None, Option("--tls-key", metavar="FILE", help="Its key [LIFTLOG_TLS_KEY]")]
+TokenFile = Annotated[
+    str | None, Option("--token-file", metavar="FILE", help="Token by which brokers know you [LIFTLOG_TOKEN_FILE]")
+]
 RetrySeconds = Annotated[
     float | None,
     Option(
@@ -74,6 +77,7 @@ class Globals:
     tls_ca: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
+    token_file: str | None = None
 
 
 def globals_of(ctx: click.Context) -> Globals:
@@ -103,6 +107,7 @@ def client_of(ctx: click.Context, brokers: str | None) -> Client:
         tls_ca=given.tls_ca,
         tls_cert=given.tls_cert,
         tls_key=given.tls_key,
+        token_file=given.token_file,
     )
 
 

@@ -4,6 +4,7 @@
     streams.py          its calls about streams: make, describe, change, delete
     consumers.py        its calls about consumers: how far each is, how far behind
     operating.py        its calls about the cluster: who keeps what, moved by hand
+    access.py           its calls about who may do what: tokens, grants
     positions.py        positions in a stream, as users name them
     reader.py           `RecordReader`: records of a stream as Arrow batches
     tables.py, table.py `KeyedTable`: the newest value of each key

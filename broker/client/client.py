@@ -32,6 +32,7 @@ from broker.api.answers import (
 )
 from broker.api.errors import InvalidRequest, Retryable, UnknownProducer
 from broker.api.sink_answers import SinkDescription, Sinks
+from broker.client.access import AccessCalls
 from broker.client.consumers import ConsumerCalls
 from broker.client.http.address import Addresses
 from broker.client.http.brokers import Brokers
@@ -72,6 +73,7 @@ def connect(
     tls_ca: str | None = None,
     tls_cert: str | None = None,
     tls_key: str | None = None,
+    token_file: str | None = None,
 ) -> Client:
     """A client for the cluster that these brokers belong to. Opens no connection yet.
 
@@ -92,6 +94,8 @@ def connect(
             the next two. None: that of the environment variable LIFTLOG_TLS_CA, else the CAs of the system.
         tls_cert, tls_key: Paths of the certificate that brokers are shown, and of its key (PEM). None: those of
             LIFTLOG_TLS_CERT and LIFTLOG_TLS_KEY, else no certificate. The files are read now, once.
+        token_file: Path of a file with the token by which brokers know this client. None: that of LIFTLOG_TOKEN_FILE,
+            else no token. It is read again when it changes, and is sent over TLS or to this machine, and nowhere else.
     Raises:
         InvalidRequest: an address is malformed, or `call_timeout_s` is not above 0; a file of TLS cannot be used, or is
             given for addresses that are not https.
@@ -101,13 +105,13 @@ def connect(
     given = environment.brokers() if addresses is None else addresses
     limit_s = math.inf if call_timeout_s is None else call_timeout_s
     files = {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
-    brokers = Brokers(given, say=say, tls=given_files(tls_ca, tls_cert, tls_key))
+    brokers = Brokers(given, say=say, tls=given_files(tls_ca, tls_cert, tls_key, token_file))
     if not brokers.is_tls and (unused := [name for name, path in files.items() if path is not None]):
         raise InvalidRequest(f"{', '.join(unused)}: for addresses such as https://host:port, and {brokers} is not")
     return Client(brokers, timeout_s=timeout_s, deadline_s=deadline_s, rack=rack, call_timeout_s=limit_s)
 
 
-class Client(StreamCalls, ConsumerCalls, ClusterCalls, TableCalls):
+class Client(StreamCalls, ConsumerCalls, ClusterCalls, AccessCalls, TableCalls):
     """Streams, records, consumers, the cluster. A context manager; thread-safe and fork-safe. Made by `connect`."""
 
     def __init__(

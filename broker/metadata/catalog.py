@@ -18,9 +18,10 @@ Commands (`"v": 1`, `"kind"`, `"request_id"`, and; those of `broker_commands.py`
     raise_replication   name, replication_factor, min_insync_replicas (optional)
     delete_stream    name, incarnation (optional)             with the stream of its stages (M9)
     forget_deleted   incarnations                             of deleted streams whose folders are gone
-    register_producer  name, at_ms, forget_before_ms (all optional)   an idempotent producer begins: an id and its epoch
+    register_producer  name, at_ms, forget_before_ms, tag (all optional)   an idempotent producer begins: id and epoch
     note_producers   names, at_ms                             they are used
     forget_producer  name
+    put_token, drop_token, put_grants                         who may do what (`access.py`)
 
 Results: {"ok": ...} or {"error": problem}.
 
@@ -39,7 +40,8 @@ M6  A deleted incarnation is remembered, also in snapshots, until its folders ar
 M7  A command takes effect as a whole or is refused, and then changes nothing. `judge` says beforehand which.
 M8  A command has effect only where the cluster has its feature level, and that of the settings it names, at its place
     in the journal: every broker knows it there, and a journal that holds one from before gives everybody the same
-    catalog, after an upgrade too. A broker that is alone, without a Raft group, need not ask others about settings.
+    catalog, after an upgrade too. A broker that is alone, without a Raft group, need not ask others about settings,
+    tokens and grants.
 M9  The stream of a stream's stages goes with it, in the same command: stages without a stream are for nobody.
 M10  A command whose fields do not have their shapes (`shapes.py`) has no effect, wherever it comes from.
 M11  `check` refuses what `judge` refuses, for the same reason.
@@ -64,7 +66,8 @@ from broker.api.errors import (
 )
 from broker.api.stream import SINCE as SETTINGS_SINCE
 from broker.api.stream import STAGES_PREFIX, UNALTERABLE, StreamSettings, check_name, settings_from, stages_of
-from broker.metadata import broker_commands, fields, growth, partition_commands, rescue, shapes
+from broker.metadata import access, broker_commands, fields, growth, partition_commands, rescue, shapes
+from broker.metadata.access import Access
 from broker.metadata.cluster import Cluster, Touched
 from broker.metadata.info import BrokerInfo, StreamInfo, advice_on, differing, growth_of, info_from
 from broker.metadata.overlap import SubjectTree, subjects_of
@@ -75,8 +78,10 @@ __all__ = ["COMMAND_VERSION", "BrokerInfo", "Catalog", "StreamInfo", "differing"
 COMMAND_VERSION: Final = 1
 SNAPSHOT_VERSION: Final = 2
 REQUESTS_REMEMBERED: Final = 1024
-SINCE: Final[dict[str, int]] = {"alter_isrs": 2}
+SINCE: Final[dict[str, int]] = {"alter_isrs": 2, **dict.fromkeys(access.KINDS, 5)}
 """Commands by the feature level that they came with; those that are not here have the first (M8)."""
+TAG_SINCE: Final = 5
+"""The feature level of `tag` in `register_producer` (M8)."""
 _CLUSTER_KINDS: Final = {**broker_commands.KINDS, **partition_commands.KINDS, **rescue.KINDS}
 _CHECKS: Final = {**broker_commands.CHECKS, **partition_commands.CHECKS}
 _MOVED: Final = (
@@ -92,6 +97,7 @@ class Catalog:
     streams: dict[str, StreamInfo] = field(default_factory=dict)
     cluster: Cluster = field(default_factory=Cluster)
     producer_names: Producers = field(default_factory=Producers)
+    access: Access = field(default_factory=Access)
     deleted: dict[str, str] = field(default_factory=dict)  # incarnation -> name of the stream (M6)
     _requests: OrderedDict[str, dict[str, Any]] = field(default_factory=OrderedDict)
     _subjects: SubjectTree = field(default_factory=SubjectTree)  # of the streams that send acks (M3)
@@ -147,6 +153,7 @@ class Catalog:
             streams=dict(self.streams),
             cluster=self.cluster.copy(),
             producer_names=self.producer_names.copy() if _is_of_producers(command) else self.producer_names,
+            access=self.access.copy(),
             deleted=dict(self.deleted),
             _subjects=self._subjects,
             _is_trial=True,
@@ -182,7 +189,8 @@ class Catalog:
             raise InvalidRequest(f"command version {command.get('v')!r:.100}, this release knows {COMMAND_VERSION}")
         kind = fields.text(command, "kind")
         command = shapes.checked(command, kind)
-        if (level := SINCE.get(kind, 0)) > self.cluster.feature_level:
+        needs_others = kind not in access.KINDS or not self.cluster.is_alone
+        if (level := SINCE.get(kind, 0)) > self.cluster.feature_level and needs_others:
             raise InvalidRequest(f"{kind} needs feature level {level}, the cluster has {self.cluster.feature_level}")
         self._check_settings(command.get("settings", ()))
         rescue.check_kind(self.cluster, kind)
@@ -230,6 +238,8 @@ class Catalog:
                 return self._note_producers(command)
             case "forget_producer":
                 return self._forget_producer(command)
+            case kind if kind in access.KINDS:
+                return access.KINDS[kind](self.access, command)
             case kind:
                 raise AssertionError(f"{kind} has shapes and is no command")
 
@@ -405,7 +415,10 @@ class Catalog:
         if name is not None:
             check_name(name, what="producer")
         at_ms, before_ms = fields.whole(command, "at_ms", 0), fields.whole(command, "forget_before_ms", 0)
-        producer_id, epoch = self.producer_names.register(name, at_ms=at_ms, forget_before_ms=before_ms)
+        tag, level = command.get("tag"), self.cluster.feature_level
+        if tag is not None and level < TAG_SINCE and not self.cluster.is_alone:
+            raise InvalidRequest(f"tag needs feature level {TAG_SINCE}, the cluster has {level}")
+        producer_id, epoch = self.producer_names.register(name, at_ms=at_ms, forget_before_ms=before_ms, tag=tag)
         return {"producer_id": producer_id, "epoch": epoch}
 
     def _note_producers(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -449,6 +462,7 @@ class Catalog:
             "streams": [info.as_dict() for _, info in sorted(self.streams.items())],
             "cluster": self.cluster.snapshot(),
             **self.producer_names.snapshot(),
+            **self.access.snapshot(),
             "deleted": dict(self.deleted),
             "requests": [[request_id, result] for request_id, result in self._requests.items()],
         }
@@ -463,6 +477,7 @@ class Catalog:
             streams=streams,
             cluster=Cluster.restore(snapshot["cluster"], epoch_last=snapshot["epoch_last"]),
             producer_names=Producers.restore(snapshot),
+            access=Access.restore(snapshot),
             deleted=dict(snapshot["deleted"]),
             _requests=OrderedDict(snapshot["requests"]),
         )

@@ -4,16 +4,21 @@
     note     ─► it is used (its broker says so now and then)
 
 Invariants
-D1  Ids count from 1 and are never given out twice. Without a name the epoch is 0.
+D1  Ids grow from 1 and are never given out twice. Without a name the epoch is 0.
 D2  Under a name the id stays and its epoch grows with each registration, which fences the earlier ones.
 D3  A name that nobody has registered or used since a time that the command names is forgotten with the next
     registration. Times never run back here, whatever the clocks of brokers say.
 D4  An id whose name was forgotten is refused from then on: nobody would fence it. The last `FORGOTTEN_MAX` are
     remembered. Its producer registers anew under its name, and is another one: what it sent before is no repeat.
+D5  An id without a name says whose it is, where callers are judged: its last `TAG_BITS` are of the principal that has
+    registered it. Under another's id nobody may append what its producer would then be told is there already.
+
+        n << TAG_BITS | tag      n grows with each of them; ids below 1 << TAG_BITS are of before, and nobody's
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -22,6 +27,17 @@ from broker.api.errors import InvalidRequest, ProducerFenced, UnknownProducer
 
 PRODUCER_NAMES_MAX: Final = 10_000
 FORGOTTEN_MAX: Final = 10_000
+TAG_BITS: Final = 24
+
+
+def tag_of(principal: str) -> int:
+    """The end of the ids that a principal registers (D5)."""
+    return int.from_bytes(hashlib.sha256(principal.encode()).digest()[: TAG_BITS // 8])
+
+
+def is_anothers(producer_id: int, principal: str) -> bool:
+    """Whether an id without a name was registered by somebody else (D5)."""
+    return producer_id >> TAG_BITS > 0 and producer_id % (1 << TAG_BITS) != tag_of(principal)
 
 
 class NamedProducer(NamedTuple):
@@ -49,10 +65,17 @@ class Producers:
         """Another one with the same content."""
         return Producers(self.id_last, dict(self.named), dict(self.forgotten), dict(self._names))
 
-    def register(self, name: str | None, *, at_ms: int, forget_before_ms: int) -> tuple[int, int]:
-        """An id and its epoch. Raises InvalidRequest: there are too many names."""
+    def register(
+        self, name: str | None, *, at_ms: int, forget_before_ms: int, tag: int | None = None
+    ) -> tuple[int, int]:
+        """An id and its epoch; `tag`: of whom it is, if it has no name (D5).
+
+        Raises:
+            InvalidRequest: there are too many names.
+        """
         if name is None:
-            self.id_last += 1
+            tagged = (((self.id_last >> TAG_BITS) + 1) << TAG_BITS) + (tag or 0)
+            self.id_last = self.id_last + 1 if tag is None else tagged
             return self.id_last, 0
         self._forget_before(forget_before_ms, but=name)
         known = self.named.get(name)
@@ -108,6 +131,10 @@ class Producers:
                 producer_id=producer_id,
                 producer_epoch=current,
             )
+
+    def name_of(self, producer_id: int) -> str | None:
+        """Its name, if it has one."""
+        return self._names.get(producer_id)
 
     def unnoted(self, producer_id: int, before_ms: int) -> str | None:
         """Its name, if it has one of which no use since a time is known."""

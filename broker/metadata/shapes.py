@@ -20,8 +20,16 @@ from typing import Annotated, Any, Final
 
 from broker.api.errors import InvalidRequest
 from broker.api.misfit import Misfit
+from broker.api.principals import (
+    CALLER_PATTERN,
+    GRANT_NAME_PATTERN,
+    PRINCIPAL_PATTERN,
+    SHA256_PATTERN,
+    TOKEN_ID_PATTERN,
+)
 from broker.api.stream import NAME_BYTES_MAX, REPLICAS_MAX, check_name
 from broker.api.validation import Rule, ValueShape, shape_of
+from broker.metadata.producers import TAG_BITS
 
 WORD_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 NAME_PATTERN: Final = f"(__)?[A-Za-z0-9][A-Za-z0-9_.-]{{0,{NAME_BYTES_MAX - 1}}}"
@@ -50,6 +58,12 @@ Why = Annotated[str, Rule(limit=("fsync", "damage", "lost"))]
 Places = Annotated[Mapping[str, tuple[PartitionNumber, ...]], _WORD]
 Names = tuple[Name, ...]
 Replicas = tuple[tuple[Word, PartitionNumber, Number], ...]
+
+TokenId = Annotated[str, Rule(pattern=TOKEN_ID_PATTERN, says="must be the id of a token")]
+Principal = Annotated[str, Rule(pattern=PRINCIPAL_PATTERN, says="must be user:NAME, svc:NAME or anonymous")]
+By = Annotated[str, Rule(pattern=f"broker:{NAME_PATTERN}|{CALLER_PATTERN}", says="must be a principal")]
+GrantText = Annotated[str, Rule(pattern=GRANT_NAME_PATTERN, says="must be 0 to 512 of printable ASCII")]
+Grants = tuple[tuple[GrantText, GrantText], ...]
 
 _SESSION: Final[Mapping[str, Any]] = {"broker_id": Name, "registration": Number}
 _PLACE: Final[Mapping[str, Any]] = {"stream": Word, "partition": PartitionNumber}
@@ -83,9 +97,20 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
         "name": Annotated[str, Rule(read=lambda name: check_name(name, what="producer"))] | None,
         "at_ms": Number,
         "forget_before_ms": Number,
+        "tag": Annotated[int, Rule(limit=(0, (1 << TAG_BITS) - 1))] | None,
     },
     "note_producers": {"names": Names, "at_ms": Number},
     "forget_producer": {"name": Name},
+    "put_token": {
+        "token_id": TokenId,
+        "sha256": Annotated[str, Rule(pattern=SHA256_PATTERN, says="must be 64 hex digits")],
+        "principal": Principal,
+        "expires_ms": Number,
+        "at_ms": Number,
+        "by": By,
+    },
+    "drop_token": {"token_id": TokenId, "by": By},
+    "put_grants": {"principal": Principal, "add": Grants, "remove": Grants, "by": By},
     "form_cluster": {"cluster_id": Name, "feature_level": Level},
     "register_broker": {
         "broker_id": Name,

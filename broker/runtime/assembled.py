@@ -23,6 +23,7 @@ import broker
 from broker.api.errors import DiskFull
 from broker.api.http import host_port
 from broker.api.placements import Vote
+from broker.metadata.access import Access
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.producers import NamedProducer
 from broker.runtime import metrics, stopping
@@ -31,6 +32,7 @@ from broker.runtime.background.compactor import Chores, Compactor
 from broker.runtime.background.disk_reserve import Room
 from broker.runtime.background.doubted_clock import kept_clock
 from broker.runtime.background.scrubber import Scrubber
+from broker.runtime.config.auth import auth_rules_of
 from broker.runtime.config.certificates import certificates_of
 from broker.runtime.config.configuration import Config
 from broker.runtime.config.nats_options import checked_options
@@ -113,14 +115,16 @@ class Assembled:
 
     Args:
         cluster_id: As `DataFolder.open` takes it.
+        secret: Of the cluster, by which its brokers know each other.
     """
 
     offsets: OffsetsView
     sinks: SinksView
     admin: AdminView
 
-    def __init__(self, config: Config, *, cluster_id: str | None = None) -> None:
+    def __init__(self, config: Config, *, cluster_id: str | None = None, secret: str | None = None) -> None:
         self.config = config
+        self._auth_rules = auth_rules_of(config.auth, secret)
         self.version = broker.__version__
         self.broker_id = config.broker_id
         if config.intake.enabled:
@@ -154,6 +158,7 @@ class Assembled:
         self.delete_stream, self.trim_stream = control.delete_stream, control.trim_stream
         self.set_stream_state, self.add_partitions = control.set_stream_state, control.add_partitions
         self.register_producer, self.forget_producer = control.register_producer, control.forget_producer
+        self.change_access = control.change_access
         self._used_producers = UsedProducers(config.producers, control.note_producers)
         self._changes = control
         self._clock = kept_clock(self._disk, self._folder.path, self._folder.boot_id())
@@ -232,7 +237,14 @@ class Assembled:
             idle_timeout_s=http.idle_timeout_ms / 1000,
         )
         hosts = hosts_of((*http.hosts, http.host, http.advertised))
-        app = build_app(self, body_bytes_max=http.body_bytes_max, limits=limits, hosts=hosts, tls=self._tls)
+        app = build_app(
+            self,
+            body_bytes_max=http.body_bytes_max,
+            limits=limits,
+            hosts=hosts,
+            tls=self._tls,
+            auth_rules=self._auth_rules,
+        )
         return self._dataplane.bind(app, http.host, http.port, self._tls)
 
     @property
@@ -268,6 +280,9 @@ class Assembled:
     async def look_for(self, stream: str) -> None:
         """Return when this broker knows of a stream, if the cluster does. Alone, it knows all."""
 
+    async def catch_up(self) -> None:
+        """As `Backend.catch_up`. Alone, it knows all."""
+
     def check_session(self) -> None:
         """As `Backend.check_session`. Alone, it knows all."""
 
@@ -293,6 +308,15 @@ class Assembled:
         catalog = self._catalog
         catalog.producer_names.check(producer_id, epoch)
         self._used_producers.used(catalog, producer_id)
+
+    def producer_name(self, producer_id: int) -> str | None:
+        """The name of a producer; None: it has none."""
+        return self._catalog.producer_names.name_of(producer_id)
+
+    @property
+    def access(self) -> Access:
+        """Tokens and grants, as this broker knows them now."""
+        return self._catalog.access
 
     def producers(self) -> dict[str, NamedProducer]:
         """Those that have names."""

@@ -35,7 +35,7 @@ from broker.metadata.catalog import COMMAND_VERSION, Catalog
 from broker.runtime.alone import AloneAdmin
 from broker.runtime.assembled import Assembled
 from broker.runtime.background.expiry import expire_offsets, look_alone
-from broker.runtime.config.configuration import Config, describe
+from broker.runtime.config.configuration import Config, describe, open_doors
 from broker.runtime.metrics import Sample
 from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.runtime.partitions.consumers import Consumers
@@ -254,4 +254,8 @@ def run(config: Config) -> int:
     sys.setswitchinterval(0.0005)  # an ack waits for at most this long for a busy thread
     os.umask(0o077)
     log.info("broker.starting version=%s config=%s", broker.__version__, json.dumps(describe(config)))
+    for key, missing in open_doors(config).items():
+        log.warning("broker.insecure setting=%s missing=%s", key, missing)
+    if config.auth.mode != "off" and not config.auth.admins and config.auth.admin_token_file is None:
+        log.warning("auth.no_admin mode=%s", config.auth.mode)
     return asyncio.run(_serve(config))

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from broker.api.errors import LiftlogError
 from broker.metadata.catalog import Catalog
+from broker.metadata.producers import tag_of
 from broker.runtime.config.settings import ProducersConfig
 from broker.runtime.elapsed import elapsed_us
 
@@ -31,6 +32,17 @@ def registration_times(config: ProducersConfig) -> dict[str, int]:
     """The times of a registration now, as its command has them."""
     at_ms = now_ms()
     return {"at_ms": at_ms, "forget_before_ms": max(0, at_ms - config.name_expiry_ms)}
+
+
+def registration(config: ProducersConfig, name: str | None, owner: str | None, *, can_tag: bool) -> dict[str, Any]:
+    """The fields of a registration now.
+
+    Args:
+        owner: The principal that registers; None: callers are not judged.
+        can_tag: All brokers know of `metadata/producers.D5`.
+    """
+    tag = {"tag": tag_of(owner)} if name is None and owner is not None and can_tag else {}
+    return {"name": name, **registration_times(config), **tag}
 
 
 class UsedProducers:

@@ -157,7 +157,9 @@ def _place(report: Mapping[str, Any]) -> str | None:
     brokers, files = report.get("brokers"), report.get("tls")
     if not isinstance(brokers, str) or not isinstance(files, dict):
         return brokers if isinstance(brokers, str) else None
-    given = {name: path for name, path in files.items() if name in ("ca", "cert", "key") and isinstance(path, str)}
+    given = {
+        name: path for name, path in files.items() if name in ("ca", "cert", "key", "token") and isinstance(path, str)
+    }
     return Place(brokers, TlsFiles(**given))
 
 

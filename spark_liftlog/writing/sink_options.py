@@ -3,6 +3,7 @@
     option                  sink             default            values
     brokers                 batch  stream    LIFTLOG_BROKERS    HTTP addresses, comma separated
     tlsCa, tlsCert, tlsKey  batch  stream    LIFTLOG_TLS_CA …   paths of PEM files, for https:// brokers
+    tokenFile               batch  stream    LIFTLOG_TOKEN_FILE path of a file with a token
     stream (or the path)    batch  stream    column stream      a stream's name
     subject                 batch  stream    the stream's       a NATS subject, for frames without such a column
     partitioner             batch  stream    key                key, roundRobin
@@ -53,6 +54,7 @@ SINK_OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "tlsCa": _BOTH,
     "tlsCert": _BOTH,
     "tlsKey": _BOTH,
+    "tokenFile": _BOTH,
     "stream": _BOTH,
     "subject": _BOTH,
     "partitioner": _BOTH,

@@ -18,6 +18,8 @@ from tests.fuzz.raw import RAW
 DECODERS: Final[dict[str, Decoder]] = {decoder.name: decoder for decoder in (*FILES, *NETWORK, *PAYLOADS, *RAFT, *RAW)}
 
 ELSEWHERE: Final[dict[str, str]] = {
+    "broker/metadata/producers.py": "three bytes of a hash that it has made",
+    "broker/runtime/cluster/link/tls.py": "two lengths in nine bytes, which are compared: tests/unit/link/test_tls.py",
     "broker/api/plain.py": "what the others decode JSON with",
     "broker/runtime/sinks/groups.py": "decodes what PartitionLog.batches has verified (target batch)",
     "broker/runtime/sinks/stages.py": "reads notes (target note) and verified batches (target batch)",

@@ -20,9 +20,11 @@ from broker.api.answers import LeaderAddress
 from broker.api.errors import LiftlogError, UnknownPartition, from_problem
 from broker.api.placements import Vote
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
+from broker.metadata.access import Access
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.producers import NamedProducer
 from broker.runtime.alone import AloneAdmin
+from broker.runtime.config.settings import ProducersConfig
 from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.leader import Partition
@@ -30,6 +32,7 @@ from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub, StreamWatcher
 from broker.runtime.sinks.service import SinkService
+from broker.runtime.used_producers import registration
 from broker.serving.contract.backend import PartitionHandle, Whereabouts
 from broker.storage.disk import OsDisk
 from broker.storage.log import LogIdentity, LogSettings, PartitionLog
@@ -185,12 +188,23 @@ class LogBackend:
         self.stream(name).check_incarnation(incarnation)
         return {number: self.partition(name, number).log.trim(offset) for number, offset in before.items()}
 
-    async def register_producer(self, name: str | None) -> tuple[int, int]:
-        registered = self._execute({"kind": "register_producer", "name": name})
+    async def register_producer(self, name: str | None, owner: str | None = None) -> tuple[int, int]:
+        fields = registration(ProducersConfig(), name, owner, can_tag=True)
+        registered = self._execute({"kind": "register_producer", **fields})
         return registered["producer_id"], registered["epoch"]
 
     async def forget_producer(self, name: str) -> None:
         self._execute({"kind": "forget_producer", "name": name})
+
+    def producer_name(self, producer_id: int) -> str | None:
+        return self._catalog.producer_names.name_of(producer_id)
+
+    @property
+    def access(self) -> Access:
+        return self._catalog.access
+
+    async def change_access(self, kind: str, values: Mapping[str, Any]) -> int:
+        return int(self._execute({"kind": kind, **values})["version"])
 
     def producers(self) -> dict[str, NamedProducer]:
         return dict(self._catalog.producers)
@@ -202,6 +216,9 @@ class LogBackend:
         return self._hub.watching()
 
     async def look_for(self, stream: str) -> None:
+        pass
+
+    async def catch_up(self) -> None:
         pass
 
     def check_session(self) -> None:

@@ -118,7 +118,11 @@ class RealCluster:
 
     def client(self, *brokers: str, deadline_s: float = 30.0) -> Client:
         """One that was given these, or all."""
-        return connect([self.brokers[broker].address for broker in brokers or self.brokers], deadline_s=deadline_s)
+        return connect(
+            [self.brokers[broker].address for broker in brokers or self.brokers],
+            deadline_s=deadline_s,
+            token_file=self._common.get("LIFTLOG_AUTH_ADMIN_TOKEN_FILE"),
+        )
 
     def describe(self, stream: str, *, by: str | None = None) -> dict[str, Any]:
         """A stream as one broker describes it."""

@@ -172,6 +172,10 @@ FIXED: Final = (
     Row("broker.api.stream:REPLICAS_MAX", "replicas", "of a partition", "`invalid_setting`"),
     Row("broker.serving.contract.schemas:BROKERS_NAMED_MAX", "brokers", "named in a rescue's end", "`invalid_request`"),
     Row("broker.metadata.voting:VOTERS_MAX", "brokers", "with a vote in a cluster", "`invalid_request`"),
+    Row("broker.serving.endpoints.auth:TTL_MS_MAX", "milliseconds", "life of a token", "`invalid_request`"),
+    Row("broker.metadata.access:TOKENS_MAX", "tokens", "that are kept", "`invalid_request`"),
+    Row("broker.metadata.access:PRINCIPALS_MAX", "principals", "that have grants", "`invalid_request`"),
+    Row("broker.metadata.access:GRANTS_MAX", "grants", "of one principal", "`invalid_request`"),
     Row(
         "broker.metadata.producers:FORGOTTEN_MAX",
         "ids",

@@ -13,9 +13,11 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "permissions.md
 HEAD: Final = """\
 # Permissions
 
-What each call of the [HTTP API](http-api.md) needs. **No broker checks it yet**: whoever reaches the
-port may do everything ([status.md](../status.md)). The table is what the check will go by
-([174](../adr/0174-each-endpoint-says-what-it-needs.md)). This page is written from the code.
+What each call of the [HTTP API](http-api.md) needs of its caller. A broker goes by this table with
+`auth.mode = enforce`, and says what it would refuse with `permissive`. With `off`, the default,
+whoever reaches the port may do everything but change tokens and grants. How to grant something:
+[security.md](../guides/security.md). Why it is as it is: [174](../adr/0174-each-endpoint-says-what-it-needs.md),
+[189](../adr/0189-who-asks-and-whether-it-may.md). This page is written from the code.
 
 ## Actions
 

@@ -18,6 +18,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from broker.api.http import is_loopback
+
 T = TypeVar("T")
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _luck = random.SystemRandom()  # not the common generator: Hypothesis sets its seed, and two test runs would agree
@@ -200,6 +202,7 @@ class BrokerProcess:
             "LIFTLOG_HTTP_PORT": str(self.port),
             **({"LIFTLOG_NATS_URLS": url} if url else {"LIFTLOG_INTAKE_ENABLED": "false"}),
             "LIFTLOG_LOG_FORMAT": "console",
+            **({} if is_loopback(host) else {"LIFTLOG_INSECURE": "true"}),
             **(env or {}),
         }
         self._need_nats = url is not None
@@ -230,16 +233,21 @@ class BrokerProcess:
         except (OSError, urllib.error.URLError):
             return False
 
+    def _shown(self) -> dict[str, str]:
+        """The headers of its admin, where it has one."""
+        file = self.env.get("LIFTLOG_AUTH_ADMIN_TOKEN_FILE")
+        return {} if file is None else {"Authorization": f"Bearer {Path(file).read_text().strip()}"}
+
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=60) as answer:
+        request = urllib.request.Request(f"http://{self.address}{path}", headers=self._shown())
+        with urllib.request.urlopen(request, timeout=60) as answer:
             body = answer.read()
         return json.loads(body) if body[:1] in (b"{", b"[") else body
 
     def request(self, method: str, path: str, body: Any = None) -> Any:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"http://{self.address}{path}", data=data, method=method, headers={"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json", **self._shown()}
+        request = urllib.request.Request(f"http://{self.address}{path}", data=data, method=method, headers=headers)
         with urllib.request.urlopen(request, timeout=60) as answer:
             raw = answer.read()
         return json.loads(raw) if raw else None

@@ -1,5 +1,6 @@
 """The commands that talk to a broker or look into its files, a module each.
 
+auth.py      `liftlog auth …`: who may do what: tokens, grants
 broker.py    `liftlog broker`: run one broker in the foreground
 certs.py     `liftlog certs …`: a private CA, and certificates of it
 cluster.py   `liftlog cluster …`: brokers, who keeps what, and moving it

@@ -24,6 +24,9 @@ def broker(
     defaults: Annotated[
         bool, Option("--defaults", help="Print every setting with its default, as a TOML file, and exit.")
     ] = False,
+    insecure: Annotated[
+        bool, Option("--insecure", help="Listen beyond loopback without TLS or auth.mode = enforce.")
+    ] = False,
     check: Annotated[bool, Option("--check", help="Read the configuration, print it, and exit.")] = False,
     json: Json = False,
 ) -> None:
@@ -34,16 +37,18 @@ def broker(
     if defaults:
         sys.stdout.write(annotated())
         return
-    loaded = load(config, os.environ, assigned(assignments or []))
+    loaded = load(config, os.environ, {**assigned(assignments or []), **({"insecure": True} if insecure else {})})
     if check and loaded.intake.enabled:
         from broker.runtime.config.nats_options import checked_options
 
         checked_options(loaded.nats)
     if check:
+        from broker.runtime.config.auth import admin_token_of
         from broker.runtime.config.certificates import certificates_of
 
         certificates_of(loaded.http)
         certificates_of(loaded.cluster, broker=loaded.broker_id)
+        admin_token_of(loaded.auth)
     if check and loaded.cluster.voters:
         from broker.runtime.cluster.plane.identity import check_secret, identity_from
 

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final
 
 from broker.api.errors import InvalidRequest
+from broker.api.principals import uri_of
 from broker.api.stream import check_name
 from broker.api.tls_files import BROKER, check_key, read
 from broker.cli.arguments import Argument, Option
@@ -90,12 +91,15 @@ def issue(
         list[str] | None,
         Option("--broker", metavar="ID", help="broker_id of the one that other brokers take it from; repeatable."),
     ] = None,
+    user: Annotated[str | None, Option("--user", metavar="NAME", help="It is of user:NAME.")] = None,
+    service: Annotated[str | None, Option("--service", metavar="NAME", help="It is of svc:NAME.")] = None,
     days: Annotated[int, Option("--days", metavar="N", min=1, max=36_500, help="So long it is good.")] = ISSUED_DAYS,
     force: Force = False,
 ) -> None:
     """Issue a certificate of the CA in DIR: DIR/NAME.pem, and its key, DIR/NAME.key.
 
-    A broker's names each host that clients and other brokers ask it by.
+    A broker's names each host that clients and other brokers ask it by. Whose it is stands in it as a URI,
+    `liftlog:user/NAME`: by that a broker knows who shows it (auth.mode).
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
@@ -107,7 +111,11 @@ def issue(
     if broker and not host:
         raise InvalidRequest("--broker needs --host: a broker's certificate names the hosts that it is called by")
     names = [_host(each) for each in host or ()]
-    names += [x509.UniformResourceIdentifier(BROKER + check_name(each, what="broker")) for each in broker or ()]
+    named = [f"{kind}:{each}" for kind, each in (("user", user), ("svc", service)) if each is not None]
+    if len(named) + bool(broker) > 1:
+        raise InvalidRequest("--user, --service, --broker: a certificate is of one of these kinds")
+    uris = [x509.UniformResourceIdentifier(uri_of(principal)) for principal in named]
+    uris += [x509.UniformResourceIdentifier(BROKER + check_name(each, what="broker")) for each in broker or ()]
     ca, ca_key = _load_ca(folder)
     cert, key = _paths(folder, name, force)
     made, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
@@ -122,11 +130,12 @@ def issue(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(made.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
     )
-    if names:
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    if names or uris:
+        builder = builder.add_extension(x509.SubjectAlternativeName([*names, *uris]), critical=False)
     _write(key, _key_pem(made), 0o600, force)
     _write(cert, _pem(builder.sign(ca_key, hashes.SHA256())), 0o644, force)
     whose = f"for {', '.join([*host, *(f'broker {each}' for each in broker or ())])}" if host else "a client's"
+    whose = ", ".join([whose, *named])
     note(f"{cert}, {key}: {whose}, good until {until.isoformat(timespec='seconds')}")
 
 

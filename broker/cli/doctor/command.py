@@ -55,6 +55,7 @@ def doctor(
     from broker.cli.doctor.network import check_broker, check_nats, files_of
     from broker.cli.local.datafolder import UpFolder
     from broker.client.http.tls import given_files
+    from broker.runtime.config.auth import admin_token_of
     from broker.runtime.config.certificates import certificates_of
     from broker.runtime.config.configuration import Config, load
     from broker.runtime.config.nats_options import checked_options
@@ -67,6 +68,7 @@ def doctor(
             checked_options(loaded.nats)
         certificates = certificates_of(loaded.http)
         between = certificates_of(loaded.cluster, broker=loaded.broker_id)
+        admin_token_of(loaded.auth)
         checks.append(Check("configuration", OK, config or "defaults and environment"))
     except LiftlogError as error:
         loaded, certificates, between = Config(), None, None
@@ -108,7 +110,7 @@ def doctor(
         found = f"{BROKERS_VARIABLE}: {error}"
         checks.append(Check("broker", WRONG, found, f"set {BROKERS_VARIABLE} to host:port,…"))
     options = globals_of(ctx)
-    given = given_files(options.tls_ca, options.tls_cert, options.tls_key)
+    given = given_files(options.tls_ca, options.tls_cert, options.tls_key, options.token_file)
     for address, source in asked:
         tls = files_of(given, loaded.http) if address == _local(own) else given
         checks += check_broker(address, in_use=user is not None, source=source, tls=tls)

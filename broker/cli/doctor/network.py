@@ -31,7 +31,7 @@ SKEW_MAX_S: Final = 2.0
 def files_of(given: TlsFiles, config: HttpConfig) -> TlsFiles:
     """What a broker asks others with, where nothing else is given for clients."""
     cert, key = (config.tls_cert, config.tls_key) if given.cert is None else (given.cert, given.key)
-    return TlsFiles(ca=given.ca or config.tls_ca, cert=cert, key=key)
+    return TlsFiles(ca=given.ca or config.tls_ca, cert=cert, key=key, token=given.token)
 
 
 def check_broker(address: str, *, in_use: bool, source: str = "", tls: TlsFiles | None = None) -> Iterator[Check]:
@@ -62,6 +62,10 @@ def check_broker(address: str, *, in_use: bool, source: str = "", tls: TlsFiles 
         return
     ended = time.time()
     values = _json(body)
+    if isinstance(values, dict) and values.get("reason") in ("unauthenticated", "unauthorized"):
+        found = f"{address}{from_it} does not tell this caller whether it is ready: {values['reason']}"
+        yield Check("broker", WARNING, found, "name a token: LIFTLOG_TOKEN_FILE, or --token-file before the command")
+        return
     if answer.status not in (200, 503) or not isinstance(values, dict) or "ready" not in values:
         advice = f"set {source or 'http.port'}, or stop that program (ss -ltnp names it)"
         found = f"{address}{from_it} answers, but not as a broker"

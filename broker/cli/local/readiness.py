@@ -19,7 +19,9 @@ from broker.api.nats_url import split_url
 from broker.api.plain import parse_json
 from broker.cli.local.processes import Process
 from broker.cli.output import note
+from broker.client.http.address import parse_address
 from broker.client.http.tls import TlsFiles, client_context, given_files
+from broker.client.http.token import TokenFile
 
 HTTPS: Final = "https://"
 PROBE_INTERVAL_S: Final = 0.05
@@ -62,17 +64,19 @@ def get(
 
     Args:
         address: host:port, or https://host:port.
-        tls: Files for that; None: those of the environment, for clients, else for brokers.
+        tls: Files for that, and of the token; None: those of the environment, for clients, else for brokers.
     Raises:
         OSError, HTTPException: there is no answer. InvalidRequest: a file of TLS cannot be used.
     """
     host_port, timeout_s = address.removeprefix(HTTPS), PROBE_TIMEOUT_S
+    files = tls or _files()
+    shown = {} if files.token is None else TokenFile(files.token).header_for(parse_address(address))
     connection = http.client.HTTPConnection(host_port, timeout=timeout_s)
     if host_port != address:
-        context = client_context(tls or _files())
+        context = client_context(files)
         connection = http.client.HTTPSConnection(host_port, timeout=timeout_s, context=context)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=shown)
         answer = connection.getresponse()
         return answer, answer.read(bytes_max)
     finally:
@@ -84,6 +88,8 @@ def _files() -> TlsFiles:
         given_files(),
         {name: os.environ.get(f"LIFTLOG_HTTP_TLS_{name.upper()}") for name in ("ca", "cert", "key")},
     )
+    if env.token is None:
+        env = replace(env, token=os.environ.get("LIFTLOG_AUTH_ADMIN_TOKEN_FILE") or None)
     if env.cert is None:
         env = replace(env, cert=own["cert"] or None, key=own["key"] or None)
     return env if env.ca is not None else replace(env, ca=own["ca"] or None)

@@ -152,6 +152,7 @@ def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool, cou
             that does not start.
     """
     from broker.cli.local.readiness import HTTPS
+    from broker.runtime.config.auth import admin_token_of
     from broker.runtime.config.certificates import certificates_of
     from broker.runtime.config.configuration import load
 
@@ -189,6 +190,7 @@ def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool, cou
         if certificates_of(loaded.http) is not None:
             scheme = HTTPS
         certificates_of(loaded.cluster, broker=loaded.broker_id)
+        admin_token_of(loaded.auth)
     record = Record(
         http=f"{scheme}{HOST}:{ports.http}",
         grpc=f"{HOST}:{ports.grpc}",
@@ -224,7 +226,7 @@ def _running(plan: Plan, timeout_s: float) -> list[Process] | None:
 
 def _keep_secret(plan: Plan) -> None:
     """Several brokers need a secret, which stays in the folder. A folder of an earlier build has none yet."""
-    from broker.cli.commands.secret import write_new
+    from broker.cli.commands.secret import write_secret
 
     folder = plan.folder
     if len(plan.commands) == 1 or _has_secret() or folder.secret.exists():
@@ -236,7 +238,7 @@ def _keep_secret(plan: Plan) -> None:
             f"{folder.path}: {', '.join(alive)} have no secret, as in earlier builds, and would not hear those that"
             f" have one; stop them first: {_down_command(folder)}"
         )
-    write_new(str(folder.secret))
+    write_secret(str(folder.secret))
 
 
 def _has_secret() -> bool:

@@ -39,7 +39,8 @@ from broker.client.http.forks import renew_after_fork
 from broker.client.http.outages import Outages, Say
 from broker.client.http.pool import READING, Exchange, Pool, Request, unavailable
 from broker.client.http.silence import lives
-from broker.client.http.tls import TlsFiles, client_context
+from broker.client.http.tls import TlsFiles, client_context, given_files
+from broker.client.http.token import TokenFile
 
 REDIRECTS_MAX: Final = 3
 PROBLEM_BYTES_MAX: Final = 1 << 20
@@ -65,6 +66,11 @@ class Down:
         return time.monotonic() >= self.tried_s + (DOWN_S if named else self.pause_s)
 
 
+def _pool(is_tls: bool, files: TlsFiles) -> Pool:
+    token = None if files.token is None else TokenFile(files.token)
+    return Pool(tls=client_context(files) if is_tls else None, token=token)
+
+
 class Brokers:
     """The brokers of a cluster and who leads what, as far as answers told. Thread-safe.
 
@@ -80,7 +86,7 @@ class Brokers:
     ) -> None:
         self.addresses = parse_addresses(addresses)
         self.is_tls = self.addresses[0].is_tls
-        self.pool = pool or Pool(tls=client_context(tls) if self.is_tls else None)
+        self.pool = pool or _pool(self.is_tls, tls or given_files())
         self.outages = Outages(say)
         self._first = 0
         self._leaders: dict[PartitionKey, Address] = {}

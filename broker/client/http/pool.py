@@ -29,7 +29,7 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
@@ -40,6 +40,7 @@ from broker.client.http.forks import renew_after_fork
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.silence import CONNECT_S, await_bytes
 from broker.client.http.tls import why_refused
+from broker.client.http.token import TokenFile
 
 CONNECT_TIMEOUT_S: Final = 5.0
 IDLE_PER_ADDRESS_MAX: Final = 8
@@ -216,6 +217,7 @@ class Pool:
         idle_max: Number of idle connections that are kept for each address.
         connect_timeout_s: Longest time of a connection attempt.
         tls: For addresses with `is_tls`, which need it.
+        token: Shown with each request, where it may be (`token.W1`).
     """
 
     def __init__(
@@ -224,7 +226,9 @@ class Pool:
         idle_max: int = IDLE_PER_ADDRESS_MAX,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         tls: ssl.SSLContext | None = None,
+        token: TokenFile | None = None,
     ) -> None:
+        self._token = token
         self._idle_max = idle_max
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s
@@ -242,6 +246,8 @@ class Pool:
             Unavailable: nobody answered; fields `address`, `sent` (C3).
         """
         may_be_received = False
+        if self._token is not None:
+            request = replace(request, headers={**request.headers, **self._token.header_for(address)})
         while True:
             connection, is_reused = self._take(address)
             try:

@@ -30,18 +30,23 @@ class TlsFiles:
     Attributes:
         ca: CAs that are believed. None: those of the system.
         cert, key: The certificate that is shown to brokers that ask for one, and its key. None: none is shown.
+        token: Not of TLS: a bearer token, by which brokers know the client (`token.py`). None: none is shown.
     """
 
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
+    token: str | None = None
 
 
-def given_files(ca: str | None = None, cert: str | None = None, key: str | None = None) -> TlsFiles:
+def given_files(
+    ca: str | None = None, cert: str | None = None, key: str | None = None, token: str | None = None
+) -> TlsFiles:
     """Those that are given, and for the others those of the environment. A certificate and its key come together."""
     if cert is None and key is None:
         cert, key = environment.tls_cert(), environment.tls_key()
-    return TlsFiles(ca=environment.tls_ca() if ca is None else ca, cert=cert, key=key)
+    token = environment.token_file() if token is None else token
+    return TlsFiles(ca=environment.tls_ca() if ca is None else ca, cert=cert, key=key, token=token)
 
 
 def client_context(files: TlsFiles | None = None) -> ssl.SSLContext:

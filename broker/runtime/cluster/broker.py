@@ -71,6 +71,7 @@ from broker.storage.segments.checkpoint import LogSettings
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 2.0
+CAUGHT_UP_S: Final = 0.1
 LOOKING: Final = 2
 """Names that nobody knows are looked for by so many at a time."""
 STATUS_S: Final = 0.5
@@ -95,7 +96,7 @@ class ClusterBroker(Assembled):
         if self._certificate is not None:
             contexts = self._certificate.contexts
             identity = replace(identity, tls=RaftTls(contexts.server, contexts.client))
-        super().__init__(config, cluster_id=identity.cluster_id)
+        super().__init__(config, cluster_id=identity.cluster_id, secret=identity.secret)
         if self._disk.exists(self._catalog_path):
             raise WrongFolder(
                 f"data folder {config.data_dir} is of a broker that is alone, and cannot join a cluster: take another",
@@ -181,6 +182,8 @@ class ClusterBroker(Assembled):
             config.broker_id, plane.service, open_here=self._replicas.partitions, may_change=plane.has_session
         )
         self._waits_for = "its start"
+        self._next_look: asyncio.Future[None] | None = None
+        self._one_look, self._looked_s = asyncio.Lock(), -CAUGHT_UP_S
         self._looking = asyncio.Semaphore(LOOKING)
         self._assemble(self._streams, self._control, scrub_stages=lambda partition: None)
         self.sinks = PlacedSinks(
@@ -194,6 +197,7 @@ class ClusterBroker(Assembled):
             sweep_s=config.cleaner.interval_ms / 1000,
             why_missing=self._own[COMMITS_STREAM].why_missing,
             tls=self._tls,
+            peer_key=self._auth_rules.peer_key,
         )
 
     def _make_replica(self, info: StreamInfo, number: int, opened: PartitionLog) -> Replica:
@@ -296,6 +300,24 @@ class ClusterBroker(Assembled):
             if stream not in self._catalog.streams:
                 with suppress(LiftlogError):
                     await asyncio.to_thread(self._plane.service.read, timeout_s=LOOK_S)
+
+    async def catch_up(self) -> None:
+        """As `Backend.catch_up`. Whoever asks while one look is under way shares the next one: strangers can make
+        brokers look, and so they do it at most every `CAUGHT_UP_S`."""
+        if self._next_look is None:
+            self._next_look = asyncio.ensure_future(self._look_next())
+            self._next_look.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait
+        await asyncio.shield(self._next_look)
+
+    async def _look_next(self) -> None:
+        async with self._one_look:
+            await asyncio.sleep(self._looked_s + CAUGHT_UP_S - time.monotonic())
+            self._next_look, self._looked_s = None, time.monotonic()
+            self._streams.check_session()
+            try:
+                await asyncio.to_thread(self._plane.service.read, timeout_s=LOOK_S)
+            except LiftlogError as error:
+                raise NotReady(f"this broker cannot find out whether it knows all of the catalog: {error}") from error
 
     def check_session(self) -> None:
         """As `PlacedStreams.check_session`."""

@@ -38,7 +38,7 @@ from broker.api.errors import (
     StaleIncarnation,
 )
 from broker.api.stream import StreamSettings, check_new_subject, new_values, replication_of, settings_from
-from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
+from broker.metadata.catalog import COMMAND_VERSION, TAG_SINCE, StreamInfo
 from broker.metadata.info import info_from
 from broker.runtime.cluster.own_streams import replicas_default
 from broker.runtime.cluster.streams import PlacedStreams
@@ -46,7 +46,7 @@ from broker.runtime.cluster.wiring import CatalogService
 from broker.runtime.config.configuration import Config
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.used_producers import registration_times
+from broker.runtime.used_producers import registration
 from broker.serving.contract.deadline import answer_due
 from broker.serving.http.gone import asker
 from broker.serving.threads import Threads
@@ -317,9 +317,11 @@ class PlacedControl:
         log.info("stream.trimmed stream=%s log_start_offsets=%s", name, starts)
         return starts
 
-    async def register_producer(self, name: str | None) -> tuple[int, int]:
+    async def register_producer(self, name: str | None, owner: str | None = None) -> tuple[int, int]:
         """An id and an epoch for an idempotent producer; under a name the same id again, and the next epoch."""
-        said = await self.execute("register_producer", name=name, **registration_times(self._config.producers))
+        can_tag = self._service.catalog.cluster.feature_level >= TAG_SINCE
+        fields = registration(self._config.producers, name, owner, can_tag=can_tag)
+        said = await self.execute("register_producer", **fields)
         producer_id, epoch = said["producer_id"], said["epoch"]
         await self._until(lambda: self._service.catalog.producer_names.knows(producer_id, epoch), APPLIED_S)
         if name is not None:
@@ -335,6 +337,13 @@ class PlacedControl:
         await self.execute("forget_producer", name=name)
         await self._until(lambda: name not in self._service.catalog.producers, APPLIED_S)
         log.info("producer.forgotten name=%s", name)
+
+    async def change_access(self, kind: str, values: Mapping[str, Any]) -> int:
+        """Tokens and grants: returns when this broker goes by it. Raises UnknownToken."""
+        version = int((await self.execute(kind, **values))["version"])
+        await self._until(lambda: self._service.catalog.access.version >= version, APPLIED_S)
+        log.info("access.changed kind=%s by=%s version=%d", kind, values["by"], version)
+        return version
 
     # --- helpers --------------------------------------------------------------------------------------------
 

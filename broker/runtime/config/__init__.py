@@ -1,5 +1,6 @@
 """A broker's configuration: one table of settings, and how it is read.
 
+auth.py           who may do what, as far as the settings say
 certificates.py   the files of TLS that the settings name: read, checked, read again when they change
 configuration.py  reads file, environment and command line
 nats_options.py   the `[nats]` settings as options of nats-py; it handles the secrets

@@ -9,6 +9,7 @@ K1  Nothing is ignored: an unknown key, an unknown variable that begins with LIF
 K2  A secret never shows: not in a repr, an error, a log line or `describe`. Credentials inside a NATS
     URL are moved to `nats.user`, `nats.password` or `nats.token` while loading.
 K3  TOML has no null: `"none"` or `""` stands for "not set" where a key may be unset.
+K4  A broker that others than its own machine reach has TLS and knows who asks, or is said to be insecure.
 
 The keys: settings.py. For people: conf/liftlog.toml.
 """
@@ -23,8 +24,9 @@ from typing import Any, Final
 from urllib.parse import SplitResult, unquote
 
 from broker.api import nats_url
-from broker.api.environment import TLS_VARIABLES
+from broker.api.environment import TLS_VARIABLES, TOKEN_VARIABLE
 from broker.api.errors import InvalidName, InvalidRequest, InvalidSetting, UnknownSetting
+from broker.api.http import is_loopback
 from broker.api.misfit import Misfit, unknown
 from broker.api.stream import settings_from
 from broker.runtime.config.settings import Config, Secret
@@ -39,12 +41,14 @@ __all__ = [
     "describe",
     "from_text",
     "load",
+    "open_doors",
 ]
 
 CLIENT_VARIABLES: Final = frozenset(
     {
         *("LIFTLOG_BROKERS", "LIFTLOG_NATS_URL", "LIFTLOG_RETRY_S", "LIFTLOG_RACK"),
         *TLS_VARIABLES,
+        TOKEN_VARIABLE,
         *("LIFTLOG_PURE", "LIFTLOG_REQUIRE_EXTENSION", "LIFTLOG_COMPILE_ARGS"),
         *("LIFTLOG_PROP_EFFORT", "LIFTLOG_PROP_SEED", "LIFTLOG_UPDATE_GOLDEN"),
     }
@@ -76,6 +80,8 @@ def load(path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any] 
     _split_credentials(checked)
     config = _build(checked)
     _check_together(config)
+    if not config.insecure:
+        _check_doors(config)
     return config
 
 
@@ -237,6 +243,37 @@ def _build(values: Mapping[str, _Given]) -> Config:
         source = ", ".join(sorted(sources))
         raise InvalidSetting(f"{source}: [defaults] {error.message}", **{**error.fields, "source": source}) from error
     return Config(**top)
+
+
+def open_doors(config: Config) -> dict[str, str]:
+    """The addresses by which a stranger could come in, by key, each with the settings that are missing (K4)."""
+    http, cluster, found = config.http, config.cluster, dict[str, str]()
+    missing = []
+    if http.tls_cert is None:
+        missing.append("http.tls_cert and http.tls_key")
+    if config.auth.mode != "enforce" and http.tls_client_ca is None:
+        missing.append('auth.mode = "enforce"')
+    if missing and not is_loopback(http.host):
+        found["http.host"] = " and ".join(missing)
+    if cluster.voters and cluster.tls_cert is None:
+        for key, host in (("grpc.host", config.grpc.host), ("raft.host", config.raft.host)):
+            if not is_loopback(host):
+                found[key] = "cluster.tls_cert, cluster.tls_key and cluster.tls_ca"
+    return found
+
+
+def _check_doors(config: Config) -> None:
+    """K4."""
+    for key, missing in open_doors(config).items():
+        section, _, name = key.partition(".")
+        host = getattr(getattr(config, section), name)
+        raise InvalidSetting(
+            f"{key} = {host} can be reached by others, so the broker does not start without {missing}"
+            " (docs/guides/security.md). Where everybody who reaches it may read, change and delete all streams, say"
+            " so: insecure = true in the file, LIFTLOG_INSECURE=true, or --insecure",
+            key=key,
+            value=host,
+        )
 
 
 def _check_together(config: Config) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from broker.api.errors import InvalidRequest
 from broker.api.http import DEFAULT_PORT
+from broker.api.principals import NAMED_PATTERN
 from broker.api.stream import StreamSettings, check_name
 from broker.api.validation import Rule, declared
 from broker.metadata.shapes import LINE_PATTERN
@@ -71,7 +72,7 @@ class HttpConfig:
     tls_client_ca: str | None = _key(
         None,
         "Path of the CAs (PEM) that clients' certificates have to come from. Then each client needs one, health checks"
-        " and other brokers too; whoever has one may do everything.",
+        " and other brokers too.",
     )
     tls_ca: str | None = _key(
         None,
@@ -99,6 +100,26 @@ class HttpConfig:
         "A connection without a request is closed after this time. A long poll is a request.",
         limit=(60_000, 86_400_000),  # clients keep theirs for 50 s
         unit="ms",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthConfig:
+    """Who may do what over HTTP. Principals come from certificates (http.tls_client_ca) and tokens."""
+
+    mode: str = _key(
+        "off",
+        "`off`: whoever reaches the port may do everything. `permissive`: likewise, and the log says what would be"
+        " refused. `enforce`: each call is judged. Tokens and grants themselves are for admins alone, in each mode.",
+        limit=("off", "permissive", "enforce"),
+    )
+    admins: tuple[Annotated[str, Rule(pattern=NAMED_PATTERN, says="must be user:NAME or svc:NAME")], ...] = _key(
+        (), "Principals that may do everything, whatever the grants say.", limit=(0, 100)
+    )
+    admin_token_file: str | None = _key(
+        None,
+        "Path of a file with a token, which others cannot read: who bears it is `admin`, and may do everything."
+        " `liftlog auth init FILE` makes one. Read at the start.",
     )
 
 
@@ -401,7 +422,13 @@ class Config:
         read=lambda name: check_name(name, what="broker"),
     )
     data_dir: str = _key("liftlog-data/broker-0", "Folder of the logs, relative to where the broker is started.")
+    insecure: bool = _key(
+        False,
+        "Listen beyond loopback without TLS, or without asking who a client is. Only for a network in which everybody"
+        " may read, change and delete all streams.",
+    )
     http: HttpConfig = field(default_factory=HttpConfig)
+    auth: AuthConfig = field(default_factory=AuthConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)

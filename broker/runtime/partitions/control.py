@@ -32,7 +32,7 @@ from broker.runtime.intake.jetstream import jetstream_on
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.streams import Streams
 from broker.runtime.partitions.watch import ChangeHub
-from broker.runtime.used_producers import registration_times
+from broker.runtime.used_producers import registration
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -135,9 +135,9 @@ class Control:
         """
         return await self._on_control(self._trim(name, incarnation, before))
 
-    async def register_producer(self, name: str | None) -> tuple[int, int]:
+    async def register_producer(self, name: str | None, owner: str | None = None) -> tuple[int, int]:
         """An id and an epoch for an idempotent producer; under a name the same id again, and the next epoch."""
-        return await self._on_control(self._register_producer(name))
+        return await self._on_control(self._register_producer(name, owner))
 
     async def note_producers(self, names: Sequence[str], at_ms: int) -> None:
         """These are used: their names are kept."""
@@ -147,6 +147,10 @@ class Control:
         """Forget the name of a producer. Raises UnknownProducer."""
         await self._on_control(self._of_producers({"kind": "forget_producer", "name": name}))
         log.info("producer.forgotten name=%s", name)
+
+    async def change_access(self, kind: str, values: Mapping[str, Any]) -> int:
+        """Tokens and grants: returns when this broker goes by it. Raises UnknownToken."""
+        return await self._on_control(self._change_access(kind, values))
 
     async def delete_stream(self, name: str) -> None:
         """Delete a stream and its records."""
@@ -325,8 +329,14 @@ class Control:
         async with self._turn():
             await self._execute({"v": COMMAND_VERSION, **command})
 
-    async def _register_producer(self, name: str | None) -> tuple[int, int]:
-        command = {"kind": "register_producer", "name": name, **registration_times(self._config.producers)}
+    async def _change_access(self, kind: str, values: Mapping[str, Any]) -> int:
+        async with self._turn():
+            version = int((await self._execute({"v": COMMAND_VERSION, "kind": kind, **values}))["version"])
+        log.info("access.changed kind=%s by=%s version=%d", kind, values["by"], version)
+        return version
+
+    async def _register_producer(self, name: str | None, owner: str | None) -> tuple[int, int]:
+        command = {"kind": "register_producer", **registration(self._config.producers, name, owner, can_tag=True)}
         async with self._turn():
             registered = await self._execute({"v": COMMAND_VERSION, **command})
         if name is not None:

@@ -21,6 +21,7 @@ from broker.api.errors import LiftlogError
 from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaEnd, RescueEnded, RescueState, Vote
 from broker.groups.offsets import ConsumerOffset
 from broker.groups.pins import Pin
+from broker.metadata.access import Access
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.producers import NamedProducer
 from broker.sinks.ledger import CommitRequest, CommitResult, NamedStage, OpenResult
@@ -265,11 +266,14 @@ class StreamChanges(Protocol):
         Raises UnknownStream, UnknownPartition, StaleIncarnation.
         """
 
-    async def register_producer(self, name: str | None) -> tuple[int, int]:
+    async def register_producer(self, name: str | None, owner: str | None = None) -> tuple[int, int]:
         """An id and an epoch for an idempotent producer. Raises InvalidName."""
 
     async def forget_producer(self, name: str) -> None:
         """Forget the name of a producer. Raises UnknownProducer."""
+
+    async def change_access(self, kind: str, values: Mapping[str, Any]) -> int:
+        """Carry out one of `access.KINDS`. Returns when it holds here: the version as of then. Raises UnknownToken."""
 
 
 class Backend(StreamChanges, Protocol):
@@ -306,6 +310,9 @@ class Backend(StreamChanges, Protocol):
     async def look_for(self, stream: str) -> None:
         """Return when this broker knows of a stream, if the cluster does: another broker may just have made it."""
 
+    async def catch_up(self) -> None:
+        """Return when this broker knows all that was acknowledged before. Raises NotReady: nobody can tell."""
+
     def check_session(self) -> None:
         """Raises NotReady: what this broker knows of the cluster may be old."""
 
@@ -327,6 +334,13 @@ class Backend(StreamChanges, Protocol):
 
     def producers(self) -> Mapping[str, NamedProducer]:
         """The producers that have names."""
+
+    def producer_name(self, producer_id: int) -> str | None:
+        """The name of a producer; None: it has none."""
+
+    @property
+    def access(self) -> Access:
+        """Tokens and grants, as this broker knows them now."""
 
     def check_producer(self, producer_id: int, epoch: int) -> None:
         """Raises UnknownProducer, ProducerFenced."""

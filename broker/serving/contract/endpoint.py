@@ -9,7 +9,7 @@ query parameter, and a value beyond its limits, is an error that names parameter
 
 E1  The document says of a parameter what `parse` enforces: both come from one `Parameter`.
 E2  A handler runs in a reservation of memory for its body (`body.B1`), and under the deadline of `timeout_ms`, until
-    its answer begins (`begin_answer`).
+    its answer begins (`begin_answer`). It does not run before its caller is let in (`access.A1`).
 E3  An endpoint says what its caller needs: one that does not, or that names what it does not have, does not load.
 """
 
@@ -36,6 +36,7 @@ from broker.api.validation import Rule, build, shape_of
 from broker.serving.contract.backend import Backend
 from broker.serving.contract.deadline import answer_due
 from broker.serving.contract.schemas import ref
+from broker.serving.http.access import ACCESS, Gate, Needed, access_now
 from broker.serving.http.body import (
     JSON_BYTES_MAX,
     JSON_MEDIA,
@@ -47,7 +48,7 @@ from broker.serving.http.body import (
 from broker.serving.http.gone import asking_now
 from broker.serving.http.json_text import ITEMS_MAX, parse
 from broker.serving.http.meters import Meters
-from broker.serving.http.origin import OPEN_PATHS
+from broker.serving.http.origin import OPEN_PATHS as SAYING_NOTHING
 from broker.serving.http.peers import Peers
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ TIMEOUT_MS_DEFAULT: Final = 120_000
 TIMEOUT_MS_MAX: Final = 600_000
 WAIT_MS_MAX: Final = 300_000
 OFFSET_MAX: Final = (1 << 63) - 1
+OPEN_PATHS: Final = SAYING_NOTHING | {"/v1/auth/whoami"}
+"""The paths that need no permission: what says nothing, or to a caller what it has said itself."""
 CHECKED_INLINE_BYTES: Final = 32 << 10
 """JSON bodies up to this are checked on the loop."""
 
@@ -219,6 +222,7 @@ class Serving:
             sent, encoding for people.
         heads: Ends of partitions that other brokers lead, for those who watch.
         peers: Other brokers, asked for what this one does not know.
+        gate: Who may do what.
         draining: Set at shutdown: long polls end.
     """
 
@@ -232,6 +236,7 @@ class Serving:
     lines_budget: BodyBudget
     peers: Peers
     heads: PolledHeads
+    gate: Gate
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def in_worker(self, function: Callable[..., T], *args: Any, undo: Callable[[T], None] | None = None) -> T:
@@ -342,16 +347,25 @@ class Endpoint:
 
     def bind(self, serving: Serving) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """The aiohttp handler: validate, then run under the deadline (E2)."""
+        needed, parameters = Needed.of(self.path, self.permission), (*self.query, TIMEOUT)
+        budget = serving.budget if self.request and JSON_MEDIA not in self.request.media else serving.json_budget
 
         async def handle(request: web.Request) -> web.StreamResponse:
             operation_now.set(self.operation)
             asking_now.set(request)
-            query = parse_query(request, (*self.query, TIMEOUT))
+            access = await serving.gate.begin(request, needed)
+            access_now.set(access)
+            request[ACCESS] = access
+            await access.need_path(needed, request.match_info)
+            query = parse_query(request, parameters)
+            await access.need_query(needed, query)
+            access.let_in()
             timeout_ms = query["timeout_ms"] or TIMEOUT_MS_DEFAULT + query.get("max_wait_ms", 0)
             answer_due.set(time.monotonic() + timeout_ms / 1000)
             deadline = asyncio.timeout(timeout_ms / 1000)
             _deadline.set(deadline)
-            budget = serving.budget if self.request and JSON_MEDIA not in self.request.media else serving.json_budget
+            access.limited(deadline)
+            serving.gate.watch_over(access)
             try:
                 with budget.reserved() as reservation:
                     reservation_now.set(reservation)
@@ -360,13 +374,19 @@ class Endpoint:
                             await refuse_content(request)
                         if stream := request.match_info.get("stream"):
                             await serving.backend.look_for(stream)
-                        return await self.handler(serving, request, query)
+                        answer = await self.handler(serving, request, query)
+                        access.check_asked(needed)
+                        return answer
             except TimeoutError:
+                if access.refusal is not None:
+                    raise access.refusal from None
                 if not deadline.expired():
                     raise
                 raise DeadlineExceeded(
                     f"{self.operation}: no answer within {timeout_ms} ms", timeout_ms=timeout_ms
                 ) from None
+            finally:
+                serving.gate.let_go(access)
 
         return handle
 

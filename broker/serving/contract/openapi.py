@@ -16,14 +16,30 @@ from aiohttp import web
 import broker
 from broker.api import http
 from broker.api.answers import Name, Offset, PartitionNumber
-from broker.api.errors import DeadlineExceeded, ForeignRequest, InvalidRequest, LiftlogError, NotReady, RequestTimedOut
+from broker.api.errors import (
+    DeadlineExceeded,
+    ForeignRequest,
+    InvalidRequest,
+    LiftlogError,
+    NotReady,
+    RequestTimedOut,
+    Unauthenticated,
+    Unauthorized,
+)
 from broker.api.permissions import Need, needs
 from broker.api.validation import shape_of
 from broker.serving.contract.endpoint import TIMEOUT, Content, Endpoint, Parameter, Query, Serving
 from broker.serving.contract.schemas import COMPONENTS, ref
 from broker.serving.http.body import JSON_MEDIA
 
-ANY_OPERATION: Final = (InvalidRequest, ForeignRequest, NotReady, DeadlineExceeded)
+ANY_OPERATION: Final = (
+    InvalidRequest,
+    Unauthenticated,
+    ForeignRequest,
+    Unauthorized,
+    NotReady,
+    DeadlineExceeded,
+)
 """Errors that every operation may answer, beside `internal`."""
 
 _NAME, _PARTITION, _OFFSET = (shape_of(hint).schema({}) for hint in (Name, PartitionNumber, Offset))
@@ -34,6 +50,7 @@ _PATHS: Final[dict[str, dict[str, Any]]] = {
     "pin": {"description": "Name of a pin.", "schema": _NAME},
     "producer": {"description": "Name of a producer.", "schema": _NAME},
     "sink": {"description": "Name of a sink.", "schema": _NAME},
+    "token": {"description": "Id of a token.", "schema": _NAME},
     "broker": {"description": "Id of a broker.", "schema": _NAME},
 }
 _HEADERS: Final[dict[str, dict[str, Any]]] = {

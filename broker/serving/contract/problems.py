@@ -16,7 +16,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from broker.api.errors import InvalidRequest, LiftlogError, RequestTimedOut, Retryable
+from broker.api.errors import InvalidRequest, LiftlogError, RequestTimedOut, Retryable, Unauthenticated
 from broker.api.http import PROBLEM_JSON
 from broker.serving.contract.endpoint import operation_now
 from broker.serving.http.meters import Meters
@@ -49,6 +49,8 @@ def problem_response(
     )
     if isinstance(error, Retryable):
         response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    if isinstance(error, Unauthenticated):
+        response.headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, RequestTimedOut):
         response.force_close()  # the rest of the request may still come
     return response

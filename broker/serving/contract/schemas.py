@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from broker.api import answers, placements, sink_answers
+from broker.api import answers, auth_answers, placements, sink_answers
 from broker.api.answers import LEADER_EPOCH_MAX, PIN_LENGTH_MAX, LeaderEpoch, Name, Offset, PartitionNumber
 from broker.api.errors import BY_REASON
 from broker.api.plain import INT64_MAX
+from broker.api.principals import SHA256_PATTERN, TOKEN_ID_PATTERN
 from broker.api.stream import LIMITS, NAME_BYTES_MAX, REPLICAS_MAX, UNALTERABLE, StreamSettings
 from broker.api.validation import Rule, object_of, shape_of
+from broker.metadata.access import GRANTS_MAX
 from broker.sinks.ledger import NamedStage
 
 Schema = dict[str, Any]
@@ -36,6 +38,7 @@ Incarnation = Annotated[str, Rule(limit=(0, INCARNATION_LENGTH_MAX), is_printabl
 Metadata = Annotated[str, Rule(limit=(0, METADATA_LENGTH_MAX), is_printable=True)]
 StageName = Annotated[str, Rule(pattern="[0-9a-f]{32}", says="must be 32 lower-case hexadecimal digits")]
 PartitionNumbers = Annotated[tuple[PartitionNumber, ...], Rule(limit=(1, ITEMS_MAX))]
+Principal = Annotated[str, Rule(limit=(1, 160), is_printable=True, doc="user:NAME, svc:NAME or anonymous")]
 Owner = Annotated[
     str,
     Rule(
@@ -387,6 +390,42 @@ class StagesAsked:
     what: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenAsked:
+    """A token that its holder has made: `llg_<id>_<256 bits as hex>`."""
+
+    id: Annotated[str, Rule(pattern=TOKEN_ID_PATTERN, says="must be 12 of a-z 2-7")]
+    sha256: Annotated[str, Rule(pattern=SHA256_PATTERN, says="must be the SHA-256 of the whole token, in hex")]
+    principal: Principal
+    expires_ms: Annotated[int, Rule(limit=(0, 1 << 62), doc="Milliseconds since 1970 UTC")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantAsked:
+    """An action, and a name or a prefix with `*`."""
+
+    action: Annotated[str, Rule(limit=(1, 64), is_printable=True)]
+    name: Annotated[str, Rule(limit=(0, 512), is_printable=True, doc="Empty where there are no names")] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantsAsked:
+    """What changes for a principal."""
+
+    principal: Principal
+    add: Annotated[tuple[GrantAsked, ...], Rule(limit=(0, GRANTS_MAX))] = ()
+    remove: Annotated[tuple[GrantAsked, ...], Rule(limit=(0, GRANTS_MAX))] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessAsked:
+    """Whether a principal may do something."""
+
+    principal: Principal
+    action: Annotated[str, Rule(limit=(1, 64), is_printable=True)]
+    name: Annotated[str, Rule(limit=(0, 512), is_printable=True, doc="Empty where there are no names")] = ""
+
+
 def ref(name: str) -> Schema:
     """A reference to a component schema."""
     return {"$ref": f"#/components/schemas/{name}"}
@@ -428,6 +467,11 @@ _ANSWERS: Final = {
     placements.RescueState: "RescueState",
     placements.RescuedPartition: "RescuedPartition",
     placements.RescueEnded: "RescueEnded",
+    auth_answers.WhoAmI: "WhoAmI",
+    auth_answers.Tokens: "Tokens",
+    auth_answers.Principals: "Principals",
+    auth_answers.AccessChanged: "AccessChanged",
+    auth_answers.AccessTested: "AccessTested",
     answers.Readiness: "Ready",
     answers.Liveness: "Live",
     answers.Problem: "Problem",
@@ -437,6 +481,7 @@ _REQUESTS: Final = (
     *(ReadOnlyState, Trim, PartitionCount, ProducerName, Positions, Commit, Reset, PinPlaced),
     *(SinkOpen, SinkRenew, SinkCommit, Bundle, AppendBundle, SinkAbort, SinkReset, SinkAdopt),
     *(SinkCheck, SilencesAsked, StagesAsked),
+    *(TokenAsked, GrantsAsked, AccessAsked),
     *(Reassignment, Election, Loss, Drain, Excuse, RescueEnd),
 )
 

@@ -1,6 +1,7 @@
 """The endpoints, a module for each part of the API.
 
 append.py     POST records
+auth.py       who asks; tokens and grants
 producers.py  ids and names of idempotent producers
 bundles.py    parts of stages of many partitions in one request
 changes.py    pause, resume, read-only, trim, add partitions

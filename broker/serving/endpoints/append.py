@@ -11,6 +11,7 @@ they are committed. That is decided by the log, which knows its producers; that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from aiohttp import web
@@ -37,8 +38,10 @@ from broker.api.permissions import of_catalog, of_path
 from broker.api.plain import INT64_MAX
 from broker.api.stream import CHOICES
 from broker.metadata.catalog import StreamInfo
+from broker.metadata.producers import is_anothers
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, choice, integer
 from broker.serving.endpoints.records import INCARNATION, find
+from broker.serving.http.access import access_now
 from broker.serving.http.body import Reservation, check_media, read_body, reservation_now
 from broker.serving.http.gone import check_asker
 from broker.serving.http.waiting import unbroken
@@ -63,7 +66,7 @@ ENDPOINTS: Final = Endpoints()
     "append_records",
     answer("Appended.", "Appended"),
     permission=of_path("stream:append", "stream")
-    + of_catalog("producer:write", "the producer of ?producer_id", when="it has a name"),
+    + of_catalog("producer:write", "the producer of ?producer_id", when="it has a name, or is another principal's"),
     query=(
         choice(
             "acks",
@@ -122,6 +125,7 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
     info = appendable(serving, handle.stream)
     check_media(request, (http.ARROW_STREAM, "application/octet-stream"))
     stamp = stamp_of(query)
+    await access_now.get().need("producer:write", _of_another(serving, stamp), is_told=False)
     if stamp is not None:
         serving.backend.check_producer(stamp.producer_id, stamp.epoch)
     body = await read_body(request, serving.body_bytes_max)
@@ -156,6 +160,16 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
             "duplicate": is_duplicate,
         }
     )
+
+
+def _of_another(serving: Serving, stamp: GroupStamp | None) -> Sequence[str]:
+    """The name by which it is judged who may write as a producer; "" of one without that is another principal's."""
+    if stamp is None:
+        return ()
+    name = serving.backend.producer_name(stamp.producer_id)
+    if name is not None:
+        return (name,)
+    return ("",) if is_anothers(stamp.producer_id, access_now.get().caller.principal) else ()
 
 
 def appendable(serving: Serving, stream: str) -> StreamInfo:

@@ -38,6 +38,7 @@ from broker.serving.endpoints.consumers import numbers_of
 from broker.serving.endpoints.records import end_of
 from broker.serving.endpoints.resolve import leader_named
 from broker.serving.endpoints.streams import answer_one, changeable, until_changed, until_served
+from broker.serving.http.access import behalf
 from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
 from broker.storage.read import out_of_range
@@ -141,7 +142,12 @@ async def trim(serving: Serving, request: web.Request, query: Query) -> web.Stre
         answers = await asyncio.gather(
             *(
                 serving.peers.ask(
-                    address, "POST", path, body={"before": before, "partitions": numbers}, timeout_s=PEER_TRIM_S
+                    address,
+                    "POST",
+                    path,
+                    body={"before": before, "partitions": numbers},
+                    timeout_s=PEER_TRIM_S,
+                    behalf=behalf(),
                 )
                 for address, numbers in elsewhere.items()
             )

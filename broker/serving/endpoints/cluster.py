@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import html
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Final
 
 from aiohttp import web
 
 from broker.api.permissions import OPEN, needs, of_answer
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer
+from broker.serving.http.access import access_now
 
 SHOWN: Final = ("id", "http", "grpc", "live", "rack", "stopping", "session_ms")
 METRICS_MEDIA: Final = "text/plain"
@@ -92,7 +94,7 @@ async def page(serving: Serving, request: web.Request, query: Query) -> web.Stre
     backend = serving.backend
     links = ("/v1/cluster", "/v1/streams", "/v1/consumers", "/readyz", "/metrics", "/openapi.json")
     items = "".join(f'<li><a href="{link}">{link}</a></li>' for link in links)
-    for info in backend.streams():
+    for info in access_now.get().seen("stream:read", backend.streams(), attrgetter("name")):
         name = html.escape(info.name)
         items += f'<li><a href="/v1/streams/{name}/partitions/0/records?format=json&amp;limit=100">{name}</a></li>'
     title = f"liftlog {html.escape(backend.version)}: {html.escape(backend.broker_id)}"

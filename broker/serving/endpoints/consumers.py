@@ -33,6 +33,7 @@ from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving,
 from broker.serving.contract.schemas import AtOffset, Commit, CommitOffset, Position, Reset
 from broker.serving.endpoints.records import stale
 from broker.serving.endpoints.resolve import resolve_all
+from broker.serving.http.access import access_now
 from broker.serving.http.waiting import unbroken
 from broker.storage.read import out_of_range
 
@@ -50,7 +51,7 @@ _ERRORS: Final = (InvalidName, UnknownStream, UnknownPartition, StaleIncarnation
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """All consumers with their lag, by name."""
     entries = {}
-    for consumer in serving.backend.offsets.consumers():
+    for consumer in access_now.get().seen("consumer:read", serving.backend.offsets.consumers(), str):
         with suppress(UnknownConsumer):  # forgotten meanwhile
             entries[consumer] = serving.backend.offsets.get(consumer)
     return web.json_response({"consumers": await describe_all(serving, request, entries)})
@@ -82,6 +83,7 @@ async def commit(serving: Serving, request: web.Request, query: Query) -> web.St
     """Store offsets of a consumer, all or none of them."""
     consumer = check_name(request.match_info["consumer"], what="consumer")
     asked = (await serving.asked(request, Commit)).offsets
+    await access_now.get().need("stream:read", {one.stream for one in asked})
     offsets = [_checked(serving, consumer, one, f"offsets[{i}]") for i, one in enumerate(asked)]
     _check_once(offsets)
     await unbroken(serving.backend.offsets.commit(consumer, offsets))
@@ -101,6 +103,7 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
     """Move a consumer to a position in some or all partitions of a stream."""
     consumer = check_name(request.match_info["consumer"], what="consumer")
     asked = await serving.asked(request, Reset)
+    await access_now.get().need("stream:read", (asked.stream,))
     numbers = numbers_of(serving.backend, asked.stream, asked.partitions)
     positions = [Position(stream=asked.stream, partition=number, at=asked.to) for number in numbers]
     offsets = []
@@ -141,7 +144,10 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
 )
 async def forget(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Remove all offsets of a consumer."""
-    await unbroken(serving.backend.offsets.forget(request.match_info["consumer"]))
+    consumer, access = request.match_info["consumer"], access_now.get()
+    streams = {entry.stream for entry in serving.backend.offsets.get(consumer)}
+    await access.need("stream:read", streams, is_told=False)
+    await unbroken(serving.backend.offsets.forget(consumer))
     return web.Response(status=204)
 
 

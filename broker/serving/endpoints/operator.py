@@ -29,6 +29,7 @@ from broker.api.validation import build
 from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body, text
 from broker.serving.contract.schemas import Drain, Election, Excuse, Loss, Reassignment, RescueEnd
 from broker.serving.endpoints.resolve import leader_named
+from broker.serving.http.access import access_now, behalf
 from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
 
@@ -104,6 +105,7 @@ async def reassign(serving: Serving, request: web.Request, query: Query) -> web.
 async def elect(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Give leaderships to preferred replicas; or, where nobody can lead, to one that may lack records."""
     asked = await serving.asked(request, Election)
+    await access_now.get().need("cluster:admin", ("",) if asked.unclean else ())
     if asked.stream is not None:
         await serving.backend.look_for(asked.stream)
     if asked.unclean:
@@ -176,7 +178,9 @@ async def accept_loss(serving: Serving, request: web.Request, query: Query) -> w
         address = leader_named(error)
         if address is None or is_from_peer(request):
             raise
-        said = await serving.peers.ask(address, "POST", LOSS, body=asdict(asked), timeout_s=PEER_LOSS_S)
+        said = await serving.peers.ask(
+            address, "POST", LOSS, body=asdict(asked), timeout_s=PEER_LOSS_S, behalf=behalf()
+        )
         return web.json_response(said)
     call = backend.admin.accept_loss(asked.stream, asked.partition, is_accepted=asked.accept_loss)
     return await serving.json_answer(asdict, await unbroken(call))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Final
 
 from aiohttp import web
@@ -10,6 +11,7 @@ from broker.api.errors import InvalidName, UnknownProducer
 from broker.api.permissions import of_answer, of_any, of_body, of_path
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import ProducerName
+from broker.serving.http.access import access_now
 from broker.serving.http.waiting import unbroken
 
 ENDPOINTS: Final = Endpoints()
@@ -24,10 +26,10 @@ ENDPOINTS: Final = Endpoints()
 )
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """The producers that have names, by name."""
-    found = serving.backend.producers()
+    found = access_now.get().seen("producer:write", sorted(serving.backend.producers().items()), itemgetter(0))
     rows = [
         {"name": name, "producer_id": each.producer_id, "epoch": each.epoch, "used_ms": each.used_ms}
-        for name, each in sorted(found.items())
+        for name, each in found
     ]
     return await serving.json_answer(lambda: {"producers": rows})
 
@@ -46,7 +48,10 @@ async def register(serving: Serving, request: web.Request, query: Query) -> web.
     fences the epoch before.
     """
     asked = await serving.asked(request, ProducerName)
-    producer_id, epoch = await unbroken(serving.backend.register_producer(asked.name))
+    await access_now.get().need("producer:write", () if asked.name is None else (asked.name,))
+    await access_now.get().need_any("stream:append", is_needed=asked.name is None)
+    owner = None if serving.gate.is_off else access_now.get().caller.principal
+    producer_id, epoch = await unbroken(serving.backend.register_producer(asked.name, owner))
     return web.json_response({"producer_id": producer_id, "epoch": epoch})
 
 

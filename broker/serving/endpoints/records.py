@@ -65,6 +65,7 @@ from broker.serving.contract.endpoint import (
     text,
     wait_seconds,
 )
+from broker.serving.http.access import access_now
 from broker.serving.http.body import Reservation
 from broker.serving.http.sending import SMALL_BYTES_MAX, STALLED_S, AnswerCut, abort, read_ranges, send_ranges
 from broker.serving.http.waiting import until_draining
@@ -184,6 +185,7 @@ ENDPOINTS: Final = Endpoints()
 )
 async def get_records(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Read records in whole batches; the first may begin before `offset`, the last end after `end`."""
+    await access_now.get().need("stream:admin", (request.match_info["stream"],) if query["verify"] else ())
     as_lines = wants_lines(request, query)
     handle = find(serving, request, query, leader_epoch=query["epoch"], for_reading=True)
     asked = query["offset"]

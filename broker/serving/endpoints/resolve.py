@@ -19,6 +19,7 @@ from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import At, AtEpoch, AtOffset, AtTimestamp, Position, Positions
 from broker.serving.endpoints.records import stale, unknown_end
+from broker.serving.http.access import access_now
 from broker.serving.http.peers import is_from_peer
 from broker.storage.log import PartitionLog
 from broker.storage.read import out_of_range
@@ -40,6 +41,7 @@ ENDPOINTS: Final = Endpoints()
 async def resolve(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Resolve many positions to offsets."""
     asked = (await serving.asked(request, Positions)).positions
+    await access_now.get().need("stream:read", {one.stream for one in asked})
     found = await resolve_all(serving, request, asked)
     return await serving.json_answer(lambda: {"positions": found})
 

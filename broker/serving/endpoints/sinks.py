@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any, Final
 
 from aiohttp import web
@@ -72,6 +73,7 @@ from broker.serving.contract.schemas import (
 )
 from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, appendable, encode
 from broker.serving.endpoints.records import INCARNATION, find
+from broker.serving.http.access import access_now
 from broker.serving.http.body import check_media, read_body, reservation_now
 from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
@@ -115,10 +117,12 @@ _SINK: Final = answer("The sink.", "Sink")
 )
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """All sinks with their last decision, by name."""
+    backend, of = serving.backend, attrgetter("sink")
     if not query["staged"]:
-        states = await serving.backend.sinks.states()
+        states = access_now.get().seen("sink:read", await backend.sinks.states(), of)
         return await serving.json_answer(lambda: {"sinks": [state_json(state) for state in states]})
-    states, staged = await serving.backend.sinks.described()
+    described, staged = await backend.sinks.described()
+    states = access_now.get().seen("sink:read", described, of)
     return await serving.json_answer(
         lambda: {"sinks": [{**state_json(state), "staged": _staged_json(state, staged)} for state in states]}
     )
@@ -257,6 +261,7 @@ async def commit_batch(serving: Serving, request: web.Request, query: Query) -> 
     """Make the records of these stages one batch of the sink, once, whatever happens."""
     sink = _sink(request)
     asked = await serving.asked(request, SinkCommit, STAGES_BYTES_MAX, STAGES_ITEMS_MAX)
+    await access_now.get().need("stream:append", {stage.stream for stage in asked.stages})
     commit = CommitRequest(
         owner=asked.owner,
         epoch=asked.epoch,
@@ -284,6 +289,7 @@ async def commit_batch(serving: Serving, request: web.Request, query: Query) -> 
 async def abort(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Drop stages. Those that a commit has named are left alone."""
     stages = (await serving.asked(request, SinkAbort, STAGES_BYTES_MAX, STAGES_ITEMS_MAX)).stages
+    await access_now.get().need("stream:append", {stage.stream for stage in stages})
     return web.json_response({"dropped": await unbroken(serving.backend.sinks.abort(_sink(request), stages))})
 
 

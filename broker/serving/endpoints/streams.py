@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
@@ -19,13 +20,14 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.api.misfit import Misfit
-from broker.api.permissions import of_answer, of_body, of_path
+from broker.api.permissions import of_answer, of_body, of_catalog, of_path
 from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.info import growth_of
 from broker.metadata.session import lapse_ms
 from broker.serving.contract.backend import Backend, PartitionHandle, Whereabouts
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body, boolean, refused
+from broker.serving.http.access import access_now
 from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
 
@@ -58,7 +60,9 @@ _SETTINGS_ERRORS: Final = (UnknownSetting, InvalidSetting, InvalidSubject)
     "/v1/streams",
     "create_stream",
     answer("Created.", "CreatedStream", 201) | answer("It existed, with the same settings.", "CreatedStream"),
-    permission=of_body("stream:create", "name") + of_body("subject:capture", "subject"),
+    permission=of_body("stream:create", "name")
+    + of_body("subject:capture", "subject")
+    + of_catalog("stream:admin", "each stream of the same group"),
     request=body("Name and settings.", "NewStream"),
     errors=(InvalidName, *_SETTINGS_ERRORS, StreamExists),
 )
@@ -69,11 +73,31 @@ async def create(serving: Serving, request: web.Request, query: Query) -> web.St
     if not isinstance(name, str):
         raise refused(Misfit("must be the name of the stream, as text", name, "name"))
     check_name(name)
+    await access_now.get().need("stream:create", (name,))
+    await access_now.get().need("subject:capture", captured(values))
+    others = grouped(serving.backend, name, values)
+    await access_now.get().need("stream:admin", others, is_told=False)
     info, created = await unbroken(serving.backend.create_stream(name, values))
     warnings = await until_served(serving, request, info)
+    if others:
+        warnings.append(f"it shares the messages of its group with {', '.join(others[:SHOWN_COUNT])}")
     status, headers = 201 if created else 200, {"Location": f"/v1/streams/{name}"}
     more = {"created": created}
     return await answer_one(serving, request, info, more, warnings=warnings, status=status, headers=headers)
+
+
+def captured(values: Mapping[str, Any]) -> list[str]:
+    """The subjects that a stream with these settings captures, as far as they say it: the others are derived from its
+    subject, and begin as it does."""
+    subject = values.get("subject")
+    return [] if subject is None else [str(subject)]
+
+
+def grouped(backend: Backend, name: str, values: Mapping[str, Any]) -> list[str]:
+    """The other streams of the group of one with these settings: it would take messages away from them."""
+    group = values.get("group")
+    streams = backend.streams() if group is not None else ()
+    return [info.name for info in streams if info.name != name and info.settings.group == group]
 
 
 async def until_served(
@@ -157,7 +181,8 @@ def _goes_by(answer: Mapping[str, Any], info: StreamInfo) -> bool:
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """All streams, by name."""
     backend = serving.backend
-    gathered = [_gather(backend, info) for info in backend.streams(internal=query["internal"])]
+    infos = access_now.get().seen("stream:read", backend.streams(internal=query["internal"]), attrgetter("name"))
+    gathered = [_gather(backend, info) for info in infos]
     internal = str(query["internal"]).lower()
     answers = await _ask_others(serving, request, gathered, "/v1/streams", internal=internal)
     return await serving.json_answer(_render_all, gathered, _Told(answer["streams"] for answer in answers))

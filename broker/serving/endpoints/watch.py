@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import Any, Final
 
 from aiohttp import web
@@ -35,8 +36,9 @@ from broker.serving.contract.endpoint import (
 )
 from broker.serving.endpoints.heads import PolledHeads
 from broker.serving.endpoints.streams import leader_of
+from broker.serving.http.access import Asking, access_now
 from broker.serving.http.peers import is_from_peer
-from broker.serving.http.waiting import until_draining
+from broker.serving.http.waiting import either, until_draining
 
 PATTERNS_MAX: Final = 256
 STARS_MAX: Final = 8
@@ -80,16 +82,20 @@ async def watch(serving: Serving, request: web.Request, query: Query) -> web.Str
     heads = None if is_from_peer(request) else serving.heads
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_seconds(query)
+    access = access_now.get()
     with backend.watching() as watcher:
         while True:
             if heads is not None:
-                await _look_elsewhere(backend, heads, patterns)
-            seen = state(backend, patterns, heads)
+                await _look_elsewhere(backend, heads, patterns, access)
+            seen = state(backend, patterns, heads, access)
             watcher.streams = set(seen)
             version, left = _version_of(seen), deadline - loop.time()
             if version != since or left <= 0 or serving.draining.is_set():
                 return web.json_response({"version": version, "streams": seen})
-            await until_draining(serving, watcher.wait(left))
+            waiting = watcher.wait(left)
+            if access.is_refused:
+                waiting = either(waiting, access.gate.until_changed())
+            await until_draining(serving, waiting)
             await asyncio.sleep(QUIET_S)
 
 
@@ -154,13 +160,13 @@ class Patterns:
         return known
 
 
-async def _look_elsewhere(backend: Backend, heads: PolledHeads, patterns: Patterns | None) -> None:
+async def _look_elsewhere(backend: Backend, heads: PolledHeads, patterns: Patterns | None, access: Asking) -> None:
     """Have the leaders of what is selected and not led here say what moves there."""
     if len(backend.brokers()) < 2:
         return
     me = leader_of(backend)["http"]
     names, leaders = set(), set()
-    for info in _selected(backend, patterns):
+    for info in _selected(backend, patterns, access):
         with suppress(LiftlogError):
             elsewhere = {where.leader.http for where in backend.whereabouts(info.name) if where.leader is not None} - {
                 me
@@ -171,12 +177,13 @@ async def _look_elsewhere(backend: Backend, heads: PolledHeads, patterns: Patter
     await heads.look(names, leaders)
 
 
-def state(backend: Backend, patterns: Patterns | None, heads: PolledHeads | None = None) -> dict[str, Any]:
-    """The watched numbers of the selected streams. Internal streams only by a pattern that begins like them."""
+def state(backend: Backend, patterns: Patterns | None, heads: PolledHeads | None, access: Asking) -> dict[str, Any]:
+    """The watched numbers of the selected streams that the caller may read. Internal streams only by a pattern that
+    begins like them."""
     backend.check_session()
     leader = leader_of(backend)
     found: dict[str, Any] = {}
-    for info in _selected(backend, patterns):
+    for info in _selected(backend, patterns, access):
         try:
             handles = backend.partitions(info.name)
         except LiftlogError:  # offline, or deleted meanwhile
@@ -201,8 +208,13 @@ def state(backend: Backend, patterns: Patterns | None, heads: PolledHeads | None
     return found
 
 
-def _selected(backend: Backend, patterns: Patterns | None) -> list[StreamInfo]:
-    """The streams that the patterns name, by name. Plain names are looked up: there may be thousands of streams."""
+def _selected(backend: Backend, patterns: Patterns | None, access: Asking) -> list[StreamInfo]:
+    """The streams that the patterns name, and the caller may read, by name. Plain names are looked up: there may be
+    thousands of streams."""
+    return access.seen("stream:read", _named(backend, patterns), attrgetter("name"))
+
+
+def _named(backend: Backend, patterns: Patterns | None) -> list[StreamInfo]:
     if patterns is None:
         return backend.streams()
     found: dict[str, StreamInfo] = {}

@@ -1,5 +1,6 @@
 """Connections, bodies and the application: HTTP without a word of liftlog's API.
 
+access.py       who asks, and whether it may: the gate before every handler
 app.py          the application: endpoints, one middleware, a clean end
 body.py         request bodies, bounded and checked
 closing.py      how a connection ends that is cut

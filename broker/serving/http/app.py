@@ -23,6 +23,7 @@ from broker.serving.contract.openapi import endpoint_for
 from broker.serving.contract.problems import problems
 from broker.serving.endpoints import (
     append,
+    auth,
     bundles,
     changes,
     cluster,
@@ -37,6 +38,7 @@ from broker.serving.endpoints import (
     watch,
 )
 from broker.serving.endpoints.heads import PolledHeads
+from broker.serving.http.access import ACCESS, AuthRules, Gate
 from broker.serving.http.body import BODY_TIMEOUT_S, METERS, BodyBudget
 from broker.serving.http.connections import DEFAULT_LIMITS, ConnectionLimits, Connections
 from broker.serving.http.gone import PULSE, Pulse
@@ -69,6 +71,7 @@ _TABLE: Final = (
     *bundles.ENDPOINTS,
     *cluster.ENDPOINTS,
     *operator.ENDPOINTS,
+    *auth.ENDPOINTS,
 )
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (*_TABLE, endpoint_for(_TABLE))
 """All that the server answers, besides HEAD for each GET."""
@@ -95,6 +98,7 @@ def build_app(
     limits: ConnectionLimits = DEFAULT_LIMITS,
     hosts: frozenset[str] = frozenset(),
     tls: TlsContexts | None = None,
+    auth_rules: AuthRules | None = None,
     now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> web.Application:
     """The application, to be run with `RUNNER_OPTIONS` on the loop that the backend waits on.
@@ -105,10 +109,19 @@ def build_app(
         limits: Limits of connections.
         hosts: Names of this broker, beside addresses and loopback (`origin.hosts_of`).
         tls: Of this broker, and of all others. None: plain HTTP. Listen with it, too (`CONNECTIONS`).
+        auth_rules: Who may do what, as far as the configuration says. None: whoever reaches the port may do everything.
         now_us: The clock: microseconds since 1970 UTC.
     """
     meters = Meters()
-    peers = Peers(backend.broker_id, tls)
+    rules = auth_rules or AuthRules()
+    peers = Peers(backend.broker_id, tls, rules.peer_key)
+    gate = Gate(
+        rules,
+        lambda: backend.access,
+        lambda: {str(each["id"]) for each in backend.brokers()},
+        lambda: now_us() / 1000,
+        backend.catch_up,
+    )
     serving = Serving(
         backend=backend,
         body_bytes_max=body_bytes_max,
@@ -120,6 +133,7 @@ def build_app(
         lines_budget=BodyBudget(max(BODIES_AT_ONCE * body_bytes_max, LINES_BUDGET_BYTES_MAX), "answers of JSON lines"),
         peers=peers,
         heads=PolledHeads(peers, backend.note_elsewhere),
+        gate=gate,
     )
     app = web.Application(middlewares=[problems(meters), guard(hosts)])
     app[SERVING] = serving
@@ -135,14 +149,17 @@ def build_app(
     app.on_response_prepare.append(_name_servers)
     app.on_shutdown.append(_drain)
     app[PULSE] = pulse = Pulse()
-    app.cleanup_ctx.extend((_worker, pulse.beats))
+    app.cleanup_ctx.extend((_worker, pulse.beats, gate.looks))
     return app
 
 
 async def _name_servers(request: web.Request, response: web.StreamResponse) -> None:
     """This one, and the others: a client goes on with them when those that it was given are gone."""
     response.headers["Server"] = "liftlog"
-    known = [str(each["http"]) for each in request.app[SERVING].backend.brokers()]
+    access = request.get(ACCESS)  # this may run in another context than the handler did
+    is_enforced = request.app[SERVING].gate.is_enforced
+    is_told = not is_enforced or (access is not None and access.is_let_in and response.status not in (401, 403))
+    known = [str(each["http"]) for each in request.app[SERVING].backend.brokers()] if is_told else []
     if len(known) > 1:  # a catalog of before may hold what would end the header, and with it the answer
         response.headers[http.BROKERS] = ",".join(each for each in known if re.fullmatch(ADDRESS_PATTERN, each))
     for name in [name for name, value in response.headers.items() if _CONTROL.search(value)]:

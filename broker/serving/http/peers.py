@@ -5,22 +5,27 @@
 
 E1  One hop: who is asked by a broker (header `Liftlog-Asked-By`) answers what it knows, and asks nobody.
 E2  A broker that does not answer in time is unknown, and says nothing about what it leads.
-E3  A broker with TLS asks over TLS alone, shows its own certificate, and believes those of `http.tls_ca`.
+E3  Where the cluster has a secret, each question carries a proof of who asks, and what changes something for whom it is
+    asked (`access.A6`).
+E4  A broker with TLS asks over TLS alone, shows its own certificate, and believes those of `http.tls_ca`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from broker.api import http
 from broker.api.errors import LiftlogError, Unavailable, from_problem
 from broker.api.plain import parse_json
+from broker.serving.http.access import access_now, proof_of
 
 if TYPE_CHECKING:
     from broker.serving.http.tls import TlsContexts
@@ -35,8 +40,10 @@ PARSED_INLINE_BYTES: Final = 32 << 10
 
 
 def is_from_peer(request: web.Request) -> bool:
-    """E1."""
-    return http.ASKED_BY in request.headers
+    """E1. Where callers are judged, one that has proven it."""
+    access = access_now.get(None)
+    is_believed = access is None or not access.gate.is_enforced or access.caller.is_peer
+    return http.ASKED_BY in request.headers and is_believed
 
 
 class Peers:
@@ -45,9 +52,12 @@ class Peers:
     Args:
         me: The id of this broker.
         tls: The others speak TLS, as this one does. None: none of them does.
+        key: Of proofs (E3). None: none are given.
     """
 
-    def __init__(self, me: str, tls: TlsContexts | None = None) -> None:
+    def __init__(self, me: str, tls: TlsContexts | None = None, key: bytes | None = None) -> None:
+        self._me = me
+        self._key = key
         self._headers = {http.ASKED_BY: me}
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
@@ -61,21 +71,26 @@ class Peers:
         query: Mapping[str, str] | None = None,
         body: Any = None,
         timeout_s: float = ASK_S,
+        behalf: str | None = None,
     ) -> Any:
         """The JSON answer of one broker.
 
+        Args:
+            behalf: The principal for whom something is changed; None: this broker asks for itself.
         Raises:
             Unavailable: it does not answer (E2). LiftlogError: what it answered.
         """
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers)
         try:
+            url = URL(f"{'http' if self._tls is None else 'https'}://{address}{path}").with_query(query)
             async with self._session.request(
                 method,
-                f"{'http' if self._tls is None else 'https'}://{address}{path}",
+                url,
                 ssl=True if self._tls is None else self._tls.client(),
-                params=query,
+                headers=self._proof(address, method, url, behalf),
                 json=body,
+                allow_redirects=False,  # a proof is for one address
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
             ) as answer:
                 data = bytearray()
@@ -97,6 +112,18 @@ class Peers:
                 raise from_problem(value)
             raise Unavailable(f"{address}: HTTP status {answer.status}", address=address, sent=True)
         return value
+
+    def _proof(self, address: str, method: str, url: URL, behalf: str | None) -> dict[str, str]:
+        """E3."""
+        if self._key is None:
+            return {}
+        of = {} if behalf is None else {http.BEHALF: behalf}
+        target, now_ms = url.raw_path_qs, time.time_ns() // 1_000_000
+        return {
+            "Host": address,
+            http.PROOF: proof_of(self._key, self._me, address, method, target, now_ms, behalf or ""),
+            **of,
+        }
 
     async def ask_all(
         self, addresses: Iterable[str], method: str, path: str, *, query: Mapping[str, str] | None = None

@@ -35,6 +35,18 @@ async def until_draining(serving: Serving, waiting: Coroutine[Any, Any, T]) -> T
         drain.cancel()
 
 
+async def either(first: Coroutine[Any, Any, Any], second: Coroutine[Any, Any, Any]) -> None:
+    """Await one of two, whichever ends first; the other is cancelled."""
+    tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 async def unbroken(change: Coroutine[Any, Any, T] | Future[T]) -> T:
     """Await a change; it goes on, and its failure is logged, when the caller is cancelled.
 

@@ -311,7 +311,7 @@ def test_a_brokers_folder_and_that_of_up_are_not_taken_for_each_other(tmp_path: 
         (["status"], "'liftlog cluster status' or 'liftlog cluster rescue status'"),
         (["verify"], "'liftlog log verify'"),
         (["stream", "verify"], "'liftlog log verify'"),
-        (["craete"], "'liftlog stream create'"),
+        (["craete"], "'liftlog stream create' or 'liftlog auth token create'"),
         (["rescue"], "'liftlog cluster rescue'"),
     ],
 )

@@ -179,3 +179,22 @@ def test_on_a_full_disk_the_former_files_stand_and_nothing_else_is_left(
     )
     assert "ca.key cannot be written: No space left on device" in refused("init", str(ca), "--force")
     assert {path: path.read_bytes() for path in ca.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("option", "uri"),
+    [
+        ("--user=a", "liftlog:user/a"),
+        ("--service=etl.7", "liftlog:svc/etl.7"),
+        ("--broker=b1", "liftlog:broker/b1"),
+    ],
+)
+def test_a_certificate_says_whose_it_is(ca: Path, option: str, uri: str) -> None:
+    assert certs("issue", str(ca), "mine", option, "--host", "h.example").exit_code == 0
+    names = x509.load_pem_x509_certificate((ca / "mine.pem").read_bytes()).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    assert names.value.get_values_for_type(x509.UniformResourceIdentifier) == [uri]
+    assert names.value.get_values_for_type(x509.DNSName) == ["h.example"]
+    assert "one of these kinds" in refused("issue", str(ca), "two", "--user=a", "--service=b")
+    assert "must be user:NAME" in refused("issue", str(ca), "bad", "--user=a/b")

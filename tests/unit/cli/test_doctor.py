@@ -257,6 +257,14 @@ def test_a_broker_that_is_not_ready_says_what_is_missing() -> None:
     assert "nats: not connected" in found["broker"].found
 
 
+def test_a_broker_that_does_not_know_who_asks_is_one() -> None:
+    for status, reason in ((401, "unauthenticated"), (403, "unauthorized")):
+        with _server(_http({"reason": reason, "status": status}, status=status)) as port:
+            found = _by_name(check_broker(f"127.0.0.1:{port}", in_use=True))
+        assert found["broker"].status == WARNING
+        assert "--token-file" in (found["broker"].advice or "")
+
+
 @pytest.mark.parametrize("missing", ["missing", ["nats"], 7, {"a": ["b"]}, None])
 def test_reasons_of_another_shape_are_no_fault_of_the_doctor(missing: object) -> None:
     with _server(_http({"ready": False, "missing": missing}, status=503)) as port:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from broker.api.errors import InvalidRequest
-from broker.cli.commands.secret import write_new
+from broker.cli.commands.secret import write_secret
 from broker.cli.local.datafolder import Record, UpFolder
 from broker.cli.local.processes import ProcessIdentity
 from broker.cli.local.up import Ports, _keep_secret, _plan
@@ -40,14 +40,14 @@ def test_a_new_secret_is_its_owners_alone_and_a_broker_takes_it(tmp_path: Path) 
 
 def test_a_secret_is_not_replaced(tmp_path: Path) -> None:
     file = tmp_path / "secret"
-    write_new(str(file))
+    write_secret(str(file))
     before = file.read_bytes()
-    with pytest.raises(InvalidRequest, match="exists, and may be the secret of a cluster"):
-        write_new(str(file))
+    with pytest.raises(InvalidRequest, match="exists: it may be the secret of a cluster"):
+        write_secret(str(file))
     assert file.read_bytes() == before
     with pytest.raises(InvalidRequest, match="cannot be written: No such file"):
-        write_new(str(tmp_path / "no" / "secret"))
-    write_new(str(tmp_path / "another"))
+        write_secret(str(tmp_path / "no" / "secret"))
+    write_secret(str(tmp_path / "another"))
     assert (tmp_path / "another").read_bytes() != before
 
 
@@ -62,9 +62,9 @@ def test_a_secret_is_there_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(os, step, fails)
             with pytest.raises(InvalidRequest, match="No space left"):
-                write_new(str(file))
+                write_secret(str(file))
         assert list(tmp_path.iterdir()) == []
-    write_new(str(file))
+    write_secret(str(file))
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -137,7 +137,7 @@ def test_check_says_that_a_cluster_has_no_secret(tmp_path: Path, monkeypatch: py
     words = ["broker", "--check", "--set", "cluster.id=c", "--set", "cluster.voters=broker-0@127.0.0.1:1"]
     with pytest.raises(InvalidRequest, match="liftlog secret new"):
         CliRunner().invoke(COMMAND, words, catch_exceptions=False)
-    write_new(str(file))
+    write_secret(str(file))
     named = [*words, "--set", f"raft.secret_file={file}"]
     done = CliRunner().invoke(COMMAND, named, catch_exceptions=False)
     assert (done.exit_code, f"raft.secret_file = {file}" in done.output) == (0, True)

@@ -16,7 +16,14 @@ SECRET = "of at least sixteen bytes"
 
 
 def identity(**settings: Any) -> Identity | None:
-    given = {"cluster.id": "prod", "cluster.voters": VOTERS, "broker_id": "a", "raft.host": "0.0.0.0", **settings}
+    given = {
+        "cluster.id": "prod",
+        "cluster.voters": VOTERS,
+        "broker_id": "a",
+        "raft.host": "0.0.0.0",
+        "insecure": True,
+        **settings,
+    }
     return identity_from(load(None, {}, {key.replace("__", "."): value for key, value in given.items()}))
 
 

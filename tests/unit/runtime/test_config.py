@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -52,6 +52,44 @@ def test_the_production_example_loads_and_says_something() -> None:
     assert {"http.advertised", "nats.urls", "nats.password", "data_dir"} <= changed.keys()
     assert "log.level" not in changed
     assert describe(Config(), changed_only=True) == {}
+
+
+SECURE: Final = {"http.tls_cert": "a", "http.tls_key": "b", "auth.mode": "enforce"}
+CLUSTER: Final = {"cluster.id": "c", "cluster.voters": ["broker-0@10.0.0.1:9294"]}
+BETWEEN: Final = {"cluster.tls_cert": "a", "cluster.tls_key": "b", "cluster.tls_ca": "c"}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "logs.example", "::ffff:10.0.0.1", "127.example"])
+def test_a_broker_that_others_reach_has_tls_and_knows_who_asks_or_does_not_start(host: str) -> None:
+    """K4. Each port; the error names what is missing and the way out."""
+    at: dict[str, Any] = {"http.host": host}
+    for given, missing in (
+        ({}, r'http\.tls_cert and http\.tls_key and auth\.mode = "enforce"'),
+        ({"auth.mode": "permissive"}, r'auth\.mode = "enforce"'),
+        ({"auth.mode": "enforce"}, r"without http\.tls_cert and http\.tls_key \("),
+        ({"http.tls_cert": "a", "http.tls_key": "b"}, r'without auth\.mode = "enforce" \('),
+    ):
+        with pytest.raises(InvalidSetting, match=missing) as refused:
+            load(None, {}, {**at, **given})
+        assert refused.value.key == "http.host"
+        assert "insecure = true in the file, LIFTLOG_INSECURE=true, or --insecure" in str(refused.value)
+        assert load(None, {}, {**at, **given, "insecure": True}).http.host == host
+    assert load(None, {"LIFTLOG_INSECURE": "true"}, at).insecure
+    assert load(None, {}, {**at, **SECURE}).http.host == host
+    of_clients = {"http.tls_cert": "a", "http.tls_key": "b", "http.tls_client_ca": "c"}
+    assert load(None, {}, {**at, **of_clients}).http.host == host, "each client has a certificate of this CA"
+    for key in ("grpc.host", "raft.host"):
+        assert load(None, {}, {key: host}), "one that is alone does not open it"
+        with pytest.raises(InvalidSetting, match=r"cluster\.tls_cert, cluster\.tls_key and cluster\.tls_ca") as refused:
+            load(None, {}, {key: host, **CLUSTER})
+        assert refused.value.key == key
+        assert load(None, {}, {key: host, **CLUSTER, **BETWEEN})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.8.7", "localhost", "LOCALHOST", "::1"])
+def test_on_loopback_nothing_is_asked_for(host: str) -> None:
+    """K4."""
+    assert load(None, {}, {"http.host": host, "grpc.host": host, "raft.host": host, **CLUSTER})
 
 
 def test_every_key_has_a_line_and_a_default_within_its_limit() -> None:
@@ -104,7 +142,11 @@ def test_a_host_with_a_wildcard_is_refused() -> None:
 
 def test_option_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     path = _file(tmp_path, "[http]\nport = 1001\nhost = '10.0.0.1'\n[fsync]\nthreads = 7\n")
-    config = load(path, {"LIFTLOG_HTTP_PORT": "1002", "LIFTLOG_HTTP_HOST": "10.0.0.2"}, {"http.port": 1003})
+    config = load(
+        path,
+        {"LIFTLOG_HTTP_PORT": "1002", "LIFTLOG_HTTP_HOST": "10.0.0.2", "LIFTLOG_INSECURE": "1"},
+        {"http.port": 1003},
+    )
     assert (config.http.port, config.http.host, config.fsync.threads) == (1003, "10.0.0.2", 7)
     assert config.grpc.port == 9292
 

@@ -9,9 +9,10 @@ import pytest
 
 from broker.api.errors import NotReady
 from broker.metadata.catalog import Catalog
+from broker.metadata.producers import tag_of
 from broker.runtime import used_producers
 from broker.runtime.config.settings import ProducersConfig
-from broker.runtime.used_producers import NOTED_IN, UsedProducers, registration_times
+from broker.runtime.used_producers import NOTED_IN, UsedProducers, registration, registration_times
 
 EXPIRY_MS = 800_000
 
@@ -49,3 +50,11 @@ async def test_use_is_told_now_and_then_and_again_if_it_could_not_be(monkeypatch
     for producer_id in (1, 2, 3, 2):
         await use(producer_id)
     assert told == [(["a"], now)]
+
+
+def test_an_id_says_whose_it_is_where_callers_are_judged_and_all_brokers_know_it() -> None:
+    """`producers.D5`."""
+    config = ProducersConfig()
+    assert registration(config, None, "user:ana", can_tag=True)["tag"] == tag_of("user:ana") != tag_of("user:bob")
+    for name, owner, can_tag in ((None, None, True), (None, "user:ana", False), ("mine", "user:ana", True)):
+        assert "tag" not in registration(config, name, owner, can_tag=can_tag)

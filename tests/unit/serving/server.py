@@ -24,6 +24,7 @@ from broker.api.http import ARROW_STREAM, PROBLEM_JSON
 from broker.api.schema import SCHEMA
 from broker.serving.contract.endpoint import Serving
 from broker.serving.contract.openapi import document
+from broker.serving.http.access import AuthRules
 from broker.serving.http.app import CONNECTIONS, ENDPOINTS, RUNNER_OPTIONS, SERVING, build_app
 from broker.serving.http.connections import DEFAULT_LIMITS, ConnectionLimits
 from broker.serving.http.tls import TlsContexts
@@ -73,9 +74,11 @@ class Server:
         body_bytes_max: int,
         limits: ConnectionLimits = DEFAULT_LIMITS,
         tls: TlsContexts | None = None,
+        auth: AuthRules | None = None,
         **options: Any,
     ) -> None:
         self._tls = tls
+        self._auth = auth
         self.loop = asyncio.new_event_loop()
         self._listening: list[asyncio.Server] = []
         self._thread = threading.Thread(target=self.loop.run_forever, name="server", daemon=True)
@@ -87,7 +90,9 @@ class Server:
         self, folder: Path, body_bytes_max: int, limits: ConnectionLimits, options: dict[str, Any]
     ) -> None:
         self.backend = LogBackend(folder)
-        self.app = build_app(self.backend, body_bytes_max=body_bytes_max, limits=limits, tls=self._tls)
+        self.app = build_app(
+            self.backend, body_bytes_max=body_bytes_max, limits=limits, tls=self._tls, auth_rules=self._auth
+        )
         self._runner = web.AppRunner(self.app, **options)
         await self._runner.setup()
         self.port = await self.listen()

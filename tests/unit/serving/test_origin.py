@@ -109,7 +109,9 @@ def test_every_endpoint_refuses_and_nothing_is_done(server: Server, attack: dict
     ]
     tried = [(method, path) for method, path in tried if path != "/livez"]
     for method, path in tried:
-        path = path.format(stream="orders", partition=0, consumer="c", sink="s", broker="b", producer="p", pin="p")
+        path = path.format(
+            stream="orders", partition=0, consumer="c", sink="s", broker="b", producer="p", pin="p", token="t"
+        )
         status, body = said(server, method, path, attack)
         assert status == 403, (method, path)
         assert method == "HEAD" or body["reason"] == "foreign_request"

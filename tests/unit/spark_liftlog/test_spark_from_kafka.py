@@ -53,7 +53,7 @@ def test_each_line_is_what_the_error_says(name: str, here: str) -> None:
             options({"stream": "s", name: "x"}, "stream")
         in_place = [word for word in re.findall(r"`(\w+)", here) if word in OURS]
         if "not yet" in here:
-            says = "brokers have no authentication yet, and TLS is https:// in brokers, with tlsCa"
+            says = "a token is named by its file, tokenFile, and TLS is https:// in brokers, with tlsCa"
         else:
             says = rf"in its place: .*\b({'|'.join(in_place) or 'nothing'})\b"
         assert re.search(says, str(caught.value)), str(caught.value)

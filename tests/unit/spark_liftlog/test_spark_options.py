@@ -120,8 +120,8 @@ def test_an_unknown_option_is_refused_with_the_nearest(key: str, nearest: str | 
     [
         ({"readFrom": "local"}, "option readFrom='local': files of a broker are not read"),
         ({"via": "nats"}, r"option 'via': rows are written to the log"),
-        ({"token": "t"}, "option 'token': brokers have no authentication"),
-        ({"TLS.ca": "f"}, r"option 'TLS\.ca': brokers have no authentication"),
+        ({"token": "t"}, "option 'token': a token is named by its file"),
+        ({"TLS.ca": "f"}, r"option 'TLS\.ca': a token is named by its file"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name(given: dict[str, str], says: str) -> None:
@@ -360,8 +360,8 @@ def test_the_users_page_has_every_option_and_no_other() -> None:
         ({"subscribe": "s"}, "has no option 'subscribe'; in its place: stream"),
         ({"kafka.acks": "all"}, "has no option 'kafka.acks'; it belongs to another connector"),
         ({"deadLeterStream": "d"}, "did you mean 'deadLetterStream'"),
-        ({"token": "secret"}, "option 'token': brokers have no authentication"),
-        ({"tls.ca": "f"}, "option 'tls.ca': brokers have no authentication"),
+        ({"token": "secret"}, "option 'token': a token is named by its file"),
+        ({"tls.ca": "f"}, "option 'tls.ca': a token is named by its file"),
     ],
 )
 def test_a_bad_sink_option_is_an_error_that_says_what_is_allowed(given: dict[str, str], says: str) -> None:
@@ -430,6 +430,7 @@ VALID = {
     "tlsCa": "/tls/ca.pem",
     "tlsCert": "/tls/me.pem",
     "tlsKey": "/tls/me.key",
+    "tokenFile": "/tls/me.token",
     "mode": "log",
     "asOf": "1",
     "sharedKeys": "keep",

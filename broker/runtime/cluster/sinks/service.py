@@ -101,6 +101,7 @@ class PlacedSinks:
         sweep_s: float,
         why_missing: Callable[[], str],
         tls: TlsContexts | None = None,
+        peer_key: bytes | None = None,
     ) -> None:
         self._me = me
         self._streams = streams
@@ -111,7 +112,7 @@ class PlacedSinks:
         self._clock, self._elapsed = clock, elapsed
         self._sweep_s = sweep_s
         self._why_missing = why_missing
-        self._peers = Peers(me, tls)
+        self._peers = Peers(me, tls, peer_key)
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self._coordinators: dict[Partition, Sinks] = {}

@@ -1,0 +1,77 @@
+"""The bearer token of a client: read from a file, shown to brokers, and to nobody else.
+
+    TokenFile(path) ─► header_for(address) ─► Authorization, if the address is over TLS or loopback
+
+W1  A token goes to no address without TLS, but to this machine's own: whoever can read packets could use it.
+W2  A file that every user of the machine can read is refused (`token_files`).
+W3  The file is read again when it has changed, so a token can be replaced while its client runs. One that cannot be
+    read any more leaves the last one in use.
+W4  No error, log line, repr or pickle has the token.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+from broker.api.errors import InvalidRequest, InvalidSetting
+from broker.api.http import is_loopback
+from broker.api.token_files import token_in
+from broker.client.http.address import Address
+
+LOOK_S: Final = 1.0
+KEY: Final = "token_file"
+
+
+class TokenFile:
+    """See the module.
+
+    Raises:
+        InvalidSetting: the file cannot be read, holds no token, or is open to others.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._looked_s = time.monotonic()
+        self._seen = _seen(path)
+        self._text = token_in(KEY, path).text
+
+    def __repr__(self) -> str:
+        return f"TokenFile({self.path!r})"
+
+    def header_for(self, address: Address) -> dict[str, str]:
+        """What a request to this address carries.
+
+        Raises:
+            InvalidRequest: W1.
+        """
+        if not address.is_tls and not is_loopback(address.host):
+            raise InvalidRequest(
+                f"{address}: the token of {self.path!r} is not sent there without TLS: give https://host:port",
+                address=str(address),
+                key=KEY,
+            )
+        self._look()
+        return {"Authorization": f"Bearer {self._text}"}
+
+    def _look(self) -> None:
+        """W3."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        try:
+            seen = _seen(self.path)
+            if seen != self._seen:
+                self._text, self._seen = token_in(KEY, self.path).text, seen
+        except (OSError, InvalidSetting):
+            return
+
+
+def _seen(path: str) -> tuple[int, int, int, int]:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return (0, 0, 0, 0)
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size

@@ -1,0 +1,30 @@
+"""What the configuration says of who may do what, for the gate of the HTTP port."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.api.principals import Token
+from broker.api.token_files import token_in
+from broker.runtime.config.settings import AuthConfig
+
+if TYPE_CHECKING:
+    from broker.serving.http.access import AuthRules
+
+
+def auth_rules_of(config: AuthConfig, secret: str | None = None) -> AuthRules:
+    """The rules. `secret`: of the cluster; None: this broker is alone. Raises as `admin_token_of`."""
+    from broker.serving.http.access import AuthRules, peer_key  # commands that check the file need no server
+
+    token = admin_token_of(config)
+    return AuthRules(
+        mode=config.mode,
+        admins=frozenset(config.admins),
+        admin_token=None if token is None else (token.id, token.sha256),
+        peer_key=None if secret is None else peer_key(secret.encode()),
+    )
+
+
+def admin_token_of(config: AuthConfig) -> Token | None:
+    """The admin's token; None: there is none. Raises InvalidSetting: its file cannot be used."""
+    return None if config.admin_token_file is None else token_in("auth.admin_token_file", config.admin_token_file)

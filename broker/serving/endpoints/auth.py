@@ -1,0 +1,170 @@
+"""Who asks, and who may do what: tokens and grants, for whoever has `auth:admin`, in every mode.
+
+The secret of a token is made by who asks for it, and does not travel: the broker gets its SHA-256 alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.api.auth_answers import (
+    AccessChanged,
+    AccessTested,
+    GrantDescription,
+    PrincipalDescription,
+    Principals,
+    TokenDescription,
+    Tokens,
+    WhoAmI,
+)
+from broker.api.errors import InvalidRequest, UnknownToken
+from broker.api.permissions import ACTIONS, OPEN, UNNAMED, kind_of, needs
+from broker.api.principals import check_grant, check_principal
+from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body
+from broker.serving.contract.schemas import AccessAsked, GrantAsked, GrantsAsked, TokenAsked
+from broker.serving.http.access import access_now
+from broker.serving.http.waiting import unbroken
+
+ENDPOINTS: Final = Endpoints()
+TTL_MS_MAX: Final = 366 * 24 * 3_600_000
+"""No token lives longer than so."""
+
+
+@ENDPOINTS.add("GET", "/v1/auth/whoami", "whoami", answer("The caller.", "WhoAmI"), permission=OPEN)
+async def whoami(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Who the caller is, and what it is granted."""
+    gate, caller = serving.gate, access_now.get().caller
+    said = WhoAmI(
+        principal=caller.principal,
+        how=caller.how,
+        mode=gate.rules.mode,
+        admin=gate.is_admin(caller.principal),
+        expires_ms=None if caller.until_ms == float("inf") else int(caller.until_ms),
+        grants=_grants(gate.access().grants.get(caller.principal, ())),
+    )
+    return web.json_response(asdict(said))
+
+
+@ENDPOINTS.add("GET", "/v1/auth/tokens", "list_tokens", answer("The tokens.", "Tokens"), permission=needs("auth:admin"))
+async def list_tokens(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """The tokens that are kept, without their secrets."""
+    found = [
+        TokenDescription(id=each, principal=t.principal, expires_ms=t.expires_ms, made_ms=t.made_ms, by=t.by)
+        for each, t in serving.gate.access().tokens.items()
+    ]
+    found.sort(key=lambda each: (each.principal, each.id))
+    return await serving.json_answer(lambda: asdict(Tokens(tokens=tuple(found))))
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/auth/tokens",
+    "put_token",
+    answer("It is good from now on.", "AccessChanged"),
+    permission=needs("auth:admin"),
+    request=body("The token's id, SHA-256, principal and end.", "TokenAsked"),
+)
+async def put_token(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Take a token that the caller has made."""
+    asked, now_ms = await serving.asked(request, TokenAsked), serving.now_us() // 1000
+    check_principal(asked.principal)
+    if not now_ms < asked.expires_ms <= now_ms + TTL_MS_MAX:
+        raise InvalidRequest(
+            f"expires_ms={asked.expires_ms}: must be after now, {now_ms}, and within a year",
+            field="expires_ms",
+            limit=[now_ms + 1, now_ms + TTL_MS_MAX],
+        )
+    return await _change(
+        serving,
+        "put_token",
+        token_id=asked.id,
+        sha256=asked.sha256,
+        principal=asked.principal,
+        expires_ms=asked.expires_ms,
+        at_ms=now_ms,
+    )
+
+
+@ENDPOINTS.add(
+    "DELETE",
+    "/v1/auth/tokens/{token}",
+    "revoke_token",
+    {204: Content(description="Revoked.")},
+    permission=needs("auth:admin"),
+    errors=(UnknownToken,),
+)
+async def revoke(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Revoke a token. What is under way with it ends within two seconds."""
+    await _change(serving, "drop_token", token_id=request.match_info["token"])
+    return web.Response(status=204)
+
+
+@ENDPOINTS.add(
+    "GET",
+    "/v1/auth/grants",
+    "list_grants",
+    answer("The grants.", "Principals"),
+    permission=needs("auth:admin"),
+)
+async def list_grants(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """All principals with their grants."""
+    access = serving.gate.access()
+    found = [PrincipalDescription(principal=each, grants=_grants(of)) for each, of in sorted(access.grants.items())]
+    said = Principals(version=access.version, principals=tuple(found))
+    return await serving.json_answer(lambda: asdict(said))
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/auth/grants",
+    "change_grants",
+    answer("They hold from now on.", "AccessChanged"),
+    permission=needs("auth:admin"),
+    request=body("What a principal is granted, and what it is not granted any more.", "GrantsAsked"),
+)
+async def change_grants(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Grant a principal something, or take it back. A name need not be there yet."""
+    asked = await serving.asked(request, GrantsAsked)
+    check_principal(asked.principal)
+    add, remove = (_pairs(asked.principal, each) for each in (asked.add, asked.remove))
+    return await _change(serving, "put_grants", principal=asked.principal, add=add, remove=remove)
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/auth/test",
+    "test_access",
+    answer("Whether it may.", "AccessTested"),
+    permission=needs("auth:admin"),
+    request=body("Who wants to do what.", "AccessAsked"),
+)
+async def test_access(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Whether a principal may do something, by configuration and grants as they are now."""
+    asked = await serving.asked(request, AccessAsked)
+    check_principal(asked.principal)
+    if asked.action not in ACTIONS or (kind_of(asked.action) in UNNAMED) != (asked.name == ""):
+        check_grant(asked.principal, asked.action, asked.name)
+    allowed = serving.gate.allows(asked.principal, asked.action, asked.name)
+    return web.json_response(asdict(AccessTested(allowed=allowed)))
+
+
+async def _change(serving: Serving, kind: str, **values: Any) -> web.Response:
+    by = access_now.get().caller.principal
+    version = await unbroken(serving.backend.change_access(kind, {**values, "by": by}))
+    serving.gate.look()
+    return web.json_response(asdict(AccessChanged(version=version)))
+
+
+def _pairs(principal: str, grants: Iterable[GrantAsked]) -> list[list[str]]:
+    found = [[each.action, each.name] for each in grants]
+    for action, name in found:
+        check_grant(principal, action, name)
+    return found
+
+
+def _grants(grants: Iterable[tuple[str, str]]) -> tuple[GrantDescription, ...]:
+    return tuple(GrantDescription(action=action, name=name) for action, name in grants)

@@ -1,0 +1,579 @@
+"""Who asks, and whether it may: the gate before every handler.
+
+    request ─► identify ─► principal ─► needs of path and query ─► handler ─► needs of body, catalog, answer ─► answer
+                  │                            │                                     │
+           unauthenticated               unauthorized                          unauthorized, or left out
+                                               └── each change of the catalog's access, each token that ends:
+                                                   all requests under way are judged again
+
+A principal comes from, in this order: the proof of another broker, a client's certificate (SAN, URI), a bearer token;
+else it is `anonymous`. Modes (`auth.mode`): `off` judges tokens and grants themselves alone; `permissive` says what
+`enforce` would refuse.
+
+A1  In `enforce` no handler runs before its caller is known and may do what path and query name (`Where`). What only a
+    handler can find it has to ask for here; one that answers without having asked is a fault, and the answer is lost.
+A2  Whatever cannot be decided is refused. An admin of the configuration may do all but what is the brokers' own. A
+    broker that does not hear its cluster goes by what it knew last: without a majority nothing can be revoked either.
+A3  What a principal is granted is laid out once for each state of the catalog's access, and whose a good token is is
+    looked up once. Nothing is kept by names that callers choose, nor of tokens that are no good. So a request costs the
+    same whatever grants there are, and no record costs anything.
+A4  Within `LOOK_S` of a change here no request goes on that could not begin now: neither a long poll nor a download.
+A5  A refusal says which permission is missing, and not whether the thing is there. That a caller is not known is said
+    without a reason; the log has it.
+A6  Who asks for somebody else is believed if it is a broker that has proven it, and for changes alone: the broker that
+    carries it out judges the caller again. What brokers only ask, they ask for themselves, having judged before.
+A7  A proof holds for one method, target, host, asker and caller, and for `PROOF_S`. It does not cover a body, and may
+    come twice: who can read or change packets is kept out by TLS. A proxy between brokers has to leave target and
+    `Host` as they are.
+A8  Who is refused for what the catalog does not have, is so by a broker that knows all that was acknowledged before. A
+    token or grant may just have been made at another broker, and one that has begun knows nothing yet: `not_ready`, and
+    the client tries again. Nor does one that has begun go by what its disk says: a token may have been revoked
+    meanwhile. Admins of the configuration and brokers need no catalog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeVar
+
+from aiohttp import web
+
+from broker.api import http
+from broker.api.errors import InvalidRequest, Unauthenticated, Unauthorized
+from broker.api.permissions import Permission, Where
+from broker.api.principals import (
+    ADMIN,
+    ANONYMOUS,
+    Granted,
+    check_caller,
+    digest_of,
+    is_broker,
+    principal_of_uri,
+    token_of,
+)
+from broker.metadata.access import Access
+from broker.serving.http.origin import OPEN_PATHS
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.5
+PROOF_S: Final = 120.0
+"""Clocks of brokers may differ so much."""
+BROKERS_OWN: Final = frozenset({"broker", "stream:read", "cluster:read"})
+"""What a broker may ask for itself (A6)."""
+_NOBODYS: Final = "0" * 64
+_NOTHING: Final = Granted(())
+_PATH: Final = (Where.NOWHERE, Where.PATH)
+_FIRST: Final = (*_PATH, Where.QUERY)
+
+T = TypeVar("T")
+
+access_now: Final[ContextVar[Asking]] = ContextVar("access")
+"""Who asks in this request, for handlers. There is no default: code that runs outside of a request asks for nobody."""
+
+
+ACCESS: Final[web.RequestKey[Asking]] = web.RequestKey("access", object)  # type: ignore[arg-type]  # it comes below
+"""The same, as a key of the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthRules:
+    """What the configuration says.
+
+    Attributes:
+        mode: off, permissive or enforce.
+        admins: Principals that may do everything (A2).
+        admin_token: Id and SHA-256 of the token of `ADMIN`.
+        peer_key: Of proofs between brokers; None: there is no other broker.
+    """
+
+    mode: str = "off"
+    admins: frozenset[str] = frozenset()
+    admin_token: tuple[str, str] | None = None
+    peer_key: bytes | None = None
+
+
+class Identified(NamedTuple):
+    """Who asks.
+
+    Attributes:
+        principal: Of whom it is judged.
+        how: broker, certificate, token or nothing.
+        token_id: Of a token that the catalog keeps; it may be revoked meanwhile.
+        until_ms: It is not believed from then on, milliseconds since 1970 UTC.
+        through: The broker that asks for it.
+    """
+
+    principal: str = ANONYMOUS
+    how: str = "nothing"
+    token_id: str | None = None
+    until_ms: float = float("inf")
+    through: str | None = None
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether a broker asks, for itself or for somebody."""
+        return self.through is not None or is_broker(self.principal)
+
+    @property
+    def is_own_peer(self) -> bool:
+        """Whether a broker asks for itself."""
+        return is_broker(self.principal)
+
+
+NOBODY: Final = Identified()
+
+
+def behalf() -> str:
+    """The principal for whom this request changes something, to be told to another broker (A6)."""
+    return access_now.get().caller.principal
+
+
+def peer_key(secret: bytes) -> bytes:
+    """The key of proofs, made of the cluster's secret for this alone."""
+    return hmac.new(secret, b"liftlog.v1.Http", hashlib.sha256).digest()
+
+
+def proof_of(key: bytes, me: str, host: str, method: str, target: str, now_ms: int, behalf: str) -> str:
+    """The header by which a broker says who it is (A7)."""
+    return f"{me} {now_ms} {_mac(key, me, host, method, target, str(now_ms), behalf)}"
+
+
+def _mac(key: bytes, *parts: str) -> str:
+    encoded = [part.encode(errors="surrogateescape") for part in parts]  # whatever bytes a stranger's headers had
+    said = b"".join(len(part).to_bytes(4) + part for part in encoded)
+    return hmac.new(key, said, hashlib.sha256).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """The permission of an endpoint, sorted by when it is judged.
+
+    Attributes:
+        is_open: It says nothing, and nobody is asked who he is.
+        says_who: Its answer is who asks, in every mode.
+        is_admins: It is judged in every mode.
+        path, query: Actions, each with the parameter that names the thing, which are judged before the handler runs.
+        body: Actions on what the body names: whoever may do this to nothing sends none.
+        later: Actions for which the handler has to ask (A1).
+    """
+
+    is_open: bool
+    says_who: bool
+    is_admins: bool
+    path: tuple[tuple[str, str], ...]
+    query: tuple[tuple[str, str], ...]
+    body: tuple[str, ...]
+    later: frozenset[str]
+
+    @classmethod
+    def of(cls, path: str, permission: Permission) -> Needed:
+        """Of an endpoint's path and permission."""
+        always = [need for need in permission if not need.when]
+        return cls(
+            path in OPEN_PATHS,
+            not permission,
+            any(need.action == "auth:admin" for need in permission),
+            tuple((need.action, need.name) for need in always if need.where in _PATH),
+            tuple((need.action, need.name) for need in always if need.where is Where.QUERY),
+            tuple(need.action for need in always if need.where is Where.BODY),
+            frozenset(need.action for need in permission if need.when or need.where not in _FIRST),
+        )
+
+
+class _NotKnown(InvalidRequest):
+    """The catalog has none, as far as this broker knows it (A8)."""
+
+
+class Gate:
+    """See the module. One per application; on its loop.
+
+    Args:
+        access: The catalog's tokens and grants, as they are now.
+        brokers: The ids of the cluster's brokers, as they are now.
+        now_ms: The clock: milliseconds since 1970 UTC.
+        catch_up: Returns when all that was acknowledged before is known here. Raises NotReady: nobody can tell.
+    """
+
+    def __init__(
+        self,
+        rules: AuthRules,
+        access: Callable[[], Access],
+        brokers: Callable[[], Collection[str]],
+        now_ms: Callable[[], float],
+        catch_up: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.rules = rules
+        self.access = access
+        self._brokers = brokers
+        self._now_ms = now_ms
+        self.catch_up = catch_up
+        self._has_heard = False  # since the start
+        self._changed: asyncio.Future[None] | None = None  # somebody waits for it
+        self._looked_at: tuple[Access, int] | None = None
+        self._known: tuple[Access, int] | None = None  # A3: the state of which these are
+        self._granted: dict[str, Granted] = {}
+        self._bearers: dict[str, Identified] = {}  # by the SHA-256 of a token that is good
+        self._admins = rules.admins | ({ADMIN} if rules.admin_token is not None else set())
+        self._under_way: set[Asking] = set()
+        self.is_off = rules.mode == "off"
+        self.is_enforced = rules.mode == "enforce"
+
+    # -- who asks ----------------------------------------------------------------------------------------------
+
+    async def identify(self, request: web.Request, *, is_refused: bool) -> Identified:
+        """Who asks. Raises Unauthenticated: it shows what does not hold (A5). NotReady: A8."""
+        try:
+            try:
+                found = self._identified(request)
+                if self._has_heard or not is_refused or found.principal in self._admins or found.is_own_peer:
+                    return found
+            except _NotKnown:
+                if not is_refused:
+                    raise
+            await self.hear_all()
+            return self._identified(request)
+        except InvalidRequest as error:
+            log.warning("http.unauthenticated remote=%s path=%s error=%s", request.remote, request.path[:200], error)
+            raise Unauthenticated("unauthenticated") from None
+
+    def _identified(self, request: web.Request) -> Identified:
+        proofs = request.headers.getall(http.PROOF, ())
+        caller = self._proven(request, proofs) if proofs else _certified(request)
+        if caller is not None and caller.until_ms <= self._now_ms():
+            raise InvalidRequest(f"the certificate of {caller.principal} has expired")
+        if caller is not None and is_broker(caller.principal):
+            return self._behalf(request, caller)
+        if http.BEHALF in request.headers:
+            raise InvalidRequest(f"{http.BEHALF} is for brokers")
+        given = request.headers.getall("Authorization", ())
+        if caller is not None or not given:
+            return caller or NOBODY
+        return self._bearer(given)
+
+    def _bearer(self, given: Collection[str]) -> Identified:
+        if len(given) > 1:
+            raise InvalidRequest("several Authorization headers")
+        scheme, _, text = next(iter(given)).partition(" ")
+        if scheme.lower() != "bearer":
+            raise InvalidRequest("Authorization is no bearer token")
+        access, digest = self._access_now(), digest_of(text := text.strip())
+        found = self._bearers.get(digest)
+        if found is None:
+            found = self._bearers[digest] = self._bearer_of(access, text, digest)
+        if found.until_ms <= self._now_ms():
+            raise InvalidRequest(f"token {found.token_id} of {found.principal} has expired")
+        return found
+
+    def _bearer_of(self, access: Access, text: str, digest: str) -> Identified:
+        token = token_of(text)
+        if token is None:
+            raise InvalidRequest("Authorization is no token of this kind")
+        if self.rules.admin_token is not None and token.id == self.rules.admin_token[0]:
+            if not hmac.compare_digest(digest, self.rules.admin_token[1]):
+                raise InvalidRequest("the admin's token is another one")
+            return Identified(principal=ADMIN, how="token")
+        kept = access.tokens.get(token.id)
+        if not hmac.compare_digest(digest, _NOBODYS if kept is None else kept.sha256) or kept is None:
+            raise _NotKnown(f"token {token.id} is not known: it was revoked, has expired, or is forged")
+        return Identified(principal=kept.principal, how="token", token_id=token.id, until_ms=kept.expires_ms)
+
+    def _proven(self, request: web.Request, proofs: Collection[str]) -> Identified:
+        """A7."""
+        key, parts = self.rules.peer_key, next(iter(proofs)).split(" ")
+        if key is None or len(proofs) > 1 or len(parts) != 3:
+            raise InvalidRequest("a proof of a broker that cannot be one")
+        me, at, mac = parts
+        behalf = request.headers.get(http.BEHALF, "")
+        if not (at.isascii() and at.isdigit() and len(at) < 16 and mac.isascii()):
+            raise InvalidRequest("a proof of a broker that is none")
+        if not hmac.compare_digest(mac, _mac(key, me, request.host, request.method, request.raw_path, at, behalf)):
+            raise InvalidRequest(f"the proof of broker {me[:100]!r} does not hold: is its raft.secret another one?")
+        if abs(self._now_ms() - int(at)) > 1000 * PROOF_S:
+            raise InvalidRequest(f"the proof of broker {me} is of another time: its clock, or this one, is wrong")
+        return Identified(principal=f"broker:{me}", how="broker")
+
+    def _behalf(self, request: web.Request, caller: Identified) -> Identified:
+        """A6."""
+        if caller.principal.removeprefix("broker:") not in self._brokers():
+            raise _NotKnown(f"the catalog knows no {caller.principal[:200]}")
+        said = request.headers.getall(http.BEHALF, ())
+        if len(said) > 1:
+            raise InvalidRequest(f"several {http.BEHALF} headers")
+        if not said:
+            return caller
+        return Identified(principal=check_caller(said[0]), how=caller.how, through=caller.principal)
+
+    # -- what it may -------------------------------------------------------------------------------------------
+
+    def allows(self, principal: str, action: str, name: str) -> bool:
+        """Whether a principal may do this (A2)."""
+        if is_broker(principal):
+            return action in BROKERS_OWN
+        if action == "broker":
+            return False
+        return principal in self._admins or self._granted_to(principal).allows(action, name)
+
+    def allows_any(self, principal: str, action: str) -> bool:
+        """Whether a principal may do this to anything."""
+        if is_broker(principal):
+            return action in BROKERS_OWN
+        if action == "broker":
+            return False
+        return principal in self._admins or self._granted_to(principal).allows_any(action)
+
+    def is_admin(self, principal: str) -> bool:
+        """Whether the configuration says so."""
+        return principal in self._admins
+
+    def _granted_to(self, principal: str) -> Granted:
+        access = self._access_now()
+        found = self._granted.get(principal)
+        if found is None:
+            grants = access.grants.get(principal)
+            if grants is None:
+                return _NOTHING
+            found = self._granted[principal] = Granted(grants)
+        return found
+
+    def _access_now(self) -> Access:
+        """The catalog's, after which nothing is kept of another state of it (A3)."""
+        access, known = self.access(), self._known
+        if known is None or known[0] is not access or known[1] != access.version:
+            self._known = access, access.version  # before what is looked up in it, which may be newer
+            self._granted, self._bearers = {}, {}
+        return access
+
+    # -- requests under way --------------------------------------------------------------------------------------
+
+    async def begin(self, request: web.Request, needed: Needed) -> Asking:
+        """A1: know who asks. Raises Unauthenticated, NotReady."""
+        is_refused = self.is_enforced or needed.is_admins
+        if needed.is_open or (self.is_off and not needed.says_who and not is_refused):
+            return Asking(self, NOBODY, is_judged=False, is_refused=False)
+        try:
+            caller = await self.identify(request, is_refused=is_refused)
+        except Unauthenticated:
+            if is_refused:
+                raise
+            caller = NOBODY
+        return Asking(self, caller, is_judged=is_refused or not self.is_off, is_refused=is_refused)
+
+    async def hear_all(self) -> None:
+        """A8. Raises NotReady."""
+        await self.catch_up()
+        self._has_heard = True
+
+    def watch_over(self, asking: Asking) -> None:
+        """A4, until `let_go`."""
+        if asking.is_refused:
+            self._under_way.add(asking)
+
+    def let_go(self, asking: Asking) -> None:
+        self._under_way.discard(asking)
+
+    def look(self) -> None:
+        """End the requests that could not begin now (A4), and have those that watch look again."""
+        access, before, now_ms = self.access(), self._looked_at, self._now_ms()
+        self._looked_at = access, access.version
+        is_changed = before is None or before[0] is not access or before[1] != access.version
+        for asking in list(self._under_way):
+            if is_changed or asking.refusal is not None or asking.caller.until_ms <= now_ms:
+                asking.look()
+        if is_changed and self._changed is not None:
+            self._changed.set_result(None)
+            self._changed = None
+
+    async def until_changed(self) -> None:
+        """Return when tokens or grants are others: who watches has to look again."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._changed)
+
+    def is_good(self, caller: Identified) -> bool:
+        """Whether a caller would be known now."""
+        if caller.until_ms <= self._now_ms():
+            return False
+        return caller.token_id is None or caller.token_id in self.access().tokens
+
+    async def looks(self, _: web.Application) -> AsyncIterator[None]:
+        """A cleanup context: it looks as long as the application runs."""
+        task = asyncio.get_running_loop().create_task(self._look_on())
+        yield
+        task.cancel()
+
+    async def _look_on(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                self.look()
+            except Exception:  # one look that fails, as a catalog may that is not there yet, is not the last one
+                log.exception("http.access_bug")
+
+
+class Asking:
+    """One request: who asks, and what for."""
+
+    __slots__ = (
+        *("gate", "caller", "is_judged", "is_refused", "is_let_in", "refusal"),
+        *("_given", "_given_any", "_asked", "_limit"),
+    )
+
+    def __init__(self, gate: Gate, caller: Identified, *, is_judged: bool, is_refused: bool) -> None:
+        self.gate = gate
+        self.caller = caller
+        self.is_judged = is_judged
+        self.is_refused = is_refused
+        self.is_let_in = not gate.is_enforced
+        """Whether it has done what it needs to be told of other brokers."""
+        self.refusal: InvalidRequest | None = None
+        self._given: set[tuple[str, str]] = set()
+        self._given_any: set[str] = set()
+        self._asked: set[str] = set()
+        self._limit: asyncio.Timeout | None = None
+
+    # -- for handlers --------------------------------------------------------------------------------------------
+
+    async def need(self, action: str, names: Iterable[str] = ("",), *, is_told: bool = True) -> None:
+        """Go on if the caller may do this to all of these.
+
+        Args:
+            is_told: The caller has named them itself. False: a refusal does not say of which it is one.
+        Raises:
+            Unauthorized: it may not. NotReady: A8.
+        """
+        self._asked.add(action)
+        if not self.is_judged:
+            return
+        for name in names:
+            if (action, name) in self._given:
+                continue
+            if not self._may(action, name) and not (await self._knows_all() and self._may(action, name)):
+                self._refuse(action, name, is_told=is_told)
+            self._given.add((action, name))
+
+    async def need_any(self, action: str, *, is_needed: bool = True) -> None:
+        """Go on if there is something to which the caller may do this. Raises Unauthorized."""
+        self._asked.add(action)
+        if not (self.is_judged and is_needed):
+            return
+        if not self._may_any(action) and not (await self._knows_all() and self._may_any(action)):
+            self._refuse(action, "")
+        self._given_any.add(action)
+
+    def seen(self, action: str, things: Iterable[T], name: Callable[[T], str]) -> list[T]:
+        """Those of these that the caller may be told of, by this action. Some are left out only in `enforce`."""
+        self._asked.add(action)
+        if not self.is_refused:
+            return list(things)
+        allows, principal = self.gate.allows, self.caller.principal
+        return [each for each in things if allows(principal, action, name(each))]
+
+    def _may(self, action: str, name: str) -> bool:
+        return self.gate.allows(self.caller.principal, action, name)
+
+    def _may_any(self, action: str) -> bool:
+        return self.gate.allows_any(self.caller.principal, action)
+
+    async def _knows_all(self) -> bool:
+        """A8: whether to judge again, before a refusal that counts."""
+        if self.is_refused:
+            await self.gate.hear_all()
+        return self.is_refused
+
+    def _refuse(self, action: str, name: str, *, is_told: bool = True) -> None:
+        if not self.is_refused:
+            log.warning("http.would_refuse principal=%s needs=%s name=%s", self.caller.principal, action, name[:128])
+            return
+        log.warning(
+            "http.unauthorized principal=%s through=%s needs=%s name=%s",
+            self.caller.principal,
+            self.caller.through,
+            action,
+            name[:128],
+        )
+        told = name[:128] if is_told else ""
+        of = f" of {told!r}" if told else ""
+        raise Unauthorized(f"{action}{of} is needed", needs=action, name=told)
+
+    # -- for endpoints -------------------------------------------------------------------------------------------
+
+    async def need_path(self, needed: Needed, path: Mapping[str, str]) -> None:
+        """A1: what is known before the query is read. Raises Unauthorized."""
+        if not self.is_judged:
+            return
+        for action, parameter in needed.path:
+            await self.need(action, (path[parameter] if parameter else "",))
+        for action in needed.body:
+            if not self._may_any(action) and not (await self._knows_all() and self._may_any(action)):
+                self._refuse(action, "")  # whatever it names: so nothing of it is read
+
+    async def need_query(self, needed: Needed, query: Mapping[str, str | None]) -> None:
+        """A1. A parameter that is missing the handler misses, too. Raises Unauthorized."""
+        for action, parameter in needed.query:
+            if (name := query[parameter]) is not None:
+                await self.need(action, (name,))
+
+    def let_in(self) -> None:
+        """The handler runs next. Who is known, or may do something here, may know of the other brokers."""
+        self.is_let_in = self.is_let_in or self.caller.principal != ANONYMOUS or bool(self._given)
+
+    def check_asked(self, needed: Needed) -> None:
+        """A1: the handler has asked for what it had to, also for what is needed of nothing this time."""
+        left = needed.later - self._asked
+        assert not left, f"A1: answered without having asked for {sorted(left)}"
+
+    def limited(self, limit: asyncio.Timeout) -> None:
+        """What ends this request (A4)."""
+        self._limit = limit
+
+    def look(self) -> None:
+        """End this request if it could not begin now. What stopped its limit meanwhile is ended anew."""
+        refusal = self._refused_now()
+        if refusal is None:
+            return
+        if self.refusal is None:
+            log.info("http.access_ended principal=%s error=%s", self.caller.principal, refusal.reason)
+        self.refusal = refusal
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time())
+
+    def _refused_now(self) -> InvalidRequest | None:
+        if not self.gate.is_good(self.caller):
+            return Unauthenticated("unauthenticated")
+        principal = self.caller.principal
+        for action, name in self._given:
+            if not self.gate.allows(principal, action, name):
+                return Unauthorized(f"{action} is needed", needs=action, name="")
+        for action in self._given_any:
+            if not self.gate.allows_any(principal, action):
+                return Unauthorized(f"{action} is needed", needs=action, name="")
+        return None
+
+
+_seconds: Final = lru_cache(1_024)(ssl.cert_time_to_seconds)
+"""Of the texts that certificates have, which the CA chooses: to read one costs more than all else here."""
+
+
+def _certified(request: web.Request) -> Identified | None:
+    """The principal of a client's certificate, which the handshake has checked; None: it names none."""
+    transport = request.transport
+    found: Any = None if transport is None else transport.get_extra_info("peercert")
+    if not found:
+        return None
+    uris = [uri for kind, uri in found.get("subjectAltName", ()) if kind == "URI" and uri.startswith("liftlog:")]
+    if not uris:
+        return None
+    principal = principal_of_uri(uris[0])
+    if len(uris) > 1 or principal is None:
+        raise InvalidRequest(f"the certificate names {', '.join(uris)[:200]}, and not one principal")
+    until_ms = 1000.0 * _seconds(found["notAfter"])
+    return Identified(principal=principal, how="certificate", until_ms=until_ms)

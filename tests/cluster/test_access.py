@@ -1,0 +1,216 @@
+"""Goal: with `auth.mode = enforce` somebody can really work, on one broker and on three; and a stranger cannot.
+
+Method: `liftlog up` and the command line with token files, as the guide says it; three brokers that forward changes and
+ask each other what they lead. A revoked token is refused by all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from broker.api.errors import LiftlogError, Unauthenticated, Unauthorized
+from broker.api.principals import Token, new_token
+from broker.client import Client, connect
+from tests.cluster.test_cli import Folder
+from tests.support.clusters import RealCluster
+from tests.support.processes import eventually, free_port
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+@dataclass
+class Guarded(Folder):
+    """`token`: what the commands show; None: nothing."""
+
+    count: int = 1
+    token: Path | None = None
+
+    @property
+    def admin(self) -> Path:
+        return self.path.parent / "admin.token"
+
+    @property
+    def brokers(self) -> str:
+        return ",".join(f"127.0.0.1:{self.base + 1 + 10 * number}" for number in range(self.count))
+
+    @property
+    def env(self) -> dict[str, str]:
+        found = {**super().env, "LIFTLOG_BROKERS": self.brokers, "LIFTLOG_AUTH_MODE": "enforce"}
+        found["LIFTLOG_AUTH_ADMIN_TOKEN_FILE"] = str(self.admin)
+        return found if self.token is None else {**found, "LIFTLOG_TOKEN_FILE": str(self.token)}
+
+    def client(self, token: Path | None, brokers: str | None = None) -> Client:
+        return connect(brokers or self.brokers, deadline_s=30.0, token_file=str(token) if token else None)
+
+
+@pytest.fixture(params=[1, 3])
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Guarded]:
+    made = Guarded(tmp_path / "data", free_port(24), count=request.param)
+    made.liftlog("auth", "init", str(made.admin))
+    made.token = made.admin
+    yield made
+    made.liftlog("down", "--data", str(made.path), "--force")
+
+
+def test_a_user_works_with_what_is_granted_and_nobody_else_does(folder: Guarded, tmp_path: Path) -> None:
+    folder.liftlog(*folder.up_arguments("--brokers-count", str(folder.count), "--detach"))
+    replicas = {"replication_factor": 3} if folder.count == 3 else {}
+    mine = tmp_path / "ana.token"
+    with folder.client(folder.admin) as admin:
+        for name in ("orders", "other"):
+            admin.create_stream(name, subject=f"{name}.>", partitions=4, **replicas)
+        if folder.count == 3:
+            eventually(lambda: admin.cluster().feature_level >= 5, what="the feature level")
+    made = folder.json("auth", "token", "create", "user:ana", str(mine), "--ttl", "1h")
+    for action, name in (
+        ("stream:read", "orders"),
+        ("stream:append", "orders"),
+        ("stream:admin", "orders"),
+        ("consumer:read", "ana*"),
+        ("consumer:write", "ana*"),
+    ):
+        folder.liftlog("auth", "grant", "user:ana", action, name)
+    folder.liftlog("auth", "test", "user:ana", "stream:read", "orders")
+    folder.liftlog("auth", "test", "user:ana", "stream:read", "other", code=1)
+
+    folder.token = mine
+    assert folder.json("auth", "whoami")["principal"] == "user:ana"
+    assert [each["name"] for each in folder.json("stream", "list")] == ["orders"]
+    with folder.client(mine) as ana:
+        for partition in range(4):
+            with ana.producer("orders", partition=partition, deadline_s=60.0) as producer:
+                for number in range(10):
+                    producer.send(b"%d" % number).result(60)
+        assert ana.read("orders").to_table().num_rows == 40
+        ana.commit("ana-job", {"orders": dict.fromkeys(range(4), 5)})
+        assert ana.lag("ana-job") == 20
+        for address in folder.brokers.split(","):
+            with folder.client(mine, address) as one:
+                described = one.describe("orders")
+                assert all(each.high_watermark == 10 for each in described.partitions), "brokers have asked each other"
+        ana.trim("orders", before="latest")
+        for call in (lambda: ana.describe("other"), ana.cluster, lambda: ana.delete_stream("other"), ana.tokens):
+            with pytest.raises(Unauthorized):
+                call()
+    with folder.client(None) as nobody:
+        with pytest.raises(Unauthorized):
+            nobody.describe("orders")
+        assert list(nobody.streams()) == []
+
+    folder.token = folder.admin
+    folder.liftlog("auth", "token", "revoke", made["token"], "--yes")
+    for address in folder.brokers.split(","):
+        with folder.client(mine, address) as ana:
+            eventually(lambda: is_refused(ana), what=f"{address} refuses")
+
+
+def written(path: Path, token: Token) -> Path:
+    path.write_text(token.text)
+    path.chmod(0o600)
+    return path
+
+
+class Load:
+    """Numbers to a stream, each acknowledged before the next ones are sent, until `stop`."""
+
+    def __init__(self, cluster: RealCluster) -> None:
+        self.acknowledged = 0
+        self.token: Path | None = None
+        self._cluster = cluster
+        self._is_over = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_over.is_set():
+                self._run_with(self.token)
+        except BaseException as error:
+            self._error = error
+
+    def _run_with(self, token: Path | None) -> None:
+        shown = str(token) if token else None
+        with (
+            connect(self._cluster.addresses, token_file=shown) as client,
+            client.producer("s", deadline_s=120.0, linger_ms=1) as producer,
+        ):
+            while not self._is_over.is_set() and token == self.token:
+                sent = [producer.send(b"%d" % (self.acknowledged + number)) for number in range(20)]
+                for each in sent:
+                    each.result(120)
+                self.acknowledged += len(sent)
+
+    def more(self) -> None:
+        """Wait until further records are acknowledged."""
+        goal = self.acknowledged + 100
+        eventually(lambda: self.acknowledged >= goal or self._error, timeout_s=150, what="records are acknowledged")
+        assert self._error is None, self._error
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+        assert self._error is None, self._error
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_cluster_goes_from_off_to_enforce_under_load_and_loses_nothing(tmp_path: Path) -> None:
+    """Restart by restart, as the guide says it. Brokers of both modes forward and ask each other meanwhile."""
+    admin = written(tmp_path / "admin.token", new_token())
+    cluster = RealCluster(tmp_path, None)
+    with ExitStack() as stack:
+        stack.callback(cluster.stop)
+        cluster.start()
+        with cluster.client(deadline_s=60.0) as client:
+            client.create_stream("s", partitions=3, replication_factor=3)
+        load = Load(cluster)
+        stack.callback(load.stop)
+        load.more()
+
+        def restart_all(mode: str) -> None:
+            for broker, process in cluster.brokers.items():
+                process.stop()
+                process.env |= {"LIFTLOG_AUTH_MODE": mode, "LIFTLOG_AUTH_ADMIN_TOKEN_FILE": str(admin)}
+                process.start(wait=False)
+                cluster.wait_ready(broker)
+                for partition in range(3):
+                    cluster.in_sync("s", 3, partition)
+                load.more()
+                for address in cluster.addresses if mode == "enforce" else ():
+                    with connect([address], deadline_s=60.0, token_file=str(load.token)) as client:
+                        ends = [each.high_watermark for each in client.describe("s").partitions]
+                        assert None not in ends, "brokers of both modes ask each other"
+
+        restart_all("permissive")
+        with connect(cluster.addresses, deadline_s=60.0, token_file=str(admin)) as client:
+            eventually(lambda: client.cluster().feature_level >= 5, what="the feature level")
+            token = client.create_token("svc:load", ttl_s=3600)
+            for action, name in (("stream:append", "s"), ("stream:read", "s")):
+                client.grant("svc:load", action, name)
+        load.token = written(tmp_path / "load.token", token)
+        load.more()
+        restart_all("enforce")
+        load.more()
+        load.stop()
+        with connect(cluster.addresses, deadline_s=60.0, token_file=str(load.token)) as client:
+            found = sorted(int(value) for value in client.read("s").to_table()["value"].to_pylist())
+        assert found == list(range(load.acknowledged))
+        with connect(cluster.addresses, deadline_s=60.0) as nobody, pytest.raises(Unauthorized):
+            nobody.describe("s")
+
+
+def is_refused(client: Client) -> bool:
+    try:
+        client.describe("orders")
+    except Unauthenticated:
+        return True
+    except LiftlogError:
+        return False
+    return False

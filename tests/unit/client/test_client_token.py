@@ -1,0 +1,84 @@
+"""A client's token: where it is read, and to whom it goes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from broker.api.errors import InvalidRequest, InvalidSetting
+from broker.api.principals import new_token
+from broker.client.client import connect
+from broker.client.http.address import parse_address
+from broker.client.http.tls import given_files
+from broker.client.http.token import TokenFile
+
+TOKEN = new_token()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text(TOKEN.text + "\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("address", ["https://broker.example:9293", "localhost", "127.0.0.1:1", "127.9.9.9", "::1"])
+def test_a_token_goes_over_tls_and_to_this_machine(file: Path, address: str) -> None:
+    """W1."""
+    header = TokenFile(str(file)).header_for(parse_address(address))
+    assert header == {"Authorization": f"Bearer {TOKEN.text}"}
+
+
+@pytest.mark.parametrize(
+    "address", ["broker.example", "10.0.0.1:9293", "localhost.evil.example", "0.0.0.0", "[fe80::1]:1", "128.0.0.1"]
+)
+def test_a_token_goes_nowhere_else(file: Path, address: str) -> None:
+    token = TokenFile(str(file))
+    with pytest.raises(InvalidRequest, match="not sent there without TLS") as refused:
+        token.header_for(parse_address(address))
+    assert TOKEN.text not in str(refused.value)
+    with (
+        connect(address, token_file=str(file), deadline_s=0) as client,
+        pytest.raises(InvalidRequest, match="not sent"),
+    ):
+        client.whoami()
+
+
+def test_a_file_that_is_no_secret_or_no_token_is_refused(file: Path) -> None:
+    """W2, W4."""
+    file.chmod(0o604)
+    with pytest.raises(InvalidSetting, match="chmod 600"):
+        connect("localhost", token_file=str(file))
+    file.chmod(0o600)
+    for text in ("", "llg_x", TOKEN.text[:-1], "x" * 10_000):
+        file.write_text(text)
+        with pytest.raises(InvalidSetting, match="holds no token"):
+            connect("localhost", token_file=str(file))
+    with pytest.raises(InvalidSetting, match="cannot be read"):
+        connect("localhost", token_file=str(file.parent / "nothing"))
+
+
+def test_a_token_can_be_replaced_while_its_client_runs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W3."""
+    monkeypatch.setattr("broker.client.http.token.LOOK_S", 0.0)
+    here, token, later = parse_address("localhost"), TokenFile(str(file)), new_token()
+    file.write_text(later.text)
+    os.utime(file, ns=(1, 1))
+    assert token.header_for(here) == {"Authorization": f"Bearer {later.text}"}
+    file.unlink()
+    assert token.header_for(here) == {"Authorization": f"Bearer {later.text}"}
+
+
+def test_nothing_that_is_shown_or_pickled_has_the_token(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W4."""
+    monkeypatch.setenv("LIFTLOG_TOKEN_FILE", str(file))
+    files = given_files()
+    assert files.token == str(file)
+    secret = TOKEN.text.rpartition("_")[2]
+    with connect("localhost") as client:
+        shown = [repr(client), repr(client.brokers.pool), repr(files), repr(TokenFile(str(file))), pickle.dumps(files)]
+    assert not any(secret in str(each) for each in shown)
