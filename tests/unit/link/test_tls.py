@@ -376,6 +376,17 @@ def test_a_ticket_is_for_the_broker_that_was_told_it(
     ]
 
 
+def test_a_hello_in_pieces_is_refused_before_it_is_read(server: BulkServer, refused: list[tuple[str, str]]) -> None:
+    """C7."""
+    with socket.create_connection(("127.0.0.1", server.told_port), 60) as connection:
+        connection.sendall(b"\x16\x03\x01")
+        connection.sendall(b"\x00\x01\x01" + b"".join(b"\x16\x03\x01\x00\x01" + bytes([at]) for at in (1, 255, 0)))
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    eventually(lambda: refused, what="it is counted")
+    assert refused == [("tls", "its first message of TLS comes in pieces, as no broker's does")]
+
+
 def test_a_handshake_that_takes_too_long_is_ended(
     server: BulkServer, refused: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ from typing import Final
 from broker.api.errors import PortInUse
 from broker.api.tls_files import misnamed, uris_of, why_kept_out
 from broker.runtime.cluster.codec import TICKET_BYTES, Bulk
-from broker.runtime.cluster.link.tls import PIECE_BYTES, LinkTls, shut
+from broker.runtime.cluster.link.tls import PIECE_BYTES, LinkTls, is_in_pieces, shut
 from broker.storage.read import ReadPlan
 
 log = logging.getLogger(__name__)
@@ -259,6 +259,9 @@ class BulkServer:
         """Whether it belongs to a broker, as far as its certificate says."""
         connection.settimeout(GREETING_S)
         try:
+            if is_in_pieces(connection, time.monotonic() + GREETING_S):
+                self._refuse("tls", who, "its first message of TLS comes in pieces, as no broker's does")
+                return False
             connection.do_handshake()
         except OSError as error:
             self._refuse("tls", who, why_kept_out(error))

@@ -17,6 +17,8 @@ C5  Where a certificate names brokers, the other side is one of them (`tls_files
 C6  A certificate is looked at again at each new connection, `SESSION_S` after it was shown at the latest. gRPC's server
     hands out tickets that are good for two days: who has one shows no certificate any more, whether it has expired
     or not. It has other keys for them after that time.
+C7  A stranger's hello at the port for bulk is in one record, as OpenSSL makes it. In pieces of one byte 0.8 MB took the
+    time of a core for a second and more, and there may be many at a time.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ from broker.runtime.config.certificates import Certificates, Pem
 
 SESSION_S: Final = 60.0
 """See C6."""
+HELLO_HEAD_BYTES: Final = 9
+HANDSHAKE: Final = 22
+"""A record: type, version, length; in it a message: type, length."""
 PIECE_BYTES: Final = 64 << 10
 """One write of bulk over TLS. Each has to be gone within `bulk.STALLED_S`."""
 
@@ -157,6 +162,19 @@ def speaks_tls(host: str, port: int, timeout_s: float) -> bool:
     except OSError:
         pass
     return False
+
+
+def is_in_pieces(connection: ssl.SSLSocket, until_s: float) -> bool:
+    """Whether the hello of a caller is not in one record (C7). Takes nothing. OSError: it does not come."""
+    while True:
+        head = socket.socket.recv(connection, HELLO_HEAD_BYTES, socket.MSG_PEEK)
+        if not head or head[0] != HANDSHAKE:
+            return False  # OpenSSL says what it is
+        if len(head) == HELLO_HEAD_BYTES:
+            return int.from_bytes(head[3:5]) < 4 + int.from_bytes(head[6:9])
+        if time.monotonic() > until_s:
+            raise TimeoutError("it says nothing more")
+        time.sleep(0.01)
 
 
 def shut(connection: socket.socket) -> None:
