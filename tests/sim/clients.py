@@ -200,6 +200,17 @@ class NatsPublisher(IdPublisher):
             self.answered_ids(self._try, "stored", [value])
 
 
+class CorePublisher(NatsPublisher):
+    """Publishes each message once, without an id, and waits for no ack: what NATS loses is lost."""
+
+    def send(self) -> None:
+        assert self.cluster.nats is not None
+        for value in self.open:
+            self.cluster.nats.publish(f"{self._subject}.{sum(value) % 8}", value)
+        self.open = []
+        self.world.after(self.world.rng.expovariate(1 / self.cluster.pace_ms), self.begin)
+
+
 class Repeater(Client):
     """An idempotent producer that sends one group now and then, and each again for long: somebody always knows it.
 

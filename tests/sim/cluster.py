@@ -13,8 +13,16 @@ from broker.metadata.controller import CALM_MS
 from tests.sim.batches import columns
 from tests.sim.broker import Broker
 from tests.sim.checker import Checker, Known
-from tests.sim.clients import Consumer, IdPublisher, KeyedPublisher, NatsPublisher, Publisher, Repeater
-from tests.sim.driven.changing import CAPTURING, CHANGING, FORMED, Changing, captured
+from tests.sim.clients import (
+    Consumer,
+    CorePublisher,
+    IdPublisher,
+    KeyedPublisher,
+    NatsPublisher,
+    Publisher,
+    Repeater,
+)
+from tests.sim.driven.changing import CAPTURING, CHANGING, FORMED, PAUSING, Changing, captured
 from tests.sim.driven.nats import Server
 from tests.sim.driven.node import Bugs, DrivenBroker
 from tests.sim.driven.wire import Link
@@ -22,7 +30,7 @@ from tests.sim.faults import CLOSING, ROTTING, Faults
 from tests.sim.held import SETTINGS
 from tests.sim.joined import DAMAGING, RaftPlane, joined
 from tests.sim.joining import Operator
-from tests.sim.metadata import Metadata, place_of
+from tests.sim.metadata import Metadata, name_of, place_of
 from tests.sim.network import CALM, Network, Weather
 from tests.sim.quick import verified_once
 from tests.sim.rewriting import LAZY_PERCENT
@@ -109,7 +117,8 @@ class Cluster:
             doubled=rng.choice((0, 0.02, 0.2)),
             kept=rng.choice((0, 0.02, 0.1)),
         )
-        self.network = Network(world, weather if faults else CALM)
+        is_pausing = is_changing and seed % 16 in PAUSING
+        self.network = Network(world, weather if faults and not is_pausing else CALM)
         self.trims = rng.random() < 0.4
         self.faults_are_over = False
         self.pace_ms = rng.choice((60, 150, 400))
@@ -123,6 +132,8 @@ class Cluster:
         count = partitions or max(rng.choice((1, 2, 3)), 2 if is_changing else 1)
         minima = [min_insync_replicas or rng.choice((1, 2, 2)) for _ in range(count)]
         checker.known = {f"p{number}": Known() for number in range(len(minima))}
+        if is_pausing:
+            checker.known[name_of(("p0", 1))] = Known()
         self.level = {"feature_level_max": FEATURE_LEVEL} if seed % 4 == 2 else {}
         self.rewrites = seed % 8 in REWRITING and faults if rewrites is None else rewrites
         self.alters = seed % 16 in ALTERING and faults and rewrites is None
@@ -175,7 +186,10 @@ class Cluster:
             if seed % 8 in CAPTURING:
                 self.nats = Server(self)
                 self.publishers += [
-                    each for name in metadata.states if name != internal for each in self._over_nats(name)
+                    each
+                    for name in metadata.states
+                    if name != internal and place_of(name)[1] == 0
+                    for each in self._over_nats(name)
                 ]
             metadata.carried = self.changes.carried_out
             self.changes.carried_out()
@@ -203,6 +217,8 @@ class Cluster:
             settings = {"cleanup": "compact"} if is_compacted else dict(of_all)
             if of_all and self.seed % 8 in CAPTURING and not (internal and number == len(minima) - 1):
                 settings |= captured(f"p{number}")
+                if number == 0 and self.seed % 16 in PAUSING:
+                    settings["partitions"] = 2
             stream = {"name": f"p{number}", "incarnation": f"p{number}", "created_us": 1, "settings": settings}
             placed = {"replication_factor": 3, "min_insync_replicas": minimum}
             if internal and number == len(minima) - 1:
@@ -226,7 +242,8 @@ class Cluster:
 
     def _over_nats(self, name: str) -> list[Publisher]:
         """Those of a stream whose first partition is called so."""
-        return [NatsPublisher(self, name, f"{name}-{number}") for number in range(OVER_NATS)]
+        kinds = (*[NatsPublisher] * OVER_NATS, CorePublisher)
+        return [kind(self, name, f"{name}-{number}") for number, kind in enumerate(kinds)]
 
     def stream_of(self, name: str) -> str:
         """The name of a partition's stream."""
@@ -325,7 +342,8 @@ class Cluster:
             core = self.brokers[p.leader or ""].replicas[name].leader
             if core.waiting_count or core.epoch != p.leader_epoch or not core.may_tell_end(core.high_watermark):
                 return f"{name}: {core.waiting_count} wait for epoch {core.epoch}"
-        for part in (self.operator, self.changes, self.metadata):
+        sent = None if self.nats is None else self.nats.delivered
+        for part in (self.operator, self.changes, sent, self.metadata):
             if part is not None and (why := part.why()):
                 return why
         grows = {info.incarnation for info in self.metadata.catalog.streams.values() if info.partitions_next}

@@ -14,6 +14,7 @@ from broker.api.batch import read_header
 from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint
 from tests.sim.broker import SYNC_MS
 from tests.sim.commands import OfTheCatalog
+from tests.sim.driven.changing import PAUSING
 from tests.support.simdisk import MODES
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ class Faults(OfTheCatalog):
                 self.pace_ms = 400
             if cluster.changes is not None:
                 self.pace_ms = max(self.pace_ms, 900 if cluster.nats is None else 2_000)
+                if cluster.seed % 16 in PAUSING:
+                    self.pace_ms = 8_000
             if cluster.rots:
                 self.kinds, self.weights = [*self.kinds, *ROTS], [*self.weights, *ROTS.values()]
                 self.pace_ms = min(self.pace_ms, 900)
@@ -527,6 +530,8 @@ class Faults(OfTheCatalog):
             cluster.operator.heal()
         if cluster.changes is not None:
             cluster.changes.heal()
+        if cluster.nats is not None:
+            cluster.nats.heal()
         cluster.network.cut.clear()
         cluster.network.slow.clear()
         for broker in cluster.brokers.values():

@@ -143,6 +143,13 @@ MENDS: Final[dict[str, tuple[str, ...]]] = {
         "unit/runtime/test_logs::nobody_forges_a_line_a_field_or_a_cursor",
         "unit/cli/test_values::json_on_a_terminal_moves_no_cursor",
     ),
+    "what is begun as a NATS connection is lost is not captured for 5 s": (
+        "unit/runtime/test_nats_seam::a_barrier_ends_at_once_when_the_connection_is_lost",
+    ),
+    "a leader that is about to go on counts as paused": (
+        "unit/serving/test_elsewhere::a_leader_that_is_changing_goes_by_nothing_yet",
+        "unit/runtime/test_placed::what_was_sent_before_a_pause_is_taken_in_before_the_partition_refuses",
+    ),
     # what an operator meets
     "a copy of a running folder is taken for it": (
         "unit/cli/test_datafolder::a_copy_has_none_of_the_processes_and_a_moved_folder_has_them",

@@ -17,7 +17,6 @@ import asyncio
 import functools
 import logging
 import threading
-import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from types import ModuleType
@@ -32,6 +31,7 @@ from broker.api.nats_url import shown_urls
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import Config
 from broker.runtime.config.nats_options import connect_options
+from broker.runtime.elapsed import MACHINE, Clocks
 from broker.runtime.intake.captures import Attachment, Captures
 from broker.runtime.intake.flush import Flusher, FlushSlot
 from broker.runtime.intake.nats_seam import WideTransport, barrier, make_client
@@ -54,10 +54,19 @@ class IntakeDriver:
 
     Args:
         loop: That thread's; None: a new one.
+        clocks: Of this machine, if no others are handed in.
     """
 
-    def __init__(self, config: Config, pool: SyncExecutor, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        pool: SyncExecutor,
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+        clocks: Clocks = MACHINE,
+    ) -> None:
         self._config = config
+        self._clocks = clocks
         parser = _load(config.intake.implementation)
         self.implementation: str = parser.IMPLEMENTATION
         self._intake: ingest.Intake = parser.Intake(
@@ -68,8 +77,8 @@ class IntakeDriver:
         self._stopping = False
         self._rate = 0.0
         self._unanswered = 0
-        self._rate_from = (time.monotonic(), 0)
-        self._last_read = time.monotonic()
+        self._rate_from = (clocks.now_s(), 0)
+        self._last_read = clocks.now_s()
         self._away_since: float | None = None
         self.state = "connecting"
         self.counts: dict[str, int] = dict.fromkeys(
@@ -180,7 +189,14 @@ class IntakeDriver:
         while not self._stopping:
             closed = asyncio.Event()
             wide = not any(url.startswith(("ws:", "wss:")) for url in self._config.nats.urls)
-            client = make_client(self._intake, self._after_feed, self._is_held_up, self._may_read, wide=wide)
+            client = make_client(
+                self._intake,
+                self._after_feed,
+                self._is_held_up,
+                self._may_read,
+                wide=wide,
+                clocks=self._clocks,
+            )
             try:
                 await client.connect(
                     **connect_options(self._config.nats),
@@ -215,7 +231,7 @@ class IntakeDriver:
             if self.state.startswith("closed"):
                 self._count_missing()
             self.state, self._error_shown = "connected", ""
-            self._last_read = time.monotonic()
+            self._last_read = self._clocks.now_s()
             log.info("intake.connected url=%s streams=%d", _host(client), len(self._streams))
             await closed.wait()
             self._client = None
@@ -259,7 +275,7 @@ class IntakeDriver:
 
     def _count_missing(self) -> None:
         since, self._away_since = self._away_since, None
-        away_s = 0.0 if since is None else time.monotonic() - since
+        away_s = 0.0 if since is None else self._clocks.now_s() - since
         missing = round(self._rate * away_s)
         self.counts["missing_estimated_records"] += missing
         log.warning(
@@ -392,7 +408,7 @@ class IntakeDriver:
     # -- the connection's two ends -------------------------------------------------------------------
 
     def _after_feed(self, byte_count: int) -> None:
-        self._last_read = time.monotonic()
+        self._last_read = self._clocks.now_s()
         self._flusher.after_feed()
         since, count = self._rate_from
         if self._last_read - since >= RATE_WINDOW_S:

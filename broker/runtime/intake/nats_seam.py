@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -31,6 +30,7 @@ from nats.errors import ProtocolError
 from broker.api.plain import parse_json
 from broker.client.nats_tls import insist_on_tls
 from broker.ingest import Intake, IntakeProtocolError
+from broker.runtime.elapsed import MACHINE, Clocks
 from broker.runtime.intake.inbox import Inbox
 from broker.runtime.intake.pacing import unpace_loopback
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 READ_BYTES = 512 << 10
 LOOK_S = 0.1
-"""How often it is looked whether what holds up the intake has ended."""
+"""How often it is looked whether what holds up the intake has ended, or the connection."""
 
 
 class WideTransport(nats.aio.transport.TcpTransport):
@@ -104,6 +104,7 @@ class ParserSeam:
         after_feed: Called after each chunk with its length in bytes.
         is_held_up: Whether `may_read` would wait.
         may_read: Returns when more may be taken in.
+        clocks: Of this machine, if no others are handed in.
 
     Attributes:
         is_busy: A chunk is being taken in, which may have to wait for the disk.
@@ -117,15 +118,18 @@ class ParserSeam:
         after_feed: Callable[[int], None],
         is_held_up: Callable[[], bool],
         may_read: Callable[[], Awaitable[None]],
+        *,
+        clocks: Clocks = MACHINE,
     ) -> None:
         self.nc = client
+        self.clocks = clocks
         self._intake = intake
         self._after_feed = after_feed
         self._is_held_up = is_held_up
         self._may_read = may_read
         self._operations: list[tuple[Any, ...]] = []
         self.is_busy = False
-        self.read_s = time.monotonic()
+        self.read_s = clocks.now_s()
 
     def reset(self) -> None:
         """A new connection begins: what was half read is gone."""
@@ -167,16 +171,16 @@ class ParserSeam:
             raise _fault(error, len(data)) from error
         finally:
             self.is_busy = False
-            self.read_s = time.monotonic()
+            self.read_s = self.clocks.now_s()
 
     def _feed(self, data: bytes | memoryview) -> None:
         try:
-            self._operations += self._intake.feed(data, time.time_ns() // 1000)
+            self._operations += self._intake.feed(data, self.clocks.wall_us())
         except IntakeProtocolError as error:
             self._after_feed(len(data))
             raise ProtocolError(str(error)) from error
         self._after_feed(len(data))
-        self.read_s = time.monotonic()
+        self.read_s = self.clocks.now_s()
 
     async def _control(self, operation: tuple[Any, ...]) -> None:
         match operation:
@@ -212,10 +216,11 @@ def make_client(
     may_read: Callable[[], Awaitable[None]],
     *,
     wide: bool,
+    clocks: Clocks = MACHINE,
 ) -> nats.aio.client.Client:
     """A nats-py client whose messages go to `intake`; see ParserSeam. `wide`: TCP, not WebSocket."""
     client = insist_on_tls(nats.aio.client.Client())
-    seam = ParserSeam(client, intake, after_feed, is_held_up, may_read)
+    seam = ParserSeam(client, intake, after_feed, is_held_up, may_read, clocks=clocks)
     client._ps = seam  # type: ignore[assignment]
     if wide:
         client._transport = WideTransport(seam)
@@ -238,13 +243,15 @@ async def barrier(client: nats.aio.client.Client, timeout_s: float) -> None:
     await client._flush_pending(force_flush=True)
     pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     await client._send_ping(pong)
-    seam, begun_s = client._ps, time.monotonic()
+    seam = client._ps
+    now_s = (seam.clocks if isinstance(seam, ParserSeam) else MACHINE).now_s
+    begun_s = now_s()
     while not pong.done():
-        if pong not in client._pongs:
+        if not client.is_connected or pong not in client._pongs:
             raise ConnectionResetError("the connection was lost before the server had answered a PING")
         busy, read_s = (seam.is_busy, seam.read_s) if isinstance(seam, ParserSeam) else (False, begun_s)
-        left_s = max(begun_s, read_s) + timeout_s - time.monotonic()
+        left_s = max(begun_s, read_s) + timeout_s - now_s()
         if left_s <= 0 and not busy:
             raise TimeoutError(f"nothing came from the server for {timeout_s:g} s")
-        await asyncio.wait((pong,), timeout=max(left_s, LOOK_S))
+        await asyncio.wait((pong,), timeout=LOOK_S)
     await asyncio.sleep(0)

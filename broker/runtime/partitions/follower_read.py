@@ -42,6 +42,7 @@ class FollowerRead:
     """
 
     end = goes_by = None
+    is_changing = False
 
     def __init__(
         self, replica: Replica, leader_epoch: int, epoch_now: Callable[[], int], elsewhere: Callable[[str], NotLeader]

@@ -148,6 +148,11 @@ class Partition:
         return self._info
 
     @property
+    def is_changing(self) -> bool:
+        """As `PartitionHandle.is_changing`."""
+        return False
+
+    @property
     def leader_epoch(self) -> int:
         """Under which it is led, or was led last; -1: it never was."""
         return self._core.epoch

@@ -152,6 +152,12 @@ class ReplicatedPartition(Partition):
         """As `Partition.goes_by`; messages are taken in by it, too."""
         return self._serves_by
 
+    @property
+    def is_changing(self) -> bool:
+        """As `Partition.is_changing`."""
+        ours, others = self._info, self._serves_by
+        return (ours.settings, ours.paused, ours.read_only) != (others.settings, others.paused, others.read_only)
+
     def serve(self, leader_epoch: int, info: StreamInfo | None = None) -> None:
         """Answer clients in this leadership from now on (P11). A late call for an earlier one does nothing.
 

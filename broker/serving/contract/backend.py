@@ -59,6 +59,11 @@ class PartitionHandle(Protocol):
         None: it takes none."""
 
     @property
+    def is_changing(self) -> bool:
+        """Whether its log takes records by other ones by now, and `goes_by` holds no more: it may be paused, go on, and
+        be paused once more."""
+
+    @property
     def log(self) -> PartitionLog:
         """For reading only."""
 

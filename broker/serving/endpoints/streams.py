@@ -136,7 +136,7 @@ def _late(gathered: Gathered, info: StreamInfo, told: _Told) -> list[int]:
 
     def goes_by(where: Whereabouts) -> bool:
         if (handle := gathered.handles.get(where.partition)) is not None:
-            return _terms(handle.goes_by or info) == _terms(info)
+            return not handle.is_changing and _terms(handle.goes_by or info) == _terms(info)
         return told.of(info.incarnation, where) is not None
 
     return [where.partition for where in gathered.whereabouts if not goes_by(where)]
@@ -273,8 +273,10 @@ def _gather(backend: Backend, info: StreamInfo) -> Gathered:
 
 
 def _as_led(gathered: Gathered) -> Gathered:
-    """For another broker: with the settings and the state that all partitions go by which are led here."""
+    """For another broker: with the settings and the state that all partitions go by which are led here, and nothing of
+    those that are changing."""
     info = gathered.info
+    gathered = gathered._replace(handles={at: each for at, each in gathered.handles.items() if not each.is_changing})
     former = (each.goes_by for each in gathered.handles.values() if each.goes_by is not None)
     return gathered._replace(info=next((each for each in former if _terms(each) != _terms(info)), info))
 

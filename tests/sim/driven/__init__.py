@@ -12,7 +12,8 @@
     seen.py       one replica, as clients and the checker see it; givers.py  who could give it what it cannot read
     rewriting.py  passes of compaction and joins beside its roles
     changing.py   an operator who changes streams, and what must hold; http.py  whom he asks
-    nats.py       a NATS server, and the real intake of each broker; loop.py  an asyncio loop that is stepped
+    nats.py       a NATS server, and connections to it that are lost; delivered.py  what it has sent, and must be stored
+    intake.py     the real intake of each broker; loop.py  an asyncio loop that is stepped
 
 Each piece of work is begun at a time that luck chooses. It is interrupted where it waits, before and after an fsync of
 the pool, where threads of streams look into a log, where turns make or remove a folder, and where turns and stops

@@ -43,7 +43,7 @@ CHANGED: Final = (
     of("takes records into a partition that is being added", REPLICATED, "        if self.partition >= (count := self._info.settings.partitions):", "        count = 0\n        if False:"),
     of("does not go on when a stop is taken back", PLACED, "            partition.go_on_taking()", "            pass", seed=12),
     # intake
-    of("gives a stream that is altered another builder", FLUSH, "        slot.builder.alter(\n            **_builder_settings(info),\n        )\n        self._configure(slot, info)\n", "        self._flush(slot, force=True)\n        slot.builder.tag = None\n        slot.builder = self.add(info, slot.partition).builder\n        slot.builder.tag = slot\n        self._configure(slot, info)\n", seed=117, seeds=120),
+    of("gives a stream that is altered another builder", FLUSH, "        slot.builder.alter(\n            **_builder_settings(info),\n        )\n        self._configure(slot, info)\n", "        self._flush(slot, force=True)\n        slot.builder.tag = None\n        slot.builder = self.add(info, slot.partition).builder\n        slot.builder.tag = slot\n        self._configure(slot, info)\n", seed=37),
     of("sorts by the former number", CAPTURES, "                if each not in stays or stays[each].sorted_by != count:", "                if each not in stays:", "            gone += [slot for slot in stays.values() if slot.sorted_by != count]  # E5\n", "", seed=13),
-    of("begins no capture when its session is back", PLACED, "            if self._capturing.is_wanted(partition, told.info) != self._capturing.is_begun:", "            if False:", seed=29),
+    of("begins no capture when its session is back", PLACED, "            if self._capturing.is_wanted(partition, told.info) != self._capturing.is_begun:", "            if False:", seed=61, seeds=64),
 )  # fmt: skip

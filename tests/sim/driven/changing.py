@@ -36,6 +36,8 @@ CHANGING: Final = (4, 5)
 """Streams are changed in these of eight seeds of driven clusters."""
 CAPTURING: Final = (5,)
 """Brokers capture them from NATS, besides, in these of eight."""
+PAUSING: Final = (13,)
+"""In these of sixteen little else happens to them, and to brokers, than pauses. The first has two partitions."""
 FORMED: Final = {"segment_age_ms": 1_000}
 """Settings of their streams: else retention would find nothing to let go."""
 LATE_MS: Final = 1_500
@@ -43,6 +45,7 @@ LATE_MS: Final = 1_500
 PATIENCE_MS: Final = 5_000
 PARTITIONS_MAX: Final = 3
 KINDS: Final = {"pause": 3.0, "read_only": 2.0, "alter": 4.0, "grow": 3.0, "delete": 3.0}
+PAUSES: Final = {"pause": 20.0, "alter": 1.0, "grow": 1.0}
 CLOSED = ("StreamPaused", "ReadOnly")
 
 
@@ -74,7 +77,7 @@ class Changing:
         self._is_waiting = False
         self._ids = 0
         self._is_over = False
-        self._pace_ms = self.rng.choice((100, 250, 600))
+        self._pace_ms = self.rng.choice((100, 250, 600)) if cluster.seed % 16 not in PAUSING else 100
         self.world.after(self.rng.uniform(1_500, 3_500), self.next)
 
     def new_id(self) -> str:
@@ -103,7 +106,8 @@ class Changing:
         if not fit:
             return
         info = self.rng.choice(fit)
-        [kind] = self.rng.choices(list(KINDS), list(KINDS.values()))
+        kinds = PAUSES if self.cluster.seed % 16 in PAUSING else KINDS
+        [kind] = self.rng.choices(list(kinds), list(kinds.values()))
         match kind:
             case "pause":
                 self._ask("resume" if info.paused else "pause", info)
@@ -245,6 +249,8 @@ class Changing:
         if is_known and is_so and self._versions.get(name, 0) <= version + 1:
             self.world.saw("change holds")
             self.held[info.incarnation] = info
+            if self.cluster.nats is not None and info.paused:
+                self.cluster.nats.delivered.is_paused(info)
 
     # -- the catalog
 

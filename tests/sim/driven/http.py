@@ -14,6 +14,7 @@ from broker.runtime.cluster.control import PlacedControl
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.config.settings import Config
 from broker.serving.endpoints import changes, streams
+from broker.serving.http.access import NOBODY, Asking, AuthRules, Gate, access_now
 from tests.sim.driven.loop import SteppedLoop
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class Http:
         assert cluster_changes is not None
         self._broker, self._service = broker, broker.service
         self._loop = SteppedLoop(process)
+        self._gate = Gate(  # it is off, and judges nobody
+            AuthRules(), lambda: broker.service.catalog.access, lambda: (), lambda: broker.wall_us / 1_000, _known
+        )
         self.streams = PlacedStreams(
             broker.name, lambda: broker.service.catalog, broker.driver, has_session=lambda: broker.has_session
         )
@@ -88,6 +92,7 @@ class Http:
         self._loop.create_task(self._handled(what, cast(Any, request), answered))
 
     async def _handled(self, what: str, request: Any, answered: Answered) -> None:
+        access_now.set(Asking(self._gate, NOBODY, is_judged=False, is_refused=False))
         try:
             said = await ENDPOINTS[what](self._serving, request, {})
         except LiftlogError as error:
@@ -127,6 +132,10 @@ class Http:
     def _heard(future: Any, said: dict[str, Any], error: LiftlogError | None) -> None:
         if not future.done():
             future.set_result(said if error is None else {})
+
+
+async def _known() -> None:
+    raise AssertionError("nobody is judged")
 
 
 async def _body(request: Any, _: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import events
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,19 @@ if TYPE_CHECKING:
     from tests.sim.driven.running import Process
 
 
-class SteppedLoop(asyncio.AbstractEventLoop):
-    """See the module. It has what tasks, futures and time-outs ask of a loop."""
+Connect = Callable[[asyncio.BaseProtocol], Awaitable[asyncio.Transport]]
 
-    def __init__(self, process: Process) -> None:
+
+class SteppedLoop(asyncio.AbstractEventLoop):
+    """See the module. It has what tasks, futures and time-outs ask of a loop.
+
+    Args:
+        connect: Makes the connections that are asked for.
+    """
+
+    def __init__(self, process: Process, connect: Connect | None = None) -> None:
         self._process = process
+        self._connect = connect
 
     def time(self) -> float:
         return self._process.broker.now_s()
@@ -75,6 +83,12 @@ class SteppedLoop(asyncio.AbstractEventLoop):
 
         self._process.later(BEGIN_MS, self._process.run, act)
         return future
+
+    async def create_connection(self, protocol_factory: Any, *_: Any, **__: Any) -> Any:
+        """Wherever it goes to."""
+        assert self._connect is not None, "it has no connections"
+        protocol = protocol_factory()
+        return await self._connect(protocol), protocol
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -28,7 +28,7 @@ from broker.storage.log import PartitionLog
 from tests.sim.broker import TICK_MS, Broker
 from tests.sim.driven.fibers import Fiber, Gone
 from tests.sim.driven.http import Answered, Http
-from tests.sim.driven.nats import SteppedIntake
+from tests.sim.driven.intake import SteppedIntake
 from tests.sim.driven.running import FiberWaits, PausedFolders, PausedReplica, Process, Stepped, Syncs, Threads
 from tests.sim.driven.seen import Seen
 from tests.sim.driven.wire import Wire
@@ -370,7 +370,7 @@ class Bugs(logging.Handler):
     @contextmanager
     def noticed(self) -> Iterator[None]:
         """Within it."""
-        loggers = [logging.getLogger(name) for name in ("broker", "concurrent.futures")]  # that one of callbacks
+        loggers = [logging.getLogger(name) for name in ("broker", "concurrent.futures", "nats")]  # of callbacks
         before = [logger.propagate for logger in loggers]
         for logger in loggers:
             logger.propagate = False

@@ -163,6 +163,7 @@ class Seen:
         is_shorter = bool(self.shadow) and log.log_end_offset < self.shadow[-1].next
         if log.log.cuts != self._cuts or is_shorter or (had_failed and not self._has_failed):
             self._cuts = log.log.cuts
+            self._committed = min(self._committed, log.high_watermark)  # an operator may have given up what was
             before = self.shadow
             self._read_all(log)
             if len(self.shadow) < len(before):

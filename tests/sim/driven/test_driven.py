@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.sim.cluster import play
+from tests.sim.driven.captured import CAPTURED
 from tests.sim.driven.changed import CHANGED, QUICK
 from tests.sim.driven.mutants import DRIVEN, driven_by
 from tests.sim.faults import ROTS
@@ -47,6 +48,8 @@ SEEN = (
     ),
     *("answered: pause", "answered: read_only", "answered: alter", "answered: grow", "answered: delete"),
     *("change holds", "stream made anew", "added partitions counted", "retention lets go"),
+    *("NATS: cut", "NATS: away", "NATS: close", "NATS connection refused", "message lost by NATS"),
+    "taken in for a pause",
     *("catalog restored from a snapshot", "power cut in the midst of a change", "command of a deposed controller"),
 )
 """Happens in the first `MORE` seeds; a process gives up in few of them, and few indexes are damaged."""
@@ -108,6 +111,6 @@ def test_a_mistake_in_a_driver_is_found(mutant: Mutant) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("mutant", CHANGED, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*CHANGED, *CAPTURED], ids=lambda mutant: mutant.name)
 def test_a_mistake_in_a_change_is_found(mutant: Mutant) -> None:
     assert driven_by(mutant), f"{mutant.seeds} seeds do not find it"

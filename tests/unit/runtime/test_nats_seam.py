@@ -195,6 +195,37 @@ async def test_a_barrier_ends_when_the_connection_is_lost(tmp_path: Path) -> Non
         server.stop()
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_barrier_ends_at_once_when_the_connection_is_lost(comes_back: bool) -> None:
+    """Others wait behind it: what is begun meanwhile is not captured before it has ended."""
+    asked = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        if asked > 1 and not comes_back:
+            writer.transport.abort()
+            return
+        writer.write(b'INFO {"server_id":"s","version":"2.11.0","headers":true,"max_payload":1048576}\r\n')
+        while line := await reader.readline():
+            asked += line == b"PING\r\n"
+            if asked == 2 and line == b"PING\r\n":
+                break
+            if line == b"PING\r\n":
+                writer.write(b"PONG\r\n")
+        writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = make_client(Intake(), lambda n: None, _no, _nothing, wide=True)
+    try:
+        url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await client.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.05)  # type: ignore[arg-type]
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(barrier(client, 600), 30)
+    finally:
+        await client.close()
+        server.close()
+
+
 async def test_a_fault_of_ours_leads_to_a_reconnect(tmp_path: Path) -> None:
     """nats-py would end its read loop, and nobody would notice for minutes."""
     server = NatsServer(tmp_path).start()

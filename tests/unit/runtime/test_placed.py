@@ -289,8 +289,11 @@ def test_what_was_sent_before_a_pause_is_taken_in_before_the_partition_refuses(
     cluster.apply(kind="set_state", name="s", paused=False)
     eventually(lambda: one.recorded.begun[begun:], what="the next capture")
     assert partition.goes_by.paused, "the server has not confirmed yet"
+    append(partition)
+    assert partition.is_changing, "it takes records, and whoever pauses it once more must not take it for paused"
     one.recorded.begun[-1].set_result(None)
     assert not partition.goes_by.paused
+    assert not partition.is_changing
 
 
 def test_a_pause_is_not_told_before_the_partition_refuses(

@@ -228,6 +228,25 @@ def test_a_change_is_answered_once_every_leader_goes_by_it(two: Two, monkeypatch
             assert answer.result(60).status == 200
 
 
+def test_a_leader_that_is_changing_goes_by_nothing_yet(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen before, by seed 93 of the real drivers: paused, resumed and paused once more, a leader that was about to go
+    on was taken for paused, and took records behind the answer."""
+    here, there = (server.backend for server in two.servers)
+    leaders = here._partitions["orders"][0], there._partitions["orders"][1]
+    info = replace(leaders[0].goes_by, paused=True)
+    monkeypatch.setattr(streams, "SERVED_S", 0.2)
+    monkeypatch.setattr(here, "brokers", lambda: [])
+    monkeypatch.setattr(here, "set_stream_state", says(here, info))
+    there._catalog.streams["orders"] = info
+    changing: list[Any] = []
+    monkeypatch.setattr(Partition, "is_changing", property(lambda of: of in changing))
+    for leader in leaders:
+        leader.alter(info)
+    for changing[:], late in (([], []), (leaders[:1], ["partition 0: "]), (leaders[1:], ["partition 1: "])):
+        warnings = two.servers[0].api.request("POST", "/v1/streams/orders/pause", json_body=None).json()["warnings"]
+        assert [each[:13] for each in warnings] == late
+
+
 def test_a_change_that_another_one_follows_waits_for_both(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen before: whoever's stream was changed by somebody else while he waited was told at once that all is well."""
     here, there = (server.backend for server in two.servers)
