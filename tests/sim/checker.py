@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from broker.api.stream import StreamSettings
+from broker.metadata.info import StreamInfo
 from broker.metadata.partition import PartitionState, Place
 from broker.replication.events import Acks
 from broker.replication.messages import Incarnation
@@ -492,6 +493,12 @@ class Checker(OfRewrites, OfMembers, OfMending):
         rewritten = self.known[name].rewritten
         if rewritten is not None and settings.cleanup != "delete":
             rewritten.is_compacted = True
+
+    def is_of(self, info: StreamInfo) -> None:
+        """The catalog has a new stream, or other settings of one."""
+        for name, known in self.known.items():
+            if place_of(name)[0] == info.incarnation and known.rewritten is not None:
+                known.rewritten.is_compacted |= info.settings.cleanup != "delete"
 
     def retained(self, replica: Replica, before: int) -> None:
         """A leader has let go of records by the settings that it knows: so many are left below its high watermark."""

@@ -22,7 +22,7 @@ from tests.sim.clients import (
     Publisher,
     Repeater,
 )
-from tests.sim.driven.changing import CAPTURING, CHANGING, FORMED, PAUSING, Changing, captured
+from tests.sim.driven.changing import CAPTURING, CHANGING, COMPACTING, FORMED, PAUSING, Changing, captured
 from tests.sim.driven.nats import Server
 from tests.sim.driven.node import Bugs, DrivenBroker
 from tests.sim.driven.wire import Link
@@ -105,7 +105,8 @@ class Cluster:
         self.rots = driven and faults and seed % 4 == ROTTING
         is_changing = driven and faults and seed % 8 in CHANGING
         if driven:
-            rewrites = self.rots and seed % 8 == DRIVEN_REWRITING
+            is_compacting = is_changing and seed % 16 in COMPACTING
+            rewrites = (self.rots and seed % 8 == DRIVEN_REWRITING) or is_compacting
         rng = world.rng
         size = size or rng.choice((3, 3, 3, 4, 5, 5, 7))
         if driven and seed % 4 == CLOSING:
@@ -158,7 +159,8 @@ class Cluster:
                 producer_id = self.next_producer_id() if number == 0 or rng.random() < 0.3 else 0
                 if self.rewrites and (number == 0 or rng.random() < 0.6):
                     producer_id = rng.choice((0, 0, producer_id))  # batches with stamps are seldom joined
-                    kind = KeyedPublisher if name in self.compacted and number == 0 else Publisher
+                    has_keys = number == 0 and (is_changing or name in self.compacted)
+                    kind = KeyedPublisher if has_keys else Publisher
                     self.publishers.append(kind(self, name, producer_id, f"{name}.{number}"))
                 elif not producer_id and rng.random() < 0.5:
                     self.publishers.append(IdPublisher(self, name, f"{name}.{number}"))
@@ -214,7 +216,8 @@ class Cluster:
             commands.append({"kind": "register_broker", **of, **self.level})
         for number, minimum in enumerate(minima):
             is_compacted = self.driven and self.rewrites and f"p{number}" in self.compacted
-            settings = {"cleanup": "compact"} if is_compacted else dict(of_all)
+            settings = {"cleanup": "compact"} if is_compacted else {}
+            settings |= of_all
             if of_all and self.seed % 8 in CAPTURING and not (internal and number == len(minima) - 1):
                 settings |= captured(f"p{number}")
                 if number == 0 and self.seed % 16 in PAUSING:
@@ -232,9 +235,14 @@ class Cluster:
         """A stream has one more partition, which nobody counts yet. Clients try it at once."""
         if name in self.checker.known:
             return  # a scenario has clients of its own
-        self.checker.known[name] = Known()
+        self.checker.known[name] = known = Known()
         self.consumers.append(Consumer(self, name))
-        self.publishers.append(Publisher(self, name, self.next_producer_id(), f"{name}.0"))
+        if self.changes is not None and self.rewrites:
+            info = next(i for i in self.metadata.catalog.streams.values() if i.incarnation == place_of(name)[0])
+            known.rewritten = Rewritten(info.settings.cleanup != "delete")
+            self.publishers.append(KeyedPublisher(self, name, 0, f"{name}.0"))
+        else:
+            self.publishers.append(Publisher(self, name, self.next_producer_id(), f"{name}.0"))
         if self.changes is not None:
             self.publishers.append(IdPublisher(self, name, f"{name}.1"))
         if self.nats is not None and place_of(name)[1] == 0:

@@ -12,7 +12,7 @@ SEEDS: Final = 46
 
 
 def of(name: str, file: str, *texts: str, seed: int = 4, seeds: int = SEEDS) -> Mutant:
-    folder = "broker" if file.startswith("serving.") else "broker.runtime"
+    folder = "broker" if file.startswith(("serving.", "storage.")) else "broker.runtime"
     return Mutant(name, f"{folder}.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, "")
 
 
@@ -23,6 +23,8 @@ PLACED: Final = "cluster.replicas.placed"
 CAPTURES: Final = "intake.captures"
 FLUSH: Final = "intake.flush"
 STREAMS: Final = "serving.endpoints.streams"
+SETTINGS: Final = "storage.segments.checkpoint"
+COMPACTION: Final = "storage.rewrite.compaction"
 
 QUICK: Final = (
     of("answers a change before it has it", CONTROL, "        await self._until(lambda: self._streams_info(info) == info or self._is_gone(info), APPLIED_S)\n        return self._streams.info(info.name)", "        return self._streams.info(info.name)", seed=5),
@@ -33,7 +35,7 @@ QUICK: Final = (
 CHANGED: Final = (
     # answers that come too early
     of("describes what it leads by its catalog", STREAMS, "        gathered = _as_led(gathered)\n", "        pass\n", seed=20),
-    of("takes itself for one that goes by a change", STREAMS, "            return _terms(handle.goes_by or info) == _terms(info)\n", "            return True\n", seed=44),
+    of("takes itself for one that goes by a change", STREAMS, "            return not handle.is_changing and _terms(handle.goes_by or info) == _terms(info)\n", "            return True\n", seed=12),
     of("answers a deletion before it has it", CONTROL, "        await self._until(lambda: self._incarnation(name) != info.incarnation, APPLIED_S)\n", "        pass\n"),
     # leaders
     of("answers as a leader until its turn", PLACED, "            partition.retire(epoch if is_ours else epoch + 1)\n", "            pass\n", seed=36),
@@ -41,7 +43,11 @@ CHANGED: Final = (
     # more partitions
     of("takes what was sorted by another number", LEADER, "        if sorted_by and sorted_by != self._info.settings.partitions:", "        if False:"),
     of("takes records into a partition that is being added", REPLICATED, "        if self.partition >= (count := self._info.settings.partitions):", "        count = 0\n        if False:"),
-    of("does not go on when a stop is taken back", PLACED, "            partition.go_on_taking()", "            pass", seed=12),
+    of("does not go on when a stop is taken back", PLACED, "            partition.go_on_taking()", "            pass", seed=5),
+    # compaction
+    of("lets retention take from what is compacted alone", SETTINGS, '        by_retention = settings.cleanup != "compact"\n', "        by_retention = True\n", seed=28),
+    of("takes a pass that was stopped for a whole one", COMPACTION, "            self.end, now_us=self.now_us, tombstones_to", "            limit, now_us=self.now_us, tombstones_to", seed=28),
+    of("takes records away, and never says by how much", COMPACTION, "if staged.records_gone and not self._note_superseded(staged.path, cuts):", "if False:", seed=12),
     # intake
     of("gives a stream that is altered another builder", FLUSH, "        slot.builder.alter(\n            **_builder_settings(info),\n        )\n        self._configure(slot, info)\n", "        self._flush(slot, force=True)\n        slot.builder.tag = None\n        slot.builder = self.add(info, slot.partition).builder\n        slot.builder.tag = slot\n        self._configure(slot, info)\n", seed=37),
     of("sorts by the former number", CAPTURES, "                if each not in stays or stays[each].sorted_by != count:", "                if each not in stays:", "            gone += [slot for slot in stays.values() if slot.sorted_by != count]  # E5\n", "", seed=13),

@@ -38,6 +38,8 @@ CAPTURING: Final = (5,)
 """Brokers capture them from NATS, besides, in these of eight."""
 PAUSING: Final = (13,)
 """In these of sixteen little else happens to them, and to brokers, than pauses. The first has two partitions."""
+COMPACTING: Final = (12,)
+"""Whether they are compacted is altered, too, in these of sixteen; their replicas compact and join."""
 FORMED: Final = {"segment_age_ms": 1_000}
 """Settings of their streams: else retention would find nothing to let go."""
 LATE_MS: Final = 1_500
@@ -153,6 +155,8 @@ class Changing:
         found: dict[str, Any] = {"retention_records": self.rng.choice((None, 5, 40))}
         if self.rng.random() < 0.3:
             found["min_insync_replicas"] = self.rng.choice((1, 2, 2))
+        if self.cluster.rewrites:
+            found["cleanup"] = self.rng.choice(("delete", "delete", "compact", "compact", "both"))
         return found
 
     def _create(self, name: str) -> None:
@@ -163,6 +167,7 @@ class Changing:
                 "name": name,
                 **FORMED,
                 **(captured(name) if self.cluster.nats is not None else {}),
+                **({"cleanup": self.rng.choice(("delete", "compact"))} if self.cluster.rewrites else {}),
                 "partitions": self.rng.choice((1, 1, 2)),
                 "replication_factor": 3,
                 "min_insync_replicas": self.rng.choice((1, 2)),
@@ -269,6 +274,7 @@ class Changing:
                     self._deleted(was)
             if info is not None:
                 self._names[info.incarnation] = name
+                self.cluster.checker.is_of(info)
                 if name in self._missing:
                     self.world.saw("stream made anew")
                     self.world.note("catalog", f"{name} is made anew: {info.incarnation}")
@@ -336,6 +342,12 @@ class Changing:
             who = f"FORMER: {seen.name}: {seen.broker.name}"
             seen.checker.fail(f"{who} answers {what} of a stream that was deleted {late_ms:.0f} ms ago")
 
+    def compacts(self, seen: Seen, partition: ReplicatedPartition) -> None:
+        """A pass of compaction begins."""
+        held, who = self.held.get(seen.at[0]), seen.broker.name
+        if held is not None and held.settings.cleanup == "delete" and partition.serves:
+            seen.checker.fail(f"HOLDS: {seen.name}: {who} compacts, and it was answered that nothing is compacted")
+
     def lets_go(self, seen: Seen, partition: ReplicatedPartition) -> None:
         """A round of the cleaner's retention. As `Checker.retained`."""
         log, held = partition.log, self.held.get(seen.at[0])
@@ -345,7 +357,7 @@ class Changing:
         if start == before or seen.is_of_before:
             return
         self.world.saw("retention lets go")
-        least = partition.settings.retention_records
+        least = partition.settings.retention_records if partition.settings.cleanup != "compact" else None
         who = f"KEPT: {seen.name}: {seen.broker.name} lets go of [{before}, {start})"
         if least is None or start > log.high_watermark - least:
             seen.checker.fail(f"{who}; it is to keep {least}, and committed is up to {log.high_watermark}")

@@ -305,15 +305,16 @@ class DrivenBroker(Broker):
         if self.now_ms - self._cleaned_ms > CLEANER_MS:
             self._cleaned_ms = self.now_ms
             self._clean()
-        if self.cluster.rots and self.wire is not None:
+        if self.wire is not None:
             for replica in list(self.replicas.values()):
-                cast(Any, replica).givers.watch()
+                if self.cluster.rots:
+                    cast(Any, replica).givers.watch()
                 if (rewriting := cast(Any, replica).rewriting) is not None:
                     rewriting.tick()
-            if self.now_ms - self._scrubbed_ms > SCRUB_MS:
-                self._scrubbed_ms = self.now_ms
-                for replica in list(self.replicas.values()):
-                    cast(Any, replica).scrub()
+        if self.cluster.rots and self.wire is not None and self.now_ms - self._scrubbed_ms > SCRUB_MS:
+            self._scrubbed_ms = self.now_ms
+            for replica in list(self.replicas.values()):
+                cast(Any, replica).scrub()
 
     def _clean(self) -> None:
         """A round of the cleaner."""

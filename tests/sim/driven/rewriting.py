@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from broker.api.errors import LiftlogError
 from broker.runtime.cluster.replicas.placed import PlacedReplica
 from broker.runtime.partitions.replica import Replica
+from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from tests.sim.rewriting import JOINING, OLD_US, SHAPE, Stopped
@@ -39,7 +40,7 @@ class Rewriting:
         try:
             if partition is None or partition.log.failure is not None:
                 return
-            self._rewrite(placed, partition.replica)
+            self._rewrite(placed, partition)
         except Stopped:
             self._broker.world.saw("rewriting stopped midway")
         except LiftlogError:
@@ -49,14 +50,17 @@ class Rewriting:
         if partition.log is self._seen.log and not partition.log.lost_ranges:
             self._seen.checker.wrote_anew(self._seen)
 
-    def _rewrite(self, placed: PlacedReplica, replica: Replica) -> None:
-        rng, broker = self._broker.world.rng, self._broker
+    def _rewrite(self, placed: PlacedReplica, partition: ReplicatedPartition) -> None:
+        rng, broker, replica = self._broker.world.rng, self._broker, partition.replica
+        is_compacted = CompactionSettings.of(partition.settings) is not None  # as the compactor asks
         throttle = self._pace(replica, rng.choice((1, 3, 8)) if rng.random() < 0.15 else 1 << 30)
-        if not (replica.log.settings.is_compacted and rng.random() < 0.6):
-            settings = CoalescingSettings(**JOINING, is_compacted=replica.log.settings.is_compacted)  # type: ignore[arg-type]
+        if not (is_compacted and rng.random() < 0.6):
+            settings = CoalescingSettings(**JOINING, is_compacted=is_compacted)  # type: ignore[arg-type]
             if coalesce(replica.log, settings, {}, now_us=OLD_US, throttle=throttle) is not None:
                 broker.world.saw("batches joined")
             return
+        if broker.cluster.changes is not None:
+            broker.cluster.changes.compacts(self._seen, partition)
         tombstones_below, compact_to = placed.marks()
         report = compact(
             replica.log,

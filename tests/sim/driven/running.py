@@ -201,7 +201,7 @@ class PausedFolders(Folders):
 
     def log_settings(self, settings: StreamSettings, *, is_sole: bool = False) -> LogSettings:
         found = Folders.log_settings(self, settings, is_sole=is_sole)
-        is_of_many = self.process.broker.cluster.rots
+        is_of_many = self.process.broker.cluster.rots or self.process.broker.cluster.rewrites
         return replace(found, segment_bytes=self.settings.segment_bytes) if is_of_many else found
 
     def open(self, identity: LogIdentity, settings: LogSettings) -> PartitionLog:
