@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from asyncio import InvalidStateError
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -391,7 +392,7 @@ def _played(cluster: Cluster) -> tuple[Cluster, str]:
             cluster.run()
     except Violation as violation:
         return cluster, str(violation)
-    except (AssertionError, LookupError, ValueError, AttributeError, TypeError) as error:
+    except (AssertionError, LookupError, ValueError, AttributeError, TypeError, InvalidStateError) as error:
         return cluster, f"{type(error).__name__}: {error}"
     finally:
         for broker in cluster.brokers.values():

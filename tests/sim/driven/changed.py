@@ -41,7 +41,7 @@ CHANGED: Final = (
     of("answers as a leader until its turn", PLACED, "            partition.retire(epoch if is_ours else epoch + 1)\n", "            pass\n", seed=36),
     of("tells nobody who waits that its log is closed", PLACED, "            partition.depose()\n            partition.replica.note_closed()", "            partition.replica.note_closed()"),
     # more partitions
-    of("takes what was sorted by another number", LEADER, "        if sorted_by and sorted_by != self._info.settings.partitions:", "        if False:"),
+    of("takes what was sorted by another number", LEADER, "        if sorted_by and sorted_by != self._info.settings.partitions:", "        if False:", seed=36),
     of("takes records into a partition that is being added", REPLICATED, "        if self.partition >= (count := self._info.settings.partitions):", "        count = 0\n        if False:"),
     of("does not go on when a stop is taken back", PLACED, "            partition.go_on_taking()", "            pass", seed=5),
     # compaction
@@ -49,7 +49,7 @@ CHANGED: Final = (
     of("takes a pass that was stopped for a whole one", COMPACTION, "            self.end, now_us=self.now_us, tombstones_to", "            limit, now_us=self.now_us, tombstones_to", seed=28),
     of("takes records away, and never says by how much", COMPACTION, "if staged.records_gone and not self._note_superseded(staged.path, cuts):", "if False:", seed=12),
     # intake
-    of("gives a stream that is altered another builder", FLUSH, "        slot.builder.alter(\n            **_builder_settings(info),\n        )\n        self._configure(slot, info)\n", "        self._flush(slot, force=True)\n        slot.builder.tag = None\n        slot.builder = self.add(info, slot.partition).builder\n        slot.builder.tag = slot\n        self._configure(slot, info)\n", seed=37),
-    of("sorts by the former number", CAPTURES, "                if each not in stays or stays[each].sorted_by != count:", "                if each not in stays:", "            gone += [slot for slot in stays.values() if slot.sorted_by != count]  # E5\n", "", seed=13),
+    of("gives a stream that is altered another builder", FLUSH, "        slot.builder.alter(\n            **_builder_settings(info),\n        )\n        self._configure(slot, info)\n", "        self._flush(slot, force=True)\n        slot.builder.tag = None\n        slot.builder = self.add(info, slot.partition).builder\n        slot.builder.tag = slot\n        self._configure(slot, info)\n", seed=53, seeds=64),
+    of("sorts by the former number", CAPTURES, "                if each not in stays or stays[each].sorted_by != count:", "                if each not in stays:", "            gone += [slot for slot in stays.values() if slot.sorted_by != count]  # E5\n", "", seed=5),
     of("begins no capture when its session is back", PLACED, "            if self._capturing.is_wanted(partition, told.info) != self._capturing.is_begun:", "            if False:", seed=61, seeds=64),
 )  # fmt: skip
