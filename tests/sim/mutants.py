@@ -117,7 +117,7 @@ MUTANTS: Final = (
     of("says that it has stopped, and goes on", "growing", "info.settings.partitions and not self._has_stopped(info)", "info.settings.partitions", seed=63, seeds=96),
     of("begins no epoch with another count", "growth", "moved = [] if waiting else cluster.begin_epoch(places)", "moved = []", seed=5),
     # brokers that join and leave
-    of("removes a broker that lives", "broker_commands", "if info.is_live or assigned:", "if assigned:", seed=20),
+    of("removes a broker that lives", "broker_commands", "if info.is_live or assigned:", "if assigned:", seed=57, seeds=60),
     of("removes a broker that has replicas", "broker_commands", "if info.is_live or assigned:", "if info.is_live:", seed=29),
     of("takes the folder of a removed broker back", "broker_commands", "    if raft in cluster.removed:\n", "    if False:\n", seed=9),
     of("forgets in a snapshot who was removed", "cluster", "removed=dict(value.get(\"removed\", ())),", "removed={},", seed=20),
