@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator
 
@@ -95,10 +96,14 @@ def test_what_may_have_been_done_is_said(goes_on: threading.Event) -> None:
 
 def test_a_call_that_is_refused_again_and_again_ends() -> None:
     with RawServer(not_now) as server, client(server.port) as calls:
-        with pytest.raises(NotReady, match=r"gave up after \d+ failed tries in 0.3 s") as error:
+        with pytest.raises((NotReady, Unavailable)) as error:
             calls.append("s", 0, [{"value": b"x"}])
-        assert not error.value.fields.get("sent")
-        assert len(server.requests) > 1
+        if isinstance(error.value, NotReady):
+            assert re.search(r"gave up after \d+ failed tries in 0.3 s", str(error.value))
+            assert not error.value.fields.get("sent")
+        else:  # the last refusal did not come within what was left of the time
+            assert error.value.fields["sent"] is True
+        assert server.requests
 
 
 def test_the_limit_is_of_a_call_and_not_of_a_client() -> None:
