@@ -374,10 +374,12 @@ class Readiness:
 
     Attributes:
         missing: Name of each thing that the broker waits for -> what is wrong with it.
+        warnings: What somebody should look at though the broker can serve, likewise.
     """
 
     ready: bool
     missing: Mapping[str, str]
+    warnings: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return self.ready

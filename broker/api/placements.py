@@ -15,7 +15,8 @@ Health = Literal["ok", "under_replicated", "below_minimum", "offline"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDescription:
     """A broker of the cluster and its addresses. `live`: its session is there, as far as the answering broker knows;
-    `stopping`: it is about to stop, and leads nothing. `session_ms`: so long it may lead after it was heard last."""
+    `stopping`: it is about to stop, and leads nothing. `session_ms`: so long it may lead after it was heard last.
+    `auth_mode`: off, permissive or enforce; empty: it has not told it yet."""
 
     id: str
     http: str
@@ -24,6 +25,7 @@ class BrokerDescription:
     rack: str = ""
     stopping: bool = False
     session_ms: Count = 2_000
+    auth_mode: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,7 @@ class ClusterDescription:
         voters: Ids of the brokers that keep the catalog, whose vote is valid.
         votes: All votes; a majority of them has to be there to change anything.
         answered_by: Id of the broker that answered: it is all as that one knows.
+        auth_required: Every broker judges callers, whatever its auth.mode says (`liftlog auth require`).
     """
 
     cluster_id: str
@@ -62,6 +65,7 @@ class ClusterDescription:
     voters: tuple[str, ...] = ()
     votes: tuple[Vote, ...] = ()
     answered_by: str = ""
+    auth_required: bool = False
 
     @property
     def votes_needed(self) -> int:

@@ -35,6 +35,8 @@ _NAME: Final = "[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}"
 NAMED_PATTERN: Final = f"(user|svc):{_NAME}"
 PRINCIPAL_PATTERN: Final = f"{NAMED_PATTERN}|{ANONYMOUS}"
 """Those that something can be granted to."""
+MODES: Final = ("off", "permissive", "enforce")
+"""What a broker may do with callers (`auth.mode`), from weak to strong."""
 CALLER_PATTERN: Final = f"{PRINCIPAL_PATTERN}|{ADMIN}"
 """Those for whom a broker may ask another one."""
 _PRINCIPAL: Final = re.compile(PRINCIPAL_PATTERN)

@@ -109,6 +109,7 @@ AUTH: Final[Mapping[str, Leaf | Branch]] = {
     "grant": Leaf(_AUTH, "grant", "Let a principal do something."),
     "revoke": Leaf(_AUTH, "revoke", "Take a grant back, by the name that was granted."),
     "list": Leaf(_AUTH, "list_grants", "List what each principal is granted."),
+    "require": Leaf(_AUTH, "require", "Have every broker enforce, whatever its configuration says."),
     "test": Leaf(_AUTH, "may", "Say whether a principal may do something."),
 }
 SECRET: Final = {

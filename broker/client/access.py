@@ -71,6 +71,10 @@ class AccessCalls:
         value = self._calls.json("POST", path("auth", "test"), asked)
         return understand(AccessTested, value, where="testing access").allowed
 
+    def require_auth(self, required: bool = True) -> None:
+        """Have every broker enforce, whatever its configuration says; False: each goes by its own again."""
+        self._calls.json("POST", path("auth", "require"), {"required": required})
+
     def _change(self, principal: str, key: str, action: str, name: str) -> None:
         check_principal(principal)
         check_grant(principal, action, name)

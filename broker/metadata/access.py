@@ -2,6 +2,7 @@
 
     put_token    token_id, sha256, principal, expires_ms, at_ms, by      drop_token  token_id, by
     put_grants   principal, add [[action, name]], remove [[action, name]], by
+    require_auth required, by                     whether every broker judges callers, whatever its configuration says
 
 Invariants
 Z1  A token id is one token for good: under it no other is taken while it is kept.
@@ -9,6 +10,8 @@ Z2  `version` counts changes, and every change of what somebody may do is one. W
     decides again.
 Z3  There is no grant that forbids: what is allowed is what a grant covers (`principals.Granted`).
 Z4  Each command says by whom it was asked for.
+Z5  It is required only where every broker does it by itself already, so the command refuses nobody anything. From then
+    on no broker's configuration can end it; to take it back is a command, too.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from broker.api.errors import InvalidRequest, UnknownToken
-from broker.api.principals import check_grant
+from broker.api.principals import MODES, check_grant
 from broker.metadata import fields
+from broker.metadata.info import BrokerInfo
 
 TOKENS_MAX: Final = 10_000
 PRINCIPALS_MAX: Final = 10_000
@@ -45,10 +49,11 @@ class Access:
     tokens: Mapping[str, KeptToken] = field(default_factory=dict)
     grants: Mapping[str, tuple[Grant, ...]] = field(default_factory=dict)
     version: int = 0
+    is_required: bool = False
 
     def copy(self) -> Access:
         """Another one with the same content."""
-        return Access(self.tokens, self.grants, self.version)
+        return Access(self.tokens, self.grants, self.version, self.is_required)
 
     def put_token(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Take a token. One that is there already stays as it is."""
@@ -99,6 +104,14 @@ class Access:
         self.grants = {**others, principal: after} if after else others
         return self._changed()
 
+    def require_auth(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Z5. `Cluster.check_enforcing` comes before it."""
+        fields.text(command, "by")
+        if command["required"] is self.is_required:
+            return {"version": self.version}
+        self.is_required = command["required"]
+        return self._changed()
+
     def snapshot(self) -> dict[str, Any]:
         """All of it as JSON values; nothing, if there was never any."""
         if not self.version:
@@ -108,6 +121,7 @@ class Access:
                 "version": self.version,
                 "tokens": [[each, *self.tokens[each]] for each in sorted(self.tokens)],
                 "grants": [[each, list(map(list, self.grants[each]))] for each in sorted(self.grants)],
+                **({"required": True} if self.is_required else {}),
             }
         }
 
@@ -121,6 +135,7 @@ class Access:
             {token_id: KeptToken(*rest) for token_id, *rest in value["tokens"]},
             {principal: tuple((action, name) for action, name in grants) for principal, grants in value["grants"]},
             value["version"],
+            value.get("required", False),
         )
 
     def _changed(self) -> dict[str, Any]:
@@ -128,7 +143,20 @@ class Access:
         return {"version": self.version}
 
 
-KINDS: Final = {"put_token": Access.put_token, "drop_token": Access.drop_token, "put_grants": Access.put_grants}
+KINDS: Final = {
+    "put_token": Access.put_token,
+    "drop_token": Access.drop_token,
+    "put_grants": Access.put_grants,
+    "require_auth": Access.require_auth,
+}
+
+
+def weaker_brokers(access: Access, brokers: Iterable[BrokerInfo], mine: str) -> dict[str, str]:
+    """Brokers that live, and let callers do what this one refuses: id -> mode. None, where it is required (Z5)."""
+    if access.is_required:
+        return {}
+    weaker = MODES[: MODES.index(mine)]
+    return {b.broker_id: b.auth_mode for b in brokers if b.is_live and b.auth_mode in weaker}
 
 
 def _grants(principal: str, command: Mapping[str, Any], key: str) -> Iterable[Grant]:

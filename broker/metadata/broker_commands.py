@@ -10,6 +10,7 @@
     renew_sessions     renewals {broker_id: registration}  these live; who was taken for dead is back
     fail_broker        broker_id, registration, renewal    its session lapsed (renewal: as it stood); none: it left
     stop_broker        broker_id, registration             it is about to: its leaderships go to others
+    tell_auth_mode     broker_id, registration, mode       what it does with callers, as it has begun
     remove_broker      broker_id                           for good; it has no replicas any more
     confirm_deleted    broker_id, partitions               folders of deleted or moved replicas are gone
     set_feature_level  level                               once every broker knows it
@@ -157,6 +158,12 @@ def _stop(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     return {"moved": moved}
 
 
+def _tell_auth_mode(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
+    info = cluster.present(command)
+    cluster.brokers[info.broker_id] = replace(info, auth_mode=fields.text(command, "mode"))
+    return {}
+
+
 def _remove(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     broker = fields.text(command, "broker_id")
     info = cluster.brokers.get(broker)
@@ -196,6 +203,7 @@ KINDS: Final[Mapping[str, Handler]] = {
     "renew_sessions": _renew,
     "fail_broker": _fail,
     "stop_broker": _stop,
+    "tell_auth_mode": _tell_auth_mode,
     "remove_broker": _remove,
     "confirm_deleted": _confirm_deleted,
     "set_feature_level": _set_feature_level,

@@ -21,7 +21,7 @@ Commands (`"v": 1`, `"kind"`, `"request_id"`, and; those of `broker_commands.py`
     register_producer  name, at_ms, forget_before_ms, tag (all optional)   an idempotent producer begins: id and epoch
     note_producers   names, at_ms                             they are used
     forget_producer  name
-    put_token, drop_token, put_grants                         who may do what (`access.py`)
+    put_token, drop_token, put_grants, require_auth           who may do what (`access.py`)
 
 Results: {"ok": ...} or {"error": problem}.
 
@@ -78,7 +78,13 @@ __all__ = ["COMMAND_VERSION", "BrokerInfo", "Catalog", "StreamInfo", "differing"
 COMMAND_VERSION: Final = 1
 SNAPSHOT_VERSION: Final = 2
 REQUESTS_REMEMBERED: Final = 1024
-SINCE: Final[dict[str, int]] = {"alter_isrs": 2, **dict.fromkeys(access.KINDS, 5)}
+MODES_SINCE: Final = 6
+"""The feature level at which brokers say their `auth.mode` (M8)."""
+SINCE: Final[dict[str, int]] = {
+    "alter_isrs": 2,
+    **dict.fromkeys(access.KINDS, 5),
+    **dict.fromkeys(("require_auth", "tell_auth_mode"), MODES_SINCE),
+}
 """Commands by the feature level that they came with; those that are not here have the first (M8)."""
 TAG_SINCE: Final = 5
 """The feature level of `tag` in `register_producer` (M8)."""
@@ -239,6 +245,8 @@ class Catalog:
             case "forget_producer":
                 return self._forget_producer(command)
             case kind if kind in access.KINDS:
+                if kind == "require_auth" and command["required"]:
+                    self.cluster.check_enforcing()
                 return access.KINDS[kind](self.access, command)
             case kind:
                 raise AssertionError(f"{kind} has shapes and is no command")

@@ -24,13 +24,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPartition
+from broker.api.principals import MODES
 from broker.metadata import fields
 from broker.metadata.info import BrokerInfo, Rescue, StreamInfo, rescue_from
 from broker.metadata.partition import PartitionState, Place, Who, state_from
 from broker.metadata.placement import candidates, place
 from broker.metadata.session import SESSION_MS, session_ms
 
-FEATURE_LEVEL: Final = 5
+FEATURE_LEVEL: Final = 6
 """The level of this release."""
 LONG_SESSIONS: Final = 4
 """From this level on sessions are longer with many partitions (`session.S5`)."""
@@ -191,6 +192,18 @@ class Cluster:
             )
             raise InvalidRequest(f"broker {broker} {state}", registration=info.registration)
         return info
+
+    def check_enforcing(self) -> None:
+        """Raise InvalidRequest while a broker may let callers do what others refuse. One that is alone says nothing
+        here: it has its own mode before it."""
+        others = {} if self.is_alone else {b: i.auth_mode for b, i in self.brokers.items() if not i.has_left}
+        weaker = sorted(f"{broker} ({mode or 'not known yet'})" for broker, mode in others.items() if mode != MODES[-1])
+        if weaker:
+            raise InvalidRequest(
+                f"not every broker has auth.mode = {MODES[-1]}: {', '.join(weaker)}. Restart these with it, or remove"
+                " those that are gone",
+                brokers=weaker,
+            )
 
     # -- partitions -------------------------------------------------------------------------------------------
 

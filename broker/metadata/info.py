@@ -79,6 +79,7 @@ class BrokerInfo:
         rack: Empty: none.
         raft: Its id in the Raft group, which is its folder's: another one if the folder was lost. Empty: it has none.
         is_live: It has a session. `is_stopping`: it is about to end it. `has_left`: it has ended it itself, for good.
+        auth_mode: What it does with callers (`principals.MODES`), as it says. Empty: it has not said it yet.
         renewal: So often its session was renewed. `session_ms`: how long it is by that renewal (`session.S5`).
     """
 
@@ -95,6 +96,7 @@ class BrokerInfo:
     raft: str = ""
     has_left: bool = False
     session_ms: int = SESSION_MS
+    auth_mode: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values: the fields. Those that came later stand there only if they say something."""
@@ -102,7 +104,7 @@ class BrokerInfo:
 
 
 _OF_BROKER = tuple(each.name for each in fields(BrokerInfo))
-_UNSAID = {"raft": "", "has_left": False, "session_ms": SESSION_MS}
+_UNSAID = {"raft": "", "has_left": False, "session_ms": SESSION_MS, "auth_mode": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from broker.api.misfit import Misfit
 from broker.api.principals import (
     CALLER_PATTERN,
     GRANT_NAME_PATTERN,
+    MODES,
     PRINCIPAL_PATTERN,
     SHA256_PATTERN,
     TOKEN_ID_PATTERN,
@@ -64,6 +65,7 @@ Principal = Annotated[str, Rule(pattern=PRINCIPAL_PATTERN, says="must be user:NA
 By = Annotated[str, Rule(pattern=f"broker:{NAME_PATTERN}|{CALLER_PATTERN}", says="must be a principal")]
 GrantText = Annotated[str, Rule(pattern=GRANT_NAME_PATTERN, says="must be 0 to 512 of printable ASCII")]
 Grants = tuple[tuple[GrantText, GrantText], ...]
+Mode = Annotated[str, Rule(limit=MODES)]
 
 _SESSION: Final[Mapping[str, Any]] = {"broker_id": Name, "registration": Number}
 _PLACE: Final[Mapping[str, Any]] = {"stream": Word, "partition": PartitionNumber}
@@ -111,6 +113,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "drop_token": {"token_id": TokenId, "by": By},
     "put_grants": {"principal": Principal, "add": Grants, "remove": Grants, "by": By},
+    "require_auth": {"required": bool, "by": By},
     "form_cluster": {"cluster_id": Name, "feature_level": Level},
     "register_broker": {
         "broker_id": Name,
@@ -128,6 +131,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "renew_sessions": {"renewals": Annotated[Mapping[str, Number], _NAME]},
     "fail_broker": {**_SESSION, "renewal": Number},
     "stop_broker": _SESSION,
+    "tell_auth_mode": {**_SESSION, "mode": Mode},
     "remove_broker": {"broker_id": Name},
     "confirm_deleted": {"broker_id": Name, "partitions": Places},
     "set_feature_level": {"level": Level},

@@ -334,6 +334,7 @@ class Assembled:
                 "rack": b.rack,
                 "stopping": b.is_stopping,
                 "session_ms": b.session_ms,
+                "auth_mode": self.config.auth.mode if b.broker_id == self.broker_id else b.auth_mode,
             }
             for _, b in sorted(known.items())
         ]
@@ -349,6 +350,10 @@ class Assembled:
         except DiskFull as error:
             missing["disk"] = str(error)
         return not missing, missing
+
+    def warnings(self) -> dict[str, str]:
+        """As `Backend.warnings`. Alone, there is nobody to warn of."""
+        return {}
 
     def metrics(self) -> bytes:
         """Prometheus text."""

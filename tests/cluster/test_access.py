@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.api.errors import LiftlogError, Unauthenticated, Unauthorized
+from broker.api.errors import InvalidRequest, LiftlogError, Unauthenticated, Unauthorized
 from broker.api.principals import Token, new_token
 from broker.client import Client, connect
 from tests.cluster.test_cli import Folder
@@ -66,7 +66,7 @@ def test_a_user_works_with_what_is_granted_and_nobody_else_does(folder: Guarded,
         for name in ("orders", "other"):
             admin.create_stream(name, subject=f"{name}.>", partitions=4, **replicas)
         if folder.count == 3:
-            eventually(lambda: admin.cluster().feature_level >= 5, what="the feature level")
+            eventually(lambda: admin.cluster().feature_level >= 6, what="the feature level")
     made = folder.json("auth", "token", "create", "user:ana", str(mine), "--ttl", "1h")
     for action, name in (
         ("stream:read", "orders"),
@@ -104,6 +104,10 @@ def test_a_user_works_with_what_is_granted_and_nobody_else_does(folder: Guarded,
         assert list(nobody.streams()) == []
 
     folder.token = folder.admin
+    told = [each["auth_mode"] for each in folder.json("cluster", "status")["brokers"]]
+    assert told == folder.count * ["enforce"]
+    folder.liftlog("auth", "require")
+    assert folder.json("cluster", "status")["auth_required"] is True
     folder.liftlog("auth", "token", "revoke", made["token"], "--yes")
     for address in folder.brokers.split(","):
         with folder.client(mine, address) as ana:
@@ -190,7 +194,7 @@ def test_a_cluster_goes_from_off_to_enforce_under_load_and_loses_nothing(tmp_pat
 
         restart_all("permissive")
         with connect(cluster.addresses, deadline_s=60.0, token_file=str(admin)) as client:
-            eventually(lambda: client.cluster().feature_level >= 5, what="the feature level")
+            eventually(lambda: client.cluster().feature_level >= 6, what="the feature level")
             token = client.create_token("svc:load", ttl_s=3600)
             for action, name in (("stream:append", "s"), ("stream:read", "s")):
                 client.grant("svc:load", action, name)
@@ -204,6 +208,44 @@ def test_a_cluster_goes_from_off_to_enforce_under_load_and_loses_nothing(tmp_pat
         assert found == list(range(load.acknowledged))
         with connect(cluster.addresses, deadline_s=60.0) as nobody, pytest.raises(Unauthorized):
             nobody.describe("s")
+        opened, process = next(iter(cluster.brokers.items()))
+        address, others = cluster.addresses[0], cluster.addresses[1:]
+        for is_required in (False, True):
+            if is_required:
+                process.stop()
+                process.env["LIFTLOG_AUTH_MODE"] = "enforce"
+                process.start(wait=False)
+                cluster.wait_ready(opened)
+                with connect(others, deadline_s=60.0, token_file=str(admin)) as client:
+                    eventually(lambda: is_required_now(client), what="every broker has said that it enforces")
+            process.stop()
+            process.env["LIFTLOG_AUTH_MODE"] = "off"
+            process.start(wait=False)
+            cluster.wait_ready(opened)
+            with connect(others, deadline_s=60.0, token_file=str(admin)) as client:
+                eventually(lambda: modes_of(client)[opened] == "off", what="it has said its mode")
+                if is_required:
+                    assert not client.ready().warnings
+                else:
+                    eventually(lambda: client.ready().warnings, what="it is warned of")
+            with connect([address], deadline_s=60.0) as nobody:
+                if is_required:
+                    with pytest.raises(Unauthorized):
+                        nobody.describe("s")
+                else:
+                    nobody.describe("s")
+
+
+def modes_of(client: Client) -> dict[str, str]:
+    return {each.id: each.auth_mode for each in client.cluster().brokers}
+
+
+def is_required_now(client: Client) -> bool:
+    try:
+        client.require_auth()
+    except InvalidRequest:
+        return False
+    return True
 
 
 def is_refused(client: Client) -> bool:

@@ -243,11 +243,15 @@ class LogBackend:
                 "rack": "",
                 "stopping": False,
                 "session_ms": 2_000,
+                "auth_mode": "off",
             }
         ]
 
     def ready(self) -> tuple[bool, dict[str, str]]:
         return not self.missing, self.missing
+
+    def warnings(self) -> dict[str, str]:
+        return {}
 
     def metrics(self) -> bytes:
         return b"# HELP liftlog_up 1 once the broker has started\n# TYPE liftlog_up gauge\nliftlog_up 1.0\n"

@@ -153,3 +153,19 @@ def may(
         click.echo("allowed" if allowed else "refused")
     if not allowed:
         raise click.exceptions.Exit(1)
+
+
+def require(
+    ctx: click.Context,
+    end: Annotated[bool, Option("--end", help="Each broker goes by its own auth.mode again.")] = False,
+    yes: Yes = False,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Have every broker enforce, whatever its configuration says. All have to do so by themselves already."""
+    with client_of(ctx, brokers) as client:
+        if end:
+            confirm(yes, "let each broker go by its own auth.mode again?")
+        client.require_auth(not end)
+    said = "each broker goes by its own auth.mode" if end else "every broker enforces"
+    answer(ctx, json, {"required": not end}, said)

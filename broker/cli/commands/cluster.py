@@ -42,17 +42,19 @@ def status(ctx: click.Context, brokers: Brokers = None, json: Json = False) -> N
             ("controller", cluster.controller or "none now"),
             ("votes", _votes(cluster)),
             ("feature level", cluster.feature_level),
+            ("auth", _auth(cluster)),
             ("release", cluster.version),
             ("answered by", cluster.answered_by),
         ]
     )
     table(
-        ["broker", "state", "vote", "rack", "http", "grpc"],
+        ["broker", "state", "vote", "auth", "rack", "http", "grpc"],
         [
             (
                 broker.id,
                 "dead" if not broker.live else "stopping" if broker.stopping else "live",
                 broker.id in cluster.voters,
+                broker.auth_mode or None,
                 broker.rack or None,
                 broker.http,
                 broker.grpc,
@@ -60,6 +62,14 @@ def status(ctx: click.Context, brokers: Brokers = None, json: Json = False) -> N
             for broker in cluster.brokers
         ],
     )
+
+
+def _auth(cluster: ClusterDescription) -> str:
+    """What callers meet, and whether all brokers agree on it."""
+    if cluster.auth_required:
+        return "required of every broker"
+    modes = {broker.auth_mode for broker in cluster.brokers if broker.live and broker.auth_mode}
+    return modes.pop() if len(modes) == 1 else "differs: the weakest counts" if modes else "not known yet"
 
 
 def partitions(

@@ -73,6 +73,10 @@ def check_broker(address: str, *, in_use: bool, source: str = "", tls: TlsFiles 
         return
     if values["ready"]:
         yield Check("broker", OK, f"{address}{from_it} is ready")
+        warnings = values.get("warnings")
+        for key, value in warnings.items() if isinstance(warnings, dict) else ():
+            advice = "docs/guides/security.md says how all brokers get to enforce, and stay there"
+            yield Check(str(key), WARNING, f"{address}{from_it}: {value}", advice)
     else:
         told = values.get("missing")
         reasons = told.items() if isinstance(told, dict) else ()

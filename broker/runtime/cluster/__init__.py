@@ -11,6 +11,7 @@ codec.py        Messages between replicas as bytes of the wire, and back.
 link/           Replicas of several brokers over gRPC: followers ask, leaders answer.
 streams.py      Serves the partitions that are led here, and names the leaders of the others.
 control.py      Changes streams, by commands that the controller carries out.
+auth_modes.py   What each broker does with callers, told and looked at.
 own_streams.py  When the stream of consumer offsets is made, and on how many brokers.
 offsets.py      Consumer offsets: read anew by whoever begins to lead their stream.
 sinks/          Exactly-once sinks: stages beside their partitions, the coordinator, what it asks other brokers.

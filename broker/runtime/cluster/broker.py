@@ -35,6 +35,7 @@ from broker.raft.secured import RaftTls
 from broker.runtime.assembled import Assembled
 from broker.runtime.background.disk_reserve import Account
 from broker.runtime.background.expiry import expire_offsets
+from broker.runtime.cluster.auth_modes import AuthModes
 from broker.runtime.cluster.control import PlacedControl
 from broker.runtime.cluster.link.link import ReplicaLink
 from broker.runtime.cluster.link.tls import LinkTls
@@ -177,6 +178,14 @@ class ClusterBroker(Assembled):
             )
             for name, settings in ((OFFSETS_STREAM, OFFSETS_SETTINGS), (COMMITS_STREAM, COMMITS_SETTINGS))
         }
+        self._modes = AuthModes(
+            config.broker_id,
+            plane.process,
+            config.auth.mode,
+            plane.service,
+            executor=self._commands,
+            clock_s=time.monotonic,
+        )
         self.offsets = PlacedConsumers(self._streams.partition, self._commands, self._own[OFFSETS_STREAM].why_missing)
         self.admin = ClusterAdmin(
             config.broker_id, plane.service, open_here=self._replicas.partitions, may_change=plane.has_session
@@ -250,6 +259,7 @@ class ClusterBroker(Assembled):
         )
         for own in self._own.values():
             own.begin()
+        self._modes.begin()
         self.sinks.start()
         self._waits_for = ""
 
@@ -351,6 +361,12 @@ class ClusterBroker(Assembled):
         catalog.producer_names.check(producer_id, epoch)
         self._used_producers.used(catalog, producer_id)
 
+    def warnings(self) -> dict[str, str]:
+        """As `Backend.warnings`."""
+        weaker = self._modes.weaker()
+        told = ", ".join(f"{broker} ({mode})" for broker, mode in sorted(weaker.items()))
+        return {"auth": f"brokers whose auth.mode is weaker than {self.config.auth.mode}: {told}"} if weaker else {}
+
     def _missing(self) -> dict[str, str]:
         """This broker needs one thing of the others to serve: a session, and for that a majority."""
         if not self._waits_for and self._plane.has_session():
@@ -363,6 +379,7 @@ class ClusterBroker(Assembled):
     def _each_round(self) -> None:
         """As far as the logs are by now."""
         self._replicas.note_ends()
+        self._modes.look()
 
     def _expire_offsets(self) -> None:
         """Where the stream of offsets is led."""
@@ -385,6 +402,7 @@ class ClusterBroker(Assembled):
             bulk_bytes=self._link.bulk_bytes,
             raft_refused=self._plane.refusals,
             group=self._group(),
+            weaker=len(self._modes.weaker()),
         )
         yield from sink_samples(self.sinks.counts)
         with suppress(Retryable):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from broker.api.errors import InvalidRequest
 from broker.api.http import DEFAULT_PORT
-from broker.api.principals import NAMED_PATTERN
+from broker.api.principals import MODES, NAMED_PATTERN
 from broker.api.stream import StreamSettings, check_name
 from broker.api.validation import Rule, declared
 from broker.metadata.shapes import LINE_PATTERN
@@ -110,8 +110,9 @@ class AuthConfig:
     mode: str = _key(
         "off",
         "`off`: whoever reaches the port may do everything. `permissive`: likewise, and the log says what would be"
-        " refused. `enforce`: each call is judged. Tokens and grants themselves are for admins alone, in each mode.",
-        limit=("off", "permissive", "enforce"),
+        " refused. `enforce`: each call is judged. Tokens and grants themselves are for admins alone, in each mode."
+        " `liftlog auth require` has every broker of the cluster judge each call, whatever stands here.",
+        limit=MODES,
     )
     admins: tuple[Annotated[str, Rule(pattern=NAMED_PATTERN, says="must be user:NAME or svc:NAME")], ...] = _key(
         (), "Principals that may do everything, whatever the grants say.", limit=(0, 100)

@@ -363,10 +363,13 @@ class Backend(StreamChanges, Protocol):
         """These have changed at another broker: wake who watches them."""
 
     def brokers(self) -> list[dict[str, Any]]:
-        """`id`, `http`, `grpc`, `rack` and `session_ms` of each, and whether it is `live` or `stopping`."""
+        """Of each: `id`, `http`, `grpc`, `rack`, `session_ms`, `auth_mode`; whether it is `live` or `stopping`."""
 
     def ready(self) -> tuple[bool, dict[str, str]]:
         """Whether it can serve, and what is missing: name -> what is wrong with it."""
+
+    def warnings(self) -> dict[str, str]:
+        """What somebody should look at though it can serve: name -> what is wrong with it."""
 
     def metrics(self) -> bytes:
         """Prometheus text."""

@@ -426,6 +426,13 @@ class AccessAsked:
     name: Annotated[str, Rule(limit=(0, 512), is_printable=True, doc="Empty where there are no names")] = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthRequired:
+    """Whether every broker is to judge callers, whatever its configuration says."""
+
+    required: bool
+
+
 def ref(name: str) -> Schema:
     """A reference to a component schema."""
     return {"$ref": f"#/components/schemas/{name}"}
@@ -481,7 +488,7 @@ _REQUESTS: Final = (
     *(ReadOnlyState, Trim, PartitionCount, ProducerName, Positions, Commit, Reset, PinPlaced),
     *(SinkOpen, SinkRenew, SinkCommit, Bundle, AppendBundle, SinkAbort, SinkReset, SinkAdopt),
     *(SinkCheck, SilencesAsked, StagesAsked),
-    *(TokenAsked, GrantsAsked, AccessAsked),
+    *(TokenAsked, GrantsAsked, AccessAsked, AuthRequired),
     *(Reassignment, Election, Loss, Drain, Excuse, RescueEnd),
 )
 

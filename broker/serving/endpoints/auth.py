@@ -23,9 +23,9 @@ from broker.api.auth_answers import (
 )
 from broker.api.errors import InvalidRequest, UnknownToken
 from broker.api.permissions import ACTIONS, OPEN, UNNAMED, kind_of, needs
-from broker.api.principals import check_grant, check_principal
+from broker.api.principals import MODES, check_grant, check_principal
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body
-from broker.serving.contract.schemas import AccessAsked, GrantAsked, GrantsAsked, TokenAsked
+from broker.serving.contract.schemas import AccessAsked, AuthRequired, GrantAsked, GrantsAsked, TokenAsked
 from broker.serving.http.access import access_now
 from broker.serving.http.waiting import unbroken
 
@@ -41,7 +41,7 @@ async def whoami(serving: Serving, request: web.Request, query: Query) -> web.St
     said = WhoAmI(
         principal=caller.principal,
         how=caller.how,
-        mode=gate.rules.mode,
+        mode=gate.mode,
         admin=gate.is_admin(caller.principal),
         expires_ms=None if caller.until_ms == float("inf") else int(caller.until_ms),
         grants=_grants(gate.access().grants.get(caller.principal, ())),
@@ -150,6 +150,22 @@ async def test_access(serving: Serving, request: web.Request, query: Query) -> w
         check_grant(asked.principal, asked.action, asked.name)
     allowed = serving.gate.allows(asked.principal, asked.action, asked.name)
     return web.json_response(asdict(AccessTested(allowed=allowed)))
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/auth/require",
+    "require_auth",
+    answer("It holds from now on.", "AccessChanged"),
+    permission=needs("auth:admin"),
+    request=body("Whether every broker is to judge callers.", "AuthRequired"),
+)
+async def require(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Have every broker enforce, whatever its configuration says. All have to do so by themselves already."""
+    asked, own = await serving.asked(request, AuthRequired), serving.gate.rules.mode
+    if asked.required and own != MODES[-1]:
+        raise InvalidRequest(f"this broker has auth.mode = {own}: restart all with {MODES[-1]} first", mode=own)
+    return await _change(serving, "require_auth", required=asked.required)
 
 
 async def _change(serving: Serving, kind: str, **values: Any) -> web.Response:

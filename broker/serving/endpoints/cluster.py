@@ -14,7 +14,7 @@ from broker.api.permissions import OPEN, needs, of_answer
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer
 from broker.serving.http.access import access_now
 
-SHOWN: Final = ("id", "http", "grpc", "live", "rack", "stopping", "session_ms")
+SHOWN: Final = ("id", "http", "grpc", "live", "rack", "stopping", "session_ms", "auth_mode")
 METRICS_MEDIA: Final = "text/plain"
 
 
@@ -42,6 +42,7 @@ async def cluster(serving: Serving, request: web.Request, query: Query) -> web.S
             "voters": sorted({vote.broker for vote in votes if vote.valid}),
             "votes": [asdict(vote) for vote in votes],
             "answered_by": backend.broker_id,
+            "auth_required": backend.access.is_required,
         }
     )
 
@@ -64,7 +65,8 @@ async def ready(serving: Serving, request: web.Request, query: Query) -> web.Str
     is_ready, missing = serving.backend.ready()
     if serving.draining.is_set():
         is_ready, missing = False, {**missing, "http": "draining"}
-    return web.json_response({"ready": is_ready, "missing": missing}, status=200 if is_ready else 503)
+    said = {"ready": is_ready, "missing": missing, "warnings": serving.backend.warnings()}
+    return web.json_response(said, status=200 if is_ready else 503)
 
 
 @ENDPOINTS.add(

@@ -8,7 +8,8 @@
 
 A principal comes from, in this order: the proof of another broker, a client's certificate (SAN, URI), a bearer token;
 else it is `anonymous`. Modes (`auth.mode`): `off` judges tokens and grants themselves alone; `permissive` says what
-`enforce` would refuse.
+`enforce` would refuse. Where the catalog requires it (`metadata.access.Z5`) it is `enforce`, whatever the configuration
+says.
 
 A1  In `enforce` no handler runs before its caller is known and may do what path and query name (`Where`). What only a
     handler can find it has to ask for here; one that answers without having asked is a fault, and the answer is lost.
@@ -52,6 +53,7 @@ from broker.api.permissions import Permission, Where
 from broker.api.principals import (
     ADMIN,
     ANONYMOUS,
+    MODES,
     Granted,
     check_caller,
     digest_of,
@@ -224,8 +226,20 @@ class Gate:
         self._bearers: dict[str, Identified] = {}  # by the SHA-256 of a token that is good
         self._admins = rules.admins | ({ADMIN} if rules.admin_token is not None else set())
         self._under_way: set[Asking] = set()
-        self.is_off = rules.mode == "off"
-        self.is_enforced = rules.mode == "enforce"
+
+    @property
+    def mode(self) -> str:
+        """As it is now."""
+        own = self.rules.mode
+        return MODES[-1] if own != MODES[-1] and self.access().is_required else own
+
+    @property
+    def is_off(self) -> bool:
+        return self.mode == MODES[0]
+
+    @property
+    def is_enforced(self) -> bool:
+        return self.mode == MODES[-1]
 
     # -- who asks ----------------------------------------------------------------------------------------------
 
@@ -374,8 +388,7 @@ class Gate:
 
     def watch_over(self, asking: Asking) -> None:
         """A4, until `let_go`."""
-        if asking.is_refused:
-            self._under_way.add(asking)
+        self._under_way.add(asking)
 
     def let_go(self, asking: Asking) -> None:
         self._under_way.discard(asking)
@@ -547,6 +560,8 @@ class Asking:
             self._limit.reschedule(asyncio.get_running_loop().time())
 
     def _refused_now(self) -> InvalidRequest | None:
+        if not self.is_refused:  # it began before the catalog that requires it was known here
+            return Unauthenticated("unauthenticated") if self.gate.is_enforced else None
         if not self.gate.is_good(self.caller):
             return Unauthenticated("unauthenticated")
         principal = self.caller.principal

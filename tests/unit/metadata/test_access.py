@@ -21,7 +21,8 @@ from broker.api.principals import (
     uri_of,
 )
 from broker.metadata import access
-from broker.metadata.catalog import SINCE, Catalog
+from broker.metadata.access import weaker_brokers
+from broker.metadata.catalog import MODES_SINCE, SINCE, Catalog
 from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.producers import TAG_BITS, is_anothers, tag_of
 
@@ -276,3 +277,67 @@ def test_a_cluster_takes_them_at_their_feature_level_and_not_before() -> None:
     assert "feature level 5" in apply(of, "put_grants", principal="user:a", add=[])["detail"]
     assert "ok" in of.apply({"v": 1, "kind": "set_feature_level", "level": 5})
     assert apply(of, "put_grants", principal="user:a", add=[["metrics", ""]]) == {"version": 1}
+
+
+def brokers_of(*names: str) -> Catalog:
+    """A cluster of these, at the level at which they say their modes."""
+    of = Catalog()
+    for name in names:
+        who = {"broker_id": name, "raft": f"{name}.1@h:3", "feature_level_max": FEATURE_LEVEL, "sound": {}}
+        assert "ok" in of.apply({**REGISTER, **who})
+    of.apply({"v": 1, "kind": "set_feature_level", "level": MODES_SINCE})
+    return of
+
+
+def say(of: Catalog, broker: str, mode: str) -> dict[str, Any]:
+    named = {"broker_id": broker, "registration": of.brokers[broker].registration, "mode": mode}
+    return of.apply({"v": 1, "kind": "tell_auth_mode", **named})
+
+
+def test_a_broker_says_its_mode_and_who_is_weaker_is_seen() -> None:
+    of = brokers_of("a", "b", "c")
+    for broker, mode in (("a", "enforce"), ("b", "off"), ("c", "permissive")):
+        assert "ok" in say(of, broker, mode)
+    seen = [weaker_brokers(of.access, of.brokers.values(), mode) for mode in ("enforce", "permissive", "off")]
+    assert seen == [{"b": "off", "c": "permissive"}, {"b": "off"}, {}]
+    assert "error" in say(of, "a", "none")
+    again = Catalog.restore(json.loads(json.dumps(of.snapshot())))
+    assert again.brokers == of.brokers
+    who = {"broker_id": "b", "incarnation": "j", "raft": "b.1@h:3", "feature_level_max": FEATURE_LEVEL}
+    stale = of.brokers["b"].registration
+    assert "ok" in of.apply({**REGISTER, **who, "sound": {}})
+    assert of.brokers["b"].auth_mode == "", "nothing of the former process is taken for true"
+    late = {"v": 1, "kind": "tell_auth_mode", "broker_id": "b", "registration": stale, "mode": "enforce"}
+    assert "error" in of.apply(late)
+    assert weaker_brokers(of.access, of.brokers.values(), "enforce") == {"c": "permissive"}
+
+
+def test_auth_is_required_once_every_broker_enforces_and_refuses_nobody_anything_before() -> None:
+    """`access.Z5`."""
+    of = brokers_of("a", "b", "c")
+    refused = apply(of, "require_auth", required=True)
+    assert refused["brokers"] == ["a (not known yet)", "b (not known yet)", "c (not known yet)"]
+    for broker, mode in (("a", "enforce"), ("b", "off"), ("c", "enforce")):
+        say(of, broker, mode)
+    assert apply(of, "require_auth", required=True)["brokers"] == ["b (off)"]
+    of.apply({"v": 1, "kind": "fail_broker", "broker_id": "b", "registration": of.brokers["b"].registration})
+    assert of.brokers["b"].has_left
+    before = of.access.copy()
+    assert apply(of, "require_auth", required=True) == {"version": before.version + 1}, "who has left registers anew"
+    assert before != of.access
+    assert apply(of, "require_auth", required=True) == {"version": of.access.version}
+    say(of, "c", "off")
+    assert weaker_brokers(of.access, of.brokers.values(), "enforce") == {}, "it is overruled"
+    again = Catalog.restore(json.loads(json.dumps(of.snapshot())))
+    assert (again.access, again.access.is_required) == (of.access, True)
+    assert "version" in apply(of, "require_auth", required=False), "whatever the modes are"
+    assert "required" not in of.snapshot()["access"]
+    assert "error" in of.apply({"v": 1, "kind": "require_auth", "required": True}), "Z4"
+
+
+def test_modes_are_told_and_required_at_their_feature_level_and_not_before() -> None:
+    """M8. A broker that is alone has its own mode and nobody else's."""
+    of = catalog(raft="b.1@h:3", feature_level_max=FEATURE_LEVEL)
+    assert "feature level 6" in say(of, "b", "off")["error"]["detail"]
+    assert "feature level 6" in apply(of, "require_auth", required=True)["detail"]
+    assert apply(catalog(), "require_auth", required=True) == {"version": 1}

@@ -26,11 +26,13 @@ def test_the_cluster_says_where_its_brokers_are(server: Server, api: Api) -> Non
                 "rack": "",
                 "stopping": False,
                 "session_ms": 2_000,
+                "auth_mode": "off",
             }
         ],
         "voters": ["broker-0"],
         "votes": [{"broker": "broker-0", "valid": True, "live": True}],
         "answered_by": "broker-0",
+        "auth_required": False,
     }
 
 
@@ -50,7 +52,7 @@ def test_each_answer_names_the_brokers_of_a_cluster_and_a_lone_one_none(
     server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "Liftlog-Brokers" not in api.get("/v1/cluster").headers
-    rest = {"grpc": "", "live": True, "rack": "", "stopping": False, "session_ms": 2_000}
+    rest = {"grpc": "", "live": True, "rack": "", "stopping": False, "session_ms": 2_000, "auth_mode": ""}
     known = [{"id": f"b{n}", "http": f"10.0.0.{n}:9293", **rest} for n in (1, 2)]
     monkeypatch.setattr(server.backend, "brokers", lambda: known)
     api.create("orders")
@@ -61,10 +63,10 @@ def test_each_answer_names_the_brokers_of_a_cluster_and_a_lone_one_none(
 def test_a_living_broker_may_not_be_ready(server: Server, api: Api) -> None:
     assert api.get("/livez").json() == {"status": "live"}
     ready = api.get("/readyz")
-    assert (ready.status, ready.json()) == (200, {"ready": True, "missing": {}})
+    assert (ready.status, ready.json()) == (200, {"ready": True, "missing": {}, "warnings": {}})
     server.backend.missing["nats"] = "connecting"
     ready = api.get("/readyz")
-    assert (ready.status, ready.json()) == (503, {"ready": False, "missing": {"nats": "connecting"}})
+    assert (ready.status, ready.json()) == (503, {"ready": False, "missing": {"nats": "connecting"}, "warnings": {}})
     assert api.get("/livez").status == 200
 
 

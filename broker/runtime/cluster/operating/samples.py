@@ -26,12 +26,14 @@ def cluster_samples(
     bulk_bytes: int,
     raft_refused: int,
     group: Mapping[str, Any] | None,
+    weaker: int,
 ) -> Iterator[Sample]:
     """All samples of one broker. A partition's numbers come from its leader; each replica tells of its log.
 
     Args:
         connections, refused, bulk_bytes: As the link counts them.
         group: As of `plane.status`; None: the Raft thread gives no answer.
+        weaker: Brokers with a weaker `auth.mode`.
     """
     yield from common_samples(intake, started=started)
     yield "liftlog_session_open", "1 while this broker may lead", (), (), float(has_session)
@@ -65,6 +67,7 @@ def cluster_samples(
         yield "liftlog_replica_refused_total", "Brokers and strangers not let in", ("reason",), (reason,), count
     yield "liftlog_replica_bulk_bytes_total", "Bytes that followers here fetched in bulk", (), (), bulk_bytes
     yield "liftlog_raft_refused_total", "Connections cut at the Raft port, brokers refused", (), (), raft_refused
+    yield "liftlog_auth_weaker_brokers", "Brokers that let callers do what this one refuses", (), (), weaker
     if group is not None:
         yield from _votes(me, group)
 
