@@ -29,6 +29,8 @@ BROKERS: Final = "Liftlog-Brokers"
 ASKED_BY: Final = "Liftlog-Asked-By"
 """In a request that a broker makes for a client: the id of that broker. The broker that gets it asks nobody else."""
 
+POSITION: Final = "Liftlog-Position"
+"""In such a request: how far the catalog is applied at the broker that asks. One that is not that far refuses it."""
 PROOF: Final = "Liftlog-Proof"
 """In a request of a broker of a cluster: its id, the time, and that it knows the cluster's secret."""
 BEHALF: Final = "Liftlog-On-Behalf-Of"

@@ -283,6 +283,10 @@ class Assembled:
     async def catch_up(self) -> None:
         """As `Backend.catch_up`. Alone, it knows all."""
 
+    async def position(self) -> int:
+        """As `Backend.position`. Alone, it asks nobody."""
+        return 0
+
     def check_session(self) -> None:
         """As `Backend.check_session`. Alone, it knows all."""
 

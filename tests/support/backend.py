@@ -221,6 +221,9 @@ class LogBackend:
     async def catch_up(self) -> None:
         pass
 
+    async def position(self) -> int:
+        return 0
+
     def check_session(self) -> None:
         pass
 

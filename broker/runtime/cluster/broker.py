@@ -319,6 +319,10 @@ class ClusterBroker(Assembled):
             self._next_look.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait
         await asyncio.shield(self._next_look)
 
+    async def position(self) -> int:
+        """As `Backend.position`."""
+        return await asyncio.wrap_future(self._plane.service.position())
+
     async def _look_next(self) -> None:
         async with self._one_look:
             await asyncio.sleep(self._looked_s + CAUGHT_UP_S - time.monotonic())

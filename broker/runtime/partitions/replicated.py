@@ -118,7 +118,7 @@ class ReplicatedPartition(Partition):
         replica.may_let_go = lambda: (partition := me_weakly()) is not None and partition.serves
         self.leader_at: str | None = None
         self._served_epoch = self._least_epoch = -1
-        self._serves_by = info
+        self._serves_by = self._heard_of = info
         self._handed_epoch = -1  # P19
         self._has_session = has_session
         self._stopping = Stopping()
@@ -154,9 +154,15 @@ class ReplicatedPartition(Partition):
 
     @property
     def is_changing(self) -> bool:
-        """As `Partition.is_changing`."""
+        """As `Partition.is_changing`; also where it is about to be altered, be it to what it is."""
         ours, others = self._info, self._serves_by
-        return (ours.settings, ours.paused, ours.read_only) != (others.settings, others.paused, others.read_only)
+        is_new = (ours.settings, ours.paused, ours.read_only) != (others.settings, others.paused, others.read_only)
+        return is_new or self._heard_of is not ours
+
+    def hear(self, info: StreamInfo) -> None:
+        """The catalog has these settings and this state now, and `alter` is to come. It may be altered on the way to
+        what was current before: a stream may be paused, go on, and be paused once more."""
+        self._heard_of = info
 
     def serve(self, leader_epoch: int, info: StreamInfo | None = None) -> None:
         """Answer clients in this leadership from now on (P11). A late call for an earlier one does nothing.

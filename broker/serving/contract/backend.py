@@ -318,6 +318,10 @@ class Backend(StreamChanges, Protocol):
     async def catch_up(self) -> None:
         """Return when this broker knows all that was acknowledged before. Raises NotReady: nobody can tell."""
 
+    async def position(self) -> int:
+        """How far the catalog is applied here, as an index that all brokers count alike. What is open here has heard of
+        all that is below, and of all that this broker has shown. Raises NotReady: the broker stops."""
+
     def check_session(self) -> None:
         """Raises NotReady: what this broker knows of the cluster may be old."""
 

@@ -28,7 +28,7 @@ from broker.metadata.session import lapse_ms
 from broker.serving.contract.backend import Backend, PartitionHandle, Whereabouts
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body, boolean, refused
 from broker.serving.http.access import access_now
-from broker.serving.http.peers import is_from_peer
+from broker.serving.http.peers import check_position, is_from_peer
 from broker.serving.http.waiting import unbroken
 
 
@@ -112,13 +112,15 @@ async def until_served(
     """
     within_s = SERVED_S if within_s is None else within_s
     path, pause_s, late = f"/v1/streams/{info.name}", SERVED_PAUSE_S / 8, list[int]()
+    position: int | None = None
     try:
         async with asyncio.timeout(within_s):
             while (now := serving.backend.stream(info.name)).incarnation == info.incarnation:
-                info = now
+                if position is None or now is not info:
+                    info, position = now, await serving.backend.position()  # which has this change
                 late = _late(gathered := _gather(serving.backend, info), info, _Told(()))
                 if gathered.elsewhere:
-                    answers = await _ask_others(serving, request, [gathered], path)
+                    answers = await _ask_others(serving, request, [gathered], path, position)
                     late = _late(gathered, info, _Told([answer] for answer in answers if _goes_by(answer, info)))
                 if not late:
                     break
@@ -198,6 +200,7 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
 )
 async def describe_one(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """One stream with its partitions."""
+    await check_position(serving.backend, request)
     return await answer_one(serving, request, serving.backend.stream(request.match_info["stream"]))
 
 
@@ -282,7 +285,7 @@ def _as_led(gathered: Gathered) -> Gathered:
 
 
 async def _ask_others(
-    serving: Serving, request: web.Request, gathered: Sequence[Gathered], path: str, **query: str
+    serving: Serving, request: web.Request, gathered: Sequence[Gathered], path: str, position: int = 0, **query: str
 ) -> list[Any]:
     """Ask the leaders of partitions that are not led here (`peers.E1`)."""
     if is_from_peer(request):
@@ -290,7 +293,7 @@ async def _ask_others(
     me = serving.backend.broker_id
     leaders = {where.leader.http for one in gathered for where in one.elsewhere if where.leader is not None}
     leaders -= {str(each["http"]) for each in serving.backend.brokers() if each["id"] == me}
-    return await serving.peers.ask_all(leaders, "GET", path, query=query) if leaders else []
+    return await serving.peers.ask_all(leaders, "GET", path, query=query, position=position) if leaders else []
 
 
 class _Told:

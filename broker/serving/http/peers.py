@@ -8,12 +8,15 @@ E2  A broker that does not answer in time is unknown, and says nothing about wha
 E3  Where the cluster has a secret, each question carries a proof of who asks, and what changes something for whom it is
     asked (`access.A6`).
 E4  A broker with TLS asks over TLS alone, shows its own certificate, and believes those of `http.tls_ca`.
+E5  A question may name how far the catalog is applied where it is asked. Who is not that far refuses it: its words
+    would be of an earlier time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -23,11 +26,12 @@ from aiohttp import web
 from yarl import URL
 
 from broker.api import http
-from broker.api.errors import LiftlogError, Unavailable, from_problem
+from broker.api.errors import LiftlogError, NotReady, Unavailable, from_problem
 from broker.api.plain import parse_json
 from broker.serving.http.access import access_now, proof_of
 
 if TYPE_CHECKING:
+    from broker.serving.contract.backend import Backend
     from broker.serving.http.tls import TlsContexts
 
 log = logging.getLogger(__name__)
@@ -37,6 +41,7 @@ ASK_S: Final = 3.0
 ANSWER_BYTES_MAX: Final = 64 << 20
 PARSED_INLINE_BYTES: Final = 32 << 10
 """A longer answer is parsed off the loop."""
+_POSITION: Final = re.compile(r"[0-9]{1,18}")
 
 
 def is_from_peer(request: web.Request) -> bool:
@@ -44,6 +49,15 @@ def is_from_peer(request: web.Request) -> bool:
     access = access_now.get(None)
     is_believed = access is None or not access.gate.is_enforced or access.caller.is_peer
     return http.ASKED_BY in request.headers and is_believed
+
+
+async def check_position(backend: Backend, request: web.Request) -> None:
+    """E5. Raises NotReady: this broker's catalog is not that far. A broker of before names none; nonsense is none."""
+    text = request.headers.get(http.POSITION, "")
+    if not _POSITION.fullmatch(text) or not is_from_peer(request):
+        return
+    if (position := await backend.position()) < int(text):
+        raise NotReady(f"the catalog is applied here up to {position}, and not to {text} yet")
 
 
 class Peers:
@@ -72,11 +86,13 @@ class Peers:
         body: Any = None,
         timeout_s: float = ASK_S,
         behalf: str | None = None,
+        position: int = 0,
     ) -> Any:
         """The JSON answer of one broker.
 
         Args:
             behalf: The principal for whom something is changed; None: this broker asks for itself.
+            position: E5. 0: what it knows is asked for.
         Raises:
             Unavailable: it does not answer (E2). LiftlogError: what it answered.
         """
@@ -88,7 +104,7 @@ class Peers:
                 method,
                 url,
                 ssl=True if self._tls is None else self._tls.client(),
-                headers=self._proof(address, method, url, behalf),
+                headers=self._proof(address, method, url, behalf) | {http.POSITION: f"{position}"},
                 json=body,
                 allow_redirects=False,  # a proof is for one address
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
@@ -126,10 +142,16 @@ class Peers:
         }
 
     async def ask_all(
-        self, addresses: Iterable[str], method: str, path: str, *, query: Mapping[str, str] | None = None
+        self,
+        addresses: Iterable[str],
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        position: int = 0,
     ) -> list[Any]:
         """The answers of those that give one."""
-        asked = [self.ask(address, method, path, query=query) for address in sorted(set(addresses))]
+        asked = [self.ask(address, method, path, query=query, position=position) for address in sorted(set(addresses))]
         found = []
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(answer, LiftlogError):

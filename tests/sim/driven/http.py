@@ -64,6 +64,7 @@ class Http:
         backend = SimpleNamespace(
             broker_id=broker.name,
             brokers=self._brokers,
+            position=self._position,
             stream=self.streams.info,
             partitions=self.streams.partitions,
             whereabouts=self.streams.whereabouts,
@@ -84,11 +85,12 @@ class Http:
             ),
         )
 
-    def handle(self, what: str, stream: str, body: Mapping[str, Any], answered: Answered, *, by: str = "") -> None:
-        """A request has come. `by`: of that broker."""
-        request = SimpleNamespace(
-            match_info={"stream": stream}, headers={http.ASKED_BY: by} if by else {}, body=dict(body)
-        )
+    def handle(
+        self, what: str, stream: str, body: Mapping[str, Any], answered: Answered, *, by: str = "", position: int = 0
+    ) -> None:
+        """A request has come. `by`: of that broker, which is so far."""
+        headers = {http.ASKED_BY: by, http.POSITION: f"{position}"} if by else {}
+        request = SimpleNamespace(match_info={"stream": stream}, headers=headers, body=dict(body))
         self._loop.create_task(self._handled(what, cast(Any, request), answered))
 
     async def _handled(self, what: str, request: Any, answered: Answered) -> None:
@@ -102,6 +104,9 @@ class Http:
 
     # -- what the endpoints ask for
 
+    async def _position(self) -> int:
+        return self._broker.applied
+
     def _brokers(self) -> list[dict[str, Any]]:
         known = self._service.catalog.brokers.values()
         return [
@@ -110,7 +115,13 @@ class Http:
         ]
 
     async def _ask_all(
-        self, addresses: Iterable[str], method: str, path: str, *, query: Mapping[str, str] | None = None
+        self,
+        addresses: Iterable[str],
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        position: int = 0,
     ) -> list[Any]:
         """As `Peers.ask_all`: the answers of those that give one within `ASK_S`."""
         me, network = self._broker, self._broker.cluster.network
@@ -123,7 +134,7 @@ class Http:
                 network.send(name, me.name, me.after, 0, self._heard, future, said, error)
 
             to = cast("DrivenBroker", me.cluster.brokers[name])
-            network.send(me.name, name, to.asked, "describe", path.rpartition("/")[2], {}, answered, me.name)
+            network.send(me.name, name, to.asked, "describe", path.rpartition("/")[2], {}, answered, me.name, position)
             self._loop.call_later(ASK_S, self._heard, future, {}, None)
         found = [await future for _, future in asked]
         return [each for each in found if each]

@@ -221,14 +221,18 @@ class DrivenBroker(Broker):
         self.exits()
         raise Gone
 
-    def asked(self, what: str, stream: str, body: Mapping[str, Any], answered: Answered, by: str = "") -> None:
-        """A request over HTTP. `by`: of that broker."""
+    def asked(
+        self, what: str, stream: str, body: Mapping[str, Any], answered: Answered, by: str = "", position: int = 0
+    ) -> None:
+        """A request over HTTP. `by`: of that broker, which is so far."""
         if self.process:
-            self._do(self.process, self._asked, (what, stream, body, answered, by))
+            self._do(self.process, self._asked, (what, stream, body, answered, by, position))
 
-    def _asked(self, what: str, stream: str, body: Mapping[str, Any], answered: Answered, by: str) -> None:
+    def _asked(
+        self, what: str, stream: str, body: Mapping[str, Any], answered: Answered, by: str, position: int
+    ) -> None:
         if self.http is not None:
-            self.http.handle(what, stream, body, answered, by=by)
+            self.http.handle(what, stream, body, answered, by=by, position=position)
 
     def waiting(self) -> str:
         """A partition of somebody who has appended, and still waits; empty: there is nobody."""

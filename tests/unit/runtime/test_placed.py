@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -294,6 +295,32 @@ def test_what_was_sent_before_a_pause_is_taken_in_before_the_partition_refuses(
     one.recorded.begun[-1].set_result(None)
     assert not partition.goes_by.paused
     assert not partition.is_changing
+
+
+def test_a_leader_that_has_heard_of_a_change_goes_by_nothing_before_its_turn(led: tuple[Node, Cluster, Place]) -> None:
+    """Paused, resumed and paused once more, while a turn is on its way to the second: it was taken for paused, and took
+    records behind the answer."""
+    one, cluster, at = led
+    partition = one.partition(at)
+    cluster.apply(kind="set_state", name="s", paused=True)
+    eventually(lambda: partition.goes_by.paused and not partition.is_changing, what="the pause")
+    is_amid, may_go = threading.Event(), threading.Event()
+    alter = partition.alter
+
+    def late(info: StreamInfo) -> None:
+        is_amid.set()
+        assert may_go.wait(60)
+        alter(info)
+
+    with patch.object(partition, "alter", late):
+        cluster.apply(kind="set_state", name="s", paused=False)
+        assert is_amid.wait(60)
+        cluster.apply(kind="set_state", name="s", paused=True)
+        assert partition.goes_by.paused
+        assert partition.is_changing, "its turn is about to resume it"
+        may_go.set()
+        eventually(lambda: not partition.is_changing, what="the second pause")
+    assert partition.goes_by.paused
 
 
 def test_a_pause_is_not_told_before_the_partition_refuses(

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.api import http
 from broker.api.answers import LeaderAddress
 from broker.api.errors import NotLeader, NotReady, Unavailable
 from broker.client import connect
@@ -242,9 +243,49 @@ def test_a_leader_that_is_changing_goes_by_nothing_yet(two: Two, monkeypatch: py
     monkeypatch.setattr(Partition, "is_changing", property(lambda of: of in changing))
     for leader in leaders:
         leader.alter(info)
-    for changing[:], late in (([], []), (leaders[:1], ["partition 0: "]), (leaders[1:], ["partition 1: "])):
-        warnings = two.servers[0].api.request("POST", "/v1/streams/orders/pause", json_body=None).json()["warnings"]
-        assert [each[:13] for each in warnings] == late
+
+    def late() -> list[str]:
+        said = two.servers[0].api.request("POST", "/v1/streams/orders/pause", json_body=None).json()
+        return [each[:13] for each in said["warnings"]]
+
+    for changing[:], expected in (([], []), (leaders[:1], ["partition 0: "]), (leaders[1:], ["partition 1: "])):
+        eventually(lambda expected=expected: late() == expected, what=f"{expected}, where broker-1 answers in time")
+
+
+def test_a_leader_whose_catalog_is_behind_goes_by_nothing_yet(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paused, resumed and paused once more: one that had heard of the first pause alone was taken for paused. It was
+    about to take records behind the answer."""
+    here, there = (server.backend for server in two.servers)
+    info = replace(here._partitions["orders"][0].goes_by, paused=True)
+    positions = {0: 7, 1: 6}
+    monkeypatch.setattr(streams, "SERVED_S", 60.0)
+    monkeypatch.setattr(here, "set_stream_state", says(here, info))
+    there._catalog.streams["orders"] = info
+
+    def at(number: int) -> Callable[[], Awaitable[int]]:
+        async def position() -> int:
+            return positions[number]
+
+        return position
+
+    for number, backend in enumerate((here, there)):
+        backend._partitions["orders"][number].alter(info)
+        monkeypatch.setattr(backend, "position", at(number))
+    asked = partial(two.servers[0].api.request, "POST", "/v1/streams/orders/pause", json_body=None)
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(asked)
+        assert wait([answer], timeout=0.1).not_done, "broker-1 has not heard of it"
+        positions[0] = 8  # of something else, which nobody has to wait for
+        assert wait([answer], timeout=0.1).not_done
+        positions[1] = 7
+        said = answer.result(60)
+    assert (said.status, said.json()["warnings"]) == (200, [])
+    for text in ("-1", "x", "9" * 30):
+        refused = {http.ASKED_BY: "broker-9", http.POSITION: text}
+        assert two.servers[1].api.request("GET", "/v1/streams/orders", headers=refused).status == 200, text
+    behind = {http.ASKED_BY: "broker-9", http.POSITION: "8"}
+    answer_to = two.servers[1].api.request("GET", "/v1/streams/orders", headers=behind)
+    assert (answer_to.status, answer_to.reason) == (503, "not_ready")
 
 
 def test_a_change_that_another_one_follows_waits_for_both(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ V5  A command with an end (`until_s`) is carried out before that, or never (`nod
 V6  Renewals of sessions that change nothing else are told to nobody: several come each second.
 V7  A subscriber is told what has changed since the last call (`touched`), so that it need not look at all there is. One
     that has just subscribed, or meets another catalog, is told that it is all.
+V8  A `position` covers what the catalog has shown until it was asked for: all subscribers have been told of it.
 """
 
 from __future__ import annotations
@@ -115,6 +116,21 @@ class Catalogs:
             timeout_s, lambda node, done, left_s: node.read(done, timeout_s=min(left_s, TRY_S)), may_repeat=True
         )
         return self._catalog
+
+    def position(self) -> Future[int]:
+        """The Raft index up to which the catalog is applied here (V8). NotReady: the broker stops."""
+        future: Future[int] = Future()
+
+        def call(node: RaftNode) -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_result(node.core.raftLastApplied)
+
+        def lost() -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(NotReady("this broker is stopping"))
+
+        self._thread.do(call, lost)
+        return future
 
     def change_voters(self, change: str, node_id: str, *, timeout_s: float = TIMEOUT_S) -> None:
         """Have a voter added (`add`) or removed (`rem`); one that is there, or gone, already is answered at once."""

@@ -178,6 +178,8 @@ class PlacedReplica:
             epoch = told.state.leader_epoch if told is not None else partition.leader_epoch + 1
             is_ours = told is not None and told.state.leader == self._host.me
             partition.retire(epoch if is_ours else epoch + 1)
+            if told is not None:
+                partition.hear(told.info)
         self._turns.ask()
 
     def step_out(self, why: str, seen_in: int | None = None) -> None:
