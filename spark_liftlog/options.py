@@ -4,6 +4,7 @@
     brokers                             batch  stream    LIFTLOG_BROKERS      HTTP addresses, comma separated
     tlsCa, tlsCert, tlsKey              batch  stream    LIFTLOG_TLS_CA …     paths of PEM files, for https:// brokers
     tokenFile                           batch  stream    LIFTLOG_TOKEN_FILE   path of a file with a token
+    profile                             batch  stream    LIFTLOG_PROFILE      name of a profile, or PATH#NAME
     stream (or the path)                batch  stream    one of these four    a stream's name
     streams                             batch  stream                         names, comma separated
     streamPattern                       batch  stream                         regular expression for whole names
@@ -94,6 +95,7 @@ _SOURCE: Final[Mapping[str, frozenset[str]]] = {
     "tlsCert": _BOTH,
     "tlsKey": _BOTH,
     "tokenFile": _BOTH,
+    "profile": _BOTH,
     "stream": _BOTH,
     "streams": _BOTH,
     "streamPattern": _BOTH,

@@ -25,6 +25,7 @@ from broker.api.errors import (
 )
 from broker.api.stream import check_name
 from broker.client.http.address import parse_addresses
+from broker.client.http.profiles import brokers_for
 from broker.client.http.tls import TlsFiles
 from spark_liftlog.place import Place
 
@@ -145,8 +146,12 @@ TLS_OPTIONS: Final = ("tlsCa", "tlsCert", "tlsKey")
 
 def brokers_in(options: Mapping[str, str]) -> Place:
     """The addresses as the client understands them. An error repeats no more of the value than the client's does."""
+    profile = options.get("profile")
+    if profile == "":
+        raise invalid("profile", profile, "must be the name of a profile, or PATH#NAME")
+    named = brokers_for(options.get("brokers"), profile)
     try:
-        found = parse_addresses(options.get("brokers", environment.brokers()))
+        found = parse_addresses(named)
     except InvalidRequest as error:
         raise InvalidSetting(f"{_source(options)}: {error}", key="brokers", value=None) from error
     return Place(",".join(map(str, found)), _tls_in(options, is_tls=found[0].is_tls))
@@ -167,7 +172,13 @@ def _tls_in(options: Mapping[str, str], *, is_tls: bool) -> TlsFiles:
     token = options.get("tokenFile")
     if token == "":
         raise invalid("tokenFile", token, "must be the path of a file")
-    return TlsFiles(ca=options.get("tlsCa"), cert=options.get("tlsCert"), key=options.get("tlsKey"), token=token)
+    return TlsFiles(
+        ca=options.get("tlsCa"),
+        cert=options.get("tlsCert"),
+        key=options.get("tlsKey"),
+        token=token,
+        profile=options.get("profile"),
+    )
 
 
 def _source(options: Mapping[str, str]) -> str:

@@ -2,6 +2,8 @@
 
 P1  The files are named by their paths, here and in everything that is pickled. They are read where a connection is
     made: on the driver and on each executor, each time a process connects first. No content of a file is in a plan.
+P2  A profile goes by its name, likewise. The brokers are those that the driver has found in it, so that all of a query
+    speaks to one cluster; the files are those that it names on each machine.
 """
 
 from __future__ import annotations
@@ -10,14 +12,16 @@ from typing import Any
 
 from broker.client.client import Client, connect
 from broker.client.http.brokers import Brokers
-from broker.client.http.tls import TlsFiles, given_files
+from broker.client.http.profiles import files_for
+from broker.client.http.tls import TlsFiles
 
 
 class Place(str):
-    """Addresses of brokers, as text, with the options `tlsCa`, `tlsCert` and `tlsKey`. Equal if both are."""
+    """Addresses of brokers, as text, with the options `tlsCa`, `tlsCert`, `tlsKey`, `tokenFile` and `profile`. Equal if
+    both are."""
 
     tls: TlsFiles
-    """Paths on each machine. None: of the environment there."""
+    """Paths on each machine. None: of the profile there, or of the environment."""
 
     def __new__(cls, addresses: str, tls: TlsFiles = TlsFiles()) -> Place:  # noqa: B008 it is frozen
         made = super().__new__(cls, addresses)
@@ -44,11 +48,18 @@ def files_of(brokers: object) -> TlsFiles:
 
 def brokers_at(brokers: str) -> Brokers:
     """Connections to these brokers. Raises InvalidRequest: a file of TLS cannot be used here."""
-    files = files_of(brokers)
-    return Brokers(brokers, tls=given_files(files.ca, files.cert, files.key, files.token))
+    return Brokers(brokers, tls=files_for(files_of(brokers)))
 
 
 def client_at(brokers: str, **options: Any) -> Client:
     """A client of these brokers; `options`: of `connect`. Raises as `brokers_at`."""
     files = files_of(brokers)
-    return connect(brokers, tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key, token_file=files.token, **options)
+    return connect(
+        brokers,
+        tls_ca=files.ca,
+        tls_cert=files.cert,
+        tls_key=files.key,
+        token_file=files.token,
+        profile=files.profile,
+        **options,
+    )

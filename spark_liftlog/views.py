@@ -46,6 +46,7 @@ def views(
     tls_cert: str | None = None,
     tls_key: str | None = None,
     token_file: str | None = None,
+    profile: str | None = None,
 ) -> dict[str, str]:
     """Make a temporary view of each stream, and one of the table of each keyed stream.
 
@@ -57,17 +58,20 @@ def views(
         streams: Names; None: all but the broker's own.
         replace: Also where a view or table has such a name that was not made by this function: a view is replaced, a
             table hidden.
-        tls_ca, tls_cert, tls_key, token_file: As the options `tlsCa`, `tlsCert`, `tlsKey`, `tokenFile` of the source.
+        tls_ca, tls_cert, tls_key, token_file, profile: As the options `tlsCa`, `tlsCert`, `tlsKey`, `tokenFile`,
+            `profile` of the source.
     Returns:
         The stream of each view.
     Raises:
         InvalidSetting: a name is taken (and `replace` is False), or two views would have one name.
         UnknownStream: `streams` names one that is not there.
     """
-    with connect(brokers, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token_file=token_file) as client:
+    with connect(
+        brokers, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token_file=token_file, profile=profile
+    ) as client:
         names = [streams] if isinstance(streams, str) else streams
         found = client.streams() if names is None else [client.describe(name) for name in names]
-        files = {"tlsCa": tls_ca, "tlsCert": tls_cert, "tlsKey": tls_key, "tokenFile": token_file}
+        files = {"tlsCa": tls_ca, "tlsCert": tls_cert, "tlsKey": tls_key, "tokenFile": token_file, "profile": profile}
         options = {name: path for name, path in files.items() if path is not None}
         options |= {"brokers": str(client.brokers), "resolve": "read"}
     planned = _planned(found)

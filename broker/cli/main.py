@@ -20,7 +20,7 @@ from broker.api.plain import printable
 from broker.cli.arguments import Option, command
 from broker.cli.exits import FAILED, INTERRUPTED, code_of
 from broker.cli.lazy import COMMANDS, LazyGroup
-from broker.cli.options import Brokers, Globals, Json, Nats, RetrySeconds, TlsCa, TlsCert, TlsKey, TokenFile
+from broker.cli.options import Brokers, Globals, Json, Nats, Profile, RetrySeconds, TlsCa, TlsCert, TlsKey, TokenFile
 from broker.cli.output import make_writable
 
 
@@ -40,6 +40,7 @@ def _globals(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     token_file: TokenFile = None,
+    profile: Profile = None,
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
@@ -55,6 +56,7 @@ def _globals(
         tls_cert=tls_cert,
         tls_key=tls_key,
         token_file=token_file,
+        profile=profile,
     )
 
 

@@ -3,6 +3,8 @@
 `--brokers`, `--nats` and `--json` may stand before the command or after it; what stands nearer wins:
 
     after the command  >  before it  >  LIFTLOG_BROKERS / LIFTLOG_NATS_URL  >  the defaults
+
+A profile stands beside the variables: `--profile` above them, LIFTLOG_PROFILE below them (`client.http.profiles`).
 """
 
 from __future__ import annotations
@@ -49,6 +51,10 @@ TlsKey = Annotated[str | None, Option("--tls-key", metavar="FILE", help="Its key
 TokenFile = Annotated[
     str | None, Option("--token-file", metavar="FILE", help="Token by which brokers know you [LIFTLOG_TOKEN_FILE]")
 ]
+Profile = Annotated[
+    str | None,
+    Option("--profile", metavar="NAME", help="Brokers, files of TLS and a token of profiles.toml [LIFTLOG_PROFILE]"),
+]
 RetrySeconds = Annotated[
     float | None,
     Option(
@@ -78,6 +84,7 @@ class Globals:
     tls_cert: str | None = None
     tls_key: str | None = None
     token_file: str | None = None
+    profile: str | None = None
 
 
 def globals_of(ctx: click.Context) -> Globals:
@@ -86,7 +93,10 @@ def globals_of(ctx: click.Context) -> Globals:
 
 
 def brokers_of(ctx: click.Context, given: str | None) -> str:
-    return given or globals_of(ctx).brokers or environment.brokers(DEFAULT_BROKERS)
+    from broker.client.http.profiles import brokers_for
+
+    said = globals_of(ctx)
+    return brokers_for(given or said.brokers or None, said.profile, default=DEFAULT_BROKERS)
 
 
 def nats_of(ctx: click.Context, given: str | None) -> str:
@@ -108,6 +118,7 @@ def client_of(ctx: click.Context, brokers: str | None) -> Client:
         tls_cert=given.tls_cert,
         tls_key=given.tls_key,
         token_file=given.token_file,
+        profile=given.profile,
     )
 
 

@@ -20,7 +20,6 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from broker.api import environment
 from broker.api.answers import (
     Appended,
     ProducerInfo,
@@ -39,7 +38,8 @@ from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.outages import Say
 from broker.client.http.patience import DEADLINE_S, Patience
-from broker.client.http.tls import given_files
+from broker.client.http.profiles import brokers_for, files_for
+from broker.client.http.tls import TlsFiles
 from broker.client.operating import ClusterCalls
 from broker.client.positions import Position
 from broker.client.streams import StreamCalls
@@ -74,14 +74,15 @@ def connect(
     tls_cert: str | None = None,
     tls_key: str | None = None,
     token_file: str | None = None,
+    profile: str | None = None,
 ) -> Client:
     """A client for the cluster that these brokers belong to. Opens no connection yet.
 
     Args:
         addresses: `host`, `host:port` or `http://host:port`, port 9293 by default, IPv6 in brackets; several as a list
             or separated by commas. A broker that cannot be reached is passed over. None: those of the environment
-            variable LIFTLOG_BROKERS, else localhost. `https://host:port`, all of them: over TLS, with these brokers
-            and all others of the cluster.
+            variable LIFTLOG_BROKERS, else of a profile, else localhost. `https://host:port`, all of them: over TLS,
+            with these brokers and all others of the cluster.
         timeout_s: Longest silence of a broker, in seconds.
         deadline_s: If a call fails again and again for this time, in seconds, it gives up. 0: it is tried once.
         say: Is called with a line of text when calls begin to fail ("retrying for 30 s: …") and when they succeed
@@ -96,16 +97,20 @@ def connect(
             LIFTLOG_TLS_CERT and LIFTLOG_TLS_KEY, else no certificate. The files are read now, once.
         token_file: Path of a file with the token by which brokers know this client. None: that of LIFTLOG_TOKEN_FILE,
             else no token. It is read again when it changes, and is sent over TLS or to this machine, and nowhere else.
+        profile: Name of a profile in `~/.config/liftlog/profiles.toml`, or `PATH#NAME` of one in another file: it has
+            brokers, files of TLS and a token under one name, for what is not given here. It wins over other variables;
+            None: that of LIFTLOG_PROFILE, which does not. Empty: none.
     Raises:
         InvalidRequest: an address is malformed, or `call_timeout_s` is not above 0; a file of TLS cannot be used, or is
-            given for addresses that are not https.
+            given for addresses that are not https; a profile is not there, or wrong.
     """
     if call_timeout_s is not None and not call_timeout_s > 0:
         raise InvalidRequest(f"call_timeout_s={call_timeout_s!r}: must be above 0")
-    given = environment.brokers() if addresses is None else addresses
+    given = brokers_for(None, profile) if addresses is None else addresses
     limit_s = math.inf if call_timeout_s is None else call_timeout_s
     files = {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
-    brokers = Brokers(given, say=say, tls=given_files(tls_ca, tls_cert, tls_key, token_file))
+    said = TlsFiles(ca=tls_ca, cert=tls_cert, key=tls_key, token=token_file, profile=profile)
+    brokers = Brokers(given, say=say, tls=files_for(said))
     if not brokers.is_tls and (unused := [name for name, path in files.items() if path is not None]):
         raise InvalidRequest(f"{', '.join(unused)}: for addresses such as https://host:port, and {brokers} is not")
     return Client(brokers, timeout_s=timeout_s, deadline_s=deadline_s, rack=rack, call_timeout_s=limit_s)

@@ -5,7 +5,7 @@ So that report carries what somebody needs who looks at the query from outside:
 
     {"v": 1, "brokers": "localhost:9293", "streams": {"orders": {"0": {"high_watermark": 250, "lag": 150}}}}
 
-and, where options name files of TLS, their paths: `"tls": {"ca": "/etc/ssl/ca.pem"}`.
+and, where options name files of TLS or a profile, their paths and its name: `"tls": {"ca": "/etc/ssl/ca.pem"}`.
 
 L1  A progress tells of its own moment: `lag` counts from the end of its batch. There is none while a batch runs, or
     while a query waits for records, however many come meanwhile. So the lag of a query is asked of the brokers
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 ASK_S: Final = 3.0
 """A broker that is asked for a lag may be silent for so long."""
+_FILES: Final = ("ca", "cert", "key", "token", "profile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def report(ends: Mapping[Key, int], high_watermarks: Mapping[Key, int], *, broke
         lag_records = max(0, high_watermark - ends.get((stream, partition), high_watermark))
         entry = {"high_watermark": high_watermark, "lag": lag_records}
         streams.setdefault(stream, {})[str(partition)] = entry
-    files = {name: path for name, path in asdict(files_of(brokers)).items() if path is not None}
+    files = {name: path for name, path in asdict(files_of(brokers)).items() if name in _FILES and path is not None}
     return {"v": VERSION, "brokers": brokers, "streams": streams, **({"tls": files} if files else {})}
 
 
@@ -157,9 +158,7 @@ def _place(report: Mapping[str, Any]) -> str | None:
     brokers, files = report.get("brokers"), report.get("tls")
     if not isinstance(brokers, str) or not isinstance(files, dict):
         return brokers if isinstance(brokers, str) else None
-    given = {
-        name: path for name, path in files.items() if name in ("ca", "cert", "key", "token") and isinstance(path, str)
-    }
+    given: dict[str, Any] = {name: path for name, path in files.items() if name in _FILES and isinstance(path, str)}
     return Place(brokers, TlsFiles(**given))
 
 

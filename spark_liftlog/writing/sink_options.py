@@ -4,6 +4,7 @@
     brokers                 batch  stream    LIFTLOG_BROKERS    HTTP addresses, comma separated
     tlsCa, tlsCert, tlsKey  batch  stream    LIFTLOG_TLS_CA …   paths of PEM files, for https:// brokers
     tokenFile               batch  stream    LIFTLOG_TOKEN_FILE path of a file with a token
+    profile                 batch  stream    LIFTLOG_PROFILE    name of a profile, or PATH#NAME
     stream (or the path)    batch  stream    column stream      a stream's name
     subject                 batch  stream    the stream's       a NATS subject, for frames without such a column
     partitioner             batch  stream    key                key, roundRobin
@@ -55,6 +56,7 @@ SINK_OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "tlsCert": _BOTH,
     "tlsKey": _BOTH,
     "tokenFile": _BOTH,
+    "profile": _BOTH,
     "stream": _BOTH,
     "subject": _BOTH,
     "partitioner": _BOTH,

@@ -31,6 +31,8 @@ from broker.api.schema import SCHEMA_BYTES
 from broker.cli.commands.broker import assigned
 from broker.cli.local.datafolder import UpFolder
 from broker.cli.options import byte_count, duration_ms, number, position
+from broker.client.http.address import parse_addresses
+from broker.client.http.profiles import read_profile
 from broker.groups.offsets import ConsumerOffset, OffsetTable, decode_offset
 from broker.groups.pins import decode_pin
 from broker.metadata.journal import encode_line
@@ -385,6 +387,17 @@ def check_config(data: bytes) -> None:
         load(file.name, env={})
 
 
+def check_profiles(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:  # mode 0600
+        file.write(data)
+        file.flush()
+        found = read_profile(f"{file.name}#prod")
+    assert found.brokers is None or parse_addresses(found.brokers)
+    files = found.files
+    assert (files.cert is None) == (files.key is None)
+    assert all(path is None or os.path.isabs(path) for path in (files.ca, files.cert, files.key, files.token))
+
+
 def check_variables(data: bytes) -> None:
     env = {}
     for line in data.decode("utf-8", "surrogateescape").split("\n"):
@@ -632,6 +645,24 @@ FILES: Final = (
         check=check_config,
         errors=(InvalidRequest,),
         words=(b"=", b"[nats]\n", b"[defaults]\n", b"port", b"true", b"inf", b"1979-05-27", b'"""', b"nats://a:b@c"),
+        weight=4,
+    ),
+    Decoder(
+        name="profiles",
+        modules=("broker/client/http/profiles.py",),
+        check=check_profiles,
+        errors=(InvalidRequest,),
+        words=(
+            b"=",
+            b"[prod]\n",
+            b"brokers",
+            b"tls_ca",
+            b"token_file",
+            b'"https://a,https://b:1"',
+            b"[[[[",
+            b"~/",
+            b"\\u0000",
+        ),
         weight=4,
     ),
     Decoder(

@@ -3,8 +3,10 @@
 Which broker and which NATS server are asked:
 
     --brokers, --nats    only these
+    --profile            only its brokers
     else                 the broker of the folder, as it runs or as it is configured, and
-                         those of LIFTLOG_BROKERS and LIFTLOG_NATS_URL: every other command goes there
+                         those of LIFTLOG_BROKERS (or LIFTLOG_PROFILE) and LIFTLOG_NATS_URL: every other command goes
+                         there
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import click
 
-from broker.api.environment import BROKERS_VARIABLE, NATS_VARIABLE
+from broker.api import environment
+from broker.api.environment import BROKERS_VARIABLE, NATS_VARIABLE, PROFILE_VARIABLE
 from broker.api.http import host_port
 from broker.cli.arguments import Option
 from broker.cli.exits import FAILED
@@ -54,7 +58,8 @@ def doctor(
     )
     from broker.cli.doctor.network import check_broker, check_nats, files_of
     from broker.cli.local.datafolder import UpFolder
-    from broker.client.http.tls import given_files
+    from broker.client.http.profiles import brokers_for, files_for, profile_of
+    from broker.client.http.tls import TlsFiles
     from broker.runtime.config.auth import admin_token_of
     from broker.runtime.config.certificates import certificates_of
     from broker.runtime.config.configuration import Config, load
@@ -101,18 +106,23 @@ def doctor(
         checks += check_certificate("of the HTTP port", certificates.expires, time.time())
     if between is not None:
         checks += check_certificate("for other brokers", between.expires, time.time())
-    try:
-        asked = list(_brokers_to_ask(brokers or globals_of(ctx).brokers, own))
-    except LiftlogError as error:
-        if brokers or globals_of(ctx).brokers:
-            raise
-        asked = [(_local(own), "")]
-        found = f"{BROKERS_VARIABLE}: {error}"
-        checks.append(Check("broker", WRONG, found, f"set {BROKERS_VARIABLE} to host:port,…"))
     options = globals_of(ctx)
-    given = given_files(options.tls_ca, options.tls_cert, options.tls_key, options.token_file)
+    said = TlsFiles(ca=options.tls_ca, cert=options.tls_cert, key=options.tls_key, token=options.token_file)
+    local = files_for(replace(said, profile=""))  # a profile is for others than the folder's broker
+    variable, named = PROFILE_VARIABLE, brokers or options.brokers
+    try:
+        given = files_for(replace(said, profile=options.profile))
+        variable = BROKERS_VARIABLE if environment.brokers() else variable
+        named = named or (profile_of(options.profile).brokers if options.profile else None)
+        asked = list(_brokers_to_ask(named, own, brokers_for(None, options.profile, default=""), variable))
+    except LiftlogError as error:
+        if named or options.profile:
+            raise
+        given, asked = local, [(_local(own), "")]
+        right = "host:port,…" if variable == BROKERS_VARIABLE else "the name of a profile"
+        checks.append(Check("broker", WRONG, f"{variable}: {error}", f"set {variable} to {right}"))
     for address, source in asked:
-        tls = files_of(given, loaded.http) if address == _local(own) else given
+        tls = files_of(given if named else local, loaded.http) if address == _local(own) else given
         checks += check_broker(address, in_use=user is not None, source=source, tls=tls)
     if loaded.intake.enabled:
         is_default = record is None and loaded.nats.urls == Config().nats.urls
@@ -134,9 +144,11 @@ def doctor(
         raise click.exceptions.Exit(FAILED)
 
 
-def _brokers_to_ask(given: str | None, own: str) -> Iterator[tuple[str, str]]:
+def _brokers_to_ask(given: str | None, own: str, others: str, variable: str) -> Iterator[tuple[str, str]]:
     """Addresses, each with the variable that names it; that is empty for what was given and for the folder's own.
 
+    Args:
+        others: What the variable names. Empty: nothing.
     Raises:
         InvalidRequest: one that was given, or that the variable names, is malformed.
     """
@@ -146,10 +158,9 @@ def _brokers_to_ask(given: str | None, own: str) -> Iterator[tuple[str, str]]:
         yield from ((_local(str(address)), "") for address in parse_addresses(given))
         return
     yield _local(own), ""
-    named = os.environ.get(BROKERS_VARIABLE)
-    for address in parse_addresses(named) if named else ():
+    for address in parse_addresses(others) if others else ():
         if _same(str(address)) != _same(_local(own)):
-            yield _local(str(address)), BROKERS_VARIABLE
+            yield _local(str(address)), variable
 
 
 def _servers_to_ask(given: str | None, own: Sequence[str]) -> Iterator[tuple[str, str]]:

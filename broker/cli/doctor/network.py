@@ -11,6 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ SKEW_MAX_S: Final = 2.0
 def files_of(given: TlsFiles, config: HttpConfig) -> TlsFiles:
     """What a broker asks others with, where nothing else is given for clients."""
     cert, key = (config.tls_cert, config.tls_key) if given.cert is None else (given.cert, given.key)
-    return TlsFiles(ca=given.ca or config.tls_ca, cert=cert, key=key, token=given.token)
+    return replace(given, ca=given.ca or config.tls_ca, cert=cert, key=key)
 
 
 def check_broker(address: str, *, in_use: bool, source: str = "", tls: TlsFiles | None = None) -> Iterator[Check]:

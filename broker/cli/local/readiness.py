@@ -20,7 +20,7 @@ from broker.api.plain import parse_json
 from broker.cli.local.processes import Process
 from broker.cli.output import note
 from broker.client.http.address import parse_address
-from broker.client.http.tls import TlsFiles, client_context, given_files
+from broker.client.http.tls import TlsFiles, client_context, files_of_environment
 from broker.client.http.token import TokenFile
 
 HTTPS: Final = "https://"
@@ -70,7 +70,11 @@ def get(
     """
     host_port, timeout_s = address.removeprefix(HTTPS), PROBE_TIMEOUT_S
     files = tls or _files()
-    shown = {} if files.token is None else TokenFile(files.token).header_for(parse_address(address))
+    shown = (
+        {}
+        if files.token is None
+        else TokenFile(files.token, over_tls=files.token_over_tls).header_for(parse_address(address))
+    )
     connection = http.client.HTTPConnection(host_port, timeout=timeout_s)
     if host_port != address:
         context = client_context(files)
@@ -85,7 +89,7 @@ def get(
 
 def _files() -> TlsFiles:
     env, own = (
-        given_files(),
+        files_of_environment(),
         {name: os.environ.get(f"LIFTLOG_HTTP_TLS_{name.upper()}") for name in ("ca", "cert", "key")},
     )
     if env.token is None:

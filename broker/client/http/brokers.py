@@ -38,8 +38,9 @@ from broker.client.http.address import Address, Addresses, parse_address, parse_
 from broker.client.http.forks import renew_after_fork
 from broker.client.http.outages import Outages, Say
 from broker.client.http.pool import READING, Exchange, Pool, Request, unavailable
+from broker.client.http.profiles import files_for
 from broker.client.http.silence import lives
-from broker.client.http.tls import TlsFiles, client_context, given_files
+from broker.client.http.tls import TlsFiles, client_context
 from broker.client.http.token import TokenFile
 
 REDIRECTS_MAX: Final = 3
@@ -67,7 +68,7 @@ class Down:
 
 
 def _pool(is_tls: bool, files: TlsFiles) -> Pool:
-    token = None if files.token is None else TokenFile(files.token)
+    token = None if files.token is None else TokenFile(files.token, over_tls=files.token_over_tls)
     return Pool(tls=client_context(files) if is_tls else None, token=token)
 
 
@@ -77,7 +78,8 @@ class Brokers:
     Args:
         addresses: At least one; parsed by `parse_addresses`.
         pool: Connections to use; None: an own one.
-        tls: Files for https addresses; None: those of the environment. Read now, and ignored with `pool`.
+        tls: Files for https addresses; None: those of the environment or its profile. Read now, and ignored with
+            `pool`.
         say: Takes a line of text when nobody answers and when somebody does again; None: the log does.
     """
 
@@ -86,7 +88,7 @@ class Brokers:
     ) -> None:
         self.addresses = parse_addresses(addresses)
         self.is_tls = self.addresses[0].is_tls
-        self.pool = pool or _pool(self.is_tls, tls or given_files())
+        self.pool = pool or _pool(self.is_tls, tls or files_for())
         self.outages = Outages(say)
         self._first = 0
         self._leaders: dict[PartitionKey, Address] = {}

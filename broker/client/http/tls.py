@@ -31,32 +31,32 @@ class TlsFiles:
         ca: CAs that are believed. None: those of the system.
         cert, key: The certificate that is shown to brokers that ask for one, and its key. None: none is shown.
         token: Not of TLS: a bearer token, by which brokers know the client (`token.py`). None: none is shown.
+        token_over_tls: It goes over TLS alone, also on this machine (`profiles.P3`).
+        profile: Where those come from that are None, if they are what was said directly (`profiles.files_for`).
     """
 
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
     token: str | None = None
+    token_over_tls: bool = False
+    profile: str | None = None
 
 
-def given_files(
-    ca: str | None = None, cert: str | None = None, key: str | None = None, token: str | None = None
-) -> TlsFiles:
-    """Those that are given, and for the others those of the environment. A certificate and its key come together."""
-    if cert is None and key is None:
-        cert, key = environment.tls_cert(), environment.tls_key()
-    token = environment.token_file() if token is None else token
-    return TlsFiles(ca=environment.tls_ca() if ca is None else ca, cert=cert, key=key, token=token)
+def files_of_environment() -> TlsFiles:
+    """Those that variables name, but for a profile's (`profiles.files_for`)."""
+    return TlsFiles(
+        ca=environment.tls_ca(), cert=environment.tls_cert(), key=environment.tls_key(), token=environment.token_file()
+    )
 
 
-def client_context(files: TlsFiles | None = None) -> ssl.SSLContext:
-    """The context of a client's connections. `files`: None means those of the environment.
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """The context of a client's connections.
 
     Raises:
         InvalidSetting: a file cannot be used; the text names it.
         InvalidRequest: a certificate without its key, or a key without its certificate.
     """
-    files = files or given_files()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # V1
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])

@@ -2,7 +2,8 @@
 
     TokenFile(path) ─► header_for(address) ─► Authorization, if the address is over TLS or loopback
 
-W1  A token goes to no address without TLS, but to this machine's own: whoever can read packets could use it.
+W1  A token goes to no address without TLS, but to this machine's own: whoever can read packets could use it. One of a
+    profile does not even go there, if it is for brokers with TLS (`profiles.P3`).
 W2  A file that every user of the machine can read is refused (`token_files`).
 W3  The file is read again when it has changed, so a token can be replaced while its client runs. One that cannot be
     read any more leaves the last one in use.
@@ -31,8 +32,9 @@ class TokenFile:
         InvalidSetting: the file cannot be read, holds no token, or is open to others.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, over_tls: bool = False) -> None:
         self.path = path
+        self._over_tls = over_tls
         self._looked_s = time.monotonic()
         self._seen = _seen(path)
         self._text = token_in(KEY, path).text
@@ -46,9 +48,10 @@ class TokenFile:
         Raises:
             InvalidRequest: W1.
         """
-        if not address.is_tls and not is_loopback(address.host):
+        if not address.is_tls and (self._over_tls or not is_loopback(address.host)):
+            why = ", and its profile does not name that address" if is_loopback(address.host) else ""
             raise InvalidRequest(
-                f"{address}: the token of {self.path!r} is not sent there without TLS: give https://host:port",
+                f"{address}: the token of {self.path!r} is not sent there without TLS{why}: give https://host:port",
                 address=str(address),
                 key=KEY,
             )

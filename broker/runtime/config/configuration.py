@@ -24,7 +24,7 @@ from typing import Any, Final
 from urllib.parse import SplitResult, unquote
 
 from broker.api import nats_url
-from broker.api.environment import TLS_VARIABLES, TOKEN_VARIABLE
+from broker.api.environment import PROFILE_VARIABLE, TLS_VARIABLES, TOKEN_VARIABLE
 from broker.api.errors import InvalidName, InvalidRequest, InvalidSetting, UnknownSetting
 from broker.api.http import is_loopback
 from broker.api.misfit import Misfit, unknown
@@ -49,6 +49,7 @@ CLIENT_VARIABLES: Final = frozenset(
         *("LIFTLOG_BROKERS", "LIFTLOG_NATS_URL", "LIFTLOG_RETRY_S", "LIFTLOG_RACK"),
         *TLS_VARIABLES,
         TOKEN_VARIABLE,
+        PROFILE_VARIABLE,
         *("LIFTLOG_PURE", "LIFTLOG_REQUIRE_EXTENSION", "LIFTLOG_COMPILE_ARGS"),
         *("LIFTLOG_PROP_EFFORT", "LIFTLOG_PROP_SEED", "LIFTLOG_UPDATE_GOLDEN"),
     }

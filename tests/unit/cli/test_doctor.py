@@ -400,6 +400,13 @@ def test_the_environment_that_other_commands_use_is_looked_at_too(
     malformed = found(1, LIFTLOG_BROKERS="u:p@h", LIFTLOG_NATS_URL="nats://h:99999")
     assert malformed["broker"][0][1].startswith("LIFTLOG_BROKERS: ")
     assert malformed["nats"][1][1].startswith("LIFTLOG_NATS_URL is no address of a NATS server")
+    profiles = tmp_path / "profiles.toml"
+    profiles.write_text(f'[here]\nbrokers = "{broker.address}"\n[wrong]\nx = 1\n')
+    profiles.chmod(0o600)
+    named = found(0, LIFTLOG_PROFILE=f"{profiles}#here", LIFTLOG_NATS_URL=nats.url)
+    assert named["broker"] == [(OK, f"{broker.address} (LIFTLOG_PROFILE) is ready")]
+    wrong = found(1, LIFTLOG_PROFILE=f"{profiles}#wrong", LIFTLOG_NATS_URL=nats.url)
+    assert wrong["broker"][0][1].startswith(f"LIFTLOG_PROFILE: {profiles}: profile 'wrong': unknown key 'x'")
     given = found(0, "--brokers", broker.address, "--nats", nats.url, LIFTLOG_BROKERS="x", LIFTLOG_NATS_URL="y")
     assert given["broker"] == [(OK, f"{broker.address} is ready")]
     assert len(given["nats"]) == 1

@@ -12,7 +12,7 @@ from broker.api.errors import InvalidRequest, InvalidSetting
 from broker.api.principals import new_token
 from broker.client.client import connect
 from broker.client.http.address import parse_address
-from broker.client.http.tls import given_files
+from broker.client.http.profiles import files_for
 from broker.client.http.token import TokenFile
 
 TOKEN = new_token()
@@ -76,7 +76,7 @@ def test_a_token_can_be_replaced_while_its_client_runs(file: Path, monkeypatch: 
 def test_nothing_that_is_shown_or_pickled_has_the_token(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """W4."""
     monkeypatch.setenv("LIFTLOG_TOKEN_FILE", str(file))
-    files = given_files()
+    files = files_for()
     assert files.token == str(file)
     secret = TOKEN.text.rpartition("_")[2]
     with connect("localhost") as client:

@@ -431,6 +431,7 @@ VALID = {
     "tlsCert": "/tls/me.pem",
     "tlsKey": "/tls/me.key",
     "tokenFile": "/tls/me.token",
+    "profile": "prod",
     "mode": "log",
     "asOf": "1",
     "sharedKeys": "keep",

@@ -114,11 +114,41 @@ def test_only_paths_are_in_what_goes_to_others(address: str, authority: Authorit
     assert found.brokers == Place(address, files_of(found.brokers))
 
 
+def test_a_profile_goes_by_its_name_and_is_read_where_the_connection_is_made(
+    address: str, authority: Authority, mine: Issued, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`place.P2`: the driver's brokers, and on each machine the files of its own."""
+    text = (
+        f'[job]\nbrokers = "{address}"\ntls_ca = "{authority.ca}"\ntls_cert = "{mine.cert}"\ntls_key = "{mine.key}"\n'
+    )
+    file = tmp_path / "liftlog/profiles.toml"
+    file.parent.mkdir()
+    file.write_text(text)
+    file.chmod(0o600)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for profile in ("job", f"{file}#job"):
+        options = {"stream": "orders", "profile": profile}
+        for read in (source_options, sink_options):
+            place = read(options, "batch").brokers
+            assert place == Place(address, TlsFiles(profile=profile)), "of the profile no more than the brokers"
+            assert mine.cert.encode() not in pickle.dumps(place)
+            with client_at(pickle.loads(pickle.dumps(place))) as client:
+                client.streams()
+    moved = source_options({"stream": "orders", "profile": "job"}, "batch").brokers
+    file.write_text(text.replace(address, "https://elsewhere"))
+    with client_at(moved) as client:
+        client.streams()  # a task asks the brokers of its query
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another-machine"))
+    with pytest.raises(InvalidSetting, match=r"profile = '.*another-machine/liftlog/profiles\.toml': cannot be read"):
+        session(source_options({"brokers": address, "stream": "orders", "profile": "job"}, "batch").brokers)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"brokers": "a", "tlsCa": "x"}, "option tlsCa='x': is for brokers at https://"),
         ({"brokers": "https://a", "tlsCa": ""}, "option tlsCa='': must be the path"),
+        ({"brokers": "https://a", "profile": ""}, "option profile='': must be the name"),
         ({"brokers": "https://a", "tlsCert": "x"}, "option tlsCert='x': needs tlsKey"),
         ({"brokers": "https://a", "tlsKey": "x"}, "option tlsKey='x': needs tlsCert"),
     ],
