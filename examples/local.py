@@ -3,6 +3,9 @@
     with Liftlog.up(Path("quickstart-data"), console) as liftlog:
         liftlog.run("stream", "create", "flights", "--subject", "flights.>")
 
+With `is_secure=True` it has certificates of a CA of its own, and refuses what is not granted; each part that talks to
+it is let in by `let_in` (secured.py has how). Else all of them are nobody.
+
 Every command is printed as one would type it. However the block ends (done, failed, Ctrl-C, SIGTERM),
 the processes that it started are stopped and the folder is removed; what a run that was killed hard left
 in the folder is stopped and removed by the next.
@@ -27,12 +30,21 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.markup import escape
 
+from broker.api.environment import PROFILE_VARIABLE, TLS_VARIABLES, TOKEN_VARIABLE
+from examples.secured import ADMIN, Secrets
+from spark_liftlog import connect
+
+if TYPE_CHECKING:
+    from broker.client import Client
+
 MARK: Final = ".made-by-liftlog-examples"
+OTHERS: Final = (PROFILE_VARIABLE, TOKEN_VARIABLE, *TLS_VARIABLES)
+"""Variables of the user's shell that are about other brokers."""
 COMMAND_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 60.0
 
@@ -50,16 +62,20 @@ class Liftlog:
         brokers: HTTP addresses, host:port, separated by commas; what Spark's option `brokers` and `connect` take.
         nats: URL of its NATS server.
         console: Where commands are printed.
+        secrets: None: everybody may do everything.
     """
 
     folder: Path
     brokers: str
     nats: str
     console: Console
+    secrets: Secrets | None = None
 
     @classmethod
     @contextlib.contextmanager
-    def up(cls, folder: Path, console: Console, *, brokers_count: int = 1) -> Iterator[Liftlog]:
+    def up(
+        cls, folder: Path, console: Console, *, brokers_count: int = 1, is_secure: bool = False
+    ) -> Iterator[Liftlog]:
         """Start it, a cluster if there are to be several brokers; stop it and remove the folder when the block is left.
 
         Raises:
@@ -69,22 +85,47 @@ class Liftlog:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_own(folder))
             stack.callback(_clean_up, folder, console)
+            secrets = Secrets(folder.absolute()) if is_secure else None
+            for words in secrets.commands(brokers_count) if secrets else ():
+                _show(console, words)
+                _liftlog(words)
             ports = _free_ports(4 + 10 * (brokers_count - 1))
             words = ["up", "--detach", "--data", str(folder), "--port-base", str(ports)]
             words += ["--brokers-count", str(brokers_count)] if brokers_count > 1 else []
             _show(console, words)
-            addresses = json.loads(_liftlog([*words, "--json"]))
+            settings = secrets.environment(brokers_count) if secrets else {}
+            addresses = json.loads(_liftlog([*words, "--json"], **settings))
             brokers = ",".join(broker["http"] for broker in addresses["brokers"])
-            yield cls(folder, brokers, addresses["nats"]["url"], console)
+            if secrets:
+                secrets.note_brokers(brokers)
+            yield cls(folder, brokers, addresses["nats"]["url"], console, secrets)
 
     def run(self, *words: str) -> str:
-        """Print and run a command on this liftlog; return what it wrote.
+        """Print and run a command on this liftlog, as its admin; return what it wrote.
 
         Raises:
             CommandFailed: it ended with an error.
         """
+        words = words if self.secrets is None else ("--profile", self.secrets.profile(ADMIN), *words)
         _show(self.console, words)
         return _liftlog(words, LIFTLOG_BROKERS=self.brokers, LIFTLOG_NATS_URL=self.nats)
+
+    def let_in(self, part: str, *grants: tuple[str, str]) -> None:
+        """Make a token for a part of the whole, and let it do these things and no others."""
+        if self.secrets is None:
+            return
+        self.run("auth", "token", "create", f"svc:{part}", str(self.secrets.token(part)), "--ttl", "1d")
+        for action, name in grants:
+            self.run("auth", "grant", f"svc:{part}", action, name)
+        self.secrets.note_part(part, self.brokers)
+
+    def options(self, part: str) -> dict[str, str]:
+        """Spark's options by which a part finds the brokers, and is known to them."""
+        return {"brokers": self.brokers} if self.secrets is None else {"profile": self.secrets.profile(part)}
+
+    def connect(self, part: str) -> Client:
+        """A client of this part."""
+        return connect(self.brokers) if self.secrets is None else connect(profile=self.secrets.profile(part))
 
 
 @contextlib.contextmanager
@@ -144,7 +185,7 @@ def _liftlog(words: list[str] | tuple[str, ...], **env: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **env},
+        env={**{name: value for name, value in os.environ.items() if name not in OTHERS}, **env},
         start_new_session=True,
     )
     try:

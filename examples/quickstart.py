@@ -13,7 +13,8 @@
                                               ▲ the same windows by pandas, from the file
 
 It brings its own NATS server and broker, or a cluster of brokers (`--brokers-count 3`), in a folder, and removes all of
-them when it ends, however it ends.
+them when it ends, however it ends. With `--secure` the brokers speak TLS and refuse what is not granted, and each part
+has a token with the grants that it needs (`GRANTS`).
 Exit codes: 0 the windows agree, 1 they do not or something failed, 130 interrupted.
 """
 
@@ -40,10 +41,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import spark_liftlog
-from broker.api.errors import LiftlogError
+from broker.api.errors import LiftlogError, Unauthenticated, Unauthorized
 from examples import delays, flights
 from examples.local import CommandFailed, Liftlog, terminated_as_interrupted
 from examples.publish_flights import NotAcked, Publisher, with_progress
+from examples.secured import NOBODY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +53,21 @@ if TYPE_CHECKING:
 FLIGHTS: Final = "flights"
 DELAYS: Final = "flight-delays"
 CONSUMER: Final = "quickstart"
+SINK: Final = "quickstart-delays"
+JOB: Final = "job"
+READER: Final = "reader"
+GRANTS: Final = {
+    JOB: (
+        ("stream:read", FLIGHTS),
+        ("consumer:read", CONSUMER),
+        ("consumer:write", CONSUMER),
+        ("stream:read", DELAYS),
+        ("stream:append", DELAYS),
+        ("sink:write", SINK),
+    ),
+    READER: (("stream:read", FLIGHTS), ("stream:read", DELAYS), ("consumer:read", CONSUMER)),
+}
+"""What each part may do, of those that talk to brokers: the query, and who looks at what came of it."""
 PARTITIONS: Final = 2
 BATCHES: Final = 6
 """Into about so many micro-batches the query divides what is there, so that windows close one after the other."""
@@ -78,22 +95,28 @@ class Steps:
             self._console.print(f"  > {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def quickstart(folder: Path, frame: pd.DataFrame, console: Console, *, brokers_count: int = 1) -> None:
+def quickstart(
+    folder: Path, frame: pd.DataFrame, console: Console, *, brokers_count: int = 1, is_secure: bool = False
+) -> None:
     """Run it all on the flights in `frame`. Several brokers keep each record three times, where there are so many.
 
     Raises:
-        Wrong: windows are missing, differ, or were not all read.
+        Wrong: windows are missing, differ, or were not all read; or a secured broker refuses too little.
     """
     steps = Steps(console, 7)
     many = "a liftlog broker" if brokers_count == 1 else f"{brokers_count} liftlog brokers"
-    steps.next(f"Start a NATS server and {many} in {folder}")
+    secured = ", with certificates of a CA of its own" if is_secure else ""
+    steps.next(f"Start a NATS server and {many} in {folder}{secured}")
     with contextlib.ExitStack() as stack:
-        liftlog = stack.enter_context(Liftlog.up(folder, console, brokers_count=brokers_count))
+        liftlog = stack.enter_context(Liftlog.up(folder, console, brokers_count=brokers_count, is_secure=is_secure))
 
         steps.next("Create a stream that captures a NATS subject, and one for what Spark computes")
         liftlog.run("stream", "create", FLIGHTS, "--subject", flights.SUBJECTS, "--partitions", str(PARTITIONS),
                     "--partition-by", "token:2")  # fmt: skip
         liftlog.run("stream", "create", DELAYS)
+        for part, grants in GRANTS.items():
+            liftlog.let_in(part, *grants)
+        check_closed(liftlog)
 
         steps.next(f"Publish {len(frame):,} flights by nats-py; each is acked once it is on disk")
         sent = with_progress(liftlog.nats, frame, console)
@@ -121,9 +144,9 @@ def quickstart(folder: Path, frame: pd.DataFrame, console: Console, *, brokers_c
             f'spark.read.format("liftlog").load("{DELAYS}")',
             f'spark_liftlog.connect("{liftlog.brokers}").read("{DELAYS}").to_pandas()',
         )
-        by_spark = spark.read.format("liftlog").option("brokers", liftlog.brokers).load(DELAYS)
+        by_spark = spark.read.format("liftlog").options(**liftlog.options(READER)).load(DELAYS)
         windows = delays.from_spark(by_spark)
-        with spark_liftlog.connect(liftlog.brokers) as client:
+        with liftlog.connect(READER) as client:
             values = client.read(DELAYS, columns=["value"]).to_pandas()["value"]
         console.print(worst(windows))
 
@@ -176,7 +199,7 @@ def run_query(spark: SparkSession, liftlog: Liftlog, records: int, console: Cons
     """
     source = (
         spark.readStream.format("liftlog")
-        .option("brokers", liftlog.brokers)
+        .options(**liftlog.options(JOB))
         .option("stream", FLIGHTS)
         .option("startingOffsets", "earliest")
         .option(
@@ -188,8 +211,9 @@ def run_query(spark: SparkSession, liftlog: Liftlog, records: int, console: Cons
     query = (
         delays.encoded(delays.windows(delays.decoded(source)))
         .writeStream.format("liftlog")
-        .option("brokers", liftlog.brokers)
+        .options(**liftlog.options(JOB))
         .option("stream", DELAYS)
+        .option("sinkId", SINK)
         .option("checkpointLocation", str(liftlog.folder.absolute() / "checkpoint"))
         .outputMode("append")
         .trigger(availableNow=True)
@@ -219,9 +243,26 @@ def publish_closing(liftlog: Liftlog, messages: list[tuple[str, bytes]]) -> int:
     return asyncio.run(publish())
 
 
+def check_closed(liftlog: Liftlog) -> None:
+    """A secured broker takes nothing from the reader, and tells nothing to who shows no token."""
+    if liftlog.secrets is None:
+        return
+    with liftlog.connect(READER) as reader, liftlog.connect(NOBODY) as nobody:
+        for what, call in (
+            ("an append by the reader", lambda: reader.append(DELAYS, 0, [{"value": b"x"}])),
+            ("a read by nobody", lambda: nobody.describe(FLIGHTS)),
+        ):
+            try:
+                call()
+            except (Unauthenticated, Unauthorized) as error:
+                liftlog.console.print(f"  refused, as it should be: {error}", markup=False, highlight=False)
+            else:
+                raise Wrong(f"{what} is not refused")
+
+
 def check_count(liftlog: Liftlog, sent: int) -> None:
     """As many records in the stream as were published."""
-    with spark_liftlog.connect(liftlog.brokers) as client:
+    with liftlog.connect(READER) as client:
         stored = client.describe(FLIGHTS).record_count
     if stored != sent:
         raise Wrong(f"{sent} messages were published, the stream has {stored} records")
@@ -240,7 +281,7 @@ def check_windows(what: str, expected: pd.DataFrame, found: pd.DataFrame, consol
 def wait_for_lag(liftlog: Liftlog) -> None:
     """The query publishes its progress in the background: wait until all of it is known."""
     deadline_s = time.monotonic() + LAG_TIMEOUT_S
-    with spark_liftlog.connect(liftlog.brokers) as client:
+    with liftlog.connect(READER) as client:
         while (lags := {c.consumer: c.lag for c in client.consumers()}).get(CONSUMER) != 0:
             if time.monotonic() > deadline_s:
                 raise Wrong(f"the query has read everything, but the lag of its consumer {CONSUMER!r} is not 0: {lags}")
@@ -268,13 +309,15 @@ def main() -> int:
     parser.add_argument("--start", metavar="DATE", help="only flights from this day on (UTC)")
     parser.add_argument("--end", metavar="DATE", help="only flights before this day")
     parser.add_argument("--brokers-count", metavar="N", type=int, choices=range(1, 6), default=1, help="1 to 5")
+    parser.add_argument("--secure", action="store_true", help="TLS, tokens and grants")
     options = parser.parse_args()
     console = Console()
     began_s = time.monotonic()
     try:
         with terminated_as_interrupted():
             frame = flights.load(options.start, options.end)
-            quickstart(options.data, frame, console, brokers_count=options.brokers_count)
+            count = options.brokers_count
+            quickstart(options.data, frame, console, brokers_count=count, is_secure=options.secure)
     except KeyboardInterrupt:
         console.print("\n[yellow]interrupted[/]")
         return 130

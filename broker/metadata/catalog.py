@@ -88,6 +88,8 @@ SINCE: Final[dict[str, int]] = {
 """Commands by the feature level that they came with; those that are not here have the first (M8)."""
 TAG_SINCE: Final = 5
 """The feature level of `tag` in `register_producer` (M8)."""
+_OF_USERS: Final = frozenset({"put_token", "drop_token", "put_grants", "require_auth"})
+"""Commands of people, who ask a cluster that has just begun. What brokers ask by themselves they ask at their level."""
 _CLUSTER_KINDS: Final = {**broker_commands.KINDS, **partition_commands.KINDS, **rescue.KINDS}
 _CHECKS: Final = {**broker_commands.CHECKS, **partition_commands.CHECKS}
 _MOVED: Final = (
@@ -197,7 +199,10 @@ class Catalog:
         command = shapes.checked(command, kind)
         needs_others = kind not in access.KINDS or not self.cluster.is_alone
         if (level := SINCE.get(kind, 0)) > self.cluster.feature_level and needs_others:
-            raise InvalidRequest(f"{kind} needs feature level {level}, the cluster has {self.cluster.feature_level}")
+            why = f"{kind} needs feature level {level}, the cluster has {self.cluster.feature_level}"
+            if kind in _OF_USERS:
+                raise NotReady(f"{why}; it rises a moment after the last broker of an earlier release is gone")
+            raise InvalidRequest(why)
         self._check_settings(command.get("settings", ()))
         rescue.check_kind(self.cluster, kind)
         return kind, command

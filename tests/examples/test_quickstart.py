@@ -1,6 +1,6 @@
 """Goal: the quickstart proves its result and leaves nothing behind, however it ends.
 
-Method: the command itself on ten days of flights: real NATS, broker and Spark.
+Method: the command itself on ten days of flights: real NATS, broker and Spark; secured, also on three brokers.
 """
 
 from __future__ import annotations
@@ -35,6 +35,31 @@ def folder(tmp_path: Path) -> Path:
 def command(folder: Path) -> list[str]:
     days = ["--start", "2013-02-05", "--end", "2013-02-15"]
     return [sys.executable, "-m", "examples.quickstart", "--data", str(folder), *days]
+
+
+@pytest.mark.parametrize("brokers_count", [1, 3])
+def test_secured_it_does_the_same_and_leaves_nothing_in_the_home_of_its_user(
+    folder: Path, tmp_path: Path, brokers_count: int
+) -> None:
+    """Whatever the user's shell says of other brokers. What is refused was asked for, too; no secret is printed."""
+    home = tmp_path / "home"
+    home.mkdir()
+    of_shell = {"LIFTLOG_PROFILE": "other", "LIFTLOG_TLS_CA": "/other.pem", "LIFTLOG_TOKEN_FILE": "/other.token"}
+    done = subprocess.run(
+        [*command(folder), "--secure", "--brokers-count", str(brokers_count)],
+        env={**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), **of_shell},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4_000:] + done.stderr[-4_000:]
+    flights_count = len(delays.flights.load("2013-02-05", "2013-02-15"))
+    assert done.stdout.count(f"windows over {flights_count:,} flights read by") == 2
+    assert done.stdout.count("refused, as it should be") == 2
+    assert "llg_" not in done.stdout + done.stderr
+    assert not folder.exists()
+    assert not [path for path in home.rglob("*") if "liftlog" in str(path.relative_to(home))]
+    eventually(lambda: not processes_of(folder), what="the JVM ends")
 
 
 def processes_of(folder: Path) -> list[str]:

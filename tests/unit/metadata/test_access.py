@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.api.errors import InvalidRequest
+from broker.api.errors import InvalidRequest, NotReady
 from broker.api.permissions import ACTIONS
 from broker.api.principals import (
     NOBODYS,
@@ -40,7 +40,7 @@ def apply(of: Catalog, kind: str, **named: Any) -> dict[str, Any]:
     command = {"v": 1, "kind": kind, "by": "user:ops", **named}
     if "error" not in (result := of.apply(command)):
         return result["ok"]  # type: ignore[no-any-return]
-    with pytest.raises(InvalidRequest):
+    with pytest.raises((InvalidRequest, NotReady)):
         of.judge(command)
     return result["error"]  # type: ignore[no-any-return]
 
@@ -274,7 +274,9 @@ def test_a_cluster_takes_them_at_their_feature_level_and_not_before() -> None:
     """M8. A broker that is alone asks nobody."""
     assert set(access.KINDS) <= set(SINCE)
     of = catalog(raft="b.1@h:3", feature_level_max=FEATURE_LEVEL)
-    assert "feature level 5" in apply(of, "put_grants", principal="user:a", add=[])["detail"]
+    refused = apply(of, "put_grants", principal="user:a", add=[])
+    assert refused["reason"] == "not_ready", "it rises a moment later: clients wait for it"
+    assert "feature level 5" in refused["detail"]
     assert "ok" in of.apply({"v": 1, "kind": "set_feature_level", "level": 5})
     assert apply(of, "put_grants", principal="user:a", add=[["metrics", ""]]) == {"version": 1}
 
