@@ -147,7 +147,7 @@ def _own(folder: Path) -> Iterator[None]:
     """Make the folder and hold it (L1, L2); remove it in the end."""
     if folder.exists() and not (folder / MARK).exists():
         raise FileExistsError(f"{folder} exists and is not of this example; name another one with --data")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / MARK).touch()
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -35,7 +35,7 @@ class Reader:
     """Somebody who types what a page says, in a folder and on ports of their own."""
 
     folder: Path
-    base: int = field(default_factory=lambda: free_port(4))
+    base: int = field(default_factory=lambda: free_port(24))
 
     @property
     def env(self) -> dict[str, str]:
@@ -53,7 +53,9 @@ class Reader:
         """The text with the ports of this reader."""
         text = text.replace("liftlog up", f"liftlog up --port-base {self.base}")
         text = text.replace(".load(", f'.option("brokers", "localhost:{self.base + 1}").load(')
-        return text.replace(":9293", f":{self.base + 1}").replace(":4222", f":{self.base + 3}")
+        for number, port in enumerate((":9293", ":9303", ":9313")):
+            text = text.replace(port, f":{self.base + 1 + 10 * number}")
+        return text.replace(":4222", f":{self.base + 3}")
 
     def types(self, commands: str) -> str:
         """Run the commands; each must end with 0. Returns what they print."""

@@ -122,14 +122,14 @@ class UpFolder:
         return f"{_broker_command(self.path)}{as_ours}"
 
     def prepare(self) -> None:
-        """Make the folders.
+        """Make the folders, for their owner alone: logs and notes of processes are nobody else's.
 
         Raises:
             FolderNotAllowed: cannot be made or written.
         """
         for folder in (self.path, self.run, self.logs):
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except FileExistsError as error:
                 raise FolderNotAllowed(f"{folder} is not a folder", path=str(folder)) from error
             except OSError as error:
