@@ -69,8 +69,8 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 0.5
 PROOF_S: Final = 120.0
 """Clocks of brokers may differ so much."""
-BROKERS_OWN: Final = frozenset({"broker", "stream:read", "cluster:read"})
-"""What a broker may ask for itself (A6)."""
+BROKERS_OWN: Final = frozenset({"broker", "stream:read", "cluster:read", "metrics"})
+"""What a broker may ask for itself (A6), and whoever asks with its files whether it is ready, as `up` does."""
 _NOBODYS: Final = "0" * 64
 _NOTHING: Final = Granted(())
 _PATH: Final = (Where.NOWHERE, Where.PATH)
@@ -261,7 +261,7 @@ class Gate:
 
     def _identified(self, request: web.Request) -> Identified:
         proofs = request.headers.getall(http.PROOF, ())
-        caller = self._proven(request, proofs) if proofs else _certified(request)
+        caller = self._proven(request, proofs) if proofs else _certified(request, self._brokers)
         if caller is not None and caller.until_ms <= self._now_ms():
             raise InvalidRequest(f"the certificate of {caller.principal} has expired")
         if caller is not None and is_broker(caller.principal):
@@ -578,8 +578,9 @@ _seconds: Final = lru_cache(1_024)(ssl.cert_time_to_seconds)
 """Of the texts that certificates have, which the CA chooses: to read one costs more than all else here."""
 
 
-def _certified(request: web.Request) -> Identified | None:
-    """The principal of a client's certificate, which the handshake has checked; None: it names none."""
+def _certified(request: web.Request, brokers: Callable[[], Collection[str]]) -> Identified | None:
+    """The principal of a client's certificate, which the handshake has checked; None: it names none. One of several
+    brokers is of the first that is known (`tls_files.F4`)."""
     transport = request.transport
     found: Any = None if transport is None else transport.get_extra_info("peercert")
     if not found:
@@ -587,8 +588,12 @@ def _certified(request: web.Request) -> Identified | None:
     uris = [uri for kind, uri in found.get("subjectAltName", ()) if kind == "URI" and uri.startswith("liftlog:")]
     if not uris:
         return None
-    principal = principal_of_uri(uris[0])
-    if len(uris) > 1 or principal is None:
+    named = [principal for uri in uris if (principal := principal_of_uri(uri)) is not None]
+    if len(named) < len(uris) or (len(named) > 1 and not all(map(is_broker, named))):
         raise InvalidRequest(f"the certificate names {', '.join(uris)[:200]}, and not one principal")
+    principal = named[0]
+    if len(named) > 1:
+        known = {f"broker:{broker}" for broker in brokers()}
+        principal = next((each for each in named if each in known), principal)
     until_ms = 1000.0 * _seconds(found["notAfter"])
     return Identified(principal=principal, how="certificate", until_ms=until_ms)

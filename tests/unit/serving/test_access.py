@@ -670,9 +670,9 @@ def test_a_certificate_names_its_principal_and_ends_with_it(tmp_path: Path) -> N
                 client.close()
 
         ops, nobody = issued(ca, "ops", "--user", "ops"), issued(ca, "nobody")
-        peer, stranger = (
-            issued(ca, name, "--host", "peer.example", "--broker", of)
-            for name, of in (("peer", "broker-0"), ("stranger", "broker-9"))
+        peer, stranger, several = (
+            issued(ca, name, "--host", "peer.example", *(word for each in of for word in ("--broker", each)))
+            for name, of in (("peer", ["broker-0"]), ("stranger", ["broker-9"]), ("several", ["broker-9", "broker-0"]))
         )
         said = asked(ops, "GET", "/v1/auth/whoami")[1]
         assert (said["principal"], said["how"], said["admin"]) == ("user:ops", "certificate", True)
@@ -683,6 +683,9 @@ def test_a_certificate_names_its_principal_and_ends_with_it(tmp_path: Path) -> N
         assert asked(peer, "GET", "/v1/auth/whoami")[1]["principal"] == "broker:broker-0"
         assert asked(peer, "GET", "/v1/auth/whoami", **{names.BEHALF: "user:ops"})[1]["principal"] == "user:ops"
         assert asked(peer, "GET", "/v1/auth/grants")[1]["reason"] == "unauthorized"
+        assert asked(peer, "GET", "/readyz")[0] == 200, "as `up` asks, with the broker's own files"
+        assert asked(several, "GET", "/v1/auth/whoami")[1]["principal"] == "broker:broker-0", "one of them is known"
+        assert asked(several, "GET", "/v1/auth/grants")[1]["reason"] == "unauthorized"
 
 
 def test_who_is_let_in_is_told_of_the_other_brokers_and_nobody_else(
