@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
@@ -290,3 +291,32 @@ def test_what_a_fault_of_ours_keeps_from_being_asked_is_asked_again(made: Made) 
         each.ask(again=True)
     answered(partitions)
     assert {each.told[0] for each in partitions} == {(ALL, 1)}
+
+
+class AtOnce(Executor):
+    """Does at once what it is given, as a pool may before whoever has given it goes on."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        fn(*args, **named)
+        return Future()
+
+
+def test_what_is_asked_again_because_of_its_answer_goes() -> None:
+    """O4. Seen before, twice in some hundred runs: the same question, asked again by a tick when its first try had come
+    to nothing, counted as under way still. Nobody asked any more, and a dead follower stayed in sync."""
+    service = Service(1, FEATURE_LEVEL)
+    service.in_doubt = 1
+    commands = AtOnce()
+    host = cast(Host, SimpleNamespace(me="a", service=service, commands=commands))
+    [partition] = [Partition(host, IsrChanges("a", service, commands), at) for at in service.places]
+    said = partition.wants._isr_said
+
+    def then_a_tick(ask: AskIsr, answer: Mapping[str, Any]) -> None:
+        said(ask, answer)
+        if not partition.told:
+            partition.wants.do(ask)
+
+    with patch.object(partition.wants, "_isr_said", then_a_tick):
+        partition.ask()
+    assert partition.told == [(ALL, 1)]
+    assert len(service.sent) == 2

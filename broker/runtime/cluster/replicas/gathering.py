@@ -7,6 +7,7 @@ O1  One command is under way at a time, and all that is added meanwhile waits fo
     some tens of commands. What is alone goes at once.
 O2  What is under way is not asked for again. What waits is replaced by what its partition asks for later.
 O3  A fault of ours in one command holds up no later one.
+O4  Who has asked is told when that is not under way any more: what is asked again because of the answer goes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from broker.metadata.partition import Place
 
@@ -32,10 +33,19 @@ class Gathering(Generic[Asked]):
         send: Sends one command for all of these, and waits for its answer.
         commands: For what is asked of the catalog.
         at_once: So many go by one command at most.
+        ended: Takes what a command has asked for, and what it said (O4); None: a fault of ours.
     """
 
-    def __init__(self, send: Callable[[Mapping[Place, Asked]], None], commands: Executor, *, at_once: int) -> None:
+    def __init__(
+        self,
+        send: Callable[[Mapping[Place, Asked]], Any],
+        commands: Executor,
+        *,
+        at_once: int,
+        ended: Callable[[Mapping[Place, Asked], Any], None] = lambda asked, said: None,
+    ) -> None:
         self._send = send
+        self._ended = ended
         self._commands = commands
         self._at_once = at_once
         self._lock = threading.Lock()
@@ -67,12 +77,14 @@ class Gathering(Generic[Asked]):
                 self._under_way = {}
 
     def _run(self) -> None:
+        asked, said = self._under_way, None
         try:
-            self._send(self._under_way)
+            said = self._send(asked)
         except Exception:  # O3
-            log.exception("replica.want_bug partitions=%d", len(self._under_way))
+            log.exception("replica.want_bug partitions=%d", len(asked))
         with self._lock:
             self._take()
             is_more = bool(self._under_way)
         if is_more:
             self._submit()
+        self._ended(asked, said)

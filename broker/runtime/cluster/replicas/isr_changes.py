@@ -41,7 +41,9 @@ class IsrChanges:
         self._me = me
         self._service = service
         self._commands = commands
-        self._gathering: Gathering[tuple[AskIsr, Told]] = Gathering(self._ask_many, commands, at_once=ISR_CHANGES_MAX)
+        self._gathering: Gathering[tuple[AskIsr, Told]] = Gathering(
+            self._ask_many, commands, at_once=ISR_CHANGES_MAX, ended=self._tell
+        )
 
     def ask(self, at: Place, ask: AskIsr, told: Told) -> None:
         """Have `told` called once with the answer, unless the broker stops, or the partition asks for something else
@@ -51,18 +53,18 @@ class IsrChanges:
         else:
             self._submit(self._ask_one, at, ask, told)  # X3
 
-    def _ask_many(self, asked: Mapping[Place, tuple[AskIsr, Told]]) -> None:
+    def _ask_many(self, asked: Mapping[Place, tuple[AskIsr, Told]]) -> Mapping[str, Any]:
         rows = [(at, ask, [*at, ask.epoch, ask.partition_epoch]) for at, (ask, _) in asked.items()]
         added = [[*row, ask.add, *ask.incarnation] for _, ask, row in rows if ask.add is not None]
         removed = [[*row, ask.remove] for _, ask, row in rows if ask.add is None]
-        said: Mapping[str, Any] = {}
-        try:
-            said = self._execute("alter_isrs", add=added, remove=removed)
-        finally:
-            answers = _by_place(said.get("error", said).get("answers"))
-            of_all = said if "error" in said else {}
-            for at, (ask, told) in asked.items():
-                self._submit(told, ask, answers.get(at, of_all))  # X1, X2
+        return self._execute("alter_isrs", add=added, remove=removed)
+
+    def _tell(self, asked: Mapping[Place, tuple[AskIsr, Told]], said: Mapping[str, Any] | None) -> None:
+        said = said or {}
+        answers = _by_place(said.get("error", said).get("answers"))
+        of_all = said if "error" in said else {}
+        for at, (ask, told) in asked.items():
+            self._submit(told, ask, answers.get(at, of_all))  # X1, X2
 
     def _ask_one(self, at: Place, ask: AskIsr, told: Told) -> None:
         change = {"add": [ask.add, *ask.incarnation]} if ask.add is not None else {"remove": ask.remove}
