@@ -16,6 +16,7 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         StorageFailed           storage_failed         a write or fsync failed; the partition recovers
         StreamPaused            stream_paused          the stream takes no records until it is resumed
         Overloaded              overloaded             a bounded queue is full
+        LimitReached            limit_reached          one caller has as much as it may: `key`, `limit`, `caller`
         StagesFull              stages_full            too much is staged: `key` names the limit
       InvalidRequest            invalid_request        change the call; trying again does not help
         InvalidName             invalid_name           a stream or consumer name that cannot be one
@@ -156,6 +157,16 @@ class StreamPaused(Retryable):
 
 class Overloaded(Retryable):
     reason = "overloaded"
+    status = 429
+
+
+class LimitReached(Retryable):
+    """This caller has as much as one may have. Others are not refused.
+
+    Fields: `key` names the limit, `limit` is its value, `caller` for whom it is counted, `retry_after_s`.
+    """
+
+    reason = "limit_reached"
     status = 429
 
 

@@ -119,6 +119,10 @@ class OffsetTable:
         """All names, sorted."""
         return sorted(self._rows)
 
+    def knows(self, consumer: str) -> bool:
+        """Whether there are offsets of it."""
+        return consumer in self._rows
+
     def silent(self, before_us: int) -> list[str]:
         """Consumers that committed nothing at or after a time, sorted."""
         return sorted(

@@ -241,6 +241,7 @@ class Assembled:
             self,
             body_bytes_max=http.body_bytes_max,
             limits=limits,
+            caller_limits=self.config.limits.of_callers(self._connections_max),
             hosts=hosts,
             tls=self._tls,
             auth_rules=self._auth_rules,

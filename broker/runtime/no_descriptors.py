@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import Any
 
-from broker.serving.http.connections import RateLimitedLog
+from broker.serving.http.meters import RateLimitedLog
 from broker.storage.disk import NO_DESCRIPTORS
 
 log = logging.getLogger(__name__)

@@ -36,6 +36,7 @@ from broker.client import connect
 from broker.client.http.address import Address, parse_addresses
 from broker.client.http.brokers import Brokers, read_problem
 from broker.client.http.calls import understand
+from broker.client.http.patience import told_pause_s
 from broker.client.nats_publish import _Publish
 from broker.client.reading.frames import read_messages
 from broker.ingest import Intake
@@ -352,6 +353,7 @@ class Said:
     def __init__(self, status: int, body: bytes) -> None:
         self.status = status
         self.address = Address("broker", 9293)
+        self.headers = {"Retry-After": body[:8].decode("latin-1")}
         self._body = body
 
     def read_all(self, bytes_max: int) -> bytes:
@@ -385,6 +387,7 @@ def check_problem(data: bytes) -> None:
         assert isinstance(str(error), str)
         assert from_problem(error.to_problem()).reason == error.reason in BY_REASON
         BROKERS._leader_of(error)  # type: ignore[arg-type]
+        assert told_pause_s(error) >= 0
 
 
 ANSWERS: Final[dict[str, type[Any]]] = {

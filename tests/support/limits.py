@@ -225,6 +225,24 @@ FIXED: Final = (
         "that are being told why they are cut",
         "cut without a word",
     ),
+    Row(
+        "broker.serving.http.callers:HEALTH_ROOM",
+        "requests",
+        "of one caller beyond `limits.caller_requests_max`, for health",
+        "`limit_reached`",
+    ),
+    Row(
+        "broker.serving.http.new_names:REMEMBERED_MAX",
+        "names",
+        "of a kind that are remembered with who has made them",
+        "the oldest counts for nobody",
+    ),
+    Row(
+        "broker.serving.http.new_names:PACES_MAX",
+        "callers",
+        "that have made a name within a minute, remembered at least",
+        "those of before are forgotten",
+    ),
     Row("broker.serving.http.body:JSON_BYTES_MAX", "bytes", "JSON request body", "`request_too_large`"),
     Row(
         "broker.serving.http.app:JSON_BUDGET_BYTES_MAX",
@@ -531,6 +549,12 @@ start with `invalid_setting`. While the broker runs, this happens at a limit:
 - A connection beyond `http.connections_max` closes the one that has been idle for longest. If all of
   them have requests under way, some more are taken for `/livez`, `/readyz`, `/metrics` and other
   brokers; any other request gets `overloaded`.
+- One caller has a part of all this, so that others have the rest: `limits.caller_*` of requests, long
+  polls, memory for bodies and names, `limits.address_connections_max` of connections. A request too many
+  waits a second for one of the same caller. Beyond that the answer is `limit_reached` (429). It names
+  the limit (`key`, `limit`) and whom it counts for (`caller`), and says when to come again
+  (`Retry-After`, `retry_after_s`). A caller is a principal, or an address from which nobody says who he is
+  ([security.md](../guides/security.md), "Limits per caller"). Each broker counts for itself.
 - A request that stops half-way is cut: `request_timed_out`.
 - A request by a name that is not in `http.hosts` (nor an address, localhost, or the advertised host)
   is refused: `foreign_request`.

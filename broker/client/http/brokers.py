@@ -288,5 +288,7 @@ def read_problem(exchange: Exchange) -> LiftlogError:
     excerpt = body[:200].decode(errors="replace").strip()
     text = f"{where}: HTTP status {exchange.status}, not from a liftlog broker" + (f": {excerpt}" if excerpt else "")
     if exchange.status in (408, 429) or exchange.status >= 500:  # a proxy in between
-        return Unavailable(text, address=where, sent=True, timed_out=False)
+        told = exchange.headers.get("Retry-After", "")
+        after = {"retry_after_s": int(told)} if told.isascii() and told.isdigit() and len(told) < 7 else {}
+        return Unavailable(text, address=where, sent=True, timed_out=False, **after)
     return InvalidRequest(text, address=where, http_status=exchange.status, sent=True)

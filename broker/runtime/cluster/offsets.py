@@ -95,6 +95,10 @@ class PlacedConsumers:
         """As `OffsetsView`."""
         return self.here().consumers()
 
+    def knows(self, consumer: str) -> bool:
+        """As `OffsetsView`."""
+        return self.here().knows(consumer)
+
     def get(self, consumer: str) -> list[ConsumerOffset]:
         """As `OffsetsView`."""
         return self.here().get(consumer)

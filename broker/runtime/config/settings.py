@@ -8,7 +8,7 @@ configuration.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from broker.api.errors import InvalidRequest
 from broker.api.http import DEFAULT_PORT
@@ -16,6 +16,9 @@ from broker.api.principals import MODES, NAMED_PATTERN
 from broker.api.stream import StreamSettings, check_name
 from broker.api.validation import Rule, declared
 from broker.metadata.shapes import LINE_PATTERN
+
+if TYPE_CHECKING:
+    from broker.serving.http.callers import CallerLimits
 
 T = TypeVar("T")
 
@@ -402,6 +405,63 @@ class LimitsConfig:
         limit=(0, 1 << 50),
         unit="bytes",
     )
+
+    caller_requests_max: int = _key(
+        1_024,
+        "Requests under way of one caller: a principal, or an address from which nobody says who he is. At most 3/4 of"
+        " http.connections_max.",
+        limit=(8, 1 << 20),
+    )
+    caller_polls_max: int = _key(
+        768, "Of these, such as wait for something new. At most 9/16 of http.connections_max.", limit=(4, 1 << 20)
+    )
+    caller_memory_percent: int = _key(
+        75,
+        "Part of the memory for request bodies, and for answers of JSON lines, that one caller may hold with several"
+        " requests at once. A single one may take all that is free.",
+        limit=(1, 100),
+    )
+    address_connections_max: int = _key(
+        2_048,
+        "Open connections of one address; another closes the longest idle of that address. At most 3/4 of"
+        " http.connections_max.",
+        limit=(8, 1 << 20),
+    )
+
+    caller_names_per_minute: int = _key(
+        3_000,
+        "New names a minute of one caller, of streams, producers, consumers, pins and sinks together. So many may come"
+        " at once.",
+        limit=(1, 1 << 20),
+    )
+    caller_streams_max: int = _key(
+        7_500,
+        "Streams that one caller has made, at this broker since its start, and that are there. Not with auth.mode ="
+        " off; nor are the three below.",
+        limit=(1, 1_000_000),
+    )
+    caller_producers_max: int = _key(7_500, "Likewise names of producers.", limit=(1, 1_000_000))
+    caller_consumers_max: int = _key(10_000, "Likewise consumers.", limit=(1, 1_000_000))
+    caller_sinks_max: int = _key(10_000, "Likewise sinks.", limit=(1, 1_000_000))
+
+    def of_callers(self, connections_max: int) -> CallerLimits:
+        """What one caller may take of a broker that has so many connections: never all of them."""
+        from broker.serving.http.callers import CallerLimits  # commands that check the file need no server
+
+        most = max(4, connections_max * 3 // 4)
+        return CallerLimits(
+            requests_max=min(self.caller_requests_max, most),
+            polls_max=min(self.caller_polls_max, max(3, most * 3 // 4)),
+            memory_percent=self.caller_memory_percent,
+            connections_max=min(self.address_connections_max, most),
+            names_per_minute=self.caller_names_per_minute,
+            made_max={
+                "streams": self.caller_streams_max,
+                "producers": self.caller_producers_max,
+                "consumers": self.caller_consumers_max,
+                "sinks": self.caller_sinks_max,
+            },
+        )
 
     def check(self, *, streams: int, partitions: int) -> None:
         """Whether there may be so many. Raises InvalidRequest."""

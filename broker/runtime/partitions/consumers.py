@@ -49,6 +49,10 @@ class Consumers:
         """All names, sorted."""
         return self._table.consumers()
 
+    def knows(self, consumer: str) -> bool:
+        """Whether there are offsets of it."""
+        return self._table.knows(consumer)
+
     def get(self, consumer: str) -> list[ConsumerOffset]:
         """The offsets of one consumer. Raises UnknownConsumer."""
         return self._table.get(consumer)

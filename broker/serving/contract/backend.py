@@ -121,6 +121,9 @@ class OffsetsView(Protocol):
 
     def consumers(self) -> list[str]: ...
 
+    def knows(self, consumer: str) -> bool:
+        """Whether there are offsets under the name."""
+
     def get(self, consumer: str) -> list[ConsumerOffset]:
         """In order of stream and partition. Raises UnknownConsumer."""
 

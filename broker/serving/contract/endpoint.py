@@ -8,8 +8,9 @@ Validation happens here, before the handler runs, so all endpoints refuse alike:
 query parameter, and a value beyond its limits, is an error that names parameter, value and limit.
 
 E1  The document says of a parameter what `parse` enforces: both come from one `Parameter`.
-E2  A handler runs in a reservation of memory for its body (`body.B1`), and under the deadline of `timeout_ms`, until
-    its answer begins (`begin_answer`). It does not run before its caller is let in (`access.A1`).
+E2  A handler runs in a turn of its caller (`callers.C3`), in a reservation of memory for its body (`body.B1`), and
+    under the deadline of `timeout_ms`, until its answer begins (`begin_answer`). It does not run before its caller is
+    let in (`access.A1`).
 E3  An endpoint says what its caller needs: one that does not, or that names what it does not have, does not load.
 """
 
@@ -29,14 +30,15 @@ from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 
-from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError
+from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, LimitReached
 from broker.api.misfit import SHOWN_MAX, Misfit, unknown
 from broker.api.permissions import Permission, Where
 from broker.api.validation import Rule, build, shape_of
 from broker.serving.contract.backend import Backend
 from broker.serving.contract.deadline import answer_due
 from broker.serving.contract.schemas import ref
-from broker.serving.http.access import ACCESS, Gate, Needed, access_now
+from broker.serving.http import callers
+from broker.serving.http.access import ACCESS, Asking, Gate, Needed, access_now
 from broker.serving.http.body import (
     JSON_BYTES_MAX,
     JSON_MEDIA,
@@ -45,9 +47,11 @@ from broker.serving.http.body import (
     refuse_content,
     reservation_now,
 )
+from broker.serving.http.callers import Callers
 from broker.serving.http.gone import asking_now
 from broker.serving.http.json_text import ITEMS_MAX, parse
 from broker.serving.http.meters import Meters
+from broker.serving.http.new_names import NewNames
 from broker.serving.http.origin import OPEN_PATHS as SAYING_NOTHING
 from broker.serving.http.peers import Peers
 
@@ -223,6 +227,8 @@ class Serving:
         heads: Ends of partitions that other brokers lead, for those who watch.
         peers: Other brokers, asked for what this one does not know.
         gate: Who may do what.
+        callers: How much each may have under way.
+        names: How many each may make.
         draining: Set at shutdown: long polls end.
     """
 
@@ -237,6 +243,8 @@ class Serving:
     peers: Peers
     heads: PolledHeads
     gate: Gate
+    callers: Callers
+    names: NewNames
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def in_worker(self, function: Callable[..., T], *args: Any, undo: Callable[[T], None] | None = None) -> T:
@@ -353,9 +361,31 @@ class Endpoint:
         async def handle(request: web.Request) -> web.StreamResponse:
             operation_now.set(self.operation)
             asking_now.set(request)
+            access = await known(request)
+            turn = serving.callers.begin(access.caller, request)
+            try:
+                if turn is None:
+                    turn = await serving.callers.wait()
+                    access = await known(request)
+                answer = await handled(request, access)
+                turn.hold(request)
+                turn = None
+                return answer
+            except LimitReached:
+                if turn is not None:
+                    await asyncio.sleep(callers.REFUSED_S)
+                raise
+            finally:
+                if turn is not None:
+                    turn.end()
+
+        async def known(request: web.Request) -> Asking:
             access = await serving.gate.begin(request, needed)
             access_now.set(access)
             request[ACCESS] = access
+            return access
+
+        async def handled(request: web.Request, access: Asking) -> web.StreamResponse:
             await access.need_path(needed, request.match_info)
             query = parse_query(request, parameters)
             await access.need_query(needed, query)

@@ -21,6 +21,7 @@ from broker.api.errors import (
     ForeignRequest,
     InvalidRequest,
     LiftlogError,
+    LimitReached,
     NotReady,
     RequestTimedOut,
     Unauthenticated,
@@ -37,6 +38,7 @@ ANY_OPERATION: Final = (
     Unauthenticated,
     ForeignRequest,
     Unauthorized,
+    LimitReached,
     NotReady,
     DeadlineExceeded,
 )

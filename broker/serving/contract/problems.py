@@ -16,7 +16,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from broker.api.errors import InvalidRequest, LiftlogError, RequestTimedOut, Retryable, Unauthenticated
+from broker.api.errors import InvalidRequest, LiftlogError, Overloaded, RequestTimedOut, Retryable, Unauthenticated
 from broker.api.http import PROBLEM_JSON
 from broker.serving.contract.endpoint import operation_now
 from broker.serving.http.meters import Meters
@@ -48,7 +48,7 @@ def problem_response(
         headers=headers,
     )
     if isinstance(error, Retryable):
-        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+        response.headers["Retry-After"] = str(error.fields.get("retry_after_s", RETRY_AFTER_S))
     if isinstance(error, Unauthenticated):
         response.headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, RequestTimedOut):
@@ -95,7 +95,8 @@ def problems(meters: Meters) -> Middleware:
             if refused is None:
                 response, reason = await _answer(request, handler)
             else:
-                response, reason = problem_response(refused, status=503), refused.reason
+                status = 503 if isinstance(refused, Overloaded) else None
+                response, reason = problem_response(refused, status=status), refused.reason
                 response.force_close()
             status = response.status
             if reason is not None:

@@ -86,6 +86,7 @@ async def commit(serving: Serving, request: web.Request, query: Query) -> web.St
     await access_now.get().need("stream:read", {one.stream for one in asked})
     offsets = [_checked(serving, consumer, one, f"offsets[{i}]") for i, one in enumerate(asked)]
     _check_once(offsets)
+    await _admit(serving, consumer)
     await unbroken(serving.backend.offsets.commit(consumer, offsets))
     return web.json_response({"committed": len(offsets)})
 
@@ -122,6 +123,7 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
                 timestamp_us=serving.now_us(),
             )
         )
+    await _admit(serving, consumer)
     known = {}
     with suppress(UnknownConsumer):
         known = {(entry.stream, entry.partition): entry for entry in serving.backend.offsets.get(consumer)}
@@ -132,6 +134,16 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
     except (NotLeader, NotReady, UnknownConsumer):  # it is done: an error would say that it may be tried again
         entries = [known[at] for at in sorted(known)]
     return web.json_response((await describe_all(serving, request, {consumer: entries}))[0])
+
+
+async def _admit(serving: Serving, consumer: str) -> None:
+    """Raises LimitReached: its caller makes too many."""
+
+    async def there() -> list[str]:
+        return serving.backend.offsets.consumers()
+
+    if not serving.backend.offsets.knows(consumer):
+        await serving.names.admit("consumers", consumer, there)
 
 
 @ENDPOINTS.add(

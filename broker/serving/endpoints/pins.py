@@ -44,8 +44,15 @@ async def place(serving: Serving, request: web.Request, query: Query) -> web.Str
     """Keep a text under a name, unless another one has been placed since the version that is named."""
     name = check_name(request.match_info["pin"], what="pin")
     asked = await serving.asked(request, PinPlaced)
+    if asked.version == 0 and not serving.backend.offsets.pin(name).version:
+        await serving.names.admit("pins", name, _none)
     pin, placed = await unbroken(serving.backend.offsets.place_pin(name, asked.text, version=asked.version))
     return _told(pin, placed=placed)
+
+
+async def _none() -> tuple[str, ...]:
+    """How many there are is not counted: they go with their frames."""
+    return ()
 
 
 def _told(pin: Pin, *, placed: bool) -> web.Response:

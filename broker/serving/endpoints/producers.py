@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import partial
 from operator import itemgetter
 from typing import Final
 
@@ -50,9 +52,15 @@ async def register(serving: Serving, request: web.Request, query: Query) -> web.
     asked = await serving.asked(request, ProducerName)
     await access_now.get().need("producer:write", () if asked.name is None else (asked.name,))
     await access_now.get().need_any("stream:append", is_needed=asked.name is None)
+    if asked.name is not None and asked.name not in serving.backend.producers():
+        await serving.names.admit("producers", asked.name, partial(_names, serving))
     owner = None if serving.gate.is_off else access_now.get().caller.principal
     producer_id, epoch = await unbroken(serving.backend.register_producer(asked.name, owner))
     return web.json_response({"producer_id": producer_id, "epoch": epoch})
+
+
+async def _names(serving: Serving) -> Collection[str]:
+    return serving.backend.producers().keys()
 
 
 @ENDPOINTS.add(

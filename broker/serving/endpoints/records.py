@@ -531,7 +531,8 @@ def verify(handle: PartitionHandle, offset: int) -> None:
 async def wait_for(serving: Serving, handle: PartitionHandle, offset: int, timeout_s: float) -> None:
     """Wait until the high watermark is past `offset`, time is up, or the server drains."""
     if timeout_s > 0:
-        await until_draining(serving, handle.wait_for(offset, timeout_s))
+        with serving.callers.polling():
+            await until_draining(serving, handle.wait_for(offset, timeout_s))
 
 
 def lost_between(handle: PartitionHandle, start: int, end: int) -> dict[str, str]:

@@ -155,9 +155,22 @@ async def open_sink(serving: Serving, request: web.Request, query: Query) -> web
     """Give a run its epoch of a sink, which is made if need be. The same owner gets the same epoch again."""
     sink = check_name(_sink(request), what="sink")
     asked = await serving.asked(request, SinkOpen)
+    await _admit(serving, sink)
     opened = await unbroken(serving.backend.sinks.open(sink, asked.owner, is_one_shot=asked.one_shot))
     answer = {"owner": opened.owner, "epoch": opened.epoch, "renew_ms": serving.backend.sinks.renew_ms}
     return await serving.json_answer(lambda: {**answer, **state_json(opened.state)})
+
+
+async def _admit(serving: Serving, sink: str) -> None:
+    """Raises LimitReached: its caller makes too many."""
+
+    async def there() -> list[str]:
+        return [state.sink for state in await serving.backend.sinks.states()]
+
+    try:
+        await serving.backend.sinks.describe(sink)
+    except UnknownSink:
+        await serving.names.admit("sinks", sink, there)
 
 
 @ENDPOINTS.add(

@@ -77,6 +77,7 @@ async def create(serving: Serving, request: web.Request, query: Query) -> web.St
     await access_now.get().need("subject:capture", captured(values))
     others = grouped(serving.backend, name, values)
     await access_now.get().need("stream:admin", others, is_told=False)
+    await _admit(serving, name)
     info, created = await unbroken(serving.backend.create_stream(name, values))
     warnings = await until_served(serving, request, info)
     if others:
@@ -84,6 +85,18 @@ async def create(serving: Serving, request: web.Request, query: Query) -> web.St
     status, headers = 201 if created else 200, {"Location": f"/v1/streams/{name}"}
     more = {"created": created}
     return await answer_one(serving, request, info, more, warnings=warnings, status=status, headers=headers)
+
+
+async def _admit(serving: Serving, name: str) -> None:
+    """Raises LimitReached: its caller makes too many."""
+
+    async def there() -> list[str]:
+        return [info.name for info in serving.backend.streams(internal=True)]
+
+    try:
+        serving.backend.stream(name)
+    except UnknownStream:
+        await serving.names.admit("streams", name, there)
 
 
 def captured(values: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from fnmatch import fnmatchcase
 from operator import attrgetter
 from typing import Any, Final
@@ -83,7 +83,7 @@ async def watch(serving: Serving, request: web.Request, query: Query) -> web.Str
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_seconds(query)
     access = access_now.get()
-    with backend.watching() as watcher:
+    with backend.watching() as watcher, serving.callers.polling() if query["max_wait_ms"] else nullcontext():
         while True:
             if heads is not None:
                 await _look_elsewhere(backend, heads, patterns, access)

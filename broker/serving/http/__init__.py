@@ -1,11 +1,14 @@
 """Connections, bodies and the application: HTTP without a word of liftlog's API.
 
 access.py       who asks, and whether it may: the gate before every handler
+addresses.py    connections by the address that they come from
 app.py          the application: endpoints, one middleware, a clean end
 body.py         request bodies, bounded and checked
+callers.py      how much one caller may have under way
 closing.py      how a connection ends that is cut
 connections.py  how many there may be, and how long a silent one is kept
 gone.py         changes whose client is gone: they are not begun
+new_names.py    how many names one caller makes
 json_text.py    the JSON of a body: counted, then parsed
 meters.py       what serving counts
 peers.py        other brokers, asked for what this one does not know

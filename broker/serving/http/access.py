@@ -371,7 +371,8 @@ class Gate:
     async def begin(self, request: web.Request, needed: Needed) -> Asking:
         """A1: know who asks. Raises Unauthenticated, NotReady."""
         is_refused = self.is_enforced or needed.is_admins
-        if needed.is_open or (self.is_off and not needed.says_who and not is_refused):
+        is_asked = not self.is_off or needed.says_who or is_refused or self._may_be_peer(request)
+        if needed.is_open or not is_asked:
             return Asking(self, NOBODY, is_judged=False, is_refused=False)
         try:
             caller = await self.identify(request, is_refused=is_refused)
@@ -380,6 +381,10 @@ class Gate:
                 raise
             caller = NOBODY
         return Asking(self, caller, is_judged=is_refused or not self.is_off, is_refused=is_refused)
+
+    def _may_be_peer(self, request: web.Request) -> bool:
+        """Whether it shows a proof of a broker: those are not counted as callers, in any mode (`callers.C2`)."""
+        return self.rules.peer_key is not None and http.PROOF in request.headers
 
     async def hear_all(self) -> None:
         """A8. Raises NotReady."""

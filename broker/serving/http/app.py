@@ -40,9 +40,11 @@ from broker.serving.endpoints import (
 from broker.serving.endpoints.heads import PolledHeads
 from broker.serving.http.access import ACCESS, AuthRules, Gate
 from broker.serving.http.body import BODY_TIMEOUT_S, METERS, BodyBudget
+from broker.serving.http.callers import DEFAULT_CALLER_LIMITS, CallerLimits, Callers
 from broker.serving.http.connections import DEFAULT_LIMITS, ConnectionLimits, Connections
 from broker.serving.http.gone import PULSE, Pulse
 from broker.serving.http.meters import Meters
+from broker.serving.http.new_names import NewNames
 from broker.serving.http.origin import guard
 from broker.serving.http.peers import Peers
 from broker.serving.http.tls import TlsContexts
@@ -96,6 +98,7 @@ def build_app(
     *,
     body_bytes_max: int,
     limits: ConnectionLimits = DEFAULT_LIMITS,
+    caller_limits: CallerLimits = DEFAULT_CALLER_LIMITS,
     hosts: frozenset[str] = frozenset(),
     tls: TlsContexts | None = None,
     auth_rules: AuthRules | None = None,
@@ -107,12 +110,14 @@ def build_app(
         backend: The broker.
         body_bytes_max: Limit of a request body of records, in bytes; twice that when decompressed.
         limits: Limits of connections.
+        caller_limits: The most that one caller may take.
         hosts: Names of this broker, beside addresses and loopback (`origin.hosts_of`).
         tls: Of this broker, and of all others. None: plain HTTP. Listen with it, too (`CONNECTIONS`).
         auth_rules: Who may do what, as far as the configuration says. None: whoever reaches the port may do everything.
         now_us: The clock: microseconds since 1970 UTC.
     """
     meters = Meters()
+    callers = Callers(caller_limits, meters)
     rules = auth_rules or AuthRules()
     peers = Peers(backend.broker_id, tls, rules.peer_key)
     gate = Gate(
@@ -128,18 +133,22 @@ def build_app(
         now_us=now_us,
         worker=Threads(WORKER_THREADS, name="http-worker"),
         meters=meters,
-        budget=BodyBudget(BODIES_AT_ONCE * body_bytes_max),
-        json_budget=BodyBudget(JSON_BUDGET_BYTES_MAX),
-        lines_budget=BodyBudget(max(BODIES_AT_ONCE * body_bytes_max, LINES_BUDGET_BYTES_MAX), "answers of JSON lines"),
+        budget=BodyBudget(BODIES_AT_ONCE * body_bytes_max, callers=callers),
+        json_budget=BodyBudget(JSON_BUDGET_BYTES_MAX, callers=callers),
+        lines_budget=BodyBudget(
+            max(BODIES_AT_ONCE * body_bytes_max, LINES_BUDGET_BYTES_MAX), "answers of JSON lines", callers=callers
+        ),
         peers=peers,
         heads=PolledHeads(peers, backend.note_elsewhere),
         gate=gate,
+        callers=callers,
+        names=NewNames(callers, is_told_apart=not gate.is_off),
     )
     app = web.Application(middlewares=[problems(meters), guard(hosts)])
     app[SERVING] = serving
     app[METERS] = meters
     app[BODY_TIMEOUT_S] = limits.body_timeout_s
-    app[CONNECTIONS] = Connections(limits, meters)
+    app[CONNECTIONS] = Connections(limits, meters, callers)
     for endpoint in ENDPOINTS:
         handler = endpoint.bind(serving)
         if endpoint.method == "GET":

@@ -8,6 +8,9 @@ B2  aiohttp hands on the bytes as they came. Decoding is bounded here, in pieces
 B3  When there is no room, the body that has been coming for longest ends with `overloaded`, if that is `SLOW_S` or
     more. So a few that never end keep nobody out for long.
 B4  An operation that takes no body refuses one (`refuse_content`), instead of letting its bytes lie in buffers.
+B5  Bodies of one caller hold a part of the budget at most (`limits.caller_memory_percent`), and what is beyond it is
+    `limit_reached`. The only one that holds something may take all that is free: so a long body always has room, and of
+    several that grow one at least is done. Whoever is at his limit makes room among his own, by B3.
 
 Media types are required, not only for order: a browser may send `text/plain` or a form from any web
 page to a broker on this machine without asking, but neither JSON nor Arrow.
@@ -27,7 +30,8 @@ from typing import Final, NoReturn
 import numpy as np
 from aiohttp import web
 
-from broker.api.errors import InvalidRequest, Overloaded, RequestTimedOut, RequestTooLarge
+from broker.api.errors import InvalidRequest, LiftlogError, Overloaded, RequestTimedOut, RequestTooLarge
+from broker.serving.http.callers import MEMORY, Callers, caller_now
 from broker.serving.http.meters import Meters
 
 JSON_BYTES_MAX: Final = 4 << 20
@@ -45,19 +49,27 @@ _GZIP, _ZLIB, _RAW_DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBIT
 
 
 class BodyBudget:
-    """Bounds the bytes that all request bodies of a kind, or answers, take at once. For any thread."""
+    """Bounds the bytes that all request bodies of a kind, or answers, take at once. For any thread.
 
-    def __init__(self, bytes_max: int, what: str = "request bodies in progress") -> None:
+    Args:
+        callers: Says which part of it one caller may take (B5). None: all.
+    """
+
+    def __init__(
+        self, bytes_max: int, what: str = "request bodies in progress", *, callers: Callers | None = None
+    ) -> None:
         self.bytes_max = bytes_max
         self._what = what
+        self._callers = callers
         self.bytes_now = 0
+        self._held: dict[str, int] = {}  # by caller
         self._lock = threading.Lock()
         self._coming: dict[Reservation, float] = {}  # whose bodies are being read, and since when: the oldest first
 
     @contextmanager
     def reserved(self) -> Iterator[Reservation]:
-        """A reservation that may grow; given back at the end."""
-        reservation = Reservation(self)
+        """A reservation of the caller of this request, which may grow; given back at the end."""
+        reservation = Reservation(self, caller_now())
         try:
             yield reservation
         finally:
@@ -73,35 +85,60 @@ class BodyBudget:
         with self._lock:
             self._coming.pop(reservation, None)
 
-    def take(self, byte_count: int) -> None:
-        """Take so much more. Raises Overloaded, and then takes nothing, but ends the slowest (B3)."""
+    def take(self, byte_count: int, reservation: Reservation | None = None) -> None:
+        """Take so much more. Raises as `Reservation.grow_to`, and then takes nothing, but ends the slowest (B3, B5)."""
         with self._lock:
-            if self.bytes_now + byte_count > self.bytes_max:
-                oldest, since_s = next(iter(self._coming.items()), (None, 0.0))
-                if oldest is not None and time.monotonic() - since_s >= SLOW_S:
-                    del self._coming[oldest]
-                    oldest.condemn()
-                raise Overloaded(
-                    f"{self._what} hold {self.bytes_now} of {self.bytes_max} bytes; try again",
-                    limit=self.bytes_max,
-                )
+            refused = self._refusal(byte_count, reservation)
+            if refused is not None:
+                raise refused
             self.bytes_now += byte_count
+            if reservation is not None and (caller := reservation.caller) is not None:
+                self._held[caller] = self._held.get(caller, 0) + byte_count
 
-    def give_back(self, byte_count: int) -> None:
+    def _refusal(self, byte_count: int, reservation: Reservation | None) -> LiftlogError | None:
+        callers = self._callers
+        if callers is not None and reservation is not None and (caller := reservation.caller) is not None:
+            held, percent = self._held.get(caller, 0), callers.limits.memory_percent
+            most = percent * self.bytes_max // 100
+            if percent < 100 and held > reservation.byte_count and held + byte_count > most:
+                self._end_slowest(caller)
+                return callers.refusal(MEMORY, percent, caller)
+        if self.bytes_now + byte_count > self.bytes_max:
+            self._end_slowest(None)
+            return Overloaded(
+                f"{self._what} hold {self.bytes_now} of {self.bytes_max} bytes; try again", limit=self.bytes_max
+            )
+        return None
+
+    def _end_slowest(self, caller: str | None) -> None:
+        """B3. `caller`: of whom; None: of all."""
+        of = (each for each in self._coming.items() if caller is None or each[0].caller == caller)
+        oldest, since_s = next(of, (None, 0.0))
+        if oldest is not None and time.monotonic() - since_s >= SLOW_S:
+            del self._coming[oldest]
+            oldest.condemn()
+
+    def give_back(self, byte_count: int, reservation: Reservation | None = None) -> None:
         """Let others have it."""
         with self._lock:
             self.bytes_now -= byte_count
+            if byte_count and reservation is not None and (caller := reservation.caller) is not None:
+                left = self._held[caller] = self._held[caller] - byte_count
+                if not left:
+                    del self._held[caller]
 
 
 class Reservation:
     """One request's part of a budget.
 
     Attributes:
+        caller: Whom it counts for (B5). None: nobody.
         is_condemned: Its body is to end, for others (B3).
     """
 
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: BodyBudget, caller: str | None = None) -> None:
         self._budget = budget
+        self.caller = caller
         self.byte_count = 0
         self.is_condemned = False
         self._wait: tuple[asyncio.AbstractEventLoop, asyncio.Timeout] | None = None
@@ -136,20 +173,20 @@ class Reservation:
         """Take at least `byte_count` in all.
 
         Raises:
-            Overloaded: other requests hold too much; the same request may succeed later.
+            Overloaded, LimitReached: other requests hold too much; the same request may succeed later.
         """
         self.grow_by(max(0, byte_count - self.byte_count))
 
     def grow_by(self, byte_count: int) -> None:
-        """Take so much more. Raises Overloaded, as `grow_to`."""
-        self._budget.take(byte_count)
+        """Take so much more. Raises as `grow_to`."""
+        self._budget.take(byte_count, self)
         self.byte_count += byte_count
 
     def end(self) -> None:
         """Give all of it back."""
         self._budget.end(self)
         byte_count, self.byte_count = self.byte_count, 0
-        self._budget.give_back(byte_count)
+        self._budget.give_back(byte_count, self)
 
 
 reservation_now: Final[ContextVar[Reservation]] = ContextVar("reservation")

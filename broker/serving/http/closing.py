@@ -85,6 +85,6 @@ def last_words(error: LiftlogError, status: int) -> bytes:
         "Server: liftlog\r\n"
         f"Content-Type: {PROBLEM_JSON}\r\n"
         f"Content-Length: {len(body)}\r\n"
-        f"Retry-After: {RETRY_AFTER_S}\r\n"
+        f"Retry-After: {error.fields.get('retry_after_s', RETRY_AFTER_S)}\r\n"
         "Connection: close\r\n\r\n"
     ).encode() + body

@@ -29,17 +29,18 @@ N7  Who is told that his request is refused may send it again: it is never carri
 N8  Under TLS a connection is one of these from its accept on, and its handshake has the time of a head (tls.py).
 N9  What is cut is gone in `closing.LINGER_S`, also if its client does not take the end of the last answer: it counts no
     more, and who takes nothing would keep a descriptor for ever.
+N10  One address has at most `limits.address_connections_max` of these. By N4 and N5 another one from there cuts the one
+    of its own that has been idle for longest; if none is, it is for health and brokers alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -49,9 +50,13 @@ from broker.api import http
 from broker.api.errors import InvalidRequest, LiftlogError, Overloaded, RequestTimedOut, RequestTooLarge
 from broker.serving.contract.problems import from_http, internal_error, problem_response, protocol_log
 from broker.serving.http import sending
+from broker.serving.http.addresses import ADDRESS_CONNECTIONS, CountedAddress, CountedAddresses, address_of
 from broker.serving.http.closing import ClosingConnection, last_words
-from broker.serving.http.meters import Meters
+from broker.serving.http.meters import HEALTH, Meters, RateLimitedLog
 from broker.serving.http.tls import Handshake, TlsContexts, below, unsent
+
+if TYPE_CHECKING:
+    from broker.serving.http.callers import Callers, Turn
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +68,6 @@ ROOM_MAX: Final = 64
 """Connections beyond `connections_max` (N5)."""
 PEERS_MAX: Final = 48
 """Requests of other brokers that may be under way on those."""
-HEALTH: Final = ("/livez", "/readyz", "/metrics")
 LINGERING_S: Final = 10.0
 """So long the rest of a body is taken, and thrown away, whose request has been answered."""
 CLOSING_MAX: Final = 256
@@ -71,7 +75,6 @@ CLOSING_MAX: Final = 256
 HALF_CLOSED_S: Final = 10.0
 """So long a client is answered that has ended its sending side."""
 LATE_S: Final = 1.0
-LOG_INTERVAL_S: Final = 10.0
 ERROR_SHOWN_MAX: Final = 200
 
 
@@ -95,36 +98,20 @@ class ConnectionLimits:
 DEFAULT_LIMITS: Final = ConnectionLimits()
 
 
-class RateLimitedLog:
-    """Lets one event through in `LOG_INTERVAL_S`, and says how many there were: for log lines that others cause."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._next_s = 0.0
-
-    def due(self) -> int:
-        """Count one event. Returns how many there were since the last line if one is due now, else 0."""
-        self._count += 1
-        now_s = time.monotonic()
-        if now_s < self._next_s:
-            return 0
-        self._next_s = now_s + LOG_INTERVAL_S
-        count, self._count = self._count, 0
-        return count
-
-
 class Counted(Protocol):
     """A connection, or its handshake: what counts against `connections_max`.
 
     Attributes:
         can_hear: It would understand an answer in HTTP.
         is_counted: It is among the open ones.
-        is_extra: It is beyond `connections_max` (N5).
+        is_extra: It is beyond `connections_max` (N5), or what its address may have (N10).
+        place: Its address.
     """
 
     can_hear: bool
     is_counted: bool
     is_extra: bool
+    place: CountedAddress | None
 
     def cut_idle(self, why: LiftlogError | None) -> None: ...
 
@@ -134,9 +121,11 @@ class Counted(Protocol):
 class Connections:
     """All connections of one application. On the loop that serves."""
 
-    def __init__(self, limits: ConnectionLimits, meters: Meters) -> None:
+    def __init__(self, limits: ConnectionLimits, meters: Meters, callers: Callers) -> None:
         self.limits = limits
         self.meters = meters
+        self._callers = callers
+        self._places = CountedAddresses()
         self._open_count = 0
         self._idle: dict[Counted, None] = {}  # without a request under way: the longest first
         self._peers: set[HttpConnection] = set()  # with a broker's request, in the room of N5
@@ -144,7 +133,7 @@ class Connections:
         self._heads: dict[Counted, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[ClosingConnection] = set()
-        self._refused = RateLimitedLog()
+        self._refused_log = RateLimitedLog()
         self._malformed = RateLimitedLog()
         self._plain = RateLimitedLog()
         self._failed = RateLimitedLog()
@@ -170,64 +159,92 @@ class Connections:
     # --- how many -------------------------------------------------------------------------------------------
 
     def admit(self, connection: Counted, transport: asyncio.Transport) -> bool:
-        """Count a new connection in, or turn it away (N4, N5)."""
-        limit = self.limits.connections_max
-        if self._open_count >= limit and self._idle:
-            longest = next(iter(self._idle))
-            is_amid_head = longest in self._heads
-            self.leave(longest)
-            longest.cut_idle(self._too_many() if is_amid_head else None)
-            self.meters.idle_cut.inc()
-        if self._open_count >= limit + ROOM_MAX:
-            self._note_refused(transport)
-            words = last_words(self._too_many(), HTTPStatus.SERVICE_UNAVAILABLE) if connection.can_hear else b""
-            self.dismiss(transport, words)
+        """Count a new connection in, or turn it away (N4, N5, N10)."""
+        place = self._places.of(address_of(transport.get_extra_info("peername")))
+        if self._is_full(place) and place.idle:
+            self._cut_longest(place.idle, place)
+        if self._open_count >= self.limits.connections_max and self._idle:
+            self._cut_longest(self._idle, place)
+        if self._is_full(place, ROOM_MAX) or self._open_count >= self.limits.connections_max + ROOM_MAX:
+            why = self._refused(place, transport)
+            self.dismiss(transport, last_words(why, _status(why)) if connection.can_hear else b"")
             return False
-        connection.is_counted, connection.is_extra = True, self._open_count >= limit
+        connection.is_counted, connection.is_extra, connection.place = True, self._is_over(place), place
+        self._places.enter(place)
         self._count(+1)
-        self._idle[connection] = None
+        self._idle[connection] = place.idle[connection] = None
         return True
+
+    def _is_full(self, place: CountedAddress, room: int = 0) -> bool:
+        return place.open_count >= self._callers.limits.connections_max + room
+
+    def _is_over(self, place: CountedAddress) -> bool:
+        """Whether the next one of this address would be beyond a limit."""
+        return self._is_full(place) or self._open_count >= self.limits.connections_max
+
+    def _cut_longest(self, idle: dict[Counted, None], place: CountedAddress) -> None:
+        longest = next(iter(idle))
+        is_amid_head = longest in self._heads
+        why = self._too_many(place) if is_amid_head else None
+        self.leave(longest)
+        longest.cut_idle(why)
+        self.meters.idle_cut.inc()
 
     def asked(self, connection: HttpConnection) -> None:
         """The head of a request is complete: it is carried out, so nobody cuts it as idle or slow (N7)."""
         self.head_done(connection)
+        self._not_idle(connection)
+
+    def _not_idle(self, connection: Counted) -> None:
         self._idle.pop(connection, None)
+        if connection.place is not None:
+            connection.place.idle.pop(connection, None)
 
     def begin(self, connection: HttpConnection, request: web.BaseRequest) -> LiftlogError | None:
         """A request begins. Returns why it may not (N5)."""
         self.asked(connection)
-        connection.is_extra = connection.is_extra and self._open_count > self.limits.connections_max
+        place = connection.place
+        assert place is not None, "admitted"
+        is_over = self._is_full(place, 1) or self._open_count > self.limits.connections_max
+        connection.is_extra = connection.is_extra and is_over
         if not connection.is_extra or request.path in HEALTH:
             return None
         if http.ASKED_BY in request.headers and len(self._peers) < PEERS_MAX:
             self._peers.add(connection)
             return None
         assert connection.transport is not None
-        self._note_refused(connection.transport)
-        return self._too_many()
+        return self._refused(place, connection.transport)
 
     def end(self, connection: HttpConnection) -> None:
         """Its request is answered."""
         self.head_done(connection)
         self._peers.discard(connection)
+        connection.turn_over()
         if connection.is_counted and not connection.has_more:
             self._idle[connection] = None
+            if connection.place is not None:
+                connection.place.idle[connection] = None
 
     def leave(self, connection: Counted) -> None:
         """It is closed, or will be at once."""
         self.head_done(connection)
-        self._idle.pop(connection, None)
+        self._not_idle(connection)
         if isinstance(connection, HttpConnection):
             self._peers.discard(connection)
-        if connection.is_counted:
+            connection.turn_over()
+        if connection.is_counted and connection.place is not None:
             connection.is_counted = False
+            self._places.leave(connection.place)
             self._count(-1)
 
     def _count(self, by: int) -> None:
         self._open_count += by
         self.meters.connections.set(self._open_count)
 
-    def _too_many(self) -> Overloaded:
+    def _too_many(self, place: CountedAddress) -> LiftlogError:
+        """Why there is no room for one more of this address."""
+        if self._is_full(place):
+            return self._callers.refusal(ADDRESS_CONNECTIONS, self._callers.limits.connections_max, place.address)
         limit = self.limits.connections_max
         return Overloaded(
             f"{limit} connections are open, and more are not accepted: try again later, or raise http.connections_max",
@@ -235,11 +252,14 @@ class Connections:
             limit=limit,
         )
 
-    def _note_refused(self, transport: asyncio.BaseTransport) -> None:
+    def _refused(self, place: CountedAddress, transport: asyncio.BaseTransport) -> LiftlogError:
+        """Count that there is none, and say why."""
         self.meters.refused_connections.inc()
-        if count := self._refused.due():
+        why = self._too_many(place)
+        if isinstance(why, Overloaded) and (count := self._refused_log.due()):
             limit, remote = self.limits.connections_max, transport.get_extra_info("peername")
             log.warning("http.connections_refused connections_max=%d count=%d remote=%s", limit, count, remote)
+        return why
 
     # --- how long -------------------------------------------------------------------------------------------
 
@@ -322,8 +342,10 @@ class HttpConnection(web.RequestHandler):
         "_is_malformed",
         "_newest",
         "_owner",
+        "_turn",
         "is_counted",
         "is_extra",
+        "place",
     )
 
     def __init__(self, owner: Connections, server: web.Server, loop: asyncio.AbstractEventLoop) -> None:
@@ -347,6 +369,8 @@ class HttpConnection(web.RequestHandler):
         self._half_closed: asyncio.TimerHandle | None = None  # what ends it then
         self.is_counted = False  # among the open ones
         self.is_extra = False  # beyond `connections_max` (N5)
+        self.place: CountedAddress | None = None
+        self._turn: Turn | None = None  # of a request that is answered, and the answer not sent
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -368,6 +392,19 @@ class HttpConnection(web.RequestHandler):
         if self._messages:
             self._newest = self._messages[-1][1]
             self._owner.asked(self)
+
+    def hold(self, turn: Turn) -> None:
+        """A request counts until its answer is sent (`callers.C3`)."""
+        if self.is_counted and self.transport is not None:
+            self._turn = turn
+        else:
+            turn.end()
+
+    def turn_over(self) -> None:
+        """It is, or never will be."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.end()
 
     @property
     def has_more(self) -> bool:
@@ -431,7 +468,7 @@ class HttpConnection(web.RequestHandler):
             return
         log.debug("http.idle_cut remote=%s", self.peername)
         if why is not None and self._has_spoken:
-            self._dismiss(last_words(why, HTTPStatus.SERVICE_UNAVAILABLE))
+            self._dismiss(last_words(why, _status(why)))
         elif unsent(self.transport):  # N9
             self._dismiss(b"")
         else:
@@ -458,6 +495,11 @@ class HttpConnection(web.RequestHandler):
         transport, self.transport = self.transport, None  # aiohttp would close it at once
         if transport is not None:
             self._owner.dismiss(transport, words, self.connection_lost)
+
+
+def _status(why: LiftlogError) -> int:
+    """Of an answer to who has not been heard: there may be nothing that he could do about it."""
+    return HTTPStatus.SERVICE_UNAVAILABLE if isinstance(why, Overloaded) else why.status
 
 
 def refusal_of(error: HttpProcessingError, *, headers_max: int) -> tuple[LiftlogError, int]:

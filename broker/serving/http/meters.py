@@ -1,10 +1,15 @@
-"""Counts of serving, as Prometheus text beside the broker's own metrics."""
+"""Counts of serving, as Prometheus text beside the broker's own metrics, and log lines that others cause."""
 
 from __future__ import annotations
 
+import time
 from functools import partial
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+HEALTH: Final = ("/livez", "/readyz", "/metrics")
+LOG_INTERVAL_S: Final = 10.0
 
 
 class Meters:
@@ -21,6 +26,8 @@ class Meters:
         self.connections = gauge("liftlog_http_connections", "Open HTTP connections")
         text = "Connections beyond http.connections_max"
         self.refused_connections = counter("liftlog_http_connections_refused", text)
+        text = "Refusals of callers that had as much as one may, by the key of the limit"
+        self.limited = counter("liftlog_http_limit_reached", text, ["limit"])
         text = "Connections without a request that were cut to make room for others"
         self.idle_cut = counter("liftlog_http_connections_idle_cut", text)
         text = "Requests that stopped half-way: in their `head` or their `body`, or before, in the `handshake` of TLS"
@@ -38,3 +45,21 @@ class Meters:
     def text(self) -> bytes:
         """Prometheus text."""
         return generate_latest(self._registry)
+
+
+class RateLimitedLog:
+    """Lets one event through in `LOG_INTERVAL_S`, and says how many there were: for log lines that others cause."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._next_s = 0.0
+
+    def due(self) -> int:
+        """Count one event. Returns how many there were since the last line if one is due now, else 0."""
+        self._count += 1
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return 0
+        self._next_s = now_s + LOG_INTERVAL_S
+        count, self._count = self._count, 0
+        return count

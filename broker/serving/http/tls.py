@@ -40,6 +40,7 @@ from broker.api.tls_files import said
 from broker.serving.http.closing import last_words
 
 if TYPE_CHECKING:
+    from broker.serving.http.addresses import CountedAddress
     from broker.serving.http.connections import Connections, HttpConnection
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Handshake(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.is_counted = False
         self.is_extra = False
+        self.place: CountedAddress | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

@@ -18,6 +18,7 @@ from broker.api.errors import (
     DeadlineExceeded,
     InvalidRequest,
     LiftlogError,
+    LimitReached,
     NotLeader,
     NotReady,
     Overloaded,
@@ -31,7 +32,7 @@ from broker.client.http.brokers import OTHERS_MAX, Brokers, Down
 from broker.client.http.calls import Calls, path
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.outages import Outages
-from broker.client.http.patience import Patience
+from broker.client.http.patience import PAUSE_S_MAX, Patience
 from broker.client.http.pool import Pool
 from broker.client.http.pool import Request as Asked
 from tests.support.processes import free_port
@@ -402,6 +403,49 @@ def test_patience_ends_with_the_deadline_and_tells_the_last_error() -> None:
     assert isinstance(caught.value.__cause__, NotReady)
     assert caught.value.deadline_s == 0.2
     assert pickle.loads(pickle.dumps(caught.value)).tries == caught.value.tries
+
+
+class Paused(Interrupt):
+    """Notes how long is waited, and lets no time pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited_s: list[float] = []
+
+    def pause(self, seconds: float) -> None:
+        self.waited_s.append(seconds)
+
+
+def full(retry_after_s: object) -> LimitReached:
+    return LimitReached("ana has 7", key="limits.caller_requests_max", limit=7, retry_after_s=retry_after_s)
+
+
+def test_nobody_is_asked_before_it_says_so() -> None:
+    paused = Paused()
+    patience = Patience(30, interrupt=paused)
+    for after in (1, 1.5, "9", -1, True, float("nan"), None):
+        patience.pause(full(after))
+    assert [int(each * 2) for each in paused.waited_s[:2]] == [2, 3]
+    assert all(each <= PAUSE_S_MAX for each in paused.waited_s[2:])
+
+
+def test_there_is_nothing_to_wait_for_behind_the_deadline() -> None:
+    paused = Paused()
+    with pytest.raises(LimitReached) as caught:
+        Patience(30, interrupt=paused, what="doing it").pause(full(3600))
+    assert paused.waited_s == []
+    assert str(caught.value).endswith("in 30 s; it may be asked again in 3600 s; the last: ana has 7")
+    assert (caught.value.key, caught.value.tries) == ("limits.caller_requests_max", 1)
+    patience = Patience(1, interrupt=paused)
+    patience.pause(full(1.5))
+    assert paused.waited_s[0] <= 1, "the last try is made when the time is up"
+
+
+@pytest.mark.parametrize(("said", "after"), [("7", 7), ("soon", None), ("9999999", None), ("", None)])
+def test_what_a_proxy_says_of_its_limit_is_understood(said: str, after: int | None) -> None:
+    with RawServer(answers(b"slow down", 429, **{"Retry-After": said})) as server, pytest.raises(Unavailable) as caught:
+        calls(server.address, deadline_s=0).json("GET", "/v1/x")
+    assert caught.value.fields.get("retry_after_s") == after
 
 
 def test_progress_makes_the_next_failure_the_first_one() -> None:

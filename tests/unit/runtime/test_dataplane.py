@@ -15,6 +15,7 @@ from aiohttp import web
 from broker.api.errors import InvalidSetting, PortInUse
 from broker.runtime.dataplane import DataPlane
 from broker.serving.http.app import CONNECTIONS
+from broker.serving.http.callers import DEFAULT_CALLER_LIMITS, Callers
 from broker.serving.http.connections import DEFAULT_LIMITS, Connections
 from broker.serving.http.meters import Meters
 
@@ -59,7 +60,8 @@ def _served(host: str, port: int = 0) -> Iterator[int]:
         return web.Response(body=sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0"))
 
     app = web.Application()
-    app[CONNECTIONS] = Connections(DEFAULT_LIMITS, Meters())
+    meters = Meters()
+    app[CONNECTIONS] = Connections(DEFAULT_LIMITS, meters, Callers(DEFAULT_CALLER_LIMITS, meters))
     app.router.add_get("/", congestion_control)
     dataplane = DataPlane()
     try:

@@ -26,6 +26,7 @@ from broker.serving.contract.endpoint import Serving
 from broker.serving.contract.openapi import document
 from broker.serving.http.access import AuthRules
 from broker.serving.http.app import CONNECTIONS, ENDPOINTS, RUNNER_OPTIONS, SERVING, build_app
+from broker.serving.http.callers import DEFAULT_CALLER_LIMITS, CallerLimits
 from broker.serving.http.connections import DEFAULT_LIMITS, ConnectionLimits
 from broker.serving.http.tls import TlsContexts
 from tests.support.backend import LogBackend
@@ -73,10 +74,12 @@ class Server:
         *,
         body_bytes_max: int,
         limits: ConnectionLimits = DEFAULT_LIMITS,
+        caller_limits: CallerLimits = DEFAULT_CALLER_LIMITS,
         tls: TlsContexts | None = None,
         auth: AuthRules | None = None,
         **options: Any,
     ) -> None:
+        self._caller_limits = caller_limits
         self._tls = tls
         self._auth = auth
         self.loop = asyncio.new_event_loop()
@@ -91,7 +94,12 @@ class Server:
     ) -> None:
         self.backend = LogBackend(folder)
         self.app = build_app(
-            self.backend, body_bytes_max=body_bytes_max, limits=limits, tls=self._tls, auth_rules=self._auth
+            self.backend,
+            body_bytes_max=body_bytes_max,
+            limits=limits,
+            caller_limits=self._caller_limits,
+            tls=self._tls,
+            auth_rules=self._auth,
         )
         self._runner = web.AppRunner(self.app, **options)
         await self._runner.setup()

@@ -169,8 +169,9 @@ class Enforced:
 
 @contextmanager
 def enforcing(folder: Path, mode: str = "enforce", **rules: Any) -> Iterator[Enforced]:
+    of_server = {name: rules.pop(name) for name in ("caller_limits", "limits") if name in rules}
     auth = AuthRules(mode=mode, admin_token=(ADMIN.id, ADMIN.sha256), peer_key=KEY, **rules)
-    server = Server(folder, body_bytes_max=1 << 20, auth=auth)
+    server = Server(folder, body_bytes_max=1 << 20, auth=auth, **of_server)
     try:
         yield Enforced(server)
     finally:

@@ -28,6 +28,7 @@ from broker.serving.endpoints.watch import STARS_MAX, Patterns
 from broker.serving.http import body, json_text, peers
 from broker.serving.http.app import BODIES_AT_ONCE, ENDPOINTS
 from broker.serving.http.body import JSON_MEDIA, BodyBudget
+from broker.serving.http.callers import CallerLimits
 from broker.serving.http.json_text import DEPTH_MAX, Tally, parse, tally
 from tests.support.effort import seeds
 from tests.support.processes import eventually
@@ -53,6 +54,10 @@ QUERY = {
 
 def of(endpoint: Endpoint) -> str:
     return f"{endpoint.method} {endpoint.path}"
+
+
+ALL = CallerLimits(memory_percent=100)
+"""One caller may take the memory of all."""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +114,7 @@ def test_an_operation_without_a_body_refuses_one(shared: Server, endpoint: Endpo
 
 
 def test_slow_bodies_keep_no_more_than_the_budget_and_give_it_back(tmp_path: Path) -> None:
-    with running(tmp_path) as server:
+    with running(tmp_path, caller_limits=ALL) as server:
         budget = server.serving.json_budget
         budget.bytes_max = 3 << 20
         head = b"POST /v1/offsets/resolve HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\n"
@@ -130,7 +135,7 @@ def test_slow_bodies_keep_no_more_than_the_budget_and_give_it_back(tmp_path: Pat
 def test_bodies_that_never_end_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """B3. They take all there is, and would have the whole time of a request."""
     monkeypatch.setattr(body, "SLOW_S", 0.0)
-    with running(tmp_path) as server, ExitStack() as stack:
+    with running(tmp_path, caller_limits=ALL) as server, ExitStack() as stack:
         budget = server.serving.json_budget
         budget.bytes_max = 3 << 20
         head = b"POST /v1/offsets/resolve?timeout_ms=600000 HTTP/1.1\r\nHost: localhost\r\n"

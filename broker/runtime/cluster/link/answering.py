@@ -63,7 +63,7 @@ from broker.runtime.cluster.link.pace import Pace
 from broker.runtime.cluster.link.ranges import held
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.waiting import Waits
-from broker.serving.http.connections import RateLimitedLog
+from broker.serving.http.meters import RateLimitedLog
 from broker.storage.log import PartitionLog
 from broker.storage.read import verified_messages
 

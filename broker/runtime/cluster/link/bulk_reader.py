@@ -27,7 +27,7 @@ from broker.metadata.partition import Place
 from broker.runtime.cluster.codec import BULK_BYTES_MAX, Answered
 from broker.runtime.cluster.link.bulk import ASKS, HOLDS
 from broker.runtime.cluster.link.tls import LinkTls, shut
-from broker.serving.http.connections import RateLimitedLog
+from broker.serving.http.meters import RateLimitedLog
 
 log = logging.getLogger(__name__)
 

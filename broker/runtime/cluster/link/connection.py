@@ -42,7 +42,7 @@ from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, Ref
 from broker.runtime.cluster.link.outbox import Outbox
 from broker.runtime.cluster.link.server import GREETING_S, HEARTBEAT, KEEPALIVE_MS, METHOD, SERVICE
 from broker.runtime.cluster.link.tls import LinkTls, open_channel, speaks_tls, try_out
-from broker.serving.http.connections import RateLimitedLog
+from broker.serving.http.meters import RateLimitedLog
 from broker.storage.segments.scan import MESSAGE_BYTES_MAX
 
 log = logging.getLogger(__name__)

@@ -46,7 +46,7 @@ from broker.runtime.metrics import FSYNC_SECONDS
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.sync import SyncExecutor
 from broker.runtime.waiting import Waits
-from broker.serving.http.connections import RateLimitedLog
+from broker.serving.http.meters import RateLimitedLog
 from broker.storage.log import AppendResult
 from broker.storage.read import group_start
 

@@ -26,7 +26,7 @@ from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.sync import SyncExecutor
 from broker.runtime.stopping import THREAD_S, StillRunning
 from broker.runtime.waiting import ThreadWaits
-from broker.serving.http.connections import RateLimitedLog
+from broker.serving.http.meters import RateLimitedLog
 
 log = logging.getLogger(__name__)
 

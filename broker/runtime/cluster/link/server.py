@@ -41,7 +41,7 @@ from broker.runtime.cluster.link.directory import Directory
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Doorkeeper, Peer, Refused
 from broker.runtime.cluster.link.outbox import Outbox
 from broker.runtime.cluster.link.tls import LinkTls, add_port, misnamed_at
-from broker.serving.http.connections import RateLimitedLog
+from broker.serving.http.meters import RateLimitedLog
 from broker.serving.threads import Threads
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from broker.replication.messages import AskRange, HeldRange, Incarnation
 from broker.runtime.cluster.replicas.folders import ASIDE
 from broker.runtime.cluster.wiring import Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.serving.http.connections import RateLimitedLog
+from broker.serving.http.meters import RateLimitedLog
 from broker.storage.aside import read_aside, was_compacted
 from broker.storage.rewrite.mending import lower_mark
 
