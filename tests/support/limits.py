@@ -243,6 +243,7 @@ FIXED: Final = (
         "that have made a name within a minute, remembered at least",
         "those of before are forgotten",
     ),
+    Row("broker.serving.http.body:MEMBERS_MAX", "members", "a request body in gzip", "`invalid_request`"),
     Row("broker.serving.http.body:JSON_BYTES_MAX", "bytes", "JSON request body", "`request_too_large`"),
     Row(
         "broker.serving.http.app:JSON_BUDGET_BYTES_MAX",

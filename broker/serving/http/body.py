@@ -4,7 +4,8 @@
 
 B1  Memory that a body takes is reserved before it is taken: by its declared length, and by its length once decoded
     where it is compressed. What does not fit is `overloaded`, and nothing of it is read.
-B2  aiohttp hands on the bytes as they came. Decoding is bounded here, in pieces of `PIECE_BYTES`.
+B2  aiohttp hands on the bytes as they came. Decoding is bounded here, in pieces of `PIECE_BYTES`. A gzip body has at
+    most `MEMBERS_MAX` members: each takes time to begin, also one of twenty bytes that stand for nothing.
 B3  When there is no room, the body that has been coming for longest ends with `overloaded`, if that is `SLOW_S` or
     more. So a few that never end keep nobody out for long.
 B4  An operation that takes no body refuses one (`refuse_content`), instead of letting its bytes lie in buffers.
@@ -37,6 +38,9 @@ from broker.serving.http.meters import Meters
 JSON_BYTES_MAX: Final = 4 << 20
 PIECE_BYTES: Final = 256 << 10
 """So much more is reserved before the next bytes of a body of unknown length are read or decoded."""
+PACKED_BYTES: Final = 16 << 10
+"""So much is handed to the decoder at once: what is behind the end of a member is copied for the next."""
+MEMBERS_MAX: Final = 4_096
 SLOW_S: Final = 10.0
 ROOM_MADE_BYTES: Final = 256 << 10
 """A body that says to be so long or longer gets all of its memory at once."""
@@ -263,10 +267,13 @@ async def _pieces(request: web.Request) -> AsyncIterator[bytes]:
 
 async def _inflated(request: web.Request, encoding: str) -> AsyncIterator[bytes]:
     """The decoded body in pieces of at most `PIECE_BYTES` (B2). Raises zlib.error."""
-    inflate = None
-    async for chunk in _pieces(request):
+    inflate, members = None, 0
+    async for chunk in _packed(request):
         while chunk:
             if inflate is None:  # also for the next member of a gzip file
+                members += 1
+                if members > MEMBERS_MAX:
+                    raise zlib.error(f"more than {MEMBERS_MAX} members")
                 is_zlib = chunk[0] & 0x0F == zlib.DEFLATED
                 inflate = zlib.decompressobj(_GZIP if encoding == "gzip" else _ZLIB if is_zlib else _RAW_DEFLATE)
             yield inflate.decompress(chunk, PIECE_BYTES)
@@ -278,6 +285,13 @@ async def _inflated(request: web.Request, encoding: str) -> AsyncIterator[bytes]
             await asyncio.sleep(0)  # a short body may be long
     if inflate is not None and not inflate.eof:
         raise zlib.error("it is cut off")
+
+
+async def _packed(request: web.Request) -> AsyncIterator[bytes]:
+    """The body as it came, in pieces of at most `PACKED_BYTES`."""
+    async for chunk in _pieces(request):
+        for at in range(0, len(chunk), PACKED_BYTES):
+            yield chunk[at : at + PACKED_BYTES]
 
 
 def _leave_unread(request: web.Request) -> None:

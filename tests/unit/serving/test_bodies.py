@@ -27,7 +27,7 @@ from broker.serving.contract.endpoint import CHECKED_INLINE_BYTES, Endpoint
 from broker.serving.endpoints.watch import STARS_MAX, Patterns
 from broker.serving.http import body, json_text, peers
 from broker.serving.http.app import BODIES_AT_ONCE, ENDPOINTS
-from broker.serving.http.body import JSON_MEDIA, BodyBudget
+from broker.serving.http.body import JSON_MEDIA, MEMBERS_MAX, BodyBudget
 from broker.serving.http.callers import CallerLimits
 from broker.serving.http.json_text import DEPTH_MAX, Tally, parse, tally
 from tests.support.effort import seeds
@@ -239,6 +239,19 @@ def test_a_packed_body_may_have_several_members_and_no_half(tmp_path: Path) -> N
             ).status
             == 200
         )
+
+
+def test_members_that_stand_for_nothing_are_counted(tmp_path: Path) -> None:
+    """Each takes as long to begin as one that stands for something, and is twenty bytes."""
+    body, empty = gzip.compress(b'{"positions": [{"stream": "s", "partition": 0, "at": "latest"}]}'), gzip.compress(b"")
+    headers = {"Content-Type": JSON_MEDIA, "Content-Encoding": "gzip"}
+    with running(tmp_path) as server:
+        for more, status in ((MEMBERS_MAX - 1, 200), (MEMBERS_MAX, 400)):
+            packed = more * empty + body
+            answer = server.api.request("POST", "/v1/offsets/resolve", body=packed, headers=headers)
+            assert answer.status == status, answer.body
+        assert f"more than {MEMBERS_MAX} members" in answer.problem["detail"]
+        assert server.serving.json_budget.bytes_now == 0
 
 
 def test_long_settings_are_refused(api: Api) -> None:
