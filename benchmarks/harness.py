@@ -53,6 +53,7 @@ WORKLOADS = (
     "replicated",
     "catchup",
     "takeover",
+    "noisy",
 )
 
 Measures = dict[str, float]

@@ -161,3 +161,9 @@ def test_rewrite(tmp_path: Path) -> None:
     assert ours(compaction)["lost"] == ours(coalescing)["lost"] == 0
     assert ours(compaction)["cpu_mb_s"] > 0
     assert ours(coalescing)["bytes_per_record"] * 4 < ours(coalescing, "as-appended")["bytes_per_record"]
+
+
+def test_noisy(tmp_path: Path) -> None:
+    (line,) = run_tiny("noisy", tmp_path)
+    assert set(line["ratios"]) == {"liftlog/within", "liftlog/quiet"}
+    assert ours(line)["served"] > 0
