@@ -31,10 +31,15 @@ ACTIONS: Final[dict[str, str]] = {
     "metrics": "health, metrics, the page of links, the OpenAPI document",
     "auth:admin": "tokens and grants",
     "broker": "what brokers ask each other; it cannot be granted",
+    "audit:tell": "tell another broker what belongs into `__audit`; it cannot be granted either",
 }
 """Each action, and what it allows."""
-UNNAMED: Final = frozenset({"cluster", "metrics", "auth", "broker"})
+UNNAMED: Final = frozenset({"cluster", "metrics", "auth", "broker", "audit"})
 """Kinds of which there is one thing, without a name."""
+BROKERS_ALONE: Final = frozenset({"broker", "audit:tell"})
+"""Actions that cannot be granted, and that no admin of the configuration has."""
+IN_EVERY_MODE: Final = frozenset({"auth:admin", "audit:tell"})
+"""Actions that are judged also where `auth.mode` judges nothing."""
 
 
 def kind_of(action: str) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from broker.api.errors import InvalidRequest
-from broker.api.permissions import ACTIONS, UNNAMED, kind_of
+from broker.api.permissions import ACTIONS, BROKERS_ALONE, UNNAMED, kind_of
 from broker.api.stream import INTERNAL_PREFIX
 
 ANONYMOUS: Final = "anonymous"
@@ -45,6 +45,7 @@ _URI: Final = re.compile(f"liftlog:(user|svc|broker)/({_NAME})")
 TOKEN_ID_PATTERN: Final = "[a-z2-7]{12}"
 SHA256_PATTERN: Final = "[0-9a-f]{64}"
 _TOKEN: Final = re.compile(f"llg_({TOKEN_ID_PATTERN})_({SHA256_PATTERN})")
+_LIKE_TOKEN: Final = re.compile(f"(?i)llg_(?:({TOKEN_ID_PATTERN})(?![a-z0-9]))?[A-Za-z0-9_]*")
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
 GRANT_NAME_PATTERN: Final = "[!-~]{0,512}"
 
@@ -74,6 +75,11 @@ def token_of(text: str) -> Token | None:
     """The token that a text is; None: it is none."""
     found = _TOKEN.fullmatch(text)
     return Token(found[1], text) if found else None
+
+
+def shown(text: str) -> str:
+    """A text without what may be a token: its id alone is left."""
+    return _LIKE_TOKEN.sub(lambda found: f"llg_{found[1] or ''}…", text)
 
 
 def digest_of(text: str) -> str:
@@ -121,7 +127,7 @@ def check_grant(principal: str, action: str, name: str) -> None:
     """
     if principal == ANONYMOUS and action in NOBODYS:
         raise InvalidRequest(f"{action} cannot be granted to {ANONYMOUS}: it needs somebody", value=action)
-    if action not in ACTIONS or action == "broker":
+    if action not in ACTIONS or action in BROKERS_ALONE:
         raise InvalidRequest(f"action {action!r:.100} cannot be granted", value=action[:100], limit=sorted(ACTIONS))
     if (kind_of(action) in UNNAMED) != (name == ""):
         needed = "no name" if name else "a name, or a prefix and *"

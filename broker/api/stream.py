@@ -22,6 +22,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 INTERNAL_PREFIX: Final = "__"
 OFFSETS_STREAM: Final = "__offsets"
 COMMITS_STREAM: Final = "__commits"
+AUDIT_STREAM: Final = "__audit"
 STAGES_PREFIX: Final = "__stages."
 """With the incarnation of a stream: the internal stream of what is staged for it, in a cluster."""
 

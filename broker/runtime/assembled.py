@@ -47,6 +47,7 @@ from broker.runtime.partitions.watch import ChangeHub, StreamWatcher
 from broker.runtime.used_producers import UsedProducers
 from broker.serving.contract.backend import (
     AdminView,
+    AuditView,
     OffsetsView,
     PartitionHandle,
     SinksView,
@@ -121,6 +122,7 @@ class Assembled:
     offsets: OffsetsView
     sinks: SinksView
     admin: AdminView
+    audit: AuditView
 
     def __init__(self, config: Config, *, cluster_id: str | None = None, secret: str | None = None) -> None:
         self.config = config
@@ -245,6 +247,7 @@ class Assembled:
             hosts=hosts,
             tls=self._tls,
             auth_rules=self._auth_rules,
+            is_audited=self.config.audit.enabled,
         )
         return self._dataplane.bind(app, http.host, http.port, self._tls)
 

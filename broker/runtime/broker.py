@@ -30,10 +30,11 @@ from pathlib import Path
 
 import broker
 from broker.api.errors import InvalidRequest, NotReady, WrongFolder
-from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
+from broker.api.stream import AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, Catalog
 from broker.runtime.alone import AloneAdmin
 from broker.runtime.assembled import Assembled
+from broker.runtime.audit_log import AuditLog
 from broker.runtime.background.expiry import expire_offsets, look_alone
 from broker.runtime.config.configuration import Config, describe, open_doors
 from broker.runtime.metrics import Sample
@@ -87,6 +88,7 @@ class Broker(Assembled):
             take_in=lambda partitions: self.sinks.take_in(partitions),
             on_removed=lambda gone: self.sinks.forget(gone),
         )
+        self.audit = AuditLog(self._streams.partition, lambda: f"stream {AUDIT_STREAM} could not be made at the start")
         self.admin = AloneAdmin(config.broker_id, self._streams.all_partitions)
         self._assemble(self._streams, self._control, scrub_stages=lambda partition: self.sinks.staged_in(partition))
 
@@ -97,6 +99,8 @@ class Broker(Assembled):
     async def _open(self) -> None:
         await asyncio.to_thread(self._streams.open_all)
         await asyncio.to_thread(self._register)
+        if self.config.audit.enabled:
+            await asyncio.to_thread(self._streams.bring_up_audit)
         self.offsets = Consumers(self._streams.by_name[OFFSETS_STREAM][0])
         self.sinks = SinkService(
             self._disk,

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 import spark_liftlog
 from broker.api.principals import new_token
 from broker.client.client import Client
+from broker.metadata.cluster import AUDITED
 from tests.spark.streams import Stream, places
 from tests.support.clusters import RealCluster
 from tests.support.processes import eventually
@@ -48,7 +49,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
 @pytest.fixture(scope="module")
 def admin(guarded: RealCluster) -> Iterator[Client]:
     with guarded.client(deadline_s=60.0) as client:
-        eventually(lambda: client.cluster().feature_level >= 5, what="the feature level")
+        eventually(lambda: client.cluster().feature_level >= AUDITED, what="the feature level")
         yield client
 
 
@@ -117,6 +118,17 @@ def test_a_job_does_what_is_granted_by_a_token_in_a_file_and_nothing_else(
         kept = [each.read_bytes() for each in checkpoint.rglob("*") if each.is_file()]
         assert kept
         assert not [each for each in kept if secret.encode() in each]
+
+        admin.grant("user:auditor", "stream:read", "__audit")
+        auditor = tmp_path / "auditor.token"
+        auditor.write_text(admin.create_token("user:auditor", ttl_s=3600).text)
+        auditor.chmod(0o600)
+        said = {"brokers": source.address, "stream": "__audit", "payload": "json", "tokenFile": str(auditor)}
+        trail = spark.read.format("liftlog").options(**said).load().select("kind", "principal", "operation", "asked")
+        acts = {(row.kind, row.principal, row.operation) for row in trail.collect()}
+        assert {("act", "admin", each) for each in ("put_token", "change_grants", "create_stream")} <= acts
+        assert ("refusal", "svc:job") in {each[:2] for each in acts}
+        assert not [row for row in trail.collect() if secret in str(row)]
 
         admin.revoke_token(made.id)
         source.append(10)

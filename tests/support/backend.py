@@ -19,16 +19,18 @@ from typing import Any
 from broker.api.answers import LeaderAddress
 from broker.api.errors import LiftlogError, UnknownPartition, from_problem
 from broker.api.placements import Vote
-from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
+from broker.api.stream import AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.access import Access
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.producers import NamedProducer
 from broker.runtime.alone import AloneAdmin
-from broker.runtime.config.settings import ProducersConfig
+from broker.runtime.audit_log import AuditLog
+from broker.runtime.config.settings import AuditConfig, ProducersConfig
 from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
+from broker.runtime.partitions.streams import audit_settings
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub, StreamWatcher
 from broker.runtime.sinks.service import SinkService
@@ -64,6 +66,8 @@ class LogBackend:
         self.offsets = Consumers(self._partitions[OFFSETS_STREAM][0])
         self._create(COMMITS_STREAM, {"retention_ms": None}, internal=True)
         commits = self._partitions[COMMITS_STREAM][0]
+        self._create(AUDIT_STREAM, audit_settings(AuditConfig()), internal=True)
+        self.audit = AuditLog(self.partition, lambda: "there is none")
         self.admin = AloneAdmin(self.broker_id, lambda: [p for parts in self._partitions.values() for p in parts])
         self.sinks = SinkService(self._disk, commits, self.partition, self._incarnation_of)
 

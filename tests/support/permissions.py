@@ -15,7 +15,7 @@ HEAD: Final = """\
 
 What each call of the [HTTP API](http-api.md) needs of its caller. A broker goes by this table with
 `auth.mode = enforce`, and says what it would refuse with `permissive`. With `off`, the default,
-whoever reaches the port may do everything but change tokens and grants. How to grant something:
+whoever reaches the port may do everything but change tokens and grants, and write `__audit`. How to grant something:
 [security.md](../guides/security.md). Why it is as it is: [174](../adr/0174-each-endpoint-says-what-it-needs.md),
 [189](../adr/0189-who-asks-and-whether-it-may.md). This page is written from the code.
 
@@ -29,7 +29,8 @@ name there is one.
 
 A call needs all that stands in its row. `{{stream}}` is a name in the path and `?sink` one in the query;
 other names are those of fields of the body, and `[]` means each one of a list. Of a list, the things
-that a caller may not see are left out. `HEAD` needs what `GET` needs.
+that a caller may not see are left out. `HEAD` needs what `GET` needs. What is audited is recorded in
+`__audit`, in every mode, before it is answered ([security.md](../guides/security.md#what-was-done-and-by-whom)).
 
 {calls}"""
 
@@ -37,10 +38,14 @@ that a caller may not see are left out. `HEAD` needs what `GET` needs.
 def page() -> str:
     """All of docs/reference/permissions.md."""
     calls = [
-        (f"`{each.method} {each.path}`", "; ".join(f"`{need}`" for need in each.permission) or "none")
+        (
+            f"`{each.method} {each.path}`",
+            "; ".join(f"`{need}`" for need in each.permission) or "none",
+            "yes" if each.act is not None else "",
+        )
         for each in ENDPOINTS
     ]
     return HEAD.format(
         actions=table(("action", "allows to"), [(f"`{action}`", allows) for action, allows in ACTIONS.items()]),
-        calls=table(("call", "needs"), calls),
+        calls=table(("call", "needs", "audited"), calls),
     )

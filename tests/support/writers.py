@@ -68,13 +68,13 @@ WRITERS: Final = (
         ("tests/unit/link/test_room.py::test_a_follower_that_begins_with_nothing_takes_nothing_without_room",),
     ),
     Writer(
-        "`__offsets` and `__commits`, appended by a leader or written anew",
+        "`__offsets`, `__commits` and `__audit`, appended by a leader or written anew",
         Budget.OWN,
         ("storage/segments/chain.py", "storage/rewrite/rewriting.py"),
         ("tests/unit/test_writers.py::test_consumers_commit_until_half_of_the_reserve",),
     ),
     Writer(
-        "`__offsets` and `__commits`, copied from a leader",
+        "`__offsets`, `__commits` and `__audit`, copied from a leader",
         Budget.OWN_FOLLOWED,
         ("storage/segments/chain.py",),
         (

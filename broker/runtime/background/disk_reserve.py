@@ -44,7 +44,7 @@ class Budget(Enum):
     FOLLOWED = 6
     """Records of users, where they are followed."""
     OWN = 4
-    """The broker's own streams, `__offsets` and `__commits`, where they are led."""
+    """The broker's own streams, `__offsets`, `__commits` and `__audit`, where they are led."""
     OWN_FOLLOWED = 3
     """And where they are followed."""
 

@@ -28,11 +28,13 @@ from typing import Any, Final
 from broker.api.errors import LiftlogError, NotReady, Retryable, WrongFolder
 from broker.api.http import host_port
 from broker.api.placements import Vote
-from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
+from broker.api.stream import AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import Catalog, StreamInfo
+from broker.metadata.cluster import AUDITED
 from broker.raft.secured import RaftTls
 from broker.runtime.assembled import Assembled
+from broker.runtime.audit_log import AuditLog
 from broker.runtime.background.disk_reserve import Account
 from broker.runtime.background.expiry import expire_offsets
 from broker.runtime.cluster.auth_modes import AuthModes
@@ -59,7 +61,7 @@ from broker.runtime.elapsed import MACHINE, elapsed_us
 from broker.runtime.looping import ThreadLoop
 from broker.runtime.metrics import Sample
 from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.streams import COMMITS_SETTINGS, OFFSETS_SETTINGS
+from broker.runtime.partitions.streams import AUDIT_RETENTION, COMMITS_SETTINGS, OFFSETS_SETTINGS, audit_settings
 from broker.runtime.samples import consumer_samples, sink_samples
 from broker.runtime.sinks.stages import StageLimits
 from broker.runtime.stopping import end_process
@@ -167,6 +169,9 @@ class ClusterBroker(Assembled):
             may_change=plane.has_session,
             check_disk=self._room.users.check,
         )
+        own = {OFFSETS_STREAM: OFFSETS_SETTINGS, COMMITS_STREAM: COMMITS_SETTINGS}
+        if config.audit.enabled:
+            own[AUDIT_STREAM] = audit_settings(config.audit)
         self._own = {
             name: OwnStream(
                 plane.service,
@@ -175,8 +180,10 @@ class ClusterBroker(Assembled):
                 voters=len(identity.named),
                 executor=self._commands,
                 clock_s=time.monotonic,
+                since=AUDITED if name == AUDIT_STREAM else 0,
+                kept=AUDIT_RETENTION if name == AUDIT_STREAM else (),
             )
-            for name, settings in ((OFFSETS_STREAM, OFFSETS_SETTINGS), (COMMITS_STREAM, COMMITS_SETTINGS))
+            for name, settings in own.items()
         }
         self._modes = AuthModes(
             config.broker_id,
@@ -187,6 +194,11 @@ class ClusterBroker(Assembled):
             clock_s=time.monotonic,
         )
         self.offsets = PlacedConsumers(self._streams.partition, self._commands, self._own[OFFSETS_STREAM].why_missing)
+        audit = self._own.get(AUDIT_STREAM)
+        self.audit = AuditLog(
+            self._streams.partition,
+            (lambda: f"stream {AUDIT_STREAM} is not made yet") if audit is None else audit.why_missing,
+        )
         self.admin = ClusterAdmin(
             config.broker_id, plane.service, open_here=self._replicas.partitions, may_change=plane.has_session
         )

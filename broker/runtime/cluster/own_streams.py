@@ -11,6 +11,10 @@ W1  It is made as soon as as many brokers live as it is to have replicas: `REPLI
 W2  If some of them do not come, it is made after `PATIENCE_S` with as many as live, if these are a majority of the
     first voters. So of three it has two replicas at least; the controller adds the others as they come.
 W3  Until then who asks for it is told what it waits for, and may try again.
+W4  One that came with a feature level is made when the cluster has it: before, a broker could lead it that does not
+    know what it is for.
+W5  Settings that follow a broker's configuration (`kept`) are brought up to date once in the life of each broker. Where
+    brokers differ, the one that was started last is followed.
 
 Design: docs/explain/metadata.md.
 """
@@ -19,11 +23,14 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from broker.api.errors import LiftlogError
+from broker.api.stream import StreamSettings
 from broker.metadata.catalog import COMMAND_VERSION
 from broker.runtime.cluster.wiring import CatalogService
 from broker.runtime.elapsed import wall_us
@@ -49,6 +56,8 @@ class OwnStream:
         executor: Waits for the controller.
         clock_s: Never goes back.
         now_us: The time of day.
+        since: The feature level that it came with (W4).
+        kept: Settings that follow the configuration (W5).
     """
 
     def __init__(
@@ -61,11 +70,15 @@ class OwnStream:
         executor: Executor,
         clock_s: Callable[[], float],
         now_us: Callable[[], int] = wall_us,
+        since: int = 0,
+        kept: Sequence[str] = (),
     ) -> None:
         self.name = name
         self._service, self._settings, self._executor = service, settings, executor
         self._voters, self._clock_s = voters, clock_s
         self._now_us = now_us
+        self._since = since
+        self._to_keep = {key: settings[key] for key in kept}
         self._incarnation = uuid.uuid4().hex
         self._began_s = self._not_before_s = clock_s()
         self._is_asked = False
@@ -88,16 +101,40 @@ class OwnStream:
 
     def _look(self) -> None:
         """On the catalog's thread, one call at a time."""
-        if self.name in self._service.catalog.streams or self._is_asked or self._clock_s() < self._not_before_s:
+        if self._is_asked or self._clock_s() < self._not_before_s:
             return
-        factor = self._factor()
-        if factor is None:
+        info = self._service.catalog.streams.get(self.name)
+        if info is not None:
+            if self._to_keep:
+                self._look_at(info.settings)
             return
+        factor = self._factor() if self._service.catalog.cluster.feature_level >= self._since else None
+        if factor is not None:
+            self._ask(partial(self._make, factor))
+
+    def _look_at(self, settings: StreamSettings) -> None:
+        """W5."""
+        if all(getattr(settings, key) == value for key, value in self._to_keep.items()):
+            self._to_keep = {}
+        else:
+            self._ask(self._keep)
+
+    def _ask(self, call: Callable[[], None]) -> None:
         self._is_asked = True
+        with suppress(RuntimeError):  # the broker stops
+            self._executor.submit(call)
+
+    def _keep(self) -> None:
         try:
-            self._executor.submit(self._make, factor)
-        except RuntimeError:  # the broker stops
-            return
+            self._service.execute(
+                {"v": COMMAND_VERSION, "kind": "alter_stream", "name": self.name, "settings": self._to_keep}
+            )
+            self._to_keep = {}
+        except LiftlogError as error:
+            log.warning("stream.own_not_made stream=%s error=%s", self.name, error)
+        finally:
+            self._not_before_s = self._clock_s() + PAUSE_S
+            self._is_asked = False
 
     def _make(self, factor: int) -> None:
         try:
@@ -123,6 +160,9 @@ class OwnStream:
 
     def why_missing(self) -> str:
         """W3."""
+        level = self._service.catalog.cluster.feature_level
+        if level < self._since:
+            return f"stream {self.name} is not made yet: it needs feature level {self._since}, the cluster has {level}"
         wanted = replicas_default(self._voters, 0)
         return (
             f"stream {self.name} is not made yet: it waits for {wanted} brokers, as many as it will have replicas;"

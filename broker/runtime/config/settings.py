@@ -128,6 +128,17 @@ class AuthConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditConfig:
+    """Who did what, in the stream `__audit`: administrative acts and refusals. Say the same on all brokers."""
+
+    enabled: bool = _key(True, "Record them. Off: this broker records nothing, and makes no such stream.")
+    retention_ms: int = _key(90 * 24 * 3_600_000, "Records go when they are older.", limit=(60_000, 1 << 50), unit="ms")
+    retention_bytes: int = _key(
+        1 << 30, "The oldest go when all of them take more.", limit=(1 << 20, 1 << 50), unit="bytes"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcConfig:
     """Replicas on other brokers. A broker without cluster.voters does not open it."""
 
@@ -490,6 +501,7 @@ class Config:
     )
     http: HttpConfig = field(default_factory=HttpConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)

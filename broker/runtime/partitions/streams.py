@@ -30,11 +30,12 @@ from typing import Any, Final
 
 from broker.api.answers import LeaderAddress
 from broker.api.errors import CorruptLog, LiftlogError, Retryable, UnknownPartition, UnknownStream
-from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM, StreamSettings, new_values
+from broker.api.stream import AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM, StreamSettings, new_values
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime.background.compactor import Chores
 from broker.runtime.background.disk_reserve import Room
 from broker.runtime.config.configuration import Config
+from broker.runtime.config.settings import AuditConfig
 from broker.runtime.elapsed import MACHINE, elapsed_us, wall_us
 from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.runtime.partitions.leader import Partition
@@ -68,6 +69,30 @@ OFFSETS_SETTINGS: Final[dict[str, Any]] = {
     "retention_ms": None,
     "segment_bytes": 16 << 20,
 }
+
+AUDIT_RETENTION: Final = ("retention_ms", "retention_bytes", "segment_bytes", "segment_age_ms")
+"""Settings that follow the configuration, of the stream `__audit` that is there already, too."""
+AUDIT_SCHEMA: Final = (
+    "id STRING, at TIMESTAMP, kind STRING, principal STRING, how STRING, token STRING, address STRING, broker STRING,"
+    " operation STRING, resource MAP<STRING, STRING>, asked MAP<STRING, STRING>, result STRING, reason STRING,"
+    " status INT, count BIGINT"
+)
+"""Of the values, for readers that ask for columns."""
+
+
+def audit_settings(config: AuditConfig) -> dict[str, Any]:
+    """The settings of the stream: its records go by time and by bytes, so that no disk is filled by them."""
+    return {
+        "subject": None,
+        "cleanup": "delete",
+        "retention_ms": config.retention_ms,
+        "retention_bytes": config.retention_bytes,
+        "retention_records": None,
+        "segment_bytes": min(16 << 20, max(1 << 16, config.retention_bytes // 8)),
+        "segment_age_ms": min(24 * 3_600_000, max(1_000, config.retention_ms // 8)),
+        "fsync": "batch",
+        "payload_schema": AUDIT_SCHEMA,
+    }
 
 
 class Streams:
@@ -218,6 +243,27 @@ class Streams:
         self._leader_epoch = leader_epoch
         for partition in self.all_partitions():
             partition.lead(leader_epoch)
+
+    def bring_up_audit(self) -> None:
+        """Make `__audit`, or have it go by the configuration; once this broker leads. It starts without it where that
+        cannot be done: on a disk that is full somebody has to make room."""
+        settings, known = audit_settings(self._config.audit), self.store.catalog.streams.get(AUDIT_STREAM)
+        try:
+            if known is None:
+                command = self.create_command(AUDIT_STREAM, settings, internal=True)
+                self.make_folders(AUDIT_STREAM, command["incarnation"], [0])
+                self.store.execute(command)
+                self.bring_up(self.info(AUDIT_STREAM), lambda partitions: None)
+            elif changed := {
+                key: settings[key] for key in AUDIT_RETENTION if settings[key] != known.settings.as_dict()[key]
+            }:
+                self.store.execute(
+                    {"v": COMMAND_VERSION, "kind": "alter_stream", "name": AUDIT_STREAM, "settings": changed}
+                )
+                for partition in self.by_name.get(AUDIT_STREAM, ()):
+                    partition.alter(self.info(AUDIT_STREAM))
+        except (LiftlogError, OSError) as error:
+            log.error("stream.own_not_made stream=%s error=%s", AUDIT_STREAM, error)
 
     def bring_up(self, info: StreamInfo, take_in: Callable[[Sequence[Partition]], None]) -> bool:
         """Open a stream, or note why it is offline (S2).

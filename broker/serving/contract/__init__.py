@@ -1,5 +1,6 @@
 """The contract of the API: endpoints as a table, shapes, errors, and the OpenAPI document.
 
+acts.py      whether an endpoint is an administrative act, and what is told of it
 backend.py   what serving knows of the broker: Protocols
 deadline.py  when the answer to a request is due
 endpoint.py  one row of the table of endpoints, and its checks

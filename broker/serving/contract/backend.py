@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, Unpack
+from typing import Any, NamedTuple, Protocol, Unpack
 
 from broker.api.answers import LeaderAddress
 from broker.api.errors import LiftlogError
@@ -201,6 +201,37 @@ class SinksView(Protocol):
         """Another broker, which coordinates sinks, asks something of the stages of a partition that is led here."""
 
 
+class AuditRecord(NamedTuple):
+    """One record for `__audit`.
+
+    Attributes:
+        id: No other record has it.
+        key: The principal, as the record's key.
+        value: JSON.
+    """
+
+    id: str
+    key: str
+    value: str
+
+    def as_json(self) -> dict[str, str]:
+        """As brokers tell each other."""
+        return self._asdict()
+
+
+class AuditView(Protocol):
+    """The stream `__audit`, where it is led."""
+
+    async def append(self, records: Sequence[AuditRecord]) -> None:
+        """Return when they are committed; of an id that is there already, nothing is appended.
+
+        Raises:
+            NotLeader: another broker leads it: `leader`.
+            NotReady: nobody does now, or it is not made yet (then `made` is False).
+            NotEnoughReplicas, DiskFull, StorageFailed.
+        """
+
+
 class AdminView(Protocol):
     """Calls of an operator by hand. The result of a call has the command in it."""
 
@@ -304,6 +335,9 @@ class Backend(StreamChanges, Protocol):
 
     @property
     def admin(self) -> AdminView: ...
+
+    @property
+    def audit(self) -> AuditView: ...
 
     @property
     def feature_level(self) -> int:

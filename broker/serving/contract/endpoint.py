@@ -1,7 +1,7 @@
 """An endpoint is one row of a table that the server routes by and the OpenAPI document is made of.
 
-    @ENDPOINTS.add(method, path, operation, {status: Content}, permission=needs(...), query=(Parameter, ...),
-                   request=Content, errors=(...))
+    @ENDPOINTS.add(method, path, operation, {status: Content}, permission=needs(...), act=NO_ACT,
+                   query=(Parameter, ...), request=Content, errors=(...))
     async def handler(serving, request, query): ...
 
 Validation happens here, before the handler runs, so all endpoints refuse alike: an unknown or doubled
@@ -12,6 +12,8 @@ E2  A handler runs in a turn of its caller (`callers.C3`), in a reservation of m
     under the deadline of `timeout_ms`, until its answer begins (`begin_answer`). It does not run before its caller is
     let in (`access.A1`).
 E3  An endpoint says what its caller needs: one that does not, or that names what it does not have, does not load.
+E4  It says whether it is an administrative act, too. Such a one is answered once it is recorded (`audit.U2`). Whoever
+    is refused, by whatever endpoint, is recorded.
 """
 
 from __future__ import annotations
@@ -30,15 +32,24 @@ from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 
-from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, LimitReached
+from broker.api.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    LiftlogError,
+    LimitReached,
+    Unauthenticated,
+    Unauthorized,
+)
 from broker.api.misfit import SHOWN_MAX, Misfit, unknown
 from broker.api.permissions import Permission, Where
 from broker.api.validation import Rule, build, shape_of
+from broker.serving.contract.acts import Act, acting_now
 from broker.serving.contract.backend import Backend
 from broker.serving.contract.deadline import answer_due
 from broker.serving.contract.schemas import ref
 from broker.serving.http import callers
 from broker.serving.http.access import ACCESS, Asking, Gate, Needed, access_now
+from broker.serving.http.audit import Audit
 from broker.serving.http.body import (
     JSON_BYTES_MAX,
     JSON_MEDIA,
@@ -229,6 +240,7 @@ class Serving:
         gate: Who may do what.
         callers: How much each may have under way.
         names: How many each may make.
+        audit: Who did what.
         draining: Set at shutdown: long polls end.
     """
 
@@ -245,6 +257,7 @@ class Serving:
     gate: Gate
     callers: Callers
     names: NewNames
+    audit: Audit
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def in_worker(self, function: Callable[..., T], *args: Any, undo: Callable[[T], None] | None = None) -> T:
@@ -286,10 +299,16 @@ class Serving:
         return await self._made_of(await read_json_text(request, bytes_max), items_max, make)
 
     async def _made_of(self, text: bytes | bytearray | memoryview, items_max: int, make: Callable[[JSON], T]) -> T:
-        reservation = reservation_now.get()
+        reservation, acting = reservation_now.get(), acting_now.get()
+
+        def made(value: Any) -> T:
+            if acting is not None:
+                acting.asked(value)
+            return make(value)
+
         if len(text) <= CHECKED_INLINE_BYTES:
-            return make(parse(text, reservation, items_max))
-        return await self.in_worker(lambda: make(parse(text, reservation, items_max)))
+            return made(parse(text, reservation, items_max))
+        return await self.in_worker(lambda: made(parse(text, reservation, items_max)))
 
     async def json_answer(
         self, make: Callable[..., Any], *args: Any, status: int = 200, headers: Mapping[str, str] | None = None
@@ -328,6 +347,7 @@ class Endpoint:
 
     Attributes:
         permission: What its caller needs (E3).
+        act: The administrative act that it is; None, `NO_ACT`: it is none (E4).
         errors: Those beyond what any operation may answer.
     """
 
@@ -337,6 +357,7 @@ class Endpoint:
     summary: str
     handler: Handler
     permission: Permission
+    act: Act | None
     query: tuple[Parameter, ...] = ()
     request: Content | None = None
     answers: Mapping[int, Content]
@@ -344,6 +365,7 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         assert isinstance(self.permission, tuple), f"{self.operation}: E3"
+        assert self.act is None or (isinstance(self.act, Act) and self.method != "GET"), f"{self.operation}: E4"
         assert (self.permission == ()) == (self.path in OPEN_PATHS), f"{self.operation}: E3"
         for need in self.permission:
             names = {
@@ -390,6 +412,8 @@ class Endpoint:
             query = parse_query(request, parameters)
             await access.need_query(needed, query)
             access.let_in()
+            if (acting := acting_now.get()) is not None:
+                acting.begins()
             timeout_ms = query["timeout_ms"] or TIMEOUT_MS_DEFAULT + query.get("max_wait_ms", 0)
             answer_due.set(time.monotonic() + timeout_ms / 1000)
             deadline = asyncio.timeout(timeout_ms / 1000)
@@ -418,7 +442,16 @@ class Endpoint:
             finally:
                 serving.gate.let_go(access)
 
-        return handle
+        async def recorded(request: web.Request) -> web.StreamResponse:
+            try:
+                if self.act is None:
+                    return await handle(request)
+                return await serving.audit.acted(request, self.operation, self.act, handle)
+            except (Unauthenticated, Unauthorized) as error:
+                serving.audit.refused(request, self.operation, error)
+                raise
+
+        return recorded
 
 
 class Endpoints(list[Endpoint]):
@@ -432,6 +465,7 @@ class Endpoints(list[Endpoint]):
         answers: Mapping[int, Content],
         *,
         permission: Permission,
+        act: Act | None,
         query: tuple[Parameter, ...] = (),
         request: Content | None = None,
         errors: tuple[type[LiftlogError], ...] = (),
@@ -447,6 +481,7 @@ class Endpoints(list[Endpoint]):
                     summary=" ".join((handler.__doc__ or "").split()),
                     handler=handler,
                     permission=permission,
+                    act=act,
                     query=query,
                     request=request,
                     answers=answers,

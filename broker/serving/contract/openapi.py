@@ -29,6 +29,7 @@ from broker.api.errors import (
 )
 from broker.api.permissions import Need, needs
 from broker.api.validation import shape_of
+from broker.serving.contract.acts import NO_ACT
 from broker.serving.contract.endpoint import TIMEOUT, Content, Endpoint, Parameter, Query, Serving
 from broker.serving.contract.schemas import COMPONENTS, ref
 from broker.serving.http.body import JSON_MEDIA
@@ -134,6 +135,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         ],
         "responses": responses,
         "x-permission": [_need(need) for need in endpoint.permission],
+        "x-audited": endpoint.act is not None,
     }
     if endpoint.request is not None:
         operation["requestBody"] = {**_content(endpoint.request), "required": True}
@@ -202,6 +204,7 @@ def endpoint_for(endpoints: Iterable[Endpoint]) -> Endpoint:
         summary="This document.",
         handler=openapi,
         permission=needs("metrics"),
+        act=NO_ACT,
         answers={200: Content(description="An OpenAPI 3.1 document.", media={JSON_MEDIA: {"type": "object"}})},
     )
     body = json.dumps(document((*endpoints, endpoint))).encode()

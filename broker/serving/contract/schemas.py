@@ -31,6 +31,10 @@ PARTS_MAX: Final = 1 << 20
 ATTRIBUTES_MAX: Final = 32
 STAGES_MAX: Final = 50_000
 """Most stages of one commit: 200 tasks that write to 64 partitions make 12,800."""
+AUDIT_RECORDS_MAX: Final = 64
+"""Most records of the audit in one request."""
+AUDIT_LENGTH_MAX: Final = 128 << 10
+"""Characters of one of them."""
 
 ABSENT: Final = Rule(is_absent=True)
 
@@ -433,6 +437,22 @@ class AuthRequired:
     required: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRecordTold:
+    """One record of the audit."""
+
+    id: Annotated[str, Rule(pattern="[0-9a-f]{32}", says="must be 32 lower-case hexadecimal digits")]
+    key: Annotated[str, Rule(limit=(0, 160), is_printable=True)]
+    value: Annotated[str, Rule(limit=(1, AUDIT_LENGTH_MAX))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditTold:
+    """Records of the audit, from another broker."""
+
+    records: Annotated[tuple[AuditRecordTold, ...], Rule(limit=(1, AUDIT_RECORDS_MAX))]
+
+
 def ref(name: str) -> Schema:
     """A reference to a component schema."""
     return {"$ref": f"#/components/schemas/{name}"}
@@ -489,7 +509,7 @@ _REQUESTS: Final = (
     *(SinkOpen, SinkRenew, SinkCommit, Bundle, AppendBundle, SinkAbort, SinkReset, SinkAdopt),
     *(SinkCheck, SilencesAsked, StagesAsked),
     *(TokenAsked, GrantsAsked, AccessAsked, AuthRequired),
-    *(Reassignment, Election, Loss, Drain, Excuse, RescueEnd),
+    *(Reassignment, Election, Loss, Drain, Excuse, RescueEnd, AuditTold),
 )
 
 

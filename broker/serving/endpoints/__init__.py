@@ -1,6 +1,7 @@
 """The endpoints, a module for each part of the API.
 
 append.py     POST records
+audit.py      what other brokers tell the leader of `__audit`
 auth.py       who asks; tokens and grants
 producers.py  ids and names of idempotent producers
 bundles.py    parts of stages of many partitions in one request

@@ -39,6 +39,7 @@ from broker.api.plain import INT64_MAX
 from broker.api.stream import CHOICES
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.producers import is_anothers
+from broker.serving.contract.acts import NO_ACT
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, choice, integer
 from broker.serving.endpoints.records import INCARNATION, find
 from broker.serving.http.access import access_now
@@ -67,6 +68,7 @@ ENDPOINTS: Final = Endpoints()
     answer("Appended.", "Appended"),
     permission=of_path("stream:append", "stream")
     + of_catalog("producer:write", "the producer of ?producer_id", when="it has a name, or is another principal's"),
+    act=NO_ACT,
     query=(
         choice(
             "acks",

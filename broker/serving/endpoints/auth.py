@@ -24,6 +24,7 @@ from broker.api.auth_answers import (
 from broker.api.errors import InvalidRequest, UnknownToken
 from broker.api.permissions import ACTIONS, OPEN, UNNAMED, kind_of, needs
 from broker.api.principals import MODES, check_grant, check_principal
+from broker.serving.contract.acts import NO_ACT, Act
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import AccessAsked, AuthRequired, GrantAsked, GrantsAsked, TokenAsked
 from broker.serving.http.access import access_now
@@ -34,7 +35,7 @@ TTL_MS_MAX: Final = 366 * 24 * 3_600_000
 """No token lives longer than so."""
 
 
-@ENDPOINTS.add("GET", "/v1/auth/whoami", "whoami", answer("The caller.", "WhoAmI"), permission=OPEN)
+@ENDPOINTS.add("GET", "/v1/auth/whoami", "whoami", answer("The caller.", "WhoAmI"), permission=OPEN, act=NO_ACT)
 async def whoami(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Who the caller is, and what it is granted."""
     gate, caller = serving.gate, access_now.get().caller
@@ -49,7 +50,9 @@ async def whoami(serving: Serving, request: web.Request, query: Query) -> web.St
     return web.json_response(asdict(said))
 
 
-@ENDPOINTS.add("GET", "/v1/auth/tokens", "list_tokens", answer("The tokens.", "Tokens"), permission=needs("auth:admin"))
+@ENDPOINTS.add(
+    "GET", "/v1/auth/tokens", "list_tokens", answer("The tokens.", "Tokens"), permission=needs("auth:admin"), act=NO_ACT
+)
 async def list_tokens(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """The tokens that are kept, without their secrets."""
     found = [
@@ -66,6 +69,7 @@ async def list_tokens(serving: Serving, request: web.Request, query: Query) -> w
     "put_token",
     answer("It is good from now on.", "AccessChanged"),
     permission=needs("auth:admin"),
+    act=Act(("id", "principal", "expires_ms")),
     request=body("The token's id, SHA-256, principal and end.", "TokenAsked"),
 )
 async def put_token(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -95,6 +99,7 @@ async def put_token(serving: Serving, request: web.Request, query: Query) -> web
     "revoke_token",
     {204: Content(description="Revoked.")},
     permission=needs("auth:admin"),
+    act=Act(),
     errors=(UnknownToken,),
 )
 async def revoke(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -109,6 +114,7 @@ async def revoke(serving: Serving, request: web.Request, query: Query) -> web.St
     "list_grants",
     answer("The grants.", "Principals"),
     permission=needs("auth:admin"),
+    act=NO_ACT,
 )
 async def list_grants(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """All principals with their grants."""
@@ -124,6 +130,7 @@ async def list_grants(serving: Serving, request: web.Request, query: Query) -> w
     "change_grants",
     answer("They hold from now on.", "AccessChanged"),
     permission=needs("auth:admin"),
+    act=Act(("principal", "add", "remove")),
     request=body("What a principal is granted, and what it is not granted any more.", "GrantsAsked"),
 )
 async def change_grants(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -140,6 +147,7 @@ async def change_grants(serving: Serving, request: web.Request, query: Query) ->
     "test_access",
     answer("Whether it may.", "AccessTested"),
     permission=needs("auth:admin"),
+    act=NO_ACT,
     request=body("Who wants to do what.", "AccessAsked"),
 )
 async def test_access(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -158,6 +166,7 @@ async def test_access(serving: Serving, request: web.Request, query: Query) -> w
     "require_auth",
     answer("It holds from now on.", "AccessChanged"),
     permission=needs("auth:admin"),
+    act=Act(("required",)),
     request=body("Whether every broker is to judge callers.", "AuthRequired"),
 )
 async def require(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:

@@ -45,6 +45,7 @@ from broker.api.plain import INT64_MAX
 from broker.api.plain_rows import PlainRows
 from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
+from broker.serving.contract.acts import NO_ACT
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, integer, text
 from broker.serving.contract.schemas import AppendBundle, AppendedPart, Bundle, BundledPart
@@ -73,6 +74,7 @@ SMALL_BYTES: Final = 64 << 10
         "Stored, but for the parts of partitions that are led elsewhere. Durable with their commit.", "BundleStaged"
     ),
     permission=of_path("stream:append", "stream") + of_query("sink:write", "sink"),
+    act=NO_ACT,
     query=(
         text("sink", "Sink of the stages. Required."),
         integer("epoch", "The epoch that `open` gave. Required.", least=0, greatest=INT64_MAX),
@@ -138,6 +140,7 @@ async def stage_bundle(serving: Serving, request: web.Request, query: Query) -> 
     "append_bundle",
     answer("Committed, but for the parts of partitions that are named.", "BundleAppended"),
     permission=of_path("stream:append", "stream"),
+    act=NO_ACT,
     query=(
         integer("head", "So many bytes of the body name the parts. Required.", least=1, greatest=HEAD_BYTES_MAX),
         INCARNATION,

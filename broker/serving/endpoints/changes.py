@@ -24,6 +24,7 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.api.permissions import of_path
+from broker.serving.contract.acts import Act
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import (
@@ -55,6 +56,7 @@ _STREAM: Final = answer("The stream as it is then.", "Stream")
     "pause_stream",
     _STREAM,
     permission=of_path("stream:admin", "stream"),
+    act=Act(),
     errors=(UnknownStream, ReadOnly),
 )
 async def pause(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -68,6 +70,7 @@ async def pause(serving: Serving, request: web.Request, query: Query) -> web.Str
     "resume_stream",
     _STREAM,
     permission=of_path("stream:admin", "stream"),
+    act=Act(),
     errors=(UnknownStream, ReadOnly),
 )
 async def resume(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -88,6 +91,7 @@ async def _set_paused(serving: Serving, request: web.Request, paused: bool) -> w
     "set_stream_read_only",
     _STREAM,
     permission=of_path("stream:admin", "stream"),
+    act=Act(("read_only",)),
     request=body("Which of the two.", "ReadOnlyState"),
     errors=(UnknownStream, ReadOnly),
 )
@@ -106,6 +110,7 @@ async def set_read_only(serving: Serving, request: web.Request, query: Query) ->
     "add_partitions",
     _STREAM,
     permission=of_path("stream:admin", "stream"),
+    act=Act(("partitions",)),
     request=body("How many in all, not fewer than now.", "PartitionCount"),
     errors=(UnknownStream, InvalidSetting, ReadOnly),
 )
@@ -123,6 +128,7 @@ async def add_partitions(serving: Serving, request: web.Request, query: Query) -
     "trim_stream",
     answer("Where each log begins then.", "Trimmed"),
     permission=of_path("stream:admin", "stream"),
+    act=Act(("before", "partitions")),
     request=body(
         "The first position to keep. If it is gone already, nothing changes. If an offset is above the high"
         " watermark of any of the partitions, it is refused, and nothing is trimmed.",

@@ -11,6 +11,7 @@ from typing import Final
 from aiohttp import web
 
 from broker.api.permissions import OPEN, needs, of_answer
+from broker.serving.contract.acts import NO_ACT
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer
 from broker.serving.http.access import access_now
 
@@ -27,6 +28,7 @@ ENDPOINTS: Final = Endpoints()
     "describe_cluster",
     answer("The cluster.", "Cluster"),
     permission=needs("cluster:read"),
+    act=NO_ACT,
 )
 async def cluster(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Cluster id and the addresses of the brokers."""
@@ -47,7 +49,7 @@ async def cluster(serving: Serving, request: web.Request, query: Query) -> web.S
     )
 
 
-@ENDPOINTS.add("GET", "/livez", "live", answer("It does.", "Live"), permission=OPEN)
+@ENDPOINTS.add("GET", "/livez", "live", answer("It does.", "Live"), permission=OPEN, act=NO_ACT)
 async def live(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Whether the process answers."""
     return web.json_response({"status": "live"})
@@ -59,6 +61,7 @@ async def live(serving: Serving, request: web.Request, query: Query) -> web.Stre
     "ready",
     answer("Ready.", "Ready") | answer("Not ready.", "Ready", 503),
     permission=needs("metrics"),
+    act=NO_ACT,
 )
 async def ready(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Whether the broker can do its work, and what is missing."""
@@ -75,6 +78,7 @@ async def ready(serving: Serving, request: web.Request, query: Query) -> web.Str
     "metrics",
     {200: Content(description="Text format 0.0.4.", media={METRICS_MEDIA: None})},
     permission=needs("metrics"),
+    act=NO_ACT,
 )
 async def metrics(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Prometheus metrics."""
@@ -90,6 +94,7 @@ async def metrics(serving: Serving, request: web.Request, query: Query) -> web.S
     "page",
     {200: Content(description="The page.", media={"text/html": None})},
     permission=needs("metrics") + of_answer("stream:read"),
+    act=NO_ACT,
 )
 async def page(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """A page of links for people."""

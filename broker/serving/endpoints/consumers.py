@@ -28,6 +28,7 @@ from broker.api.errors import (
 from broker.api.permissions import of_answer, of_body, of_catalog, of_path
 from broker.api.stream import check_name
 from broker.groups.offsets import ConsumerOffset
+from broker.serving.contract.acts import NO_ACT, Act
 from broker.serving.contract.backend import Backend
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import AtOffset, Commit, CommitOffset, Position, Reset
@@ -47,6 +48,7 @@ _ERRORS: Final = (InvalidName, UnknownStream, UnknownPartition, StaleIncarnation
     "list_consumers",
     answer("The consumers.", "Consumers"),
     permission=of_answer("consumer:read"),
+    act=NO_ACT,
 )
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """All consumers with their lag, by name."""
@@ -63,6 +65,7 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
     "describe_consumer",
     answer("The consumer.", "Consumer"),
     permission=of_path("consumer:read", "consumer"),
+    act=NO_ACT,
     errors=(UnknownConsumer,),
 )
 async def describe_one(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -76,6 +79,7 @@ async def describe_one(serving: Serving, request: web.Request, query: Query) -> 
     "commit_offsets",
     answer("Durable.", "Committed"),
     permission=of_path("consumer:write", "consumer") + of_body("stream:read", "offsets[].stream"),
+    act=NO_ACT,
     request=body("The offsets: the next that it will read.", "Commit"),
     errors=_ERRORS,
 )
@@ -97,6 +101,7 @@ async def commit(serving: Serving, request: web.Request, query: Query) -> web.St
     "reset_consumer",
     answer("The consumer as it is then.", "Consumer"),
     permission=of_path("consumer:write", "consumer") + of_body("stream:read", "stream"),
+    act=Act(("stream", "partitions", "to")),
     request=body("Where to.", "Reset"),
     errors=_ERRORS,
 )
@@ -152,6 +157,7 @@ async def _admit(serving: Serving, consumer: str) -> None:
     "forget_consumer",
     {204: Content(description="Removed.")},
     permission=of_path("consumer:write", "consumer") + of_catalog("stream:read", "each stream that it has offsets of"),
+    act=Act(),
     errors=(UnknownConsumer,),
 )
 async def forget(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:

@@ -26,6 +26,7 @@ from broker.api.permissions import needs
 from broker.api.placements import Placement, ReplicaEnd
 from broker.api.stream import NAME_BYTES_MAX
 from broker.api.validation import build
+from broker.serving.contract.acts import NO_ACT, Act
 from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body, text
 from broker.serving.contract.schemas import Drain, Election, Excuse, Loss, Reassignment, RescueEnd
 from broker.serving.endpoints.resolve import leader_named
@@ -50,6 +51,7 @@ _STREAM: Final = text("stream", "Only of this stream.", length_max=NAME_BYTES_MA
     "list_partitions",
     answer("All partitions, internal ones too.", "Placements"),
     permission=needs("cluster:read"),
+    act=NO_ACT,
     query=(_STREAM,),
 )
 async def placements(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -65,6 +67,7 @@ async def placements(serving: Serving, request: web.Request, query: Query) -> we
     "list_replicas",
     answer("The copies.", "ReplicaEnds"),
     permission=needs("cluster:read"),
+    act=NO_ACT,
     query=(_STREAM,),
 )
 async def ends(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -80,6 +83,7 @@ async def ends(serving: Serving, request: web.Request, query: Query) -> web.Stre
     "reassign",
     answer("The partitions, as they are now. They are moved when `target` is null.", "Placements"),
     permission=needs("cluster:operate"),
+    act=Act(("stream", "partition", "replicas", "min_insync_replicas")),
     request=body("The brokers that are to keep it.", "Reassignment"),
     errors=(UnknownStream, UnknownPartition, InvalidSetting, NotSupported),
 )
@@ -99,6 +103,7 @@ async def reassign(serving: Serving, request: web.Request, query: Query) -> web.
     "elect_leaders",
     answer("The partitions that have another leader now.", "Elected"),
     permission=needs("cluster:operate") + needs("cluster:admin", when="unclean"),
+    act=Act(("stream", "partition", "unclean", "broker", "accept_loss")),
     request=body("Which leaders.", "Election"),
     errors=(UnknownStream, UnknownPartition, NotSupported),
 )
@@ -164,6 +169,7 @@ async def _elect_unclean(serving: Serving, asked: Election) -> web.StreamRespons
     "accept_loss",
     answer("The offsets that were given up.", "GivenUp"),
     permission=needs("cluster:admin"),
+    act=Act(("stream", "partition", "accept_loss")),
     request=body("The partition.", "Loss"),
     errors=(UnknownStream, UnknownPartition, NotSupported),
 )
@@ -237,6 +243,7 @@ def _chosen(now: Placement, copies: Sequence[ReplicaEnd], broker: str | None) ->
     "drain_broker",
     answer("The replicas that it still keeps. Ask again until there are none.", "Drained"),
     permission=needs("cluster:operate"),
+    act=Act(("fewer_replicas",), is_polled=True),
     request=body("How it is to be done.", "Drain"),
     errors=(NotSupported,),
 )
@@ -253,6 +260,7 @@ async def drain(serving: Serving, request: web.Request, query: Query) -> web.Str
     "remove_broker",
     answer("It is removed.", "RemovedBroker"),
     permission=needs("cluster:admin"),
+    act=Act(),
     errors=(NotSupported,),
 )
 async def remove(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -268,6 +276,7 @@ async def remove(serving: Serving, request: web.Request, query: Query) -> web.St
     "describe_rescue",
     answer("How far it is.", "RescueState"),
     permission=needs("cluster:read"),
+    act=NO_ACT,
 )
 async def rescue_state(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Whether a rescue of the catalog is under way, and who is missing in it."""
@@ -280,6 +289,7 @@ async def rescue_state(serving: Serving, request: web.Request, query: Query) -> 
     "excuse_replicas",
     answer("How far the rescue is now.", "RescueState"),
     permission=needs("cluster:admin"),
+    act=Act(("broker", "stream", "partition", "accept_loss")),
     request=body("The replicas that are given up.", "Excuse"),
     errors=(UnknownStream, UnknownPartition, NotSupported),
 )
@@ -306,6 +316,7 @@ async def excuse(serving: Serving, request: web.Request, query: Query) -> web.St
     "end_rescue",
     answer("The leader of each partition, and its end.", "RescueEnded"),
     permission=needs("cluster:admin"),
+    act=Act(("brokers",)),
     request=body("The brokers that there were.", "RescueEnd"),
     errors=(NotSupported,),
 )

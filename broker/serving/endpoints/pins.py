@@ -12,6 +12,7 @@ from broker.api.errors import InvalidName
 from broker.api.permissions import of_path
 from broker.api.stream import check_name
 from broker.groups.pins import Pin
+from broker.serving.contract.acts import NO_ACT
 from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import PinPlaced
 from broker.serving.http.waiting import unbroken
@@ -25,6 +26,7 @@ ENDPOINTS: Final = Endpoints()
     "read_pin",
     answer("The pin; of version 0 if there is none.", "Pin"),
     permission=of_path("consumer:read", "pin"),
+    act=NO_ACT,
 )
 async def read(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """The text that is kept under a name."""
@@ -37,6 +39,7 @@ async def read(serving: Serving, request: web.Request, query: Query) -> web.Stre
     "place_pin",
     answer("The pin as it is then; `placed`: by this request.", "Pin"),
     permission=of_path("consumer:write", "pin"),
+    act=NO_ACT,
     request=body("The text, and the version that it replaces.", "PinPlaced"),
     errors=(InvalidName,),
 )

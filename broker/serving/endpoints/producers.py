@@ -11,6 +11,7 @@ from aiohttp import web
 
 from broker.api.errors import InvalidName, UnknownProducer
 from broker.api.permissions import of_answer, of_any, of_body, of_path
+from broker.serving.contract.acts import NO_ACT, Act
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import ProducerName
 from broker.serving.http.access import access_now
@@ -25,6 +26,7 @@ ENDPOINTS: Final = Endpoints()
     "list_producers",
     answer("Those that have names.", "Producers"),
     permission=of_answer("producer:write"),
+    act=NO_ACT,
 )
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """The producers that have names, by name."""
@@ -42,6 +44,7 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
     "register_producer",
     answer("Stamp appends with these.", "Producer"),
     permission=of_body("producer:write", "name", when="there is one") + of_any("stream:append", when="there is none"),
+    act=NO_ACT,
     request=body("A name, or nothing.", "ProducerName"),
     errors=(InvalidName,),
 )
@@ -69,6 +72,7 @@ async def _names(serving: Serving) -> Collection[str]:
     "forget_producer",
     {204: Content(description="Forgotten.")},
     permission=of_path("producer:write", "producer"),
+    act=Act(),
     errors=(UnknownProducer,),
 )
 async def forget(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:

@@ -45,6 +45,7 @@ from broker.api.errors import (
 from broker.api.permissions import of_path
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
 from broker.api.validation import Rule
+from broker.serving.contract.acts import NO_ACT
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import (
     MAX_WAIT,
@@ -111,6 +112,7 @@ ENDPOINTS: Final = Endpoints()
         )
     },
     permission=of_path("stream:read", "stream") + of_path("stream:admin", "stream", when="verify"),
+    act=NO_ACT,
     query=(
         position(
             "offset",

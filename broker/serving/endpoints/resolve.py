@@ -15,6 +15,7 @@ from aiohttp import web
 
 from broker.api.errors import InvalidRequest, LiftlogError, NotLeader
 from broker.api.permissions import of_body
+from broker.serving.contract.acts import NO_ACT
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import At, AtEpoch, AtOffset, AtTimestamp, Position, Positions
@@ -35,6 +36,7 @@ ENDPOINTS: Final = Endpoints()
     "resolve_offsets",
     answer("In the order asked; one that failed has `error`.", "Resolved"),
     permission=of_body("stream:read", "positions[].stream"),
+    act=NO_ACT,
     request=body("The positions.", "Positions"),
     errors=(InvalidRequest,),
 )

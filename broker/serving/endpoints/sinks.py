@@ -45,6 +45,7 @@ from broker.api.errors import (
 from broker.api.permissions import needs, of_answer, of_body, of_path, of_query
 from broker.api.plain import INT64_MAX
 from broker.api.stream import check_name
+from broker.serving.contract.acts import NO_ACT, Act
 from broker.serving.contract.endpoint import (
     Content,
     Endpoints,
@@ -113,6 +114,7 @@ _SINK: Final = answer("The sink.", "Sink")
     "list_sinks",
     answer("The sinks.", "Sinks"),
     permission=of_answer("sink:read"),
+    act=NO_ACT,
     query=(boolean("staged", "Also what is staged for each sink, which asks the leaders of all partitions."),),
 )
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -134,6 +136,7 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
     "describe_sink",
     _SINK,
     permission=of_path("sink:read", "sink"),
+    act=NO_ACT,
     errors=(UnknownSink,),
 )
 async def describe(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -148,6 +151,7 @@ async def describe(serving: Serving, request: web.Request, query: Query) -> web.
     "open_sink",
     answer("The owner's epoch, and the sink. Nobody is fenced before this owner commits.", "SinkOpened"),
     permission=of_path("sink:write", "sink"),
+    act=NO_ACT,
     request=body("The owner that opens it.", "SinkOpen"),
     errors=(InvalidName, SinkFenced, DiskFull, StorageFailed),
 )
@@ -179,6 +183,7 @@ async def _admit(serving: Serving, sink: str) -> None:
     "renew_owner",
     answer("It is heard. When it shall renew again.", "SinkRenewed"),
     permission=of_path("sink:write", "sink"),
+    act=NO_ACT,
     request=body("The owner that lives.", "SinkRenew"),
     errors=(UnknownSink, SinkFenced),
 )
@@ -194,6 +199,7 @@ async def renew(serving: Serving, request: web.Request, query: Query) -> web.Str
     "stage_records",
     answer("Durable.", "Staged"),
     permission=of_path("stream:append", "stream") + of_query("sink:write", "sink"),
+    act=NO_ACT,
     query=_STAGE_QUERY,
     request=Content(
         description="As for `append_records`; no records at all are allowed.",
@@ -256,6 +262,7 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
         "SinkCommitted",
     ),
     permission=of_path("sink:write", "sink") + of_body("stream:append", "stages[].stream"),
+    act=NO_ACT,
     request=body("The batch.", "SinkCommit"),
     errors=(
         UnknownSink,
@@ -296,6 +303,7 @@ async def commit_batch(serving: Serving, request: web.Request, query: Query) -> 
     "abort_stages",
     answer("How many went.", "SinkAborted"),
     permission=of_path("sink:write", "sink") + of_body("stream:append", "stages[].stream"),
+    act=NO_ACT,
     request=body("The stages.", "SinkAbort"),
     errors=_STORAGE,
 )
@@ -312,6 +320,7 @@ async def abort(serving: Serving, request: web.Request, query: Query) -> web.Str
     "reset_sink",
     _SINK,
     permission=of_path("sink:admin", "sink"),
+    act=Act(("next_batch_id",)),
     request=body("The next batch id.", "SinkReset"),
     errors=(UnknownSink, *_FINISHING),
 )
@@ -328,6 +337,7 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
     "adopt_sink",
     _SINK,
     permission=of_path("sink:admin", "sink"),
+    act=Act(("checkpoint",)),
     request=body("The checkpoint.", "SinkAdopt"),
     errors=(UnknownSink, DiskFull, StorageFailed),
 )
@@ -344,6 +354,7 @@ async def adopt(serving: Serving, request: web.Request, query: Query) -> web.Str
     "delete_sink",
     {204: Content(description="It is forgotten.")},
     permission=of_path("sink:admin", "sink"),
+    act=Act(),
     errors=(UnknownSink, *_FINISHING),
 )
 async def delete(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -358,6 +369,7 @@ async def delete(serving: Serving, request: web.Request, query: Query) -> web.St
     "check_sink",
     {204: Content(description="It may.")},
     permission=needs("broker"),
+    act=NO_ACT,
     request=body("The epoch.", "SinkCheck"),
     errors=(UnknownSink, SinkFenced),
 )
@@ -375,6 +387,7 @@ async def check(serving: Serving, request: web.Request, query: Query) -> web.Str
     "ask_silences",
     answer("How long each was not heard of.", "StagesAnswer"),
     permission=needs("broker"),
+    act=NO_ACT,
     request=body("The owners.", "SilencesAsked"),
 )
 async def silences(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -391,6 +404,7 @@ async def silences(serving: Serving, request: web.Request, query: Query) -> web.
     "ask_stages",
     answer("The answer to the question.", "StagesAnswer"),
     permission=needs("broker"),
+    act=NO_ACT,
     query=(INCARNATION,),
     request=body("The question.", "StagesAsked"),
     errors=(StaleIncarnation, StageLost, RequestTooLarge, *_STORAGE),

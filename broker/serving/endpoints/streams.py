@@ -25,6 +25,7 @@ from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.info import growth_of
 from broker.metadata.session import lapse_ms
+from broker.serving.contract.acts import NO_ACT, SETTINGS, Act
 from broker.serving.contract.backend import Backend, PartitionHandle, Whereabouts
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body, boolean, refused
 from broker.serving.http.access import access_now
@@ -63,6 +64,7 @@ _SETTINGS_ERRORS: Final = (UnknownSetting, InvalidSetting, InvalidSubject)
     permission=of_body("stream:create", "name")
     + of_body("subject:capture", "subject")
     + of_catalog("stream:admin", "each stream of the same group"),
+    act=Act(("name", *SETTINGS)),
     request=body("Name and settings.", "NewStream"),
     errors=(InvalidName, *_SETTINGS_ERRORS, StreamExists),
 )
@@ -191,6 +193,7 @@ def _goes_by(answer: Mapping[str, Any], info: StreamInfo) -> bool:
     "list_streams",
     answer("The streams.", "Streams"),
     permission=of_answer("stream:read"),
+    act=NO_ACT,
     query=(boolean("internal", "With the broker's own streams, whose names begin with `__`."),),
 )
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -209,6 +212,7 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
     "describe_stream",
     answer("The stream.", "Stream"),
     permission=of_path("stream:read", "stream"),
+    act=NO_ACT,
     errors=(UnknownStream,),
 )
 async def describe_one(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -223,6 +227,7 @@ async def describe_one(serving: Serving, request: web.Request, query: Query) -> 
     "alter_stream",
     answer("The altered stream.", "Stream"),
     permission=of_path("stream:admin", "stream"),
+    act=Act(SETTINGS),
     request=body("The settings to change.", "AlteredSettings"),
     errors=(UnknownStream, *_SETTINGS_ERRORS, ReadOnly),
 )
@@ -243,6 +248,7 @@ async def alter(serving: Serving, request: web.Request, query: Query) -> web.Str
     "delete_stream",
     {204: Content(description="Deleted.")},
     permission=of_path("stream:admin", "stream"),
+    act=Act(),
     errors=(UnknownStream, ReadOnly),
 )
 async def delete(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:

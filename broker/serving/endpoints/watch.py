@@ -22,6 +22,7 @@ from broker.api.errors import InvalidRequest, LiftlogError, UnknownStream
 from broker.api.permissions import of_answer
 from broker.api.stream import INTERNAL_PREFIX, NAME_BYTES_MAX
 from broker.metadata.catalog import StreamInfo
+from broker.serving.contract.acts import NO_ACT
 from broker.serving.contract.backend import Backend
 from broker.serving.contract.endpoint import (
     MAX_WAIT,
@@ -56,6 +57,7 @@ ENDPOINTS: Final = Endpoints()
     "watch",
     answer("The state now, and its version.", "Watch"),
     permission=of_answer("stream:read"),
+    act=NO_ACT,
     query=(
         integer(
             "since",

@@ -7,9 +7,9 @@
                                                    all requests under way are judged again
 
 A principal comes from, in this order: the proof of another broker, a client's certificate (SAN, URI), a bearer token;
-else it is `anonymous`. Modes (`auth.mode`): `off` judges tokens and grants themselves alone; `permissive` says what
-`enforce` would refuse. Where the catalog requires it (`metadata.access.Z5`) it is `enforce`, whatever the configuration
-says.
+else it is `anonymous`. Modes (`auth.mode`): `off` judges what is `IN_EVERY_MODE` alone, as tokens and grants themselves
+are; `permissive` says what `enforce` would refuse. Where the catalog requires it (`metadata.access.Z5`) it is
+`enforce`, whatever the configuration says.
 
 A1  In `enforce` no handler runs before its caller is known and may do what path and query name (`Where`). What only a
     handler can find it has to ask for here; one that answers without having asked is a fault, and the answer is lost.
@@ -49,7 +49,7 @@ from aiohttp import web
 
 from broker.api import http
 from broker.api.errors import InvalidRequest, Unauthenticated, Unauthorized
-from broker.api.permissions import Permission, Where
+from broker.api.permissions import BROKERS_ALONE, IN_EVERY_MODE, Permission, Where
 from broker.api.principals import (
     ADMIN,
     ANONYMOUS,
@@ -69,7 +69,7 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 0.5
 PROOF_S: Final = 120.0
 """Clocks of brokers may differ so much."""
-BROKERS_OWN: Final = frozenset({"broker", "stream:read", "cluster:read", "metrics"})
+BROKERS_OWN: Final = BROKERS_ALONE | {"stream:read", "cluster:read", "metrics"}
 """What a broker may ask for itself (A6), and whoever asks with its files whether it is ready, as `up` does."""
 _NOBODYS: Final = "0" * 64
 _NOTHING: Final = Granted(())
@@ -183,7 +183,7 @@ class Needed:
         return cls(
             path in OPEN_PATHS,
             not permission,
-            any(need.action == "auth:admin" for need in permission),
+            any(need.action in IN_EVERY_MODE for need in permission),
             tuple((need.action, need.name) for need in always if need.where in _PATH),
             tuple((need.action, need.name) for need in always if need.where is Where.QUERY),
             tuple(need.action for need in always if need.where is Where.BODY),
@@ -332,7 +332,7 @@ class Gate:
         """Whether a principal may do this (A2)."""
         if is_broker(principal):
             return action in BROKERS_OWN
-        if action == "broker":
+        if action in BROKERS_ALONE:
             return False
         return principal in self._admins or self._granted_to(principal).allows(action, name)
 
@@ -340,7 +340,7 @@ class Gate:
         """Whether a principal may do this to anything."""
         if is_broker(principal):
             return action in BROKERS_OWN
-        if action == "broker":
+        if action in BROKERS_ALONE:
             return False
         return principal in self._admins or self._granted_to(principal).allows_any(action)
 

@@ -23,6 +23,7 @@ from broker.serving.contract.openapi import endpoint_for
 from broker.serving.contract.problems import problems
 from broker.serving.endpoints import (
     append,
+    audit,
     auth,
     bundles,
     changes,
@@ -39,6 +40,7 @@ from broker.serving.endpoints import (
 )
 from broker.serving.endpoints.heads import PolledHeads
 from broker.serving.http.access import ACCESS, AuthRules, Gate
+from broker.serving.http.audit import Audit
 from broker.serving.http.body import BODY_TIMEOUT_S, METERS, BodyBudget
 from broker.serving.http.callers import DEFAULT_CALLER_LIMITS, CallerLimits, Callers
 from broker.serving.http.connections import DEFAULT_LIMITS, ConnectionLimits, Connections
@@ -74,6 +76,7 @@ _TABLE: Final = (
     *cluster.ENDPOINTS,
     *operator.ENDPOINTS,
     *auth.ENDPOINTS,
+    *audit.ENDPOINTS,
 )
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (*_TABLE, endpoint_for(_TABLE))
 """All that the server answers, besides HEAD for each GET."""
@@ -102,6 +105,7 @@ def build_app(
     hosts: frozenset[str] = frozenset(),
     tls: TlsContexts | None = None,
     auth_rules: AuthRules | None = None,
+    is_audited: bool = True,
     now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> web.Application:
     """The application, to be run with `RUNNER_OPTIONS` on the loop that the backend waits on.
@@ -114,6 +118,7 @@ def build_app(
         hosts: Names of this broker, beside addresses and loopback (`origin.hosts_of`).
         tls: Of this broker, and of all others. None: plain HTTP. Listen with it, too (`CONNECTIONS`).
         auth_rules: Who may do what, as far as the configuration says. None: whoever reaches the port may do everything.
+        is_audited: Whether administrative acts and refusals are recorded in `__audit`.
         now_us: The clock: microseconds since 1970 UTC.
     """
     meters = Meters()
@@ -143,6 +148,7 @@ def build_app(
         gate=gate,
         callers=callers,
         names=NewNames(callers, is_told_apart=not gate.is_off),
+        audit=Audit(backend, gate, peers, meters, now_us, is_on=is_audited),
     )
     app = web.Application(middlewares=[problems(meters), guard(hosts)])
     app[SERVING] = serving
@@ -158,7 +164,7 @@ def build_app(
     app.on_response_prepare.append(_name_servers)
     app.on_shutdown.append(_drain)
     app[PULSE] = pulse = Pulse()
-    app.cleanup_ctx.extend((_worker, pulse.beats, gate.looks))
+    app.cleanup_ctx.extend((_worker, pulse.beats, gate.looks, serving.audit.trail.works, serving.audit.summaries))
     return app
 
 

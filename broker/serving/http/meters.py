@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 HEALTH: Final = ("/livez", "/readyz", "/metrics")
 LOG_INTERVAL_S: Final = 10.0
+REFUSED_MAX: Final = 64
+"""Principals that are told apart where refusals are counted."""
 
 
 class Meters:
@@ -39,8 +41,27 @@ class Meters:
         self.sent_bytes = counter("liftlog_http_records_sent_bytes", "Bytes of record batches sent to readers")
         text = "Answers of records cut off: `storage`: the stored bytes could not be read; `reader`: it stood still"
         self.cut_answers = counter("liftlog_http_answers_cut", text, ["by"])
+        text = "Requests refused, by principal (those beyond the first ones are `other`) and reason code"
+        self._refusals = counter("liftlog_http_refusals", text, ["principal", "reason"])
+        self._refused: set[str] = set()
+        text = (
+            "Records of the audit: `written`; `late`: not when the act was answered; `suppressed`: beyond an allowance;"
+            " `lost`: for good"
+        )
+        self.audit_records = counter("liftlog_audit_records", text, ["outcome"])
+        for outcome in ("written", "late", "suppressed", "lost"):
+            self.audit_records.labels(outcome)
         self.posted_bytes = counter("liftlog_http_records_posted_bytes", "Bytes of request bodies with records")
         self.posted_records = counter("liftlog_http_records_posted", "Records appended over HTTP")
+
+    def refused(self, principal: str, reason: str) -> None:
+        """Count a refusal. Certificates may name any number of principals: so many have a line of their own."""
+        if principal not in self._refused:
+            if len(self._refused) >= REFUSED_MAX:
+                principal = "other"
+            else:
+                self._refused.add(principal)
+        self._refusals.labels(principal, reason).inc()
 
     def text(self) -> bytes:
         """Prometheus text."""

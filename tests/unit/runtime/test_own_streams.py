@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from broker.api.errors import NotReady
-from broker.api.stream import OFFSETS_STREAM
+from broker.api.stream import AUDIT_STREAM, OFFSETS_STREAM
+from broker.metadata.cluster import AUDITED
 from broker.runtime.cluster.own_streams import PATIENCE_S, PAUSE_S, OwnStream, replicas_default
-from broker.runtime.partitions.streams import OFFSETS_SETTINGS
+from broker.runtime.config.settings import AuditConfig
+from broker.runtime.partitions.streams import OFFSETS_SETTINGS, audit_settings
 from tests.support.placed import Cluster
 from tests.support.processes import eventually
 
@@ -150,3 +152,48 @@ def test_of_brokers_that_try_at_the_same_time_one_makes_it(executor: ThreadPoolE
 
 def test_a_stream_is_made_for_the_brokers_that_the_cluster_will_have() -> None:
     assert [replicas_default(v, k) for v, k in ((3, 1), (1, 1), (1, 3), (5, 5), (0, 0), (2, 1))] == [3, 1, 3, 3, 1, 2]
+
+
+def test_one_that_came_with_a_feature_level_is_made_when_the_cluster_has_it(executor: ThreadPoolExecutor) -> None:
+    """W4."""
+    cluster = Cluster()
+    settings = audit_settings(AuditConfig())
+    stream = OwnStream(cluster, AUDIT_STREAM, settings, voters=3, executor=executor, clock_s=Clock(), since=AUDITED)
+    stream.begin()
+    for broker in "abc":
+        cluster.register(broker, feature_level_max=AUDITED)
+    done(executor)
+    assert AUDIT_STREAM not in cluster.catalog.streams
+    assert f"needs feature level {AUDITED}" in stream.why_missing()
+    cluster.execute({"v": 1, "kind": "set_feature_level", "level": AUDITED})
+    eventually(lambda: AUDIT_STREAM in cluster.catalog.streams, what="the stream")
+
+
+def test_what_follows_the_configuration_is_altered_once_by_each_broker(executor: ThreadPoolExecutor) -> None:
+    """W5: two that differ do not alter it in turns for ever."""
+    cluster = Cluster()
+
+    def begin(retention_ms: int) -> None:
+        settings = {**OFFSETS_SETTINGS, "cleanup": "delete", "retention_ms": retention_ms}
+        OwnStream(
+            cluster,
+            OFFSETS_STREAM,
+            settings,
+            voters=3,
+            executor=executor,
+            clock_s=Clock(),
+            kept=("retention_ms", "segment_bytes"),
+        ).begin()
+
+    begin(1_000_000)
+    for broker in "abc":
+        cluster.register(broker)
+    done(executor)
+    assert cluster.catalog.streams[OFFSETS_STREAM].settings.retention_ms == 1_000_000
+    begin(2_000_000)
+    for _ in range(3):
+        cluster.register("a")
+        done(executor)
+    assert cluster.catalog.streams[OFFSETS_STREAM].settings.retention_ms == 2_000_000
+    altered = [command for command in cluster.sent if command["kind"] == "alter_stream"]
+    assert [command["settings"]["retention_ms"] for command in altered] == [2_000_000]

@@ -24,6 +24,8 @@ def calls(contract: Json) -> Iterator[str]:
             yield f"{method.upper()} {path}  {call['operationId']}"
             for need in call["x-permission"]:
                 yield f"    needs {said_need(need)}"
+            if call["x-audited"]:
+                yield "    is audited"
             for parameter in call.get("parameters", ()):
                 if "$ref" in parameter:
                     yield f"    {name_of(parameter['$ref'])}"

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 
 from broker.api import http as names
 from broker.api.errors import NotReady
-from broker.api.permissions import Need, Where
+from broker.api.permissions import BROKERS_ALONE, Need, Where
 from broker.api.principals import Token, new_token
 from broker.cli.main import app
 from broker.runtime.config.certificates import Certificates
@@ -187,7 +187,7 @@ def enforced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Enforced]:
 
 def granted(needs: tuple[Need, ...], name: str) -> list[tuple[str, str]]:
     """What the table says that a caller needs for this thing."""
-    return [(n.action, "" if n.where is Where.NOWHERE else name) for n in needs if n.action != "broker"]
+    return [(n.action, "" if n.where is Where.NOWHERE else name) for n in needs if n.action not in BROKERS_ALONE]
 
 
 def of(endpoint: Endpoint) -> str:
@@ -205,7 +205,7 @@ JUDGED = [each for each in ENDPOINTS if each.permission and not is_list(each)]
 @pytest.mark.parametrize("endpoint", JUDGED, ids=of)
 def test_a_call_needs_all_that_the_table_says_and_for_this_thing(enforced: Enforced, endpoint: Endpoint) -> None:
     needed = granted(endpoint.permission, OWN)
-    is_brokers = any(need.action == "broker" for need in endpoint.permission)
+    is_brokers = any(need.action in BROKERS_ALONE for need in endpoint.permission)
     assert enforced.ask(endpoint, OWN, None)[:2] == (403, "unauthorized"), "anonymous"
     assert enforced.ask(endpoint, OWN, enforced.grant("user:none"))[:2] == (403, "unauthorized"), "no grant"
     everything = [(a, n) for a, n in needed if n] + [(a, n) for a, n in needed if not n]
@@ -217,7 +217,7 @@ def test_a_call_needs_all_that_the_table_says_and_for_this_thing(enforced: Enfor
         if any(need.where not in (Where.NOWHERE, Where.ANSWER) for need in endpoint.permission):
             assert enforced.ask(endpoint, name, token)[:2] == (403, "unauthorized"), name
     for left_out in (need for need in endpoint.permission if not need.when and need.where is not Where.CATALOG):
-        if left_out.action == "broker" or left_out.where is Where.ANSWER:
+        if left_out.action in BROKERS_ALONE or left_out.where is Where.ANSWER:
             continue
         less = [grant for grant in everything if grant[0] != left_out.action]
         status, reason, said = enforced.ask(endpoint, OWN, enforced.grant("user:less", *less))

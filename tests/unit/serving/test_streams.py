@@ -57,6 +57,7 @@ def test_streams_are_listed_by_name_and_internal_ones_only_when_asked(api: Api) 
     assert [s["name"] for s in api.get("/v1/streams").json()["streams"]] == ["a", "b", "c"]
     listed = api.get("/v1/streams", internal="true").json()["streams"]
     assert [(s["name"], s["internal"]) for s in listed] == [
+        ("__audit", True),
         ("__commits", True),
         ("__offsets", True),
         ("a", False),

@@ -167,7 +167,7 @@ def test_a_stream_that_comes_to_match_a_pattern_ends_the_wait(server: Server, ap
         ("b*", ["b1", "b2"]),
         ("*", ["a", "b1", "b2"]),
         ("nothing", []),
-        ("__*", ["__commits", "__offsets"]),
+        ("__*", ["__audit", "__commits", "__offsets"]),
         ("__offsets,a", ["__offsets", "a"]),
     ],
 )
