@@ -288,8 +288,8 @@ async def test_what_is_counted_is_what_there_is(tmp_path: Path, monkeypatch: pyt
                 await rig.broker.delete_stream(name)
         await life.check()
         left = rig.broker._streams.all_partitions()
-        assert {partition.stream for partition in left} == {"__commits", "__offsets"}
+        assert {partition.stream for partition in left} == {"__audit", "__commits", "__offsets"}
         assert {partition.stream for partition in rig.broker.sinks._stores} <= {"__commits", "__offsets"}
         assert not rig.intake._streams
-        assert sorted(path.name for path in (rig.folder / "streams").iterdir()) == ["__commits", "__offsets"]
+        assert sorted(path.name for path in (rig.folder / "streams").iterdir()) == ["__audit", "__commits", "__offsets"]
     assert files_open(tmp_path) == []

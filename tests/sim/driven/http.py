@@ -79,6 +79,7 @@ class Http:
             SimpleNamespace(
                 backend=backend,
                 peers=SimpleNamespace(ask_all=self._ask_all),
+                names=SimpleNamespace(admit=_admit),
                 json_object=_body,
                 asked=_asked,
                 json_answer=_answer,
@@ -143,6 +144,10 @@ class Http:
     def _heard(future: Any, said: dict[str, Any], error: LiftlogError | None) -> None:
         if not future.done():
             future.set_result(said if error is None else {})
+
+
+async def _admit(*_: object) -> None:
+    """Nobody is at a limit."""
 
 
 async def _known() -> None:
