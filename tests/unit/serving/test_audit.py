@@ -447,6 +447,8 @@ def test_what_is_queued_at_the_end_is_written_or_in_the_log(
     assert caplog.text.count("audit.lost") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.long  # it waits until the time of an answer is up
 def test_what_is_broken_off_is_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """U6: its client goes, or its time is up."""
     with enforcing(tmp_path) as made:
