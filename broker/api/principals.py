@@ -41,7 +41,10 @@ CALLER_PATTERN: Final = f"{PRINCIPAL_PATTERN}|{ADMIN}"
 """Those for whom a broker may ask another one."""
 _PRINCIPAL: Final = re.compile(PRINCIPAL_PATTERN)
 _CALLER: Final = re.compile(CALLER_PATTERN)
-_URI: Final = re.compile(f"liftlog:(user|svc|broker)/({_NAME})")
+URI_SCHEME: Final = "liftlog:"
+BROKER_URI: Final = f"{URI_SCHEME}broker/"
+"""How the URIs of a certificate begin that name somebody to us, and a broker."""
+_URI: Final = re.compile(f"{URI_SCHEME}(user|svc|broker)/({_NAME})")
 TOKEN_ID_PATTERN: Final = "[a-z2-7]{12}"
 SHA256_PATTERN: Final = "[0-9a-f]{64}"
 _TOKEN: Final = re.compile(f"llg_({TOKEN_ID_PATTERN})_({SHA256_PATTERN})")
@@ -96,7 +99,7 @@ def principal_of_uri(uri: str) -> str | None:
 def uri_of(principal: str) -> str:
     """As a certificate names it."""
     kind, _, name = principal.partition(":")
-    uri = f"liftlog:{kind}/{name}"
+    uri = f"{URI_SCHEME}{kind}/{name}"
     if principal_of_uri(uri) is None:
         raise InvalidRequest(f"{principal!r:.200}: must be user:NAME, svc:NAME or broker:ID", value=principal[:200])
     return uri

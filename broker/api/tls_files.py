@@ -8,7 +8,8 @@ F1  A key that every user of the machine can read is refused: it is no secret.
 F2  No key with a passphrase is taken: nobody is there to type it, and OpenSSL would wait at the terminal.
 F3  A file is a regular one: it is read more than once, and who opens a pipe waits for whoever writes to it.
 F4  A certificate with a URI `liftlog:broker/<id>` is good for the brokers that it names, and for no other; one with
-    another URI of ours for none. One without, as those of earlier releases and of other CAs, is good for each.
+    another URI of ours for none. One without, as those of earlier releases and of other CAs, is good for each; where
+    names are required, for none.
 """
 
 from __future__ import annotations
@@ -21,14 +22,12 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from broker.api.errors import InvalidSetting
+from broker.api.principals import BROKER_URI, URI_SCHEME
 
 CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 ENDED_AMID: Final = "it ended the connection amid the handshake: it has no cluster.tls_cert, or ends just now"
 LOOKED_AT_BYTES: Final = 4 << 20
 """The CAs of the whole world take a quarter of a MiB."""
-OURS: Final = "liftlog:"
-BROKER: Final = "liftlog:broker/"
-"""How a URI begins that names somebody to us, and a broker (F4)."""
 
 
 def load_chain(context: ssl.SSLContext, cert: tuple[str, str], key: tuple[str, str]) -> None:
@@ -103,14 +102,16 @@ def uris_of(tls: ssl.SSLObject | ssl.SSLSocket) -> list[str]:
     try:
         names: Any = (tls.getpeercert() or {}).get("subjectAltName", ())
     except ValueError:  # what is in it is no text
-        return [OURS]
+        return [URI_SCHEME]
     return [value for kind, value in names if kind == "URI"]
 
 
-def misnamed(uris: Iterable[str], broker: str | None) -> str:
+def misnamed(uris: Iterable[str], broker: str | None, *, needs_name: bool = False) -> str:
     """Why a certificate with these URIs is not for this broker; None: for any. Empty: it is (F4)."""
-    ours = [uri for uri in uris if uri.lower().startswith(OURS)]
-    named = sorted(uri.removeprefix(BROKER) for uri in ours if uri.startswith(BROKER))
+    ours = [uri for uri in uris if uri.lower().startswith(URI_SCHEME)]
+    named = sorted(uri.removeprefix(BROKER_URI) for uri in ours if uri.startswith(BROKER_URI))
+    if not ours and needs_name:
+        return f"is a certificate without a URI {BROKER_URI}{broker or 'ID'}, which cluster.tls_names asks for"
     if not ours or broker in named or (broker is None and named):
         return ""
     return f"is the certificate of {', '.join(named) or 'no broker'}" + (f", and not of {broker}" if broker else "")

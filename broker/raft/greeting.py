@@ -124,7 +124,7 @@ class Lobby:
         conn.setOnMessageReceivedCallback(lambda message: self._heard(conn, message))
         conn.setOnDisconnectedCallback(lambda: self._guests.pop(conn, None))
         if self._tls is not None:
-            secure(conn, self._tls.server(), None)
+            secure(conn, self._tls, None)
 
     def _heard(self, conn: TcpConnection, message: Any) -> None:
         if self._encryptor is not None and conn.sendRandKey is None:
@@ -176,7 +176,7 @@ class _Call:
         if self._tls is None:
             self._greet()
         else:
-            secure(self._conn, self._tls.client(), self.address.rpartition(":")[0].strip("[]"), self._greet)
+            secure(self._conn, self._tls, self.address.rpartition(":")[0].strip("[]"), self._greet)
 
     def _greet(self) -> None:
         expect(self._conn, None)

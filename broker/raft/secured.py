@@ -59,10 +59,12 @@ class RaftTls:
     Attributes:
         server: For connections that are accepted.
         client: For those to others.
+        needs_name: A certificate that names no broker is nobody's.
     """
 
     server: Callable[[], ssl.SSLContext]
     client: Callable[[], ssl.SSLContext]
+    needs_name: bool = False
 
 
 class SecuredSocket:
@@ -71,6 +73,7 @@ class SecuredSocket:
     Args:
         host: Whom this side has called; None: it was called.
         then: Called when the handshake is done.
+        needs_name: As of `RaftTls`.
 
     Attributes:
         is_done: The handshake is.
@@ -80,12 +83,19 @@ class SecuredSocket:
     """
 
     def __init__(
-        self, plain: socket.socket, context: ssl.SSLContext, host: str | None, then: Callable[[], None]
+        self,
+        plain: socket.socket,
+        context: ssl.SSLContext,
+        host: str | None,
+        then: Callable[[], None],
+        *,
+        needs_name: bool = False,
     ) -> None:
         self._plain = plain
         self._context = context
         self._host = host
         self._then = then
+        self._needs_name = needs_name
         self._tls: ssl.SSLObject | None = None
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._greeting_bytes = 0
@@ -144,7 +154,7 @@ class SecuredSocket:
 
     def misnamed(self, broker: str | None) -> str:
         """Why the other side is not this broker, or not any; empty: it may be (S5)."""
-        why = misnamed(uris_of(self._open), broker)
+        why = misnamed(uris_of(self._open), broker, needs_name=self._needs_name)
         return why and f"what it shows {why}"
 
     def _read(self, size: int) -> int:
@@ -233,9 +243,15 @@ class SecuredSocket:
         self._plain.close()
 
 
-def secure(conn: Any, context: ssl.SSLContext, host: str | None, then: Callable[[], None] = lambda: None) -> None:
-    """Have a connection of pysyncobj speak TLS from now on. One that cannot is cut at its next event."""
-    conn.secured = made = SecuredSocket(conn._TcpConnection__socket, context, host, then)
+def secure(conn: Any, tls: RaftTls, host: str | None, then: Callable[[], None] = lambda: None) -> None:
+    """Have a connection of pysyncobj speak TLS from now on. One that cannot is cut at its next event.
+
+    Args:
+        host, then: As of `SecuredSocket`.
+    """
+    context = tls.server() if host is None else tls.client()
+    plain = conn._TcpConnection__socket
+    conn.secured = made = SecuredSocket(plain, context, host, then, needs_name=tls.needs_name)
     conn._TcpConnection__socket = made
     if host is not None:
         with contextlib.suppress(OSError):  # the next step meets it again

@@ -134,7 +134,7 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
         if len(self._unknownConnections) > STRANGERS_MAX:
             min(self._unknownConnections, key=lambda each: each.since_s).disconnect()
         if self.tls is not None and conn.state == CONNECTION_STATE.CONNECTED:
-            secure(conn, self.tls.server(), None)
+            secure(conn, self.tls, None)
 
     def _onOutgoingConnected(self, conn: Any) -> None:
         """W13."""
@@ -148,7 +148,7 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
                 expect(conn, owner(str(node.id)))
                 greet(conn)
 
-            secure(conn, self.tls.client(), host_of(node), begin)
+            secure(conn, self.tls, host_of(node), begin)
 
     def send(self, node: Node, message: dict[str, Any]) -> bool:
         """As pysyncobj's; W13."""

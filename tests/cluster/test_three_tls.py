@@ -1,8 +1,8 @@
 """Goal: three brokers over TLS are a cluster: clients, the questions of brokers to each other, and what they replicate
 and their catalog go on when one dies. A broker of another CA gets nothing.
 
-Method: `liftlog up` with certificates of a CA, where every client needs one; a producer and a reader while the leader
-of their partition is killed. Nothing is asked in plain.
+Method: `liftlog up` with certificates of a CA, where every client needs one, and brokers one with their names; a
+producer and a reader while the leader of their partition is killed. Nothing is asked in plain.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Three(Folder):
     @property
     def env(self) -> dict[str, str]:
         files, mine, ca = self.files, self.mine, self.authority.ca
-        among = self.among.cluster_settings()
+        names = [f"liftlog:broker/broker-{number}" for number in range(3)]
+        among = self.among.cluster_settings(self.among.issue("among", uris=names))
+        among["cluster.tls_names"] = "required"
         return {
             **super().env,
             "LIFTLOG_BROKERS": self.brokers,

@@ -102,10 +102,16 @@ class Authority:
         issued = issued or self.issue()
         return {"cluster.tls_cert": issued.cert, "cluster.tls_key": issued.key, "cluster.tls_ca": self.ca}
 
-    def cluster_certificates(self, issued: Issued | None = None, *, ca: str | None = None) -> Certificates:
-        """What a broker makes of them, whichever it is. `ca`: whom it believes, if that is another one."""
-        settings = self.cluster_settings(issued)
-        return Certificates(load(None, {}, {**settings, "cluster.tls_ca": ca or self.ca}).cluster)
+    def cluster_certificates(
+        self, issued: Issued | None = None, *, ca: str | None = None, names: str = "optional"
+    ) -> Certificates:
+        """What a broker makes of them, whichever it is.
+
+        Args:
+            ca: Whom it believes, if that is another one. names: `cluster.tls_names`.
+        """
+        more = {"cluster.tls_ca": ca or self.ca, "cluster.tls_names": names}
+        return Certificates(load(None, {}, {**self.cluster_settings(issued), **more}).cluster)
 
     def client_files(self, issued: Issued | None = None) -> TlsFiles:
         return TlsFiles(ca=self.ca, cert=issued.cert if issued else None, key=issued.key if issued else None)

@@ -19,9 +19,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final
 
 from broker.api.errors import InvalidRequest
-from broker.api.principals import uri_of
+from broker.api.principals import BROKER_URI, uri_of
 from broker.api.stream import check_name
-from broker.api.tls_files import BROKER, check_key, read
+from broker.api.tls_files import check_key, read
 from broker.cli.arguments import Argument, Option
 from broker.cli.output import note
 from broker.storage.disk import OsDisk
@@ -115,7 +115,7 @@ def issue(
     if len(named) + bool(broker) > 1:
         raise InvalidRequest("--user, --service, --broker: a certificate is of one of these kinds")
     uris = [x509.UniformResourceIdentifier(uri_of(principal)) for principal in named]
-    uris += [x509.UniformResourceIdentifier(BROKER + check_name(each, what="broker")) for each in broker or ()]
+    uris += [x509.UniformResourceIdentifier(BROKER_URI + check_name(each, what="broker")) for each in broker or ()]
     ca, ca_key = _load_ca(folder)
     cert, key = _paths(folder, name, force)
     made, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)

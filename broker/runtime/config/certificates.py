@@ -80,6 +80,7 @@ class WantedTls:
     Attributes:
         section: `http` or `cluster`.
         broker: Whose certificate it is to be; None: whoever's.
+        needs_name: It has to name a broker, and so have others'.
         client_ca: Whom the server's side believes; None: it asks for no certificate.
         ca: Whom the client's side believes; None: the CAs of the system.
         speaks: What the client's side asks for by ALPN; the server's side, too, if it `offers` that.
@@ -94,6 +95,7 @@ class WantedTls:
     speaks: str
     offers: bool
     broker: str | None = None
+    needs_name: bool = False
 
     @property
     def files(self) -> list[Named]:
@@ -114,7 +116,9 @@ def wanted_by(config: HttpConfig | ClusterConfig, broker: str | None = None) -> 
     if isinstance(config, HttpConfig):
         version = ssl.TLSVersion.TLSv1_3 if config.tls_min_version == "1.3" else ssl.TLSVersion.TLSv1_2
         return WantedTls(section, cert, key, named("tls_client_ca"), ca, version, "http/1.1", offers=True)
-    return WantedTls(section, cert, key, ca, ca, ssl.TLSVersion.TLSv1_3, "h2", offers=False, broker=broker)
+    needs_name = config.tls_names == "required"
+    version = ssl.TLSVersion.TLSv1_3
+    return WantedTls(section, cert, key, ca, ca, version, "h2", offers=False, broker=broker, needs_name=needs_name)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -177,6 +181,11 @@ class Certificates:
     def stop(self) -> None:
         """Stop the thread."""
         self._loop.stop()
+
+    @property
+    def needs_name(self) -> bool:
+        """Whether certificates have to name a broker, this one's and those of others."""
+        return self._wanted.needs_name
 
     @property
     def expires(self) -> datetime:
@@ -256,8 +265,10 @@ def load_files(wanted: WantedTls, now_s: float) -> Loaded:
     pem = Pem(read(*wanted.key), read(*wanted.cert), read(*wanted.ca) if wanted.ca is not None else None)
     if wanted.section == "cluster":
         check_key_of(*wanted.cert)
-    if wanted.broker is not None and (why := misnamed(uris_in(*wanted.cert), wanted.broker)):
-        raise unusable(*wanted.cert, why)
+    if wanted.broker is not None:
+        why = misnamed(uris_in(*wanted.cert), wanted.broker, needs_name=wanted.needs_name)
+        if why:
+            raise unusable(*wanted.cert, why)
     return Loaded(server, client, *dates(*wanted.cert, now_s), pem)
 
 

@@ -294,6 +294,8 @@ def _check_together(config: Config) -> None:
     if 0 < len(of_cluster) < 3:
         [given, *_] = [key for key in ("tls_cert", "tls_key", "tls_ca") if key not in of_cluster]
         problems[f"cluster.{given}"] = "needs " + " and ".join(f"cluster.{key}" for key in of_cluster)
+    if config.cluster.tls_names == "required" and config.cluster.tls_cert is None:
+        problems["cluster.tls_names"] = "needs cluster.tls_cert"
     ways = [key for key in ("user", "token", "creds", "nkey_seed") if getattr(nats, key) is not None]
     if len(ways) > 1:
         problems["nats." + ways[1]] = f"cannot stand beside nats.{ways[0]}: choose one way to log in"

@@ -237,6 +237,12 @@ class ClusterConfig:
         "Path of the CAs (PEM) that certificates of brokers have to come from, and nobody else's should. Set together"
         " with the two above.",
     )
+    tls_names: str = _key(
+        "optional",
+        "`required`: a certificate without the name of its broker (a URI `liftlog:broker/ID`, as `liftlog certs issue"
+        " --broker` writes it) is refused. `optional`: it is good for every broker.",
+        limit=("optional", "required"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

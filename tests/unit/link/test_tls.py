@@ -10,6 +10,7 @@ import contextlib
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from broker.metadata.partition import Place
 from broker.runtime.cluster.link import answering, bulk
 from broker.runtime.cluster.link import tls as tls_module
 from broker.runtime.cluster.link.bulk import CONNECTIONS_MAX, BulkServer, Transfer
+from broker.runtime.cluster.link.bulk_reader import BulkReader
 from broker.runtime.cluster.link.handshake import Refused
 from broker.runtime.cluster.link.server import LONE_S, METHOD, SERVICE
 from broker.runtime.cluster.link.tls import LinkTls, try_out
@@ -221,9 +223,9 @@ def test_a_certificate_is_shown_again_after_some_time(
 # -- names of brokers ---------------------------------------------------------------------------------------------
 
 
-def named(authority: Authority, *brokers: str) -> Certificates:
+def named(authority: Authority, *brokers: str, names: str = "optional") -> Certificates:
     uris = [f"liftlog:broker/{broker}" for broker in brokers]
-    return authority.cluster_certificates(authority.issue("-".join(brokers), uris=uris))
+    return authority.cluster_certificates(authority.issue("-".join(brokers) or "nobody", uris=uris), names=names)
 
 
 def test_brokers_with_certificates_of_their_own_replicate_also_in_bulk(
@@ -273,6 +275,35 @@ def test_who_shows_the_certificate_of_another_broker_is_not_called(two: Linked, 
     with pytest.raises(Refused, match=says):
         try_out("127.0.0.1", port, link_tls(ours), 60.0, "a")
     try_out("127.0.0.1", port, link_tls(ours), 60.0, "somebody")
+
+
+def test_where_names_are_required_who_shows_none_is_kept_out(
+    two: Linked, ours: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C5: as one that calls, and as one that is called. It asks for no names itself."""
+    for name in two.names:
+        two.stop(name)
+        two.certificates[name] = named(ours, name, names="required")
+        two.start(name)
+    [at] = two.create(min_insync=1)
+    away = filled(two, at, 1)
+    issued = two.certificates[away]
+    two.certificates[away] = named(ours)
+    two.start(away)
+    leader = two.leader(at)
+    eventually(lambda: two.nodes[away].link.counts["refused"] > 1, what="it is not let in")
+    assert leader.link.server.refused["certificate"] > 1
+    assert not leader.link.server.streams()
+    says = f"what it shows is a certificate without a URI liftlog:broker/{away}"
+    assert any(f"{away}: {says}" in line for line in not_let_in(caplog))
+    mine = LinkTls.of(named(ours, "caller", names="required"))
+    with pytest.raises(Refused, match=says):
+        try_out("127.0.0.1", two.relays[away].target, mine, 60.0, away)
+    two.stop(away)
+    two.certificates[away] = issued
+    two.start(away)
+    two.in_sync(at)
+    two.same(at)
 
 
 def test_renewed_files_are_taken_by_new_connections_and_old_ones_go_on(
@@ -354,26 +385,51 @@ def test_a_stranger_gets_nothing_in_bulk_and_is_said(
     assert (reason, text[: len(says)]) == ("tls", says)
 
 
+@pytest.fixture(params=["optional", "required"])
+def strict(ours: Authority, refused: list[tuple[str, str]], request: pytest.FixtureRequest) -> Iterator[BulkServer]:
+    """One that may ask for names."""
+    tls = LinkTls.of(named(ours, "server", names=request.param))
+    made = BulkServer(lambda reason, who, text: refused.append((reason, text)), tls)
+    made.start("127.0.0.1", 0)
+    yield made
+    made.stop()
+
+
 def test_a_ticket_is_for_the_broker_that_was_told_it(
-    server: BulkServer, refused: list[tuple[str, str]], ours: Authority, tmp_path: Path
+    strict: BulkServer, refused: list[tuple[str, str]], ours: Authority, tmp_path: Path
 ) -> None:
     """B1: who stole it on the way has another certificate. It is good for its own broker after that."""
+    server, is_required = strict, strict._tls is not None and strict._tls.needs_name
     (tmp_path / "file").write_bytes(b"0123456789")
     plan = ReadPlan(0)
     file = plan.own(OsDisk().open(f"{tmp_path}/file", readonly=True))
     plan.add(Segment(str(tmp_path), 0), file, 0, 0, 10, 1)
     transfer = Transfer("b", plan, lambda: True)
     server.offer(transfer)
-    for who in ("somebody", "b"):
-        context = named(ours, who).contexts.client()
+    for who in ("", "b") if is_required else ("somebody", "b"):
+        context = named(ours, *filter(None, [who])).contexts.client()
         context.check_hostname = False
         plain = socket.create_connection(("127.0.0.1", server.told_port), 60)
         with context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
             connection.sendall(transfer.ticket)
             assert connection.recv(100) == (b"0123456789" if who == "b" else b"")
-    assert refused == [
-        ("ticket", "no ticket: what it shows is the certificate of somebody, and not of b, whose ticket this is")
-    ]
+    shows = "the certificate of somebody, and not of b"
+    if is_required:
+        shows = "a certificate without a URI liftlog:broker/b, which cluster.tls_names asks for"
+    assert refused == [("ticket", f"no ticket: what it shows is {shows}, whose ticket this is")]
+
+
+def test_bulk_is_fetched_of_a_leader_that_shows_its_name_where_names_are_required(ours: Authority) -> None:
+    for shown, is_taken in (((), False), (("b",), False), (("a",), True)):
+        made = BulkServer(lambda reason, who, text: None, LinkTls.of(named(ours, *shown)))
+        made.start("127.0.0.1", 0)
+        mine = LinkTls.of(named(ours, "me", names="required"))
+        reader = BulkReader("a", lambda said, data: True, lambda at: None, Counter(), mine)
+        with contextlib.ExitStack() as stack:
+            stack.callback(made.stop)
+            if not is_taken:
+                stack.enter_context(pytest.raises(ConnectionError, match="what it shows is"))
+            reader._connected("127.0.0.1", made.told_port).close()
 
 
 def test_a_hello_in_pieces_is_refused_before_it_is_read(server: BulkServer, refused: list[tuple[str, str]]) -> None:

@@ -44,10 +44,15 @@ def other(tmp_path: Path) -> Authority:
 
 
 def tls_of(
-    authority: Authority, *, ca: str | None = None, hosts: Sequence[str] = (), uris: Sequence[str] = ()
+    authority: Authority,
+    *,
+    ca: str | None = None,
+    hosts: Sequence[str] = (),
+    uris: Sequence[str] = (),
+    names: str = "optional",
 ) -> RaftTls:
-    contexts = authority.cluster_certificates(authority.issue("broker", *hosts, uris=uris), ca=ca).contexts
-    return RaftTls(contexts.server, contexts.client)
+    found = authority.cluster_certificates(authority.issue("broker", *hosts, uris=uris), ca=ca, names=names)
+    return RaftTls(found.contexts.server, found.contexts.client, found.needs_name)
 
 
 @contextlib.contextmanager
@@ -201,6 +206,24 @@ def test_who_has_the_certificate_of_another_broker_takes_no_part_and_others_say_
         whose = "n1" if "broker" in shows else "no broker"
         for which in (0, 1):
             assert all(f"is the certificate of {whose}, and not of n2" in why for _, why in told[which]), told[which]
+
+
+@pytest.mark.parametrize("who", ["n2", "others"])
+def test_where_names_are_required_who_shows_none_takes_no_part(tmp_path: Path, ours: Authority, who: str) -> None:
+    """S5, W14, in both directions: n2 calls and is called. `others`: these ask for names, else n2 does."""
+    own = [f"liftlog:broker/n{number}" for number in range(3)]
+    if who == "others":
+        tls = [tls_of(ours, uris=[own[number]], names="required") for number in (0, 1)] + [tls_of(ours)]
+    else:
+        tls = [tls_of(ours)] * 2 + [tls_of(ours, uris=[own[2]], names="required")]
+    with group(tmp_path, tls) as (nodes, told):
+        until(nodes, lambda: any(node.is_controller for node in nodes[:2]))
+        assert "ok" in carried_out(nodes, next(node for node in nodes if node.is_controller))
+        asks = (0, 1) if who == "others" else (2,)
+        until(nodes, lambda: all(told[which] for which in asks))
+        assert nodes[2].controller is None
+        for which in asks:
+            assert all("is a certificate without a URI liftlog:broker/n" in why for _, why in told[which]), told[which]
 
 
 def test_a_certificate_may_name_several_brokers(tmp_path: Path, ours: Authority) -> None:
@@ -482,6 +505,19 @@ def test_a_question_of_who_is_not_the_broker_that_it_says_is_refused(ours: Autho
         found["refusal"]
         == f"broker {HELLO['broker']}: what it shows is the certificate of somebody, and not of {HELLO['broker']}"
     )
+
+
+def test_where_names_are_required_a_question_without_one_is_refused_and_nobody_without_one_is_asked(
+    ours: Authority,
+) -> None:
+    asker: dict[str, Any] = {"bind": None, "secret": SECRET, "answer": lambda hello: {}, "clock": time.monotonic}
+    named = tls_of(ours, uris=[f"liftlog:broker/{HELLO['broker']}"], names="required")
+    for there, mine in ((named, tls_of(ours)), (tls_of(ours), named), (named, named)):
+        [port] = ports(1)
+        address = f"127.0.0.1:{port}"
+        with Lobby(**{**asker, "bind": address}, tls=there) as called, Lobby(**asker, tls=mine) as caller:
+            found = _asked(caller, called, address)
+        assert ("is a certificate without a URI liftlog:broker/" in str(found)) is (there is not mine), found
 
 
 def _asked(asking: Lobby, answering: Lobby, address: str) -> Any:

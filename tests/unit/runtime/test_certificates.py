@@ -355,6 +355,25 @@ def test_a_key_that_grpc_does_not_take_is_refused_for_brokers(authority: Authori
             certificates_of(config)
 
 
+def test_where_names_are_required_a_broker_shows_one(authority: Authority) -> None:
+    """When it starts, and when the files are renewed."""
+    settings = {
+        **authority.cluster_settings(authority.issue(uris=["liftlog:broker/a"])),
+        "cluster.tls_names": "required",
+    }
+    config = load(None, {}, settings).cluster
+    certificates = Certificates(config, broker="a")
+    before = certificates.pem
+    authority.issue()
+    certificates.look()
+    certificates.look()
+    assert certificates.pem is before
+    with pytest.raises(InvalidSetting, match="is a certificate without a URI liftlog:broker/a, which"):
+        certificates_of(config, broker="a")
+    with pytest.raises(InvalidSetting, match=r"tls_names needs cluster\.tls_cert"):
+        load(None, {}, {"cluster.tls_names": "required"})
+
+
 KEYS: dict[str, Callable[[], Any]] = {
     "p384": lambda: ec.generate_private_key(ec.SECP384R1()),
     "p521": lambda: ec.generate_private_key(ec.SECP521R1()),

@@ -26,7 +26,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -54,11 +54,13 @@ class LinkTls:
         server: For bulk connections that are accepted.
         client: For connections to other brokers.
         pem: For gRPC.
+        needs_name: A certificate that names no broker is nobody's.
     """
 
     server: Callable[[], ssl.SSLContext]
     client: Callable[[], ssl.SSLContext]
     pem: Callable[[], Pem]
+    needs_name: bool = False
 
     @staticmethod
     def of(certificates: Certificates | None) -> LinkTls | None:
@@ -66,7 +68,12 @@ class LinkTls:
         if certificates is None:
             return None
         contexts = certificates.contexts
-        return LinkTls(contexts.server, contexts.client, lambda: certificates.pem)
+        return LinkTls(contexts.server, contexts.client, lambda: certificates.pem, certificates.needs_name)
+
+    def misnamed(self, uris: Iterable[str], broker: str | None) -> str:
+        """Why the other side, which shows these, is not this broker; None: not any. Empty: it may be (C5)."""
+        why = misnamed(uris, broker, needs_name=self.needs_name)
+        return why and f"what it shows {why}"
 
 
 def add_port(server: Any, address: str, tls: LinkTls | None) -> int:
@@ -116,8 +123,8 @@ def try_out(host: str, port: int, tls: LinkTls | None, timeout_s: float, broker:
             return
         try:
             with tls.client().wrap_socket(plain, server_hostname=host) as secured:
-                if why := misnamed(uris_of(secured), broker):
-                    raise _refused(f"what it shows {why}")
+                if why := tls.misnamed(uris_of(secured), broker):
+                    raise _refused(why)
                 if not _is_heard(secured):
                     raise _refused(NOT_TAKEN)
         except ssl.SSLError as error:
@@ -144,11 +151,9 @@ def _refused(text: str) -> Refused:
     return Refused("UNAUTHENTICATED", "tls", text)
 
 
-def misnamed_at(context: Any, broker: str) -> str:
-    """Why the caller of a call of gRPC is not this broker, by its certificate; empty: it may be (C5)."""
-    uris = [uri.decode("utf-8", "replace") for uri in context.auth_context().get("peer_uri", ())]
-    why = misnamed(uris, broker)
-    return why and f"what it shows {why}"
+def uris_at(context: Any) -> list[str]:
+    """The URIs in the certificate of the caller of a call of gRPC."""
+    return [uri.decode("utf-8", "replace") for uri in context.auth_context().get("peer_uri", ())]
 
 
 def speaks_tls(host: str, port: int, timeout_s: float) -> bool:
