@@ -10,6 +10,7 @@ judges it again, so a journal that holds a refused one all the same gives everyb
 Commands (`"v": 1`, `"kind"`, `"request_id"`, and; those of `broker_commands.py`, `partition_commands.py`, `rescue.py`):
     create_stream    name, incarnation, created_us, settings, internal
                      replication_factor, min_insync_replicas  (optional) its partitions are placed on so many brokers
+                     beside (optional)                        of its queue group there may be these, and no others
     alter_stream     name, settings
     set_state        name, paused and/or read_only
     add_partitions   name, partitions                         the new count; of a placed stream once it is confirmed:
@@ -86,6 +87,8 @@ SINCE: Final[dict[str, int]] = {
     **dict.fromkeys(("require_auth", "tell_auth_mode"), MODES_SINCE),
 }
 """Commands by the feature level that they came with; those that are not here have the first (M8)."""
+BESIDE_SINCE: Final = 6
+"""The feature level from which on `beside` in `create_stream` has effect (M8)."""
 TAG_SINCE: Final = 5
 """The feature level of `tag` in `register_producer` (M8)."""
 _OF_USERS: Final = frozenset({"put_token", "drop_token", "put_grants", "require_auth"})
@@ -269,6 +272,8 @@ class Catalog:
                     differences={k: list(pair) for k, pair in differences.items()},
                 )
             return {"stream": existing.as_dict(), "created": False}
+        if "beside" in command:
+            self._check_beside(settings, command["beside"])
         effective, warnings = self._acks(name, settings)
         incarnation, factor = fields.text(command, "incarnation"), fields.whole(command, "replication_factor", 0)
         if incarnation in self.deleted:
@@ -291,6 +296,16 @@ class Catalog:
             self.cluster.add_stream(incarnation, places, first=0, min_insync=least)
         self._set(info)
         return {"stream": info.as_dict(), "created": True}
+
+    def _check_beside(self, settings: StreamSettings, known: Iterable[str]) -> None:
+        """Whoever creates a stream was judged by the streams of its group that were known then. Raises NotReady: there
+        are others by now, so it has to be judged again."""
+        if settings.group is None or not (self.cluster.feature_level >= BESIDE_SINCE or self.cluster.is_alone):
+            return
+        names = {*known}
+        others = (info for name, info in self.streams.items() if name not in names)
+        if any(info.settings.group == settings.group and not info.internal for info in others):
+            raise NotReady("its group has another stream by now: ask again", key="group")
 
     def _alter(self, command: Mapping[str, Any]) -> dict[str, Any]:
         existing = self._live(command["name"])

@@ -78,6 +78,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
         "internal": bool,
         "replication_factor": Factor,
         "min_insync_replicas": Factor,
+        "beside": Names,
     },
     "alter_stream": {"name": StreamName, "settings": Mapping[str, Any]},
     "set_state": {"name": StreamName, "paused": bool, "read_only": bool},

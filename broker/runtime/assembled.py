@@ -377,10 +377,12 @@ class Assembled:
 
     # --- what the HTTP API changes ----------------------------------------------------------------------------
 
-    async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
+    async def create_stream(
+        self, name: str, values: Mapping[str, Any], *, beside: Sequence[str] | None = None
+    ) -> tuple[StreamInfo, bool]:
         """Create a stream, or find that it exists with the same settings."""
         try:
-            return await self._changes.create_stream(name, values)
+            return await self._changes.create_stream(name, values, beside=beside)
         finally:
             self._cleaner.syncs.look()
 

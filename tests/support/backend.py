@@ -84,7 +84,9 @@ class LogBackend:
             raise from_problem(result["error"])
         return result["ok"]
 
-    def _create(self, name: str, values: Mapping[str, Any], *, internal: bool = False) -> tuple[StreamInfo, bool]:
+    def _create(
+        self, name: str, values: Mapping[str, Any], *, internal: bool = False, beside: Sequence[str] | None = None
+    ) -> tuple[StreamInfo, bool]:
         created: bool = self._execute(
             {
                 "kind": "create_stream",
@@ -92,6 +94,7 @@ class LogBackend:
                 "created_us": time.time_ns() // 1000,
                 "settings": dict(values),
                 "internal": internal,
+                **({} if beside is None else {"beside": [*beside]}),
             }
         )["created"]
         info = self._catalog.streams[name]
@@ -152,8 +155,10 @@ class LogBackend:
             for p in self.partitions(stream)
         ]
 
-    async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
-        return self._create(name, values)
+    async def create_stream(
+        self, name: str, values: Mapping[str, Any], *, beside: Sequence[str] | None = None
+    ) -> tuple[StreamInfo, bool]:
+        return self._create(name, values, beside=beside)
 
     async def alter_stream(self, name: str, values: Mapping[str, Any]) -> StreamInfo:
         self._execute({"kind": "alter_stream", "name": name, "settings": dict(values)})

@@ -177,7 +177,9 @@ class PlacedControl:
 
     # --- streams --------------------------------------------------------------------------------------------
 
-    async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
+    async def create_stream(
+        self, name: str, values: Mapping[str, Any], *, beside: Sequence[str] | None = None
+    ) -> tuple[StreamInfo, bool]:
         """Create a stream, or find that it exists with the same settings (X2).
 
         Raises:
@@ -199,6 +201,7 @@ class PlacedControl:
             internal=False,
             replication_factor=factor or replicas_default(len(self._config.cluster.voters), known),
             **({} if least is None else {"min_insync_replicas": least}),
+            **({} if beside is None else {"beside": [*beside]}),
         )
         info, is_new = info_from(said["stream"]), bool(said["created"])
         missing = await self._wait_opened(info)

@@ -101,13 +101,15 @@ class Control:
         if self._streams.refused_by_disk():
             asyncio.run_coroutine_threadsafe(self._retry_offline(), self._loop).add_done_callback(_log_failed_retry)
 
-    async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
+    async def create_stream(
+        self, name: str, values: Mapping[str, Any], *, beside: Sequence[str] | None = None
+    ) -> tuple[StreamInfo, bool]:
         """Create a stream, or find that it exists with the same settings.
 
         Raises:
             StreamExists: with other settings: `differences`.
         """
-        return await self._on_control(self._create(name, values))
+        return await self._on_control(self._create(name, values, beside))
 
     async def alter_stream(self, name: str, values: Mapping[str, Any]) -> StreamInfo:
         """Change settings of a live stream."""
@@ -172,10 +174,13 @@ class Control:
     async def _execute(self, command: Mapping[str, Any]) -> Any:
         return await asyncio.to_thread(self._streams.store.execute, command)
 
-    async def _create(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
+    async def _create(
+        self, name: str, values: Mapping[str, Any], beside: Sequence[str] | None
+    ) -> tuple[StreamInfo, bool]:
         values = alone(values)
         async with self._turn():
             command = self._streams.create_command(name, values, internal=False)
+            command |= {} if beside is None else {"beside": [*beside]}
             judged = self._streams.store.catalog.judge(command)
             info = info_from(judged["stream"])
             if judged["created"]:

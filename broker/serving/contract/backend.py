@@ -284,8 +284,16 @@ class Watcher(Protocol):
 class StreamChanges(Protocol):
     """Changes streams."""
 
-    async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
-        """Returns the stream, and whether it was created now. Raises StreamExists with `differences`."""
+    async def create_stream(
+        self, name: str, values: Mapping[str, Any], *, beside: Sequence[str] | None = None
+    ) -> tuple[StreamInfo, bool]:
+        """Returns the stream, and whether it was created now.
+
+        Args:
+            beside: Streams of the same queue group. None: whichever there are.
+        Raises:
+            StreamExists: with `differences`. NotReady: there is another one in its group.
+        """
 
     async def alter_stream(self, name: str, values: Mapping[str, Any]) -> StreamInfo: ...
 

@@ -80,7 +80,8 @@ async def create(serving: Serving, request: web.Request, query: Query) -> web.St
     others = grouped(serving.backend, name, values)
     await access_now.get().need("stream:admin", others, is_told=False)
     await _admit(serving, name)
-    info, created = await unbroken(serving.backend.create_stream(name, values))
+    beside = others if access_now.get().is_bounded else None
+    info, created = await unbroken(serving.backend.create_stream(name, values, beside=beside))
     warnings = await until_served(serving, request, info)
     if others:
         warnings.append(f"it shares the messages of its group with {', '.join(others[:SHOWN_COUNT])}")

@@ -487,6 +487,11 @@ class Asking:
             self._refuse(action, "")
         self._given_any.add(action)
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is anything that it may not do."""
+        return self.is_refused and not self.gate.is_admin(self.caller.principal)
+
     def seen(self, action: str, things: Iterable[T], name: Callable[[T], str]) -> list[T]:
         """Those of these that the caller may be told of, by this action. Some are left out only in `enforce`."""
         self._asked.add(action)

@@ -343,3 +343,31 @@ def test_modes_are_told_and_required_at_their_feature_level_and_not_before() -> 
     assert "feature level 6" in say(of, "b", "off")["error"]["detail"]
     assert "feature level 6" in apply(of, "require_auth", required=True)["detail"]
     assert apply(catalog(), "require_auth", required=True) == {"version": 1}
+
+
+def test_a_stream_joins_a_group_only_of_streams_that_its_creator_may_take_messages_from() -> None:
+    """`beside`, at its feature level: what the gate has judged is compared at the command's place in the journal."""
+    settings = {"subject": "s.>", "group": "g", "partitions": 1}
+
+    def create(of: Catalog, name: str, **more: Any) -> str:
+        named = {"name": name, "incarnation": f"i-{name}", "created_us": 1, "settings": settings}
+        said = of.apply({"v": 1, "kind": "create_stream", **named, **more})
+        return "" if "ok" in said else f"{said['error']['reason']}: {said['error']['detail']}"
+
+    of = catalog()
+    assert create(of, "a", beside=[]) == ""
+    assert create(of, "b", beside=[]).startswith("not_ready: its group has another stream by now")
+    assert create(of, "b", beside=["a"]) == ""
+    assert create(of, "c", beside=["a"]).startswith("not_ready")
+    assert create(of, "c", beside=["b", "a", "gone"]) == ""
+    assert create(of, "b", beside=[]) == "", "it is there"
+    assert create(of, "d") == "", "whoever creates it may do everything, or is not judged"
+    settings = {**settings, "group": None}
+    assert create(of, "e", beside=[]) == ""
+    assert create(of, "f", beside=[]) == "", "without a group there is none"
+    old = catalog(raft="b.1@h:3", feature_level_max=FEATURE_LEVEL)
+    settings = {**settings, "group": "g"}
+    assert create(old, "a", beside=[]) == ""
+    assert create(old, "b", beside=[]) == "", "an earlier release would take it"
+    old.apply({"v": 1, "kind": "set_feature_level", "level": MODES_SINCE})
+    assert create(old, "c", beside=[]).startswith("not_ready")

@@ -205,6 +205,15 @@ async def test_a_broker_that_is_alone_refuses_more_replicas_by_name(tmp_path: Pa
         assert broker.streams() == [info]
 
 
+async def test_a_stream_joins_no_group_that_another_has_joined_since(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.create_stream("theirs", {"group": "g"}, beside=[])
+        with pytest.raises(NotReady):
+            await broker.create_stream("s", {"group": "g"}, beside=[])
+        assert not folders(tmp_path, "s")
+        assert (await broker.create_stream("s", {"group": "g"}, beside=["theirs"]))[1]
+
+
 @pytest.mark.parametrize("where", ["make", "open", "record"])
 async def test_partitions_that_cannot_be_added_leave_those_that_are_there_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str

@@ -213,6 +213,18 @@ def test_a_new_stream_is_answered_when_it_is_led(one: Node, cluster: Cluster, co
     assert (again.incarnation, created) == (info.incarnation, False)
 
 
+def test_a_new_stream_joins_no_group_that_others_have_joined_since(
+    cluster: Cluster, control: PlacedControl, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another broker's stream, which whoever asks here was not judged by."""
+    monkeypatch.setattr(control_module, "DONE_S", 0.1)
+    cluster.create("theirs", group="g")
+    settings = {"group": "g", "partitions": 1}
+    assert isinstance(refusal(lambda: run(control.create_stream("t", settings, beside=[]))), NotReady)
+    assert "t" not in cluster.catalog.streams
+    assert run(control.create_stream("t", settings, beside=["theirs"]))[1]
+
+
 def open_elsewhere(cluster: Cluster, name: str) -> None:
     eventually(lambda: name in cluster.catalog.streams, what="the stream")
     info = cluster.catalog.streams[name]

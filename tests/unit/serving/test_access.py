@@ -336,6 +336,32 @@ def test_what_a_call_does_beside_its_path_is_judged_too(tmp_path: Path) -> None:
         assert enforced.call("POST", "/v1/streams", maker, body={"name": "third", **of_group, "group": "h"})[0] == 201
 
 
+def test_of_two_that_begin_a_group_at_once_the_second_needs_to_be_its_admin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worst order: the gate looked before this broker heard of the other one's stream, and the command comes after
+    it. Each of two brokers may be in that place."""
+    of_group = {"subject": "new.>", "group": "g", "partitions": 1}
+    with enforcing(tmp_path) as enforced:
+        maker = enforced.grant("user:maker", ("stream:create", "*"), ("subject:capture", "*"))
+        thief = enforced.grant("user:thief", ("stream:create", "*"), ("subject:capture", "*"))
+        assert enforced.call("POST", "/v1/streams", maker, body={"name": "first", **of_group})[0] == 201
+        with monkeypatch.context() as not_heard:
+            not_heard.setattr(enforced.server.backend, "streams", lambda **_: [])
+            for name, of in (("thief", of_group), ("thief", {**of_group, "subject": "other.>"})):
+                status, reason, said = enforced.call("POST", "/v1/streams", thief, body={"name": name, **of})
+                assert (status, reason) == (503, "not_ready"), "whoever asks again is judged again"
+                assert "first" not in str(said)
+            made = enforced.call("POST", "/v1/streams", ADMIN, body={"name": "second", **of_group})
+            assert made[0] == 201, "an admin may do it whatever is there"
+            assert enforced.call("POST", "/v1/streams", thief, body={"name": "a", **of_group, "group": "h"})[0] == 201
+        asked = enforced.call("POST", "/v1/streams", thief, body={"name": "thief", **of_group})
+        assert asked[:2] == (403, "unauthorized")
+        both = ("stream:admin", "first"), ("stream:admin", "second")
+        thief = enforced.grant("user:thief", ("stream:create", "*"), ("subject:capture", "*"), *both)
+        assert enforced.call("POST", "/v1/streams", thief, body={"name": "thief", **of_group})[0] == 201
+
+
 def test_a_revoked_token_ends_what_is_under_way(tmp_path: Path) -> None:
     """A4. A long poll of records, and one of a watch, that would go on for a minute."""
     with enforcing(tmp_path) as enforced:

@@ -120,9 +120,9 @@ def test_a_change_knows_when_its_answer_is_due(server: Server, api: Api, monkeyp
     """Behind it the client has been told that nobody knows, and goes on."""
     create, due = server.backend.create_stream, []
 
-    def noted(*args: object) -> object:
+    def noted(*args: Any, **named: Any) -> object:
         due.append(answer_due.get())
-        return create(*args)  # type: ignore[arg-type]
+        return create(*args, **named)
 
     monkeypatch.setattr(server.backend, "create_stream", noted)
     before_s = time.monotonic()
@@ -134,10 +134,10 @@ def test_what_works_for_a_client_looks_again_from_another_thread(server: Server,
     """A command that is tried several times: its broker stood still between two of them."""
     create, checks = server.backend.create_stream, []
 
-    async def noted(*args: Any) -> Any:
+    async def noted(*args: Any, **named: Any) -> Any:
         checks.append(gone.asker())
         await asyncio.wrap_future(done)
-        return await create(*args)
+        return await create(*args, **named)
 
     def is_refused() -> bool:
         try:
