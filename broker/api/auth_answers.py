@@ -24,7 +24,7 @@ class WhoAmI:
     """A caller, as a broker sees it.
 
     Attributes:
-        how: broker, certificate, token or nothing: what it has shown.
+        how: broker, certificate, token, jwt or nothing: what it has shown.
         mode: off, permissive or enforce.
         admin: It may do everything, as the broker's configuration says.
         expires_ms: It is not believed from then on; None: no such time is known.

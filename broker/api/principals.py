@@ -2,6 +2,7 @@
 
     user:ana   svc:etl   broker:b1   anonymous   admin    principals
     llg_<id>_<secret>                                  a token: 12 characters, and 256 bits as 64 hex digits
+    header.claims.signature                            a JWT: whom it names, its issuer says (`serving.http.jwts`)
     liftlog:user/ana                                   a principal, as a certificate names it (SAN, URI)
 
 Q1  A broker keeps the SHA-256 of a token, and nothing that the token could be made of. 256 random bits cannot be tried
@@ -39,6 +40,7 @@ MODES: Final = ("off", "permissive", "enforce")
 """What a broker may do with callers (`auth.mode`), from weak to strong."""
 CALLER_PATTERN: Final = f"{PRINCIPAL_PATTERN}|{ADMIN}"
 """Those for whom a broker may ask another one."""
+_NAMED: Final = re.compile(NAMED_PATTERN)
 _PRINCIPAL: Final = re.compile(PRINCIPAL_PATTERN)
 _CALLER: Final = re.compile(CALLER_PATTERN)
 URI_SCHEME: Final = "liftlog:"
@@ -50,6 +52,8 @@ SHA256_PATTERN: Final = "[0-9a-f]{64}"
 _TOKEN: Final = re.compile(f"llg_({TOKEN_ID_PATTERN})_({SHA256_PATTERN})")
 _LIKE_TOKEN: Final = re.compile(f"(?i)llg_(?:({TOKEN_ID_PATTERN})(?![a-z0-9]))?[A-Za-z0-9_]*")
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
+JWT_LENGTH_MAX: Final = 8_000
+_JWT: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 GRANT_NAME_PATTERN: Final = "[!-~]{0,512}"
 
 
@@ -85,6 +89,11 @@ def shown(text: str) -> str:
     return _LIKE_TOKEN.sub(lambda found: f"llg_{found[1] or ''}…", text)
 
 
+def is_jwt(text: str) -> bool:
+    """Whether a text has the form of a JWT."""
+    return len(text) <= JWT_LENGTH_MAX and _JWT.fullmatch(text) is not None
+
+
 def digest_of(text: str) -> str:
     """SHA-256 of a token, in hex."""
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
@@ -108,6 +117,11 @@ def uri_of(principal: str) -> str:
 def is_broker(principal: str) -> bool:
     """Whether this is one of the brokers of the cluster."""
     return principal.startswith("broker:")
+
+
+def is_named(text: str) -> bool:
+    """Whether this is a user or a service."""
+    return _NAMED.fullmatch(text) is not None
 
 
 def check_principal(text: str) -> str:

@@ -35,6 +35,7 @@ from broker.runtime.background.scrubber import Scrubber
 from broker.runtime.config.auth import auth_rules_of
 from broker.runtime.config.certificates import certificates_of
 from broker.runtime.config.configuration import Config
+from broker.runtime.config.jwks import jwks_of
 from broker.runtime.config.nats_options import checked_options
 from broker.runtime.dataplane import DataPlane
 from broker.runtime.intake.driver import IntakeDriver
@@ -126,7 +127,8 @@ class Assembled:
 
     def __init__(self, config: Config, *, cluster_id: str | None = None, secret: str | None = None) -> None:
         self.config = config
-        self._auth_rules = auth_rules_of(config.auth, secret)
+        self._jwks = jwks_of(config.jwt)
+        self._auth_rules = auth_rules_of(config.auth, secret, self._jwks)
         self.version = broker.__version__
         self.broker_id = config.broker_id
         if config.intake.enabled:
@@ -212,6 +214,9 @@ class Assembled:
         begun = time.monotonic()
         port = await asyncio.to_thread(self._bind)
         self.http_address = self.config.http.advertised or host_port(self.config.http.host, port)
+        if self._jwks is not None:
+            self._jwks.start()
+            self._threads.append(self._jwks.stop)
         await self._open()
         for background in (self._compactor, self._scrubber, self._cleaner, self._certificates):
             if background is not None:
@@ -374,6 +379,8 @@ class Assembled:
         yield from self._room.samples()
         if self._certificates is not None:
             yield from self._certificates.samples()
+        if self._jwks is not None:
+            yield from self._jwks.samples()
 
     # --- what the HTTP API changes ----------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ ask each other what they lead. A revoked token is refused by all of them.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -114,8 +115,27 @@ def test_a_user_works_with_what_is_granted_and_nobody_else_does(folder: Guarded,
             eventually(lambda: is_refused(ana), what=f"{address} refuses")
 
 
-def written(path: Path, token: Token) -> Path:
-    path.write_text(token.text)
+@pytest.mark.parametrize("folder", [1], indirect=True)
+def test_a_user_works_with_a_jwt_of_the_issuer(folder: Guarded, tmp_path: Path) -> None:
+    jwts = pytest.importorskip("tests.unit.serving.test_jwts", reason="make install")
+    keys = tmp_path / "keys.json"
+    keys.write_bytes(jwts.as_set(jwts.public(jwts.RSA)))
+    of = {"ISSUER": jwts.GOOD["iss"], "AUDIENCE": jwts.GOOD["aud"], "KEYS": str(keys)}
+    folder.more |= {f"LIFTLOG_JWT_{key}": value for key, value in of.items()}
+    folder.liftlog(*folder.up_arguments("--detach"))
+    for action in ("stream:create", "subject:capture"):
+        folder.liftlog("auth", "grant", "user:ana", action, "orders")
+    folder.token = written(tmp_path / "ana.token", jwts.signed(exp=time.time() + 600))
+    said = folder.json("auth", "whoami")
+    assert (said["principal"], said["how"]) == ("user:ana", "jwt")
+    with folder.client(folder.token) as ana:
+        ana.create_stream("orders")
+        keys.write_bytes(jwts.as_set(jwts.public(jwts.OTHER)))
+        eventually(lambda: is_refused(ana), what="it goes by the new keys")
+
+
+def written(path: Path, token: Token | str) -> Path:
+    path.write_text(token if isinstance(token, str) else token.text)
     path.chmod(0o600)
     return path
 

@@ -11,11 +11,17 @@ from broker.api.errors import OffsetOutOfRange
 from broker.api.http import HIGH_WATERMARK, INCARNATION, LEADER_EPOCH, LOG_START_OFFSET, NEXT_OFFSET
 from broker.runtime.cluster.codec import encode
 from broker.storage.segments.checkpoint import seal_json
+from tests.fuzz.tokens import part, public, signed
 from tests.support.replica_messages import GREETINGS, KINDS, said
 from tests.unit.client.logs import body, message
 
 JSON: Final = "Content-Type: application/json\r\n"
 ARROW: Final = "Content-Type: application/vnd.apache.arrow.stream\r\n"
+P256_POINT: Final = (
+    0x6B17D1F2E12C4247F8BCE6E563A440F277037D812DEB33A0F4A13945D898C296,
+    0x4FE342E2FE1A7F9B8EE7EB4A7C0F9E162BCE33576B315ECECBB6406837BF51F5,
+)
+"""The generator of the curve: a point of it."""
 REQUESTS: Final = {
     "get": "GET /v1/streams HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "old": "GET /livez HTTP/1.0\r\n\r\n",
@@ -76,3 +82,27 @@ def of_connections() -> Iterator[tuple[str, str, bytes]]:
         ("set", b"http.port=9293"),
     ):
         yield "arguments", name, data
+
+
+def of_tokens() -> Iterator[tuple[str, str, bytes]]:
+    """Decoder, name, bytes."""
+    good = {"iss": "i", "aud": "a", "sub": "ana", "exp": 1_800_000_600, "nbf": 1_800_000_000}
+    for name, claims in (
+        ("good", good),
+        ("many", {**good, "aud": ["b", "a"], "iat": 1_800_000_000.5}),
+        ("late", {**good, "exp": 7}),
+        ("odd", {**good, "sub": {"a": [1]}, "exp": 10**40}),
+    ):
+        yield "jwt", name, signed(json.dumps(claims).encode())
+    yield "jwt", "unsigned", part(b'{"alg":"none"}') + b"." + part(json.dumps(good).encode()) + b"."
+    rsa = {"kty": "RSA", "kid": "r", "alg": "RS256", "e": "AQAB", "n": part(b"\xc1" + bytes(254) + b"\x01").decode()}
+    x, y = (part(number.to_bytes(32)).decode() for number in P256_POINT)
+    curve = {"kty": "EC", "crv": "P-256", "x": x, "y": y}
+    for name, keys in (
+        ("all", [public(), rsa, curve, {"kty": "oct", "k": "AA"}]),
+        ("rsa", [rsa]),
+        ("private", [{**public(), "d": "AA"}]),
+        ("none", []),
+    ):
+        yield "jwks", name, json.dumps({"keys": keys}).encode()
+    yield "jwks", "deep", b"[" * 3000

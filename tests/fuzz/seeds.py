@@ -36,7 +36,7 @@ from tests.fuzz.decoder import CORPUS
 from tests.fuzz.files import STATE_OFFSET, folder, good_batch, seal_index, seal_journal, seal_json, seal_snapshot
 from tests.fuzz.network import COLUMNS
 from tests.fuzz.payloads import END_OF_VALUE, SCHEMAS
-from tests.fuzz.raw_seeds import of_connections
+from tests.fuzz.raw_seeds import of_connections, of_tokens
 from tests.support.logs import FOLDER
 from tests.support.messages import projected, split_messages
 from tests.support.random_json import random_value
@@ -513,6 +513,7 @@ def main() -> None:
         of_http,
         of_answers,
         of_connections,
+        of_tokens,
         of_spark,
         of_payloads,
     ):

@@ -14,8 +14,11 @@ from tests.fuzz.network import NETWORK
 from tests.fuzz.payloads import PAYLOADS
 from tests.fuzz.raft import RAFT
 from tests.fuzz.raw import RAW
+from tests.fuzz.tokens import TOKENS
 
-DECODERS: Final[dict[str, Decoder]] = {decoder.name: decoder for decoder in (*FILES, *NETWORK, *PAYLOADS, *RAFT, *RAW)}
+DECODERS: Final[dict[str, Decoder]] = {
+    decoder.name: decoder for decoder in (*FILES, *NETWORK, *PAYLOADS, *RAFT, *RAW, *TOKENS)
+}
 
 ELSEWHERE: Final[dict[str, str]] = {
     "broker/metadata/producers.py": "three bytes of a hash that it has made",

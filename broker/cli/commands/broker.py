@@ -43,12 +43,12 @@ def broker(
 
         checked_options(loaded.nats)
     if check:
-        from broker.runtime.config.auth import admin_token_of
+        from broker.runtime.config.auth import check_auth_files
         from broker.runtime.config.certificates import certificates_of
 
         certificates_of(loaded.http)
         certificates_of(loaded.cluster, broker=loaded.broker_id)
-        admin_token_of(loaded.auth)
+        check_auth_files(loaded)
     if check and loaded.cluster.voters:
         from broker.runtime.cluster.plane.identity import check_secret, identity_from
 

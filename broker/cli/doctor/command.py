@@ -60,7 +60,7 @@ def doctor(
     from broker.cli.local.datafolder import UpFolder
     from broker.client.http.profiles import brokers_for, files_for, profile_of
     from broker.client.http.tls import TlsFiles
-    from broker.runtime.config.auth import admin_token_of
+    from broker.runtime.config.auth import check_auth_files
     from broker.runtime.config.certificates import certificates_of
     from broker.runtime.config.configuration import Config, load
     from broker.runtime.config.nats_options import checked_options
@@ -73,7 +73,7 @@ def doctor(
             checked_options(loaded.nats)
         certificates = certificates_of(loaded.http)
         between = certificates_of(loaded.cluster, broker=loaded.broker_id)
-        admin_token_of(loaded.auth)
+        check_auth_files(loaded)
         checks.append(Check("configuration", OK, config or "defaults and environment"))
     except LiftlogError as error:
         loaded, certificates, between = Config(), None, None

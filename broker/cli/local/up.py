@@ -152,7 +152,7 @@ def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool, cou
             that does not start.
     """
     from broker.cli.local.readiness import HTTPS
-    from broker.runtime.config.auth import admin_token_of
+    from broker.runtime.config.auth import check_auth_files
     from broker.runtime.config.certificates import certificates_of
     from broker.runtime.config.configuration import load
 
@@ -190,7 +190,7 @@ def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool, cou
         if certificates_of(loaded.http) is not None:
             scheme = HTTPS
         certificates_of(loaded.cluster, broker=loaded.broker_id)
-        admin_token_of(loaded.auth)
+        check_auth_files(loaded)
     record = Record(
         http=f"{scheme}{HOST}:{ports.http}",
         grpc=f"{HOST}:{ports.grpc}",

@@ -18,7 +18,7 @@ from typing import Final
 
 from broker.api.errors import InvalidRequest, InvalidSetting
 from broker.api.http import is_loopback
-from broker.api.token_files import token_in
+from broker.api.token_files import bearer_in
 from broker.client.http.address import Address
 
 LOOK_S: Final = 1.0
@@ -37,7 +37,7 @@ class TokenFile:
         self._over_tls = over_tls
         self._looked_s = time.monotonic()
         self._seen = _seen(path)
-        self._text = token_in(KEY, path).text
+        self._text = bearer_in(KEY, path)
 
     def __repr__(self) -> str:
         return f"TokenFile({self.path!r})"
@@ -67,7 +67,7 @@ class TokenFile:
         try:
             seen = _seen(self.path)
             if seen != self._seen:
-                self._text, self._seen = token_in(KEY, self.path).text, seen
+                self._text, self._seen = bearer_in(KEY, self.path), seen
         except (OSError, InvalidSetting):
             return
 

@@ -6,14 +6,22 @@ from typing import TYPE_CHECKING
 
 from broker.api.principals import Token
 from broker.api.token_files import token_in
-from broker.runtime.config.settings import AuthConfig
+from broker.runtime.config.jwks import Jwks, jwks_of
+from broker.runtime.config.settings import AuthConfig, Config
 
 if TYPE_CHECKING:
     from broker.serving.http.access import AuthRules
 
 
-def auth_rules_of(config: AuthConfig, secret: str | None = None) -> AuthRules:
-    """The rules. `secret`: of the cluster; None: this broker is alone. Raises as `admin_token_of`."""
+def auth_rules_of(config: AuthConfig, secret: str | None = None, jwks: Jwks | None = None) -> AuthRules:
+    """The rules.
+
+    Args:
+        secret: Of the cluster; None: this broker is alone.
+        jwks: Of who issues JWTs; None: none is believed.
+    Raises:
+        InvalidSetting: as `admin_token_of`.
+    """
     from broker.serving.http.access import AuthRules, peer_key  # commands that check the file need no server
 
     token = admin_token_of(config)
@@ -22,7 +30,14 @@ def auth_rules_of(config: AuthConfig, secret: str | None = None) -> AuthRules:
         admins=frozenset(config.admins),
         admin_token=None if token is None else (token.id, token.sha256),
         peer_key=None if secret is None else peer_key(secret.encode()),
+        jwt=None if jwks is None else jwks.rules,
     )
+
+
+def check_auth_files(config: Config) -> None:
+    """Whether a broker could start with them. Raises InvalidSetting."""
+    admin_token_of(config.auth)
+    jwks_of(config.jwt)
 
 
 def admin_token_of(config: AuthConfig) -> Token | None:

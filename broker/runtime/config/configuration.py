@@ -296,6 +296,10 @@ def _check_together(config: Config) -> None:
         problems[f"cluster.{given}"] = "needs " + " and ".join(f"cluster.{key}" for key in of_cluster)
     if config.cluster.tls_names == "required" and config.cluster.tls_cert is None:
         problems["cluster.tls_names"] = "needs cluster.tls_cert"
+    of_jwt = [key for key in ("issuer", "audience", "keys") if getattr(config.jwt, key) is None]
+    if 0 < len(of_jwt) < 3:
+        [given, *_] = [key for key in ("issuer", "audience", "keys") if key not in of_jwt]
+        problems[f"jwt.{given}"] = "needs " + " and ".join(f"jwt.{key}" for key in of_jwt)
     ways = [key for key in ("user", "token", "creds", "nkey_seed") if getattr(nats, key) is not None]
     if len(ways) > 1:
         problems["nats." + ways[1]] = f"cannot stand beside nats.{ways[0]}: choose one way to log in"

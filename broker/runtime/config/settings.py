@@ -39,6 +39,11 @@ def _key(default: T, doc: str, **rule: Any) -> T:
     return declared(default, doc=doc, **rule)
 
 
+JWT_ALGORITHMS: Final = (
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    *("ES256", "ES384", "ES512", "EdDSA"),
+)
+"""Those with public keys: with a secret, whoever checks tokens could make them."""
 HOST_PORT: Final = (
     r"([^\s:/@\[\],]+|\[[0-9A-Fa-f:.]+\]):0*([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
 )
@@ -135,6 +140,32 @@ class AuditConfig:
     retention_ms: int = _key(90 * 24 * 3_600_000, "Records go when they are older.", limit=(60_000, 1 << 50), unit="ms")
     retention_bytes: int = _key(
         1 << 30, "The oldest go when all of them take more.", limit=(1 << 20, 1 << 50), unit="bytes"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JwtConfig:
+    """Bearer tokens that somebody else signs. Nobody can revoke one: it is good until its `exp`."""
+
+    issuer: str | None = _key(
+        None, "Who signs them, as their `iss` says. Set with the two below; without it none is believed."
+    )
+    audience: str | None = _key(None, "For whom they are, as their `aud` says: a name of this cluster alone.")
+    keys: str | None = _key(
+        None,
+        "The issuer's public keys (JWKS): a path, or an https:// URL, which is fetched every five minutes. When nobody"
+        " answers there, those of before are kept for 24 h.",
+        pattern=r"(?!http:)(?!https:(?!//[^\s/?#@]+(/|$)))[^\x00-\x1f]+",
+        says="must be a path, or https://host/path",
+    )
+    tls_ca: str | None = _key(None, "Path of the CAs (PEM) that this URL is believed by; not set: the system's.")
+    algorithms: tuple[Annotated[str, Rule(limit=JWT_ALGORITHMS)], ...] = _key(
+        ("RS256", "ES256"), "How they may be signed.", limit=(1, 20)
+    )
+    claim: str = _key("sub", "Which of their claims names the principal.", limit=(1, 100), is_printable=True)
+    principal: str = _key("user", "What is so named: `user` makes `ana` to user:ana.", limit=("user", "svc"))
+    ttl_ms_max: int = _key(
+        86_400_000, "One that is good for longer from now on is refused.", limit=(1_000, 31_622_400_000), unit="ms"
     )
 
 
@@ -508,6 +539,7 @@ class Config:
     http: HttpConfig = field(default_factory=HttpConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
+    jwt: JwtConfig = field(default_factory=JwtConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)

@@ -12,6 +12,7 @@ connections.py  how many there may be, and how long a silent one is kept
 gone.py         changes whose client is gone: they are not begun
 new_names.py    how many names one caller makes
 json_text.py    the JSON of a body: counted, then parsed
+jwts.py         bearer tokens that somebody else has signed
 meters.py       what serving counts
 peers.py        other brokers, asked for what this one does not know
 origin.py       requests that a page of another site makes: they are refused

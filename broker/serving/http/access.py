@@ -6,10 +6,10 @@
                                                └── each change of the catalog's access, each token that ends:
                                                    all requests under way are judged again
 
-A principal comes from, in this order: the proof of another broker, a client's certificate (SAN, URI), a bearer token;
-else it is `anonymous`. Modes (`auth.mode`): `off` judges what is `IN_EVERY_MODE` alone, as tokens and grants themselves
-are; `permissive` says what `enforce` would refuse. Where the catalog requires it (`metadata.access.Z5`) it is
-`enforce`, whatever the configuration says.
+A principal comes from, in this order: the proof of another broker, a client's certificate (SAN, URI), a bearer token
+or JWT; else it is `anonymous`. Modes (`auth.mode`): `off` judges what is `IN_EVERY_MODE` alone, as tokens and grants
+themselves are; `permissive` says what `enforce` would refuse. Where the catalog requires it (`metadata.access.Z5`) it
+is `enforce`, whatever the configuration says.
 
 A1  In `enforce` no handler runs before its caller is known and may do what path and query name (`Where`). What only a
     handler can find it has to ask for here; one that answers without having asked is a fault, and the answer is lost.
@@ -43,7 +43,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from aiohttp import web
 
@@ -58,11 +58,15 @@ from broker.api.principals import (
     check_caller,
     digest_of,
     is_broker,
+    is_jwt,
     principal_of_uri,
     token_of,
 )
 from broker.metadata.access import Access
 from broker.serving.http.origin import OPEN_PATHS
+
+if TYPE_CHECKING:
+    from broker.serving.http.jwts import JwtRules, Jwts
 
 log = logging.getLogger(__name__)
 
@@ -95,12 +99,14 @@ class AuthRules:
         admins: Principals that may do everything (A2).
         admin_token: Id and SHA-256 of the token of `ADMIN`.
         peer_key: Of proofs between brokers; None: there is no other broker.
+        jwt: Which JWTs are good; None: none is.
     """
 
     mode: str = "off"
     admins: frozenset[str] = frozenset()
     admin_token: tuple[str, str] | None = None
     peer_key: bytes | None = None
+    jwt: JwtRules | None = None
 
 
 class Identified(NamedTuple):
@@ -108,7 +114,7 @@ class Identified(NamedTuple):
 
     Attributes:
         principal: Of whom it is judged.
-        how: broker, certificate, token or nothing.
+        how: broker, certificate, token, jwt or nothing.
         token_id: Of a token that the catalog keeps; it may be revoked meanwhile.
         until_ms: It is not believed from then on, milliseconds since 1970 UTC.
         through: The broker that asks for it.
@@ -195,6 +201,14 @@ class _NotKnown(InvalidRequest):
     """The catalog has none, as far as this broker knows it (A8)."""
 
 
+class _NotJudged(InvalidRequest):
+    """A JWT that this broker has not seen yet, or not since the issuer has other keys."""
+
+    def __init__(self, text: str, sha256: str) -> None:
+        super().__init__("a JWT whose issuer has other keys just now")
+        self.text, self.sha256 = text, sha256
+
+
 class Gate:
     """See the module. One per application; on its loop.
 
@@ -203,6 +217,7 @@ class Gate:
         brokers: The ids of the cluster's brokers, as they are now.
         now_ms: The clock: milliseconds since 1970 UTC.
         catch_up: Returns when all that was acknowledged before is known here. Raises NotReady: nobody can tell.
+        jwts: Judges JWTs; None: none is good.
     """
 
     def __init__(
@@ -212,12 +227,14 @@ class Gate:
         brokers: Callable[[], Collection[str]],
         now_ms: Callable[[], float],
         catch_up: Callable[[], Awaitable[None]],
+        jwts: Jwts | None = None,
     ) -> None:
         self.rules = rules
         self.access = access
         self._brokers = brokers
         self._now_ms = now_ms
         self.catch_up = catch_up
+        self._jwts = jwts
         self._has_heard = False  # since the start
         self._changed: asyncio.Future[None] | None = None  # somebody waits for it
         self._looked_at: tuple[Access, int] | None = None
@@ -247,17 +264,26 @@ class Gate:
         """Who asks. Raises Unauthenticated: it shows what does not hold (A5). NotReady: A8."""
         try:
             try:
-                found = self._identified(request)
+                found = await self._judged(request)
                 if self._has_heard or not is_refused or found.principal in self._admins or found.is_own_peer:
                     return found
             except _NotKnown:
                 if not is_refused:
                     raise
             await self.hear_all()
-            return self._identified(request)
+            return await self._judged(request)
         except InvalidRequest as error:
             log.warning("http.unauthenticated remote=%s path=%s error=%s", request.remote, request.path[:200], error)
             raise Unauthenticated("unauthenticated") from None
+
+    async def _judged(self, request: web.Request) -> Identified:
+        """As `_identified`, also with a JWT that is new."""
+        try:
+            return self._identified(request)
+        except _NotJudged as new:
+            assert self._jwts is not None, "who judges has asked"
+            await self._jwts.judge(new.text, new.sha256)
+            return self._identified(request)
 
     def _identified(self, request: web.Request) -> Identified:
         proofs = request.headers.getall(http.PROOF, ())
@@ -280,11 +306,19 @@ class Gate:
         if scheme.lower() != "bearer":
             raise InvalidRequest("Authorization is no bearer token")
         access, digest = self._access_now(), digest_of(text := text.strip())
+        if self._jwts is not None and is_jwt(text):
+            bearer = self._jwts.known(digest)
+            if bearer is None:
+                raise _NotJudged(text, digest)
+            return self._in_time(Identified(bearer.principal, how="jwt", until_ms=bearer.until_ms))
         found = self._bearers.get(digest)
         if found is None:
             found = self._bearers[digest] = self._bearer_of(access, text, digest)
+        return self._in_time(found)
+
+    def _in_time(self, found: Identified) -> Identified:
         if found.until_ms <= self._now_ms():
-            raise InvalidRequest(f"token {found.token_id} of {found.principal} has expired")
+            raise InvalidRequest(f"{found.how} {found.token_id or ''} of {found.principal} has expired")
         return found
 
     def _bearer_of(self, access: Access, text: str, digest: str) -> Identified:

@@ -8,10 +8,11 @@ At shutdown long polls are let go first, so that waiting for requests under way 
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
@@ -51,6 +52,9 @@ from broker.serving.http.origin import guard
 from broker.serving.http.peers import Peers
 from broker.serving.http.tls import TlsContexts
 from broker.serving.threads import Threads
+
+if TYPE_CHECKING:
+    from broker.serving.http.jwts import Jwts
 
 WORKER_THREADS: Final = 4
 BODIES_AT_ONCE: Final = 8
@@ -125,18 +129,20 @@ def build_app(
     callers = Callers(caller_limits, meters)
     rules = auth_rules or AuthRules()
     peers = Peers(backend.broker_id, tls, rules.peer_key)
+    worker = Threads(WORKER_THREADS, name="http-worker")
     gate = Gate(
         rules,
         lambda: backend.access,
         lambda: {str(each["id"]) for each in backend.brokers()},
         lambda: now_us() / 1000,
         backend.catch_up,
+        _jwts_of(rules, lambda: now_us() / 1000, worker),
     )
     serving = Serving(
         backend=backend,
         body_bytes_max=body_bytes_max,
         now_us=now_us,
-        worker=Threads(WORKER_THREADS, name="http-worker"),
+        worker=worker,
         meters=meters,
         budget=BodyBudget(BODIES_AT_ONCE * body_bytes_max, callers=callers),
         json_budget=BodyBudget(JSON_BUDGET_BYTES_MAX, callers=callers),
@@ -166,6 +172,14 @@ def build_app(
     app[PULSE] = pulse = Pulse()
     app.cleanup_ctx.extend((_worker, pulse.beats, gate.looks, serving.audit.trail.works, serving.audit.summaries))
     return app
+
+
+def _jwts_of(rules: AuthRules, now_ms: Callable[[], float], worker: Threads) -> Jwts | None:
+    if rules.jwt is None:
+        return None
+    from broker.serving.http.jwts import Jwts  # what it needs is loaded where JWTs are used
+
+    return Jwts(rules.jwt, now_ms, lambda call: asyncio.get_running_loop().run_in_executor(worker, call))
 
 
 async def _name_servers(request: web.Request, response: web.StreamResponse) -> None:

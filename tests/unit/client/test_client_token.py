@@ -54,12 +54,19 @@ def test_a_file_that_is_no_secret_or_no_token_is_refused(file: Path) -> None:
     with pytest.raises(InvalidSetting, match="chmod 600"):
         connect("localhost", token_file=str(file))
     file.chmod(0o600)
-    for text in ("", "llg_x", TOKEN.text[:-1], "x" * 10_000):
+    for text in ("", "llg_x", TOKEN.text[:-1], "x" * 10_000, "a.b", "a.b.", "a.b.c.d", "a.b c.d", "a.b." + "c" * 8_000):
         file.write_text(text)
         with pytest.raises(InvalidSetting, match="holds no token"):
             connect("localhost", token_file=str(file))
     with pytest.raises(InvalidSetting, match="cannot be read"):
         connect("localhost", token_file=str(file.parent / "nothing"))
+
+
+def test_a_jwt_is_shown_as_it_is(file: Path) -> None:
+    """A broker says whether it is good."""
+    file.write_text("eyJh-_.eyJp.c2ln\n")
+    shown = TokenFile(str(file)).header_for(parse_address("localhost"))
+    assert shown == {"Authorization": "Bearer eyJh-_.eyJp.c2ln"}
 
 
 def test_a_token_can_be_replaced_while_its_client_runs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
