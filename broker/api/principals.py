@@ -51,6 +51,11 @@ TOKEN_ID_PATTERN: Final = "[a-z2-7]{12}"
 SHA256_PATTERN: Final = "[0-9a-f]{64}"
 _TOKEN: Final = re.compile(f"llg_({TOKEN_ID_PATTERN})_({SHA256_PATTERN})")
 _LIKE_TOKEN: Final = re.compile(f"(?i)llg_(?:({TOKEN_ID_PATTERN})(?![a-z0-9]))?[A-Za-z0-9_]*")
+_JSON: Final = "e(?:yJ|yA|wo|w0)"
+"""How an object of JSON begins in base64url, as both parts of a JWT before its signature do."""
+_LIKE_JWT: Final = re.compile(
+    rf"(?<![A-Za-z0-9_-])(?=[A-Za-z0-9_-]*?{_JSON})[A-Za-z0-9_-]++\.{_JSON}[A-Za-z0-9_-]*+(?:\.[A-Za-z0-9_-]*+)?"
+)
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
 JWT_LENGTH_MAX: Final = 8_000
 _JWT: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
@@ -85,8 +90,15 @@ def token_of(text: str) -> Token | None:
 
 
 def shown(text: str) -> str:
-    """A text without what may be a token: its id alone is left."""
+    """A text without what may be a token or a JWT: the id of the one is left, of the other as much of its SHA-256 as
+    tells it from others."""
+    text = _LIKE_JWT.sub(lambda found: f"jwt_{digest_of(found[0])[:12]}…", text)
     return _LIKE_TOKEN.sub(lambda found: f"llg_{found[1] or ''}…", text)
+
+
+def is_secret(text: str) -> bool:
+    """Whether a text is what a bearer shows, where something else was to be said."""
+    return token_of(text) is not None or _LIKE_JWT.fullmatch(text) is not None
 
 
 def is_jwt(text: str) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from broker.api.errors import InvalidSetting
-from broker.api.principals import BROKER_URI, URI_SCHEME
+from broker.api.principals import BROKER_URI, URI_SCHEME, is_secret, shown
 
 CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 ENDED_AMID: Final = "it ended the connection amid the handshake: it has no cluster.tls_cert, or ends just now"
@@ -118,7 +118,8 @@ def misnamed(uris: Iterable[str], broker: str | None, *, needs_name: bool = Fals
 
 
 def unusable(name: str, path: str, why: str) -> InvalidSetting:
-    """The error for a file."""
+    """The error for a file. One that has a secret in the place of the path does not repeat it."""
+    path = shown(path) if is_secret(path) else path
     return InvalidSetting(f"{name} = {path!r}: {why}", key=name, value=path)
 
 

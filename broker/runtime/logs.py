@@ -9,7 +9,7 @@ nobody has to parse text. A value runs to the next ` key=`, so it may hold space
 
 L1  One event is one line: what others said is escaped where it is a control character, and cut, so that it forges no
     line. A traceback follows a console line, indented, and is the field `exception` in JSON.
-L2  Credentials in URLs are cut out of every line, whoever wrote it.
+L2  Credentials in URLs, tokens and JWTs are cut out of every line, whoever wrote it.
 L3  Lines of libraries show from WARNING on, ours from the configured level.
 L5  The fields of a JSON line are those of its format string: a value that holds ` key=` forges none.
 L4  A fault that comes with every batch fills no disk: of one kind of WARNING or ERROR come `BURST` lines, then one in
@@ -32,6 +32,7 @@ from typing import Final, TextIO
 
 from broker.api.nats_url import without_credentials
 from broker.api.plain import printable
+from broker.api.principals import shown
 
 OURS: Final = ("broker", "spark_liftlog", "pyspark_liftlog")
 BURST: Final = 50
@@ -201,7 +202,7 @@ def _line(record: logging.LogRecord) -> tuple[str, str | None, dict[str, object]
         text = record.getMessage()
     except (TypeError, ValueError):  # a line whose arguments do not fit must not be lost
         text = f"{form} {given!r}"
-    text = printable(without_credentials(text), LINE_CHARS_MAX)
+    text = printable(_harmless(text), LINE_CHARS_MAX)
     return text, *parse(text)
 
 
@@ -214,7 +215,7 @@ def _values(form: str, given: tuple[object, ...]) -> list[tuple[str, str]]:
     for key, part in pairs:
         count = len(_SPEC.findall(part.replace("%%", "")))
         text = part % given[at : at + count]
-        values.append((key, printable(without_credentials(text), FIELD_CHARS_MAX)))
+        values.append((key, printable(_harmless(text), FIELD_CHARS_MAX)))
         at += count
     if at != len(given):
         raise ValueError("arguments beside the fields")
@@ -225,8 +226,13 @@ def _exception(formatter: logging.Formatter, record: logging.LogRecord) -> str |
     """The traceback: each line for itself, indented, so that none of them is taken for an event."""
     if not record.exc_info or record.exc_info[0] is None:
         return None
-    text = without_credentials(formatter.formatException(record.exc_info))[-TRACEBACK_CHARS_MAX:]
+    text = _harmless(formatter.formatException(record.exc_info))[-TRACEBACK_CHARS_MAX:]
     return "\n".join(f"    {printable(line)}" for line in text.split("\n"))
+
+
+def _harmless(text: str) -> str:
+    """L2."""
+    return shown(without_credentials(text))
 
 
 def _time(record: logging.LogRecord) -> str:

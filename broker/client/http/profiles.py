@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from broker.api import environment
 from broker.api.errors import InvalidRequest, InvalidSetting, UnknownSetting
-from broker.api.principals import token_of
+from broker.api.principals import is_secret
 from broker.api.tls_files import check_private, read
 from broker.client.http.address import parse_addresses
 from broker.client.http.tls import TlsFiles, files_of_environment
@@ -79,7 +79,7 @@ def files_for(given: TlsFiles | None = None) -> TlsFiles:
     ca = next((each.ca for each in sources if each.ca is not None), None)
     cert, key = next(((each.cert, each.key) for each in sources if each.cert or each.key), (None, None))
     bearer = next((each for each in sources if each.token is not None), NO_FILES)
-    if bearer.token is not None and token_of(bearer.token) is not None:
+    if bearer.token is not None and is_secret(bearer.token):
         raise InvalidSetting("token_file: must be the path of a file with a token, and is a token", key="token_file")
     return TlsFiles(ca=ca, cert=cert, key=key, token=bearer.token, token_over_tls=bearer.token_over_tls)
 

@@ -82,6 +82,7 @@ class Jwks:
         self._error = ""
         self._loop = ThreadLoop(self._step, "jwks")
         if self._is_url:
+            place_of(config.keys)
             context_of(config)
         else:
             self._look()
@@ -110,13 +111,13 @@ class Jwks:
         self._loop.start()
 
     def stop(self) -> None:
-        """Stop the thread."""
-        self._loop.stop()
+        """Stop the thread. It is not waited for: the issuer may take its time."""
+        self._loop.stop(waits=False)
 
     def keys(self) -> Keys:
         """As they are now. From any thread."""
         if self._is_url and self._read_s is not None and self._clock_s() - self._read_s > KEPT_S:
-            self._keys = ()  # V2
+            return ()  # V2
         return self._keys
 
     def missed(self) -> None:
@@ -142,6 +143,9 @@ class Jwks:
                 log.error("jwt.keys_refused from=%s error=%s", self._from, why or type(error).__name__)
             self._error = why
             return RETRY_S if self._is_url else LOOK_S
+        except Exception:  # or those of before would be kept for good, and no new key be known
+            log.exception("jwt.bug")
+            return RETRY_S
         self._error = ""
         return REFRESH_S if self._is_url else LOOK_S
 
@@ -174,6 +178,19 @@ def is_url(text: str) -> bool:
     return text.startswith("https://")
 
 
+def place_of(url: str) -> tuple[str, int, str]:
+    """Host, port and what is asked for there. Raises InvalidSetting: it is no address."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or 443
+        (parts.path + parts.query).encode("ascii")
+    except ValueError:
+        host, port = "", 0
+    if not host or " " in url or "\x7f" in url:
+        raise InvalidSetting(f"{SETTING} = {url!r}: is no address of the form https://host:port/path", key=SETTING)
+    return host, port, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+
 def context_of(config: JwtConfig) -> ssl.SSLContext:
     """By which the issuer is believed. Raises InvalidSetting."""
     if config.tls_ca is None:
@@ -190,13 +207,10 @@ def fetched(config: JwtConfig) -> bytes:
         OSError, HTTPException: nobody answers. InvalidSetting: it is no answer.
     """
     assert config.keys is not None
-    url = urlsplit(config.keys)
+    host, port, target = place_of(config.keys)
     until_s = time.monotonic() + TIMEOUT_S
-    connection = http.client.HTTPSConnection(
-        url.hostname or "", url.port or 443, timeout=TIMEOUT_S, context=context_of(config)
-    )
+    connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context_of(config))
     try:
-        target = (url.path or "/") + (f"?{url.query}" if url.query else "")
         connection.request("GET", target, headers={"Accept": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:

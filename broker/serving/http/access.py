@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from aiohttp import web
 
 from broker.api import http
-from broker.api.errors import InvalidRequest, Unauthenticated, Unauthorized
+from broker.api.errors import InvalidRequest, NotReady, Unauthenticated, Unauthorized
 from broker.api.permissions import BROKERS_ALONE, IN_EVERY_MODE, Permission, Where
 from broker.api.principals import (
     ADMIN,
@@ -66,7 +66,7 @@ from broker.metadata.access import Access
 from broker.serving.http.origin import OPEN_PATHS
 
 if TYPE_CHECKING:
-    from broker.serving.http.jwts import JwtRules, Jwts
+    from broker.serving.http.jwts import JwtRules, Jwts, Key
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +118,7 @@ class Identified(NamedTuple):
         token_id: Of a token that the catalog keeps; it may be revoked meanwhile.
         until_ms: It is not believed from then on, milliseconds since 1970 UTC.
         through: The broker that asks for it.
+        key: Of the issuer, by which its JWT was found good; it may be taken back meanwhile.
     """
 
     principal: str = ANONYMOUS
@@ -125,6 +126,7 @@ class Identified(NamedTuple):
     token_id: str | None = None
     until_ms: float = float("inf")
     through: str | None = None
+    key: Key | None = None
 
     @property
     def is_peer(self) -> bool:
@@ -272,7 +274,9 @@ class Gate:
                     raise
             await self.hear_all()
             return await self._judged(request)
-        except InvalidRequest as error:
+        except (InvalidRequest, NotReady) as error:
+            if is_refused and isinstance(error, NotReady):
+                raise
             log.warning("http.unauthenticated remote=%s path=%s error=%s", request.remote, request.path[:200], error)
             raise Unauthenticated("unauthenticated") from None
 
@@ -310,7 +314,7 @@ class Gate:
             bearer = self._jwts.known(digest)
             if bearer is None:
                 raise _NotJudged(text, digest)
-            return self._in_time(Identified(bearer.principal, how="jwt", until_ms=bearer.until_ms))
+            return self._in_time(Identified(bearer.principal, how="jwt", until_ms=bearer.until_ms, key=bearer.key))
         found = self._bearers.get(digest)
         if found is None:
             found = self._bearers[digest] = self._bearer_of(access, text, digest)
@@ -318,7 +322,9 @@ class Gate:
 
     def _in_time(self, found: Identified) -> Identified:
         if found.until_ms <= self._now_ms():
-            raise InvalidRequest(f"{found.how} {found.token_id or ''} of {found.principal} has expired")
+            raise InvalidRequest(
+                " ".join(filter(None, (found.how, found.token_id, "of", found.principal, "has expired")))
+            )
         return found
 
     def _bearer_of(self, access: Access, text: str, digest: str) -> Identified:
@@ -434,11 +440,11 @@ class Gate:
 
     def look(self) -> None:
         """End the requests that could not begin now (A4), and have those that watch look again."""
-        access, before, now_ms = self.access(), self._looked_at, self._now_ms()
+        access, before = self.access(), self._looked_at
         self._looked_at = access, access.version
         is_changed = before is None or before[0] is not access or before[1] != access.version
         for asking in list(self._under_way):
-            if is_changed or asking.refusal is not None or asking.caller.until_ms <= now_ms:
+            if is_changed or asking.refusal is not None or not self.is_good(asking.caller):
                 asking.look()
         if is_changed and self._changed is not None:
             self._changed.set_result(None)
@@ -453,6 +459,8 @@ class Gate:
     def is_good(self, caller: Identified) -> bool:
         """Whether a caller would be known now."""
         if caller.until_ms <= self._now_ms():
+            return False
+        if caller.key is not None and not (self._jwts is not None and self._jwts.believes(caller.key)):
             return False
         return caller.token_id is None or caller.token_id in self.access().tokens
 

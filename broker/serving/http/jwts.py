@@ -7,13 +7,16 @@ J1  Only algorithms with a public key are taken, and of them those of the config
     whoever can check a token can make one. A key belongs to the algorithms of its kind, whatever a token says of
     itself. Keys come from the issuer's set alone, never from a header of the token.
 J2  `iss`, `aud` and `exp` have to be there, and a token that is good for longer than `ttl_ms_max` is refused: nothing
-    ends it sooner. Clocks may differ by `LEEWAY_S`.
+    ends it sooner. Clocks may differ by `LEEWAY_S`. One that the issuer has made for something else is refused: of
+    another type (`TYPES`), or bound to a key of its bearer (`cnf`), which nobody shows here.
 J3  It is a user or a service, as the configuration says: never a broker, and never `admin`.
 J4  A token that was good is known by its SHA-256 until it ends, and `KNOWN_MAX` of them. When the issuer's keys change
-    all are judged anew. One that was refused is not kept: strangers could fill the table.
+    all are judged anew, and requests under way go on if the key of their token is still there. One that was refused is
+    not kept: strangers could fill the table.
 J5  Signatures are checked beside the loop, `AT_ONCE` at a time, so strangers with forged ones hold up each other. What
     is no JWT of this issuer by its form, algorithm or key gets no further than a look at its header.
 J6  Why one is refused is for the log. No error has the token in it.
+J7  Where no key is known at all, nobody can tell who asks: `not_ready`, as of one that has just begun (`access.A8`).
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from typing import Any, Final, NamedTuple
 import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from broker.api.errors import InvalidRequest, InvalidSetting
+from broker.api.errors import InvalidRequest, InvalidSetting, NotReady
 from broker.api.plain import parse_json
 from broker.api.principals import JWT_LENGTH_MAX, is_jwt, is_named
 
@@ -39,6 +42,7 @@ RSA_BITS_LEAST: Final = 2048
 KNOWN_MAX: Final = 10_000
 AT_ONCE: Final = 2
 LEEWAY_S: Final = 30.0
+TYPES: Final = ("jwt", "at+jwt")
 KINDS: Final[Mapping[str, str]] = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 """By how the name of an algorithm begins: the kind of its keys (J1)."""
 CURVES: Final[Mapping[str, str]] = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA"}
@@ -80,10 +84,11 @@ class JwtRules:
 
 
 class Bearer(NamedTuple):
-    """Whom a good token names, and until when: milliseconds since 1970 UTC."""
+    """Whom a good token names, until when (milliseconds since 1970 UTC), and by which key that is known."""
 
     principal: str
     until_ms: float
+    key: Key
 
 
 class Jwts:
@@ -117,13 +122,20 @@ class Jwts:
             self._known.move_to_end(sha256)
         return found
 
+    def believes(self, key: Key) -> bool:
+        """Whether it is a key of the issuer, as they are now."""
+        keys = self._rules.keys()
+        return key in keys
+
     async def judge(self, text: str, sha256: str) -> None:
-        """Have a good token known. Raises InvalidRequest: it is not (J6)."""
+        """Have a good token known. Raises InvalidRequest: it is not (J6). NotReady: J7."""
         keys = self._rules.keys()
         try:
             algorithm, key = chosen(text, self._rules, keys)
         except UnknownKey:
             self._rules.missed()
+            if not keys:
+                raise NotReady("this broker cannot tell yet who asks") from None
             raise
         async with self._turns:
             now_ms = self._now_ms()
@@ -148,6 +160,8 @@ def chosen(text: str, rules: JwtRules, keys: Keys) -> tuple[str, Key]:
         raise InvalidRequest(f"a JWT by algorithm {algorithm!r:.{_SHOWN}}, and not by {', '.join(rules.algorithms)}")
     if "crit" in header or "b64" in header:
         raise InvalidRequest("a JWT whose header has crit or b64, which nothing here understands")
+    if str(header.get("typ", TYPES[0])).lower().removeprefix("application/") not in TYPES:
+        raise InvalidRequest(f"a JWT of type {header['typ']!r:.{_SHOWN}}, which is for something else")
     kind = KINDS[algorithm[:2]]
     fit = [key for key in keys if key.kind == kind and key.algorithm in (None, algorithm)]
     fit = fit if kid is None else [key for key in fit if key.kid == kid]
@@ -186,6 +200,8 @@ def judged(text: str, algorithm: str, key: Key, rules: JwtRules, now_ms: float) 
         raise InvalidRequest(f"a JWT for another audience than {rules.audience}") from None
     except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"a JWT that cannot be taken: {type(error).__name__} {error!s:.{_SHOWN}}") from None
+    if "cnf" in claims:
+        raise InvalidRequest("a JWT that is bound to a key of its bearer (cnf), which nothing here looks for")
     now_s = now_ms / 1000
     end_s = _time(claims, "exp")
     begin_s = max(_time(claims, "nbf", 0.0), _time(claims, "iat", 0.0))
@@ -201,7 +217,7 @@ def judged(text: str, algorithm: str, key: Key, rules: JwtRules, now_ms: float) 
     principal = f"{rules.principal}:{name}"
     if not isinstance(name, str) or not is_named(principal):  # J3
         raise InvalidRequest(f"a JWT whose claim {rules.claim} is no name: {name!r:.{_SHOWN}}")
-    return Bearer(principal, (end_s + LEEWAY_S) * 1000)
+    return Bearer(principal, (end_s + LEEWAY_S) * 1000, key)
 
 
 def _time(claims: Mapping[str, Any], name: str, default: float = math.nan) -> float:
@@ -237,6 +253,9 @@ def _key(given: dict[str, Any]) -> Key | None:
         return None
     if "d" in given:
         raise InvalidSetting("it has a private key: whoever reads it can sign tokens. Publish the public ones alone")
+    uses = given.get("key_ops", ["verify"])
+    if not isinstance(uses, list) or "verify" not in uses:
+        return None
     if kind != "RSA":
         of_curve = CURVES.get(str(given.get("crv")))
         if of_curve is None or algorithm not in (None, of_curve):

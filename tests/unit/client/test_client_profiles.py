@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from broker.api import environment
 from broker.api.errors import InvalidRequest, InvalidSetting, UnknownSetting
 from broker.api.principals import new_token
+from broker.api.token_files import token_in
 from broker.cli.main import app
 from broker.client.client import connect
 from broker.client.http.profiles import NO_FILES, brokers_for, files_for
@@ -265,12 +266,18 @@ def test_a_token_is_not_sent_to_whom_the_profiles_ca_does_not_believe(home: Path
         assert wrong.requests == []
 
 
-def test_a_token_in_the_place_of_its_path_is_not_repeated() -> None:
-    """P4."""
+@pytest.mark.parametrize(
+    "secret", [TOKEN.text, "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJhbmEifQ.c2lnbmF0dXJl"], ids=["token", "jwt"]
+)
+def test_a_token_in_the_place_of_its_path_is_not_repeated(secret: str) -> None:
+    """P4. Nor one that a broker's setting has."""
     with pytest.raises(InvalidSetting, match="is a token") as refused:
-        connect("localhost", token_file=TOKEN.text)
-    assert TOKEN.text not in str(refused.value)
-    assert TOKEN.text not in str(refused.value.fields)
+        connect("localhost", token_file=secret)
+    with pytest.raises(InvalidSetting, match="cannot be read") as by_broker:
+        token_in("auth.admin_token_file", secret)
+    for error in (refused.value, by_broker.value):
+        assert secret not in str(error)
+        assert secret not in str(error.fields)
 
 
 # --- the command line ---------------------------------------------------------------------------------------------

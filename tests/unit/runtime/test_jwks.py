@@ -6,6 +6,7 @@ the test moves. The thread is not started: its step is called.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -19,9 +20,20 @@ import pytest
 pytest.importorskip("jwt", reason="make install")
 
 from broker.api.errors import InvalidSetting
+from broker.runtime.config import jwks
 from broker.runtime.config.auth import check_auth_files
 from broker.runtime.config.configuration import load
-from broker.runtime.config.jwks import JWKS_BYTES_MAX, KEPT_S, LOOK_S, MISSED_S, REFRESH_S, RETRY_S, Jwks, jwks_of
+from broker.runtime.config.jwks import (
+    JWKS_BYTES_MAX,
+    KEPT_S,
+    LOOK_S,
+    MISSED_S,
+    REFRESH_S,
+    RETRY_S,
+    Jwks,
+    jwks_of,
+    place_of,
+)
 from broker.runtime.config.settings import JwtConfig
 from tests.support.certificates import Authority
 from tests.unit.serving.test_jwts import EC, OTHER, RSA, as_set, public
@@ -206,6 +218,50 @@ def test_who_shows_unknown_keys_has_them_fetched_now_and_then(monkeypatch: pytes
 def test_a_configuration_that_would_believe_too_much_is_refused(given: dict[str, str], says: str) -> None:
     with pytest.raises(InvalidSetting, match=says):
         load(None, {f"LIFTLOG_JWT_{key.upper()}": value for key, value in given.items()})
+
+
+def test_a_url_that_cannot_be_asked_is_refused_at_the_start() -> None:
+    for place in ("id.example:99999/keys", "[::1/keys", "id.example/a key", "id.example/ä"):
+        with pytest.raises(InvalidSetting, match="is no address of the form"):
+            Jwks(config(f"https://{place}"))
+    assert place_of("https://[::1]:5/keys?v=1") == ("::1", 5, "/keys?v=1")
+    assert place_of("https://id.example") == ("id.example", 443, "/")
+
+
+def test_a_fault_of_ours_is_said_and_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+    def fetch(_: JwtConfig) -> bytes:
+        raise KeyError("oops")
+
+    made = Jwks(config("https://id.example/keys"), fetch=fetch)
+    assert made._step() == RETRY_S
+    assert "jwt.bug" in caplog.text
+
+
+def test_an_issuer_that_does_not_end_its_answer_is_given_up_and_no_stop_waits_for_it(
+    ours: Authority, issuer: tuple[str, type[Answers]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, answers = issuer
+    go_on = threading.Event()
+
+    def drip(self: Answers) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while not go_on.wait(0.02):
+                self.wfile.write(b" ")
+
+    monkeypatch.setattr(answers, "do_GET", drip)
+    monkeypatch.setattr(jwks, "TIMEOUT_S", 0.2)
+    with pytest.raises(TimeoutError, match="its answer took more than"):
+        jwks.fetched(config(url, tls_ca=ours.ca))
+    monkeypatch.setattr(jwks, "TIMEOUT_S", 60.0)
+    made = Jwks(config(url, tls_ca=ours.ca))
+    made.start()
+    made.stop()
+    assert made._loop._thread.is_alive(), "it hears to the end, and nobody waits"
+    go_on.set()
+    made._loop._thread.join(30)
+    assert not made._loop._thread.is_alive()
 
 
 def test_without_an_issuer_there_are_none() -> None:

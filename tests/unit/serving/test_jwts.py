@@ -10,9 +10,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import io
 import json
+import logging
 import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,11 +31,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from broker.api.errors import InvalidRequest, InvalidSetting
-from broker.api.principals import is_jwt
+from broker.api.principals import is_jwt, is_secret, shown
 from broker.runtime.config.settings import JWT_ALGORITHMS
-from broker.serving.http import jwts
+from broker.runtime.logs import JsonFormatter
+from broker.serving.http import access, jwts
 from broker.serving.http.jwts import KINDS, Bearer, JwtRules, Jwts, Keys, chosen, judged, keys_of
+from tests.support.processes import eventually
 from tests.unit.serving.test_access import ADMIN, Enforced, enforcing
+from tests.unit.serving.test_audit import records
 
 NOW_S = 1_800_000_000
 RSA = rsa.generate_private_key(65_537, 2048)
@@ -78,8 +84,8 @@ def part(value: Any) -> str:
 
 def test_whom_a_token_names() -> None:
     ends = (NOW_S + 600 + jwts.LEEWAY_S) * 1000
-    assert taken(signed()) == ("user:ana", ends)
-    assert taken(signed(EC, "ES256", "e")) == taken(signed(ED, "EdDSA", "d")) == ("user:ana", ends)
+    for key in ((), (EC, "ES256", "e"), (ED, "EdDSA", "d")):
+        assert taken(signed(*key))[:2] == ("user:ana", ends)
     assert taken(signed(name="etl"), rules(principal="svc", claim="name")).principal == "svc:etl"
     assert taken(signed(aud=["other", "liftlog"])).principal == "user:ana"
     one = keys_of(as_set(public(RSA, None)))
@@ -115,6 +121,9 @@ def test_whom_a_token_names() -> None:
         ({"sub": "broker:b"}, "whose claim sub is no name"),
         ({"sub": "a" * 200}, "whose claim sub is no name"),
         ({"sub": ["ana"]}, "whose claim sub is no name"),
+        ({"sub": "*"}, "whose claim sub is no name"),
+        ({"sub": "system:serviceaccount:ns:etl"}, "whose claim sub is no name"),
+        ({"cnf": {"jkt": "x"}}, "bound to a key of its bearer"),
     ],
 )
 def test_a_token_that_is_signed_well_and_says_something_else_is_refused(claims: dict[str, Any], says: str) -> None:
@@ -148,6 +157,15 @@ def test_who_signs_with_what_everybody_knows_is_nobody() -> None:
         taken(jwt.encode(GOOD, RSA, "RS256", headers={"kid": "k", "crit": ["exp"]}))
 
 
+def test_a_token_of_the_issuer_for_something_else_is_refused() -> None:
+    """J2. Logout tokens name the user, too, and whoever receives one could show it."""
+    for name in ("JWT", "at+jwt", "application/at+jwt"):
+        assert taken(jwt.encode(GOOD, RSA, "RS256", headers={"kid": "k", "typ": name})).principal == "user:ana"
+    for other in ("logout+jwt", "secevent+jwt", "", ["JWT"]):
+        with pytest.raises(InvalidRequest, match="which is for something else"):
+            chosen(f"{part({'alg': 'RS256', 'kid': 'k', 'typ': other})}.{part(GOOD)}.c2ln", rules(), rules().keys())
+
+
 def test_a_key_is_for_the_algorithms_of_its_kind() -> None:
     """J1."""
     for kid in ("e", "d"):
@@ -166,6 +184,8 @@ def test_a_set_of_keys_is_read_and_what_cannot_sign_is_passed_over() -> None:
     useless = [
         {"kty": "oct", "k": "c2VjcmV0", "kid": "k"},
         public(OTHER, use="enc"),
+        public(OTHER, key_ops=["encrypt"]),
+        public(OTHER, key_ops=7),
         public(small),
         public(EC, alg="ES384"),
         public(RSA, alg="HS256"),
@@ -274,6 +294,91 @@ def test_a_jwt_is_a_principal_with_the_grants_of_one(
         issuer.keys = keys_of(as_set(public(OTHER, "o")))
         assert server.call("GET", "/v1/streams/s", token)[0] == 401, "the issuer has taken its key back"
         assert server.call("GET", "/v1/streams/s", signed(OTHER, "RS256", "o", **LONG))[0] == 200
+
+
+def test_a_jwt_that_ends_and_a_key_that_is_taken_back_end_what_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`access.A4`: a long poll that would go on for a minute."""
+    monkeypatch.setattr(access, "LOOK_S", 0.02)
+    issuer = Issuer()
+    issuer.keys = keys_of(as_set(public(RSA), public(EC, "e")))
+    with believing(tmp_path, issuer) as server:
+        server.call("POST", "/v1/streams", ADMIN, body={"name": "s"})
+        server.grant("user:ana", ("stream:read", "s"))
+        under_way, found = server.server.serving.gate._under_way, list[tuple[int, str]]()
+
+        def poll(token: str) -> threading.Thread:
+            path, before = "/v1/streams/s/partitions/0/records?max_wait_ms=60000", len(under_way)
+            thread = threading.Thread(target=lambda: found.append(server.call("GET", path, token)[:2]))
+            thread.start()
+            eventually(lambda: len(under_way) == before + 1 or not thread.is_alive())
+            return thread
+
+        goes_on = poll(signed(EC, "ES256", "e", **LONG))
+        ends = poll(signed(**LONG))
+        issuer.keys = keys_of(as_set(public(EC, "e")))
+        ends.join(30)
+        assert found == [(401, "unauthenticated")]
+        assert goes_on.is_alive(), "its key is still there"
+        poll(signed(EC, "ES256", "e", exp=time.time() - jwts.LEEWAY_S + 0.3)).join(30)
+        assert found.pop() == (401, "unauthenticated")
+        assert goes_on.is_alive()
+        issuer.keys = ()
+        goes_on.join(30)
+        assert found.pop() == (401, "unauthenticated")
+
+
+def test_who_shows_a_jwt_to_a_broker_without_any_key_asks_again(tmp_path: Path) -> None:
+    """J7: one that has just begun, or whose issuer has been silent for a day."""
+    issuer = Issuer()
+    issuer.keys = ()
+    with believing(tmp_path / "enforce", issuer) as server:
+        assert server.call("GET", "/v1/streams", signed(**LONG))[:2] == (503, "not_ready")
+        assert server.call("GET", "/v1/streams", f"{part({'alg': 'none'})}.{part(GOOD)}.c2ln")[0] == 401
+        assert issuer.missed == 1
+        issuer.keys = keys_of(as_set(public(RSA)))
+        assert server.call("GET", "/v1/streams", signed(**LONG))[0] == 200
+    issuer.keys = ()
+    with enforcing(tmp_path / "permissive", "permissive", jwt=issuer.rules()) as server:
+        assert server.call("GET", "/v1/streams", signed(**LONG))[0] == 200, "nobody is refused"
+
+
+def test_no_record_of_the_audit_and_no_line_has_a_jwt_in_it(tmp_path: Path) -> None:
+    """`audit.U5`, `logs.L2`: not even of one that stands where a name should be."""
+    token, lines = signed(EC, "ES256", "e", **LONG), io.StringIO()
+    logger = logging.getLogger("broker")
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(JsonFormatter())
+    logger.addHandler(handler)
+    try:
+        with believing(tmp_path, Issuer()) as server:
+            server.call("DELETE", f"/v1/streams/{token}", ADMIN)
+            server.call("POST", "/v1/streams", ADMIN, body={"name": token, "payload_schema": f"a {token}"})
+            server.call("DELETE", f"/v1/streams/{token}", "llg_x")
+            eventually(lambda: len(records(server.server)) == 3)
+            text = json.dumps(records(server.server))
+    finally:
+        logger.removeHandler(handler)
+    assert lines.getvalue()
+    for part_of in (token, *token.split(".")):
+        assert part_of not in text
+        assert part_of not in lines.getvalue()
+    assert shown(token).rstrip("…") in text, "which one it was can be told"
+
+
+def test_what_looks_like_a_jwt_is_cut_out_and_names_with_dots_are_not() -> None:
+    token = signed()
+    head, claims, _ = token.split(".")
+    for around in ("{}", "Bearer {}", '"{}"', "/v1/x/{}/y", "token-{}", "a.{}", "{}.more", "{} {}"):
+        said = shown(around.format(token, token))
+        assert not any(each in said for each in token.split(".")), said
+    assert claims not in shown(f"{head}.{claims}") + shown(f"{head}.{claims}.")
+    for name in ("orders.eu.new", "eyes.of.tiger", "monkeys.eyes.x", "eyJ", "a.b.c", "eyJx.orders.x"):
+        assert shown(name) == name
+    assert shown("eyJ" * 400_000) == "eyJ" * 400_000, "in a time that grows as the text does"
+    assert is_secret(token)
+    assert not is_secret("secrets.ana.jwt")
 
 
 def test_without_an_issuer_no_jwt_is_good(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
