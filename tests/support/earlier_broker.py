@@ -1,0 +1,23 @@
+"""A broker that says it knows feature levels up to LEVEL: `python -m tests.support.earlier_broker LEVEL`.
+
+It holds up the cluster as one of an earlier release does. Configured by the environment, as `liftlog broker`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from broker.cli.main import main as liftlog
+from broker.metadata import broker_commands, controller
+from broker.runtime.cluster.plane import plane
+
+
+def main() -> None:
+    for module in (broker_commands, controller, plane):
+        module.FEATURE_LEVEL = int(sys.argv[1])  # type: ignore[attr-defined]
+    sys.argv = ["liftlog", "broker"]
+    liftlog()
+
+
+if __name__ == "__main__":
+    main()
