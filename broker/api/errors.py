@@ -375,6 +375,16 @@ def _tree(cls: type[LiftlogError]) -> dict[str, type[LiftlogError]]:
 BY_REASON: Final = _tree(LiftlogError)
 """Every error type by its reason code."""
 
+
+def may_be_done(error: LiftlogError) -> bool:
+    """Whether what was asked for may have been carried out although it failed.
+
+    A broker that ran out of time, or met a fault of its own, may have done so after it carried it out.
+    """
+    is_definite = isinstance(error, Retryable | InvalidRequest) and not isinstance(error, DeadlineExceeded)
+    return not is_definite or bool(error.fields.get("sent"))
+
+
 _PROBLEM_KEYS: Final = frozenset({"type", "title", "status", "detail", "reason"})
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
 from broker.api.answers import Readiness
-from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, Retryable, Unavailable
+from broker.api.errors import InvalidRequest, LiftlogError, Retryable, Unavailable, may_be_done
 from broker.api.misfit import Misfit
 from broker.api.plain import parse_json
 from broker.api.validation import build
@@ -117,19 +117,19 @@ class Calls:
             call_timeout_s=self.call_timeout_s,
         )
         request = replace(request, until_s=patience.call_until_s)
-        may_be_done = False
+        is_in_doubt = False
         while True:
             try:
                 answer = self._once(request, key)
                 patience.progress()
                 return answer
             except LiftlogError as error:
-                may_be_done = may_be_done or is_ambiguous(error)
-                if may_be_done and request.method not in READING:
+                is_in_doubt = is_in_doubt or may_be_done(error)
+                if is_in_doubt and request.method not in READING:
                     error.fields["sent"] = True  # A1
-                if may_be_done and done_if is not None and isinstance(error, done_if):
+                if is_in_doubt and done_if is not None and isinstance(error, done_if):
                     return None
-                if request.is_interrupted or (may_be_done and not request.is_idempotent):
+                if request.is_interrupted or (is_in_doubt and not request.is_idempotent):
                     raise
                 if not isinstance(error, Retryable):
                     raise
@@ -168,15 +168,6 @@ def _parsed(body: bytes | bytearray, where: str, call: str) -> Any:
         return parse_json(body)
     except ValueError as error:
         raise LiftlogError(f"{where}: the answer to {call} is no JSON: {error}", address=where, sent=True) from error
-
-
-def is_ambiguous(error: LiftlogError) -> bool:
-    """Whether the request may have been carried out although it failed.
-
-    A broker that ran out of time, or met a fault of its own, may have done so after it carried out the request.
-    """
-    is_definite = isinstance(error, Retryable | InvalidRequest) and not isinstance(error, DeadlineExceeded)
-    return not is_definite or bool(error.fields.get("sent"))
 
 
 def understand(cls: type[T], value: Any, *, where: str) -> T:

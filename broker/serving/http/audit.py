@@ -12,11 +12,12 @@ U3  The audit keeps nobody from acting: who has to make room on a full disk, or 
     stream of, must be able to. An act whose record is not written in `WAIT_S` is answered; the log has the record
     (`audit.late`), a metric counts it, and it is written when that is possible (`trail.L2`).
 U4  Of what strangers can cause at will, refusals and acts that fail, so many are recorded (`allowance`), and how many
-    more there were. Nobody waits for the record of a refusal. The line `audit.begun` has an allowance, too.
+    more there were. Nobody waits for the record of a refusal. The line `audit.begun` has an allowance, too. Who goes
+    away before he is let in has done nothing: that failed.
 U5  No secrets, no payloads, no bodies as they are: the names of the path, the fields that an act names (`acts.T2`),
     each cut, and of what looks like a token its id.
 U6  In doubt is what may be done or not: it was begun, and its time ran out, its client went, another broker did not
-    answer, or a fault of ours ended it.
+    answer, or a fault of ours ended it, here or there. A client that is answered so is told the same (`may_be_done`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, Unauthenticated, Unauthorized
+from broker.api.errors import InvalidRequest, LiftlogError, Unauthenticated, Unauthorized, may_be_done
 from broker.api.principals import ANONYMOUS, shown
 from broker.serving.contract.acts import Act, acting_now, told_of
 from broker.serving.contract.backend import AuditRecord, Backend
@@ -106,22 +107,22 @@ class Audit:
         try:
             response = await call(request)
         except asyncio.CancelledError:
-            self._put(under_way, "in_doubt", "gone", None)
+            self._put(under_way, under_way.ended(is_in_doubt=True), "gone", None)
             raise
         except (Unauthenticated, Unauthorized) as error:
             if under_way.has_ended_amid(error):
                 await self._record(under_way, "in_doubt", error.reason, error.status)
             raise
         except LiftlogError as error:
-            is_in_doubt = error.fields.get("sent") is True or isinstance(error, DeadlineExceeded)
-            is_in_doubt &= under_way.has_begun
-            await self._record(under_way, "in_doubt" if is_in_doubt else "failed", error.reason, error.status)
+            result = under_way.ended(is_in_doubt=may_be_done(error))
+            await self._record(under_way, result, error.reason, error.status)
             raise
         except web.HTTPException as error:
             await self._record(under_way, "failed", InvalidRequest.reason, error.status)
             raise
         except Exception:
-            await self._record(under_way, "in_doubt", LiftlogError.reason, LiftlogError.status)
+            result = under_way.ended(is_in_doubt=True)
+            await self._record(under_way, result, LiftlogError.reason, LiftlogError.status)
             raise
         await self._record(under_way, "done", "", response.status)
         return response
@@ -312,6 +313,10 @@ class UnderWay:
         access = self._request.get(ACCESS)
         was_ended = access is not None and access.refusal is not None
         return self.has_begun and (was_ended or error.fields.get("sent") is True)
+
+    def ended(self, *, is_in_doubt: bool) -> str:
+        """The result of one that is not done (U6)."""
+        return "in_doubt" if is_in_doubt and self.has_begun else "failed"
 
     def begins(self) -> None:
         """As `acts.Acting` (U2)."""

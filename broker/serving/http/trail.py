@@ -11,6 +11,9 @@ L2  What cannot be written stays queued, in order, and is tried again. Who waits
 L3  A record has an id. The leader takes an id once; only a change of leaders amid a try may leave one twice.
 L4  The queue is bounded, and refusals have half of it: they keep no act out. What finds no room, and what is left in it
     when the broker ends, is lost: the log has it.
+L5  No record keeps those behind it out. A leader takes a body of JSON up to a limit, and so many records go at once as
+    fit in whatever they say. If it refuses some for what they are, each goes alone, and the one is lost that is refused
+    again.
 """
 
 from __future__ import annotations
@@ -18,15 +21,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
-from itertools import islice
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
-from broker.api.errors import LiftlogError, NotLeader, NotReady, Overloaded, Unavailable
+from broker.api.errors import (
+    InvalidRecords,
+    InvalidRequest,
+    LiftlogError,
+    NotLeader,
+    NotReady,
+    Overloaded,
+    RecordTooLarge,
+    RequestTooLarge,
+    Unavailable,
+)
 from broker.serving.contract.backend import AuditRecord, Backend
 from broker.serving.contract.schemas import AUDIT_RECORDS_MAX
+from broker.serving.http.body import JSON_BYTES_MAX
 from broker.serving.http.meters import Meters
 from broker.serving.http.peers import Peers
 
@@ -34,6 +47,8 @@ log = logging.getLogger(__name__)
 
 PATH: Final = "/v1/audit"
 PENDING_MAX: Final = 1_000
+TOLD_BYTES: Final = 1_024
+"""A record in a body takes so much at most, beside its value: that is JSON, so as text it takes twice its length."""
 ASK_S: Final = 3.0
 PAUSES_S: Final = (0.05, 2.0)
 """Between two tries, the first and the longest."""
@@ -78,15 +93,21 @@ class Trail:
             self._lose(queued.record)
 
     async def _work(self) -> None:
-        pause_s = PAUSES_S[0]
+        pause_s, at_once = PAUSES_S[0], AUDIT_RECORDS_MAX
         while True:
             await self._news.wait()
             self._news.clear()
             while self._queue:
-                batch = list(islice(self._queue, AUDIT_RECORDS_MAX))
+                batch = self._next(at_once)
+                at_once = AUDIT_RECORDS_MAX
                 try:
                     await self._write([queued.record for queued in batch])
                 except Exception as error:
+                    if is_of_records(error):  # L5
+                        at_once = 1
+                        if len(batch) == 1:
+                            self._refused(error)
+                        continue
                     self._failed(error)
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, PAUSES_S[1])
@@ -94,16 +115,27 @@ class Trail:
                 pause_s = PAUSES_S[0]
                 self._written(batch)
 
+    def _next(self, at_once: int) -> list[_Queued]:
+        """So many go next, or as many as have room in one body (L5)."""
+        batch, byte_count = list[_Queued](), 0
+        for queued in self._queue:
+            byte_count += 2 * len(queued.record.value) + TOLD_BYTES
+            if batch and (len(batch) == at_once or byte_count > JSON_BYTES_MAX - TOLD_BYTES):
+                break
+            batch.append(queued)
+        return batch
+
     async def _write(self, records: list[AuditRecord]) -> None:
         """L1. Raises why not."""
         try:
             await self._backend.audit.append(records)
         except NotLeader as error:
             leader: Any = error.fields.get("leader")
-            if not leader:
+            address = leader.get("http") if isinstance(leader, Mapping) else leader  # of one that has just lost it
+            if not address:
                 raise
             body = {"records": [record.as_json() for record in records]}
-            await self._peers.ask(str(leader["http"]), "POST", PATH, body=body, timeout_s=ASK_S)
+            await self._peers.ask(str(address), "POST", PATH, body=body, timeout_s=ASK_S)
 
     def _written(self, batch: list[_Queued]) -> None:
         for queued in batch:
@@ -114,6 +146,13 @@ class Trail:
         if self._is_behind and not self._queue:
             self._is_behind = False
             log.info("audit.caught_up")
+
+    def _refused(self, error: Exception) -> None:
+        """The first one is, for what it is (L5)."""
+        queued = self._queue.popleft()
+        if not queued.done.done():
+            queued.done.set_exception(error)
+        self._lose(queued.record)
 
     def _failed(self, error: Exception) -> None:
         """L2."""
@@ -135,3 +174,9 @@ class Trail:
         """L4."""
         self._meters.audit_records.labels("lost").inc()
         log.error("audit.lost record=%s", record.value)
+
+
+def is_of_records(error: Exception) -> bool:
+    """Whether who refuses records does so for what they are: tried again they would be refused again."""
+    is_misfit = type(error) is InvalidRequest and "field" in error.fields
+    return is_misfit or isinstance(error, RequestTooLarge | RecordTooLarge | InvalidRecords)

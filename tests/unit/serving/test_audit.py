@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import socket
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from click.testing import CliRunner
 
 from broker.api import http as names
 from broker.api.batch import decode_batch
-from broker.api.errors import DiskFull, NotLeader, NotReady, Overloaded
+from broker.api.errors import CorruptLog, DiskFull, InvalidRequest, LiftlogError, NotLeader, NotReady, Overloaded
 from broker.api.principals import new_token, shown
 from broker.api.stream import AUDIT_STREAM
 from broker.cli.main import app
@@ -27,7 +28,9 @@ from broker.serving.contract.acts import SETTINGS, Act, told_of
 from broker.serving.contract.backend import AuditRecord
 from broker.serving.contract.endpoint import Endpoint
 from broker.serving.contract.openapi import document
+from broker.serving.contract.schemas import AUDIT_LENGTH_MAX
 from broker.serving.http import audit, trail
+from broker.serving.http.allowance import Allowance, Rate
 from broker.serving.http.app import ENDPOINTS
 from broker.serving.http.audit import LENGTH_MAX, NAME_LENGTH_MAX
 from broker.serving.http.trail import PENDING_MAX
@@ -416,6 +419,64 @@ def test_another_broker_leads_it(tmp_path: Path) -> None:
         assert (record["operation"], record["principal"], record["asked"]) == ("create_stream", "admin", {"name": OWN})
 
 
+def test_however_much_the_records_say_their_leader_takes_them(tmp_path: Path) -> None:
+    """L5: text in JSON in text in JSON. Another one that it does not take is lost alone."""
+    with enforcing(tmp_path / "a") as asked, enforcing(tmp_path / "b", "off") as leading:
+        there = leading.server
+        elsewhere = NotLeader("elsewhere", leader={"id": "broker-0", "http": f"127.0.0.1:{there.port}"})
+        Stuck(asked.server, elsewhere)
+        written, value = asked.server.serving.audit.trail, json.dumps({"principal": "", "asked": '"' * 60_000})
+
+        async def put() -> list[Any]:
+            said = [value] * 18 + ["x" * (AUDIT_LENGTH_MAX + 1), "{}"]
+            told = [written.put(AuditRecord(f"{n:032x}", "", each)) for n, each in enumerate(said)]
+            return await asyncio.wait_for(asyncio.gather(*told, return_exceptions=True), 20)
+
+        told = asked.server.call(put())
+        assert [n for n, each in enumerate(told) if each is not None] == [18]
+        assert isinstance(told[18], InvalidRequest)
+        assert there.backend.partition(AUDIT_STREAM, 0).log.high_watermark == 19
+        assert outcome(asked, "lost") == 1
+
+
+def test_a_broker_that_has_just_lost_the_leadership_names_its_heir_by_address(tmp_path: Path) -> None:
+    """As `replicated.P12` does."""
+    with enforcing(tmp_path / "a") as asked, enforcing(tmp_path / "b", "off") as leading:
+        Stuck(asked.server, NotLeader("it is over", leader=f"127.0.0.1:{leading.server.port}"))
+        assert asked.call("POST", "/v1/streams", ADMIN, body={"name": OWN})[0] == 201
+        assert [each["operation"] for each in records(leading.server)] == ["create_stream"]
+
+
+def test_who_goes_before_he_is_let_in_has_done_nothing_and_fills_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U4, U6: a stranger waits for the catalog before he is refused, and does not."""
+    with enforcing(tmp_path) as made:
+        asked = 0
+
+        async def catch_up() -> None:
+            nonlocal asked
+            asked += 1
+            await asyncio.sleep(30)
+
+        monkeypatch.setattr(made.server.serving.gate, "catch_up", catch_up)
+        made.server.serving.audit._failures = Allowance(Rate(5, 60.0), Rate(10, 60.0))
+        for number in range(12):
+            with socket.create_connection(("127.0.0.1", made.server.port)) as client:
+                client.sendall(b"DELETE /v1/streams/orders HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                eventually(lambda number=number: asked > number)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        eventually(lambda: not busy(made))
+        found = acts(made.server)
+        assert {(each["result"], each["reason"]) for each in found} == {("failed", "gone")}
+        assert len(found) == 5
+        assert outcome(made, "suppressed") == 7
+
+
+def busy(made: Enforced) -> bool:
+    return counted(made, "liftlog_http_requests_in_flight") > 1
+
+
 def test_the_queue_is_bounded_and_what_is_lost_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """L4."""
     with enforcing(tmp_path) as made:
@@ -479,6 +540,20 @@ def test_what_is_broken_off_is_in_doubt(tmp_path: Path, monkeypatch: pytest.Monk
             ("c", "in_doubt", "not_ready"),
         ]
         made.server.loop.call_soon_threadsafe(go_on.set)
+
+
+@pytest.mark.parametrize("error", [LiftlogError("a fault there"), CorruptLog("a fault here")], ids=["internal", "log"])
+def test_what_a_fault_ended_is_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: LiftlogError) -> None:
+    """U6: another broker has it in doubt, and so has its client."""
+    with enforcing(tmp_path) as made:
+        made.call("POST", "/v1/streams", ADMIN, body={"name": OWN})
+
+        async def delete(name: str) -> None:
+            raise error
+
+        monkeypatch.setattr(made.server.backend, "delete_stream", delete)
+        assert made.call("DELETE", f"/v1/streams/{OWN}", ADMIN)[:2] == (500, error.reason)
+        assert [(each["result"], each["reason"]) for each in acts(made.server)[1:]] == [("in_doubt", error.reason)]
 
 
 def test_a_right_that_is_taken_back_amid_an_act_leaves_it_in_doubt(
