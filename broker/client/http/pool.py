@@ -34,7 +34,7 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
-from broker.api.errors import InvalidName, Unavailable
+from broker.api.errors import InvalidName, Unauthenticated, Unavailable
 from broker.client.http.address import Address
 from broker.client.http.forks import renew_after_fork
 from broker.client.http.interrupt import Interrupt
@@ -245,9 +245,21 @@ class Pool:
         Raises:
             Unavailable: nobody answered; fields `address`, `sent` (C3).
         """
+        if self._token is None:
+            return self._exchange(address, request, in_haste=in_haste)
+        shown = self._token.header_for(address)
+        found = self._exchange(address, replace(request, headers={**request.headers, **shown}), in_haste=in_haste)
+        is_refused = found.status == Unauthenticated.status and request.is_idempotent and not request.is_interrupted
+        if not (is_refused and self._token.is_renewed(shown)):
+            return found
+        found.close()  # `token.W5`
+        headers = {**request.headers, **self._token.header_for(address)}
+        again = self._exchange(address, replace(request, headers=headers), in_haste=in_haste)
+        again.is_repeat = True  # a token that ended amid a call leaves open what became of it
+        return again
+
+    def _exchange(self, address: Address, request: Request, *, in_haste: bool) -> Exchange:
         may_be_received = False
-        if self._token is not None:
-            request = replace(request, headers={**request.headers, **self._token.header_for(address)})
         while True:
             connection, is_reused = self._take(address)
             try:

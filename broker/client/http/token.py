@@ -7,6 +7,8 @@ W1  A token goes to no address without TLS, but to this machine's own: whoever c
 W2  A file that every user of the machine can read is refused (`token_files`).
 W3  The file is read again when it has changed, so a token can be replaced while its client runs. One that cannot be
     read any more leaves the last one in use.
+W5  A call that is refused while the file has another token by now is made once more with that, if it is idempotent: a
+    long poll may outlive a token that was renewed in time.
 W4  No error, log line, repr or pickle has the token.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from broker.api.errors import InvalidRequest, InvalidSetting
@@ -58,10 +61,15 @@ class TokenFile:
         self._look()
         return {"Authorization": f"Bearer {self._text}"}
 
-    def _look(self) -> None:
+    def is_renewed(self, shown: Mapping[str, str]) -> bool:
+        """Whether the file has another token by now than these headers (W5)."""
+        self._look(at_once=True)
+        return shown.get("Authorization") != f"Bearer {self._text}"
+
+    def _look(self, *, at_once: bool = False) -> None:
         """W3."""
         now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_S:
+        if now_s - self._looked_s < LOOK_S and not at_once:
             return
         self._looked_s = now_s
         try:

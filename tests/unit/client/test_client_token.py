@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import pickle
 from pathlib import Path
 
 import pytest
 
-from broker.api.errors import InvalidRequest, InvalidSetting
+from broker.api.errors import InvalidRequest, InvalidSetting, Unauthenticated
 from broker.api.principals import new_token
 from broker.client.client import connect
 from broker.client.http.address import parse_address
 from broker.client.http.profiles import files_for
 from broker.client.http.token import TokenFile
+from tests.unit.client.rawserver import RawServer, Reply, Request
 
 TOKEN = new_token()
 
@@ -78,6 +81,30 @@ def test_a_token_can_be_replaced_while_its_client_runs(file: Path, monkeypatch: 
     assert token.header_for(here) == {"Authorization": f"Bearer {later.text}"}
     file.unlink()
     assert token.header_for(here) == {"Authorization": f"Bearer {later.text}"}
+
+
+def test_a_call_that_outlives_its_token_is_made_again_with_the_one_that_is_in_the_file(file: Path) -> None:
+    """W5. Once, and only if the file has another one."""
+    shown: list[str] = []
+    refused = b'{"reason": "unauthenticated", "title": "x", "status": 401, "detail": "unauthenticated"}'
+    whoami = {"principal": "user:a", "how": "jwt", "mode": "enforce", "admin": False, "grants": [], "expires_ms": None}
+    renewed = [new_token(), new_token()]
+
+    def handle(request: Request, reply: Reply) -> None:
+        shown.append(request.headers["authorization"].removeprefix("Bearer "))
+        if len(shown) in (2, 3, 5):
+            if len(shown) != 3:
+                file.write_text(renewed[len(shown) == 5].text)
+            reply.answer(401, refused, {"Content-Type": "application/problem+json"})
+        else:
+            reply.answer(200, json.dumps(whoami).encode(), {"Content-Type": "application/json"})
+
+    with RawServer(handle) as server, connect(server.address, token_file=str(file), deadline_s=0) as client:
+        for is_refused in (False, True, False, False):
+            with pytest.raises(Unauthenticated) if is_refused else contextlib.nullcontext():
+                client.whoami()
+    first, second = (each.text for each in renewed)
+    assert shown == [TOKEN.text, TOKEN.text, first, first, first, second]
 
 
 def test_nothing_that_is_shown_or_pickled_has_the_token(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
