@@ -26,7 +26,7 @@ from typing import Any, Final
 from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPartition
 from broker.api.principals import MODES
 from broker.metadata import fields
-from broker.metadata.info import BrokerInfo, Rescue, StreamInfo, rescue_from
+from broker.metadata.info import BrokerInfo, Rescue, StreamInfo, broker_from, rescue_from
 from broker.metadata.partition import PartitionState, Place, Who, state_from
 from broker.metadata.placement import candidates, place
 from broker.metadata.session import SESSION_MS, session_ms
@@ -292,7 +292,7 @@ class Cluster:
     def restore(cls, value: Mapping[str, Any], *, epoch_last: int) -> Cluster:
         """Make the cluster that `snapshot` described."""
         return cls(
-            brokers={each["broker_id"]: BrokerInfo(**each) for each in value["brokers"]},
+            brokers={each["broker_id"]: broker_from(each) for each in value["brokers"]},
             partitions={(stream, number): state_from(state) for stream, number, state in value["partitions"]},
             leftovers={broker: frozenset((s, n) for s, n in places) for broker, places in value["leftovers"]},
             reports={(stream, number): (epoch, dict(said)) for stream, number, epoch, said in value["reports"]},

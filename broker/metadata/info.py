@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 from broker.api.errors import StaleIncarnation
 from broker.api.stream import StreamSettings, settings_from
@@ -103,6 +103,16 @@ class BrokerInfo:
         return {k: v for k in _OF_BROKER if (v := getattr(self, k)) != _UNSAID.get(k)}
 
 
+def broker_from(value: Mapping[str, Any]) -> BrokerInfo:
+    """Read what `BrokerInfo.as_dict` wrote. Raises TypeError: a field is not of its kind."""
+    info = BrokerInfo(**value)
+    for name, kind in _KINDS.items():
+        if type(getattr(info, name)) is not kind:
+            raise TypeError(f"{name} of a broker is no {kind.__name__}")
+    return info
+
+
+_KINDS = get_type_hints(BrokerInfo)
 _OF_BROKER = tuple(each.name for each in fields(BrokerInfo))
 _UNSAID = {"raft": "", "has_left": False, "session_ms": SESSION_MS, "auth_mode": ""}
 
