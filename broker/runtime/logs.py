@@ -14,6 +14,7 @@ L3  Lines of libraries show from WARNING on, ours from the configured level.
 L5  The fields of a JSON line are those of its format string: a value that holds ` key=` forges none.
 L4  A fault that comes with every batch fills no disk: of one kind of WARNING or ERROR come `BURST` lines, then one in
     `REFILL_S`, and how many were left out. (INFO is a change of state; those are told one by one.)
+L6  A line that is what is left of a record of the audit (`is_whole`, by `extra`) is neither cut nor left out.
 
 Every line of the broker: docs/reference/log-lines.md.
 """
@@ -108,7 +109,7 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
         now = self._clock()
         if self._is_short and now - self._told_s >= REFILL_S:
             self._tell()
-        if record.levelno < logging.WARNING or self._admits(record, now):
+        if record.levelno < logging.WARNING or _is_whole(record) or self._admits(record, now):
             super().emit(record)
 
     def close(self) -> None:
@@ -139,6 +140,10 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
                 text = f"log.left_out event={kind.name} lines={kind.left_out}"
                 kind.left_out = 0
                 super().emit(logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None))
+
+
+def _is_whole(record: logging.LogRecord) -> bool:
+    return getattr(record, "is_whole", False)
 
 
 def _name_of(record: logging.LogRecord) -> str:
@@ -192,12 +197,14 @@ def _line(record: logging.LogRecord) -> tuple[str, str | None, dict[str, object]
     found = _EVENT.match(form)
     if found is not None and given and isinstance(given, tuple):
         try:
-            values = _values(form[found.end() :], given)
+            values = _values(form[found.end() :], given, None if _is_whole(record) else FIELD_CHARS_MAX)
         except (TypeError, ValueError):
             pass
         else:
             text = " ".join((found.group(), *(f"{key}={value}" for key, value in values)))
-            return text[:LINE_CHARS_MAX], found.group(), {key: _value(value) for key, value in values}
+            if not _is_whole(record):
+                text = text[:LINE_CHARS_MAX]
+            return text, found.group(), {key: _value(value) for key, value in values}
     try:
         text = record.getMessage()
     except (TypeError, ValueError):  # a line whose arguments do not fit must not be lost
@@ -206,7 +213,7 @@ def _line(record: logging.LogRecord) -> tuple[str, str | None, dict[str, object]
     return text, *parse(text)
 
 
-def _values(form: str, given: tuple[object, ...]) -> list[tuple[str, str]]:
+def _values(form: str, given: tuple[object, ...], chars_max: int | None) -> list[tuple[str, str]]:
     """The fields of a format string, each filled in for itself. Raises ValueError where that is not all there is."""
     pairs, at = _FIELD.findall(form), 0
     if re.sub(r"\s+", "", form) != "".join(f"{key}={value}" for key, value in pairs).replace(" ", ""):
@@ -215,7 +222,7 @@ def _values(form: str, given: tuple[object, ...]) -> list[tuple[str, str]]:
     for key, part in pairs:
         count = len(_SPEC.findall(part.replace("%%", "")))
         text = part % given[at : at + count]
-        values.append((key, printable(_harmless(text), FIELD_CHARS_MAX)))
+        values.append((key, printable(_harmless(text), chars_max)))
         at += count
     if at != len(given):
         raise ValueError("arguments beside the fields")

@@ -183,8 +183,12 @@ FIXED: Final = (
     Row("broker.serving.contract.schemas:AUDIT_RECORDS_MAX", "records", "of the audit in one request", "another one"),
     Row("broker.serving.contract.schemas:AUDIT_LENGTH_MAX", "characters", "such a record", "`invalid_request`"),
     Row("broker.serving.http.audit:NAME_LENGTH_MAX", "characters", "a name in a record of the audit", "cut there"),
-    Row("broker.serving.http.audit:VALUE_LENGTH_MAX", "characters", "a field of a body in such a record", "cut there"),
-    Row("broker.serving.http.audit:LENGTH_MAX", "characters", "such a record", "its fields are cut as names are"),
+    Row(
+        "broker.serving.http.audit:TOLD_LENGTH_MAX",
+        "characters",
+        "what an act asks for, as JSON, where it is audited",
+        "`invalid_request`",
+    ),
     Row("broker.serving.http.audit:POLLED_MAX", "acts", "that clients poll, told apart", "recorded once more"),
     Row("broker.serving.http.audit:SUMMARY_CALLERS_MAX", "callers", "named in a summary of refusals", "in its sum"),
     Row(

@@ -12,12 +12,17 @@ U3  The audit keeps nobody from acting: who has to make room on a full disk, or 
     stream of, must be able to. An act whose record is not written in `WAIT_S` is answered; the log has the record
     (`audit.late`), a metric counts it, and it is written when that is possible (`trail.L2`).
 U4  Of what strangers can cause at will, refusals and acts that fail, so many are recorded (`allowance`), and how many
-    more there were. Nobody waits for the record of a refusal. The line `audit.begun` has an allowance, too. Who goes
-    away before he is let in has done nothing: that failed.
+    more there were. Who is nobody in particular is counted by address, of IPv6 by network (`callers.C1`), and has no
+    part in the allowance of those who are somebody: strangers hide nothing that these do. Nobody waits for the record
+    of a refusal. The line `audit.begun` has an allowance, too. Who goes away before he is let in has done nothing: that
+    failed.
 U5  No secrets, no payloads, no bodies as they are: the names of the path, the fields that an act names (`acts.T2`),
     each cut, and of what looks like a token its id.
 U6  In doubt is what may be done or not: it was begun, and its time ran out, its client went, another broker did not
     answer, or a fault of ours ended it, here or there. A client that is answered so is told the same (`may_be_done`).
+U7  What an act asks for is in its record as a whole. Where it is longer than `TOLD_LENGTH_MAX` the act is refused: it
+    can be asked for in parts. Else a grant could be hidden behind many others. Of what failed as much is told as there
+    is room for.
 """
 
 from __future__ import annotations
@@ -39,10 +44,11 @@ from broker.api.principals import ANONYMOUS, shown
 from broker.serving.contract.acts import Act, acting_now, told_of
 from broker.serving.contract.backend import AuditRecord, Backend
 from broker.serving.http.access import ACCESS, NOBODY, Gate, Identified
+from broker.serving.http.addresses import address_of
 from broker.serving.http.allowance import Allowance, Rate
 from broker.serving.http.meters import Meters
 from broker.serving.http.peers import Peers
-from broker.serving.http.trail import Trail
+from broker.serving.http.trail import WHOLE, Trail
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +63,8 @@ POLLED_S: Final = 60.0
 """The same answer to the same act, which its client polls, is recorded once in this time."""
 POLLED_MAX: Final = 100
 NAME_LENGTH_MAX: Final = 256
-VALUE_LENGTH_MAX: Final = 16_384
-"""Characters of one field of a body: so long are 200 grants."""
-LENGTH_MAX: Final = 64 << 10
-"""Characters of a record; where it would have more, each field of the body is cut as a name is."""
+TOLD_LENGTH_MAX: Final = 64 << 10
+"""Characters of the fields of a body, as JSON: so long are 800 grants with short names."""
 SUMMARY_CALLERS_MAX: Final = 50
 REFUSALS: Final = (Rate(10, 30.0), Rate(100, 5.0))
 FAILURES: Final = (Rate(100, 5.0), Rate(1_000, 1.0))
@@ -90,8 +94,7 @@ class Audit:
         self._backend, self._gate, self._meters, self._now_us = backend, gate, meters, now_us
         self.is_on = is_on
         self.trail = Trail(backend, peers, meters)
-        self._refusals, self._failures = Allowance(*REFUSALS), Allowance(*FAILURES)
-        self._begun = Allowance(*BEGUN)
+        self._refusals, self._failures, self._begun = Allowances(REFUSALS), Allowances(FAILURES), Allowances(BEGUN)
         self._polled: OrderedDict[str, float] = OrderedDict()
 
     # -- acts --------------------------------------------------------------------------------------------------
@@ -146,17 +149,16 @@ class Audit:
         except (TimeoutError, LiftlogError) as error:
             self._meters.audit_records.labels("late").inc()
             why = error or "no answer in time"
-            log.error("audit.late why=%s record=%s", why, under_way.value(result, reason, status))
+            log.error("audit.late why=%s record=%s", why, under_way.value(result, reason, status), extra=WHOLE)
 
     def _put(self, under_way: UnderWay, result: str, reason: str, status: int | None) -> asyncio.Future[None] | None:
         """Queue its record; None: it has none (U1, U4)."""
         if under_way.is_anothers or (result == "done" and under_way.act.is_polled and self._is_repeated(under_way)):
             return None
-        key = under_way.caller_key
-        if result == "failed" and not self._failures.admits(key, time.monotonic()):
+        count = self._failures.admitted(under_way) if result == "failed" else 1
+        if not count:
             self._meters.audit_records.labels("suppressed").inc()
             return None
-        count = 1 + (self._failures.take(key) if result == "failed" else 0)
         value = under_way.value(result, reason, status, count=count)
         return self.trail.put(AuditRecord(under_way.id, under_way.caller.principal, value))
 
@@ -172,7 +174,7 @@ class Audit:
 
     def may_tell(self, under_way: UnderWay) -> bool:
         """Whether the log has a line that this act begins (U4)."""
-        return self._begun.admits(under_way.caller_key, time.monotonic())
+        return self._begun.admitted(under_way) > 0
 
     # -- refusals ----------------------------------------------------------------------------------------------
 
@@ -187,11 +189,9 @@ class Audit:
         if isinstance(under_way, UnderWay) and under_way.has_ended_amid(error):
             return  # its record says so
         refused = UnderWay(self, request, operation, Act())
-        key = refused.caller_key
-        if not self._refusals.admits(key, time.monotonic()):
+        if not (count := self._refusals.admitted(refused)):
             self._meters.audit_records.labels("suppressed").inc()
             return
-        count = 1 + self._refusals.take(key)
         needs = {name: error.fields[name] for name in ("needs", "name") if error.fields.get(name)}
         value = refused.value("refused", error.reason, error.status, asked=needs, count=count)
         self.trail.put(AuditRecord(refused.id, caller.principal, value), is_act=False)
@@ -210,9 +210,8 @@ class Audit:
 
     def summarise(self) -> None:
         """Record how many were suppressed since this was told last."""
-        for result, allowance in (("refused", self._refusals), ("failed", self._failures)):
-            found = sorted(allowance.drain().items(), key=lambda each: -each[1])
-            if found:
+        for result, allowances in (("refused", self._refusals), ("failed", self._failures)):
+            for found in allowances.drained():
                 told = dict(found[:SUMMARY_CALLERS_MAX])
                 record_id, count = uuid.uuid4().hex, sum(count for _, count in found)
                 said = self.composed(record_id, "suppressed", asked=told, result=result, count=count)
@@ -236,7 +235,7 @@ class Audit:
         count: int = 1,
     ) -> str:
         """The value of a record, as JSON (U5)."""
-        told = {
+        told: dict[str, Any] = {
             "id": record_id,
             "at": datetime.fromtimestamp(self._now_us() / 1_000_000, UTC).isoformat(timespec="microseconds"),
             "kind": kind,
@@ -247,17 +246,32 @@ class Audit:
             "broker": self._backend.broker_id,
             "operation": operation or None,
             "resource": {name: _cut(value, NAME_LENGTH_MAX) for name, value in (resource or {}).items()},
-            "asked": {name: _cut(value, VALUE_LENGTH_MAX) for name, value in asked.items()},
+            "asked": {name: _cut(value) for name, value in asked.items()},
             "result": result,
             "reason": reason or None,
             "status": status,
             "count": count,
         }
-        text = json.dumps(told)
-        if len(text) > LENGTH_MAX:
+        if is_too_long(told["asked"]):
             told["asked"] = {name: _cut(value, NAME_LENGTH_MAX) for name, value in asked.items()}
-            text = json.dumps(told)
-        return text
+        return json.dumps(told)
+
+
+class Allowances:
+    """One for those who are somebody, and one for strangers (U4)."""
+
+    def __init__(self, rates: tuple[Rate, Rate]) -> None:
+        self._named, self._strangers = Allowance(*rates), Allowance(*rates)
+
+    def admitted(self, under_way: UnderWay) -> int:
+        """How many a record of this stands for; 0: there is none, and it is counted."""
+        key, allowance = under_way.caller_key, self._strangers if under_way.is_strangers else self._named
+        return 1 + allowance.take(key) if allowance.admits(key, time.monotonic()) else 0
+
+    def drained(self) -> list[list[tuple[str, int]]]:
+        """How many were suppressed, by caller, the most first; of each of the two, if there are some."""
+        each = (allowance.drain() for allowance in (self._named, self._strangers))
+        return [sorted(found.items(), key=lambda one: -one[1]) for found in each if found]
 
 
 class UnderWay:
@@ -301,7 +315,12 @@ class UnderWay:
     def caller_key(self) -> str:
         """Whom an allowance counts for: one stranger does not hide another one."""
         principal = self.caller.principal
-        return f"{principal} at {self._address}" if principal == ANONYMOUS else principal
+        return f"{principal} at {address_of((self._address, 0))}" if self.is_strangers else principal
+
+    @property
+    def is_strangers(self) -> bool:
+        """Whether who asks is nobody in particular."""
+        return self.caller.principal == ANONYMOUS
 
     @property
     def is_anothers(self) -> bool:
@@ -332,8 +351,14 @@ class UnderWay:
             )
 
     def asked(self, body: Any) -> None:
-        """As `acts.Acting`. From a worker thread, too."""
+        """As `acts.Acting`. From a worker thread, too. Raises InvalidRequest: U7."""
         self._asked = told_of(self.act, body)
+        if not self.is_anothers and is_too_long({name: _cut(value) for name, value in self._asked.items()}):
+            raise InvalidRequest(
+                f"{', '.join(self._asked)}: {TOLD_LENGTH_MAX} characters as JSON are the most that the audit can tell"
+                " of one request; ask for less at once",
+                limit=TOLD_LENGTH_MAX,
+            )
 
     def value(
         self,
@@ -365,7 +390,12 @@ class UnderWay:
         return json.dumps(said, default=str)
 
 
-def _cut(value: Any, length_max: int) -> str:
+def is_too_long(told: Mapping[str, Any]) -> bool:
+    """Whether a record cannot have all of this (U7)."""
+    return len(json.dumps(told)) > TOLD_LENGTH_MAX
+
+
+def _cut(value: Any, length_max: int | None = None) -> str:
     """A value as text: as it is, or as JSON (U5)."""
     text = shown(value if isinstance(value, str) else json.dumps(value, default=str))
-    return text if len(text) <= length_max else text[: length_max - 1] + "…"
+    return text if length_max is None or len(text) <= length_max else text[: length_max - 1] + "…"

@@ -10,7 +10,7 @@ L2  What cannot be written stays queued, in order, and is tried again. Who waits
     leader is about to come, which takes some seconds.
 L3  A record has an id. The leader takes an id once; only a change of leaders amid a try may leave one twice.
 L4  The queue is bounded, and refusals have half of it: they keep no act out. What finds no room, and what is left in it
-    when the broker ends, is lost: the log has it.
+    when the broker ends, is lost: the log has it, whole (`logs.L6`).
 L5  No record keeps those behind it out. A leader takes a body of JSON up to a limit, and so many records go at once as
     fit in whatever they say. If it refuses some for what they are, each goes alone, and the one is lost that is refused
     again.
@@ -46,6 +46,8 @@ from broker.serving.http.peers import Peers
 log = logging.getLogger(__name__)
 
 PATH: Final = "/v1/audit"
+WHOLE: Final = {"is_whole": True}
+"""`extra` of a line that has a record: it is neither cut nor left out (`logs.L6`)."""
 PENDING_MAX: Final = 1_000
 TOLD_BYTES: Final = 1_024
 """A record in a body takes so much at most, beside its value: that is JSON, so as text it takes twice its length."""
@@ -173,7 +175,7 @@ class Trail:
     def _lose(self, record: AuditRecord) -> None:
         """L4."""
         self._meters.audit_records.labels("lost").inc()
-        log.error("audit.lost record=%s", record.value)
+        log.error("audit.lost record=%s", record.value, extra=WHOLE)
 
 
 def is_of_records(error: Exception) -> bool:

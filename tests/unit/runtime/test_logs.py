@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import pytest
 
+from broker.api.principals import new_token
 from broker.runtime.logs import BURST, KINDS_MAX, REFILL_S, ConsoleFormatter, LimitedHandler, parse, setup
 
 log = logging.getLogger("broker.test")
@@ -232,6 +233,36 @@ def test_a_fault_that_comes_with_every_batch_fills_no_disk() -> None:
     assert sum(told) + len(written) == 30_000
     assert sum(line.startswith("partition.damaged") for line in lines) == 3
     assert sum(line.startswith("stream.created") for line in lines) == 30
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_what_is_left_of_a_record_is_neither_cut_nor_left_out(form: str) -> None:
+    """L6. Others of the kind do not use it up, and it does not use up theirs."""
+    out, record = io.StringIO(), json.dumps({"asked": "x" * 70_000})
+    setup("info", form, stream=out)
+    for _ in range(2 * BURST):
+        log.error("audit.late why=%s record=%s", "no", record, extra={"is_whole": True})
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2 * BURST
+    for line in lines:
+        text = json.loads(line)["fields"]["record"] if form == "json" else line.partition("record=")[2]
+        assert text == record
+        assert form == "console" or json.loads(line)["text"].endswith(record)
+
+
+def test_of_what_looks_like_a_token_its_id_is_left() -> None:
+    """L2."""
+    out, token = io.StringIO(), new_token()
+    setup("info", "json", stream=out)
+    log.warning("http.unauthenticated remote=%s path=%s error=%s", "::1", f"/v1/auth/tokens/{token.text}", "x")
+    log.warning(f"free text with {token.text.upper()} in it")
+    try:
+        raise ValueError(token.text)
+    except ValueError:
+        log.exception("http.bug id=%s", "1")
+    secret = token.text.rpartition("_")[2]
+    assert secret not in out.getvalue().lower()
+    assert out.getvalue().count(token.id) >= 2
 
 
 def test_what_was_left_out_is_told_with_the_next_line_of_any_kind() -> None:

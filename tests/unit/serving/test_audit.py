@@ -30,9 +30,9 @@ from broker.serving.contract.endpoint import Endpoint
 from broker.serving.contract.openapi import document
 from broker.serving.contract.schemas import AUDIT_LENGTH_MAX
 from broker.serving.http import audit, trail
-from broker.serving.http.allowance import Allowance, Rate
+from broker.serving.http.allowance import Rate
 from broker.serving.http.app import ENDPOINTS
-from broker.serving.http.audit import LENGTH_MAX, NAME_LENGTH_MAX
+from broker.serving.http.audit import NAME_LENGTH_MAX, TOLD_LENGTH_MAX, Allowances, UnderWay
 from broker.serving.http.trail import PENDING_MAX
 from tests.support.messages import split_messages
 from tests.support.processes import eventually
@@ -218,6 +218,42 @@ def test_a_stranger_fills_nothing_and_is_counted(tmp_path: Path) -> None:
         assert outcome(made, "suppressed") >= 50 - 15 + 150 - 110
 
 
+class _Nobodys(dict[str, Any]):
+    """A request that shows nothing, from nowhere."""
+
+    remote = ""
+
+
+def test_strangers_hide_nothing_that_others_do(tmp_path: Path) -> None:
+    """U4: they come from many addresses; of IPv6 a network is one. An address that is not theirs cannot be made up in a
+    test, so what was received is replaced."""
+    with enforcing(tmp_path) as made:
+        ana = made.grant("user:ana", ("stream:read", "nothing"))
+        before, owner = len(records(made.server)), made.server.serving.audit
+        for number in range(300):
+            refused = UnderWay(
+                owner,
+                _Nobodys(),  # type: ignore[arg-type]
+                "delete_stream",
+                Act(),
+            )
+            refused._address = f"2001:db8:{number % 100:x}::{number:x}"
+            made.server.loop.call_soon_threadsafe(owner._refusals.admitted, refused)
+        assert made.call("DELETE", "/v1/streams/orders", ana)[0] == 403
+        eventually(lambda: len(records(made.server)) > before)
+        assert [(each["principal"], each["result"]) for each in records(made.server)[before:]] == [
+            ("user:ana", "refused")
+        ]
+        other = UnderWay(
+            owner,
+            _Nobodys(),  # type: ignore[arg-type]
+            "delete_stream",
+            Act(),
+        )
+        other._address = "2001:db8:1::ffff"
+        assert other.caller_key == "anonymous at 2001:db8:1::/64"
+
+
 def test_refusals_are_counted_by_so_many_principals(tmp_path: Path) -> None:
     with enforcing(tmp_path) as made:
         meters = made.server.serving.meters
@@ -250,12 +286,31 @@ def test_a_record_has_a_greatest_length(tmp_path: Path) -> None:
         long = {"stream": "\x01" * 20_000, "replicas": ["\x02" * 20_000], "partition": 0}
         assert made.call("POST", "/v1/cluster/reassign", ADMIN, body=long)[0] == 400
         (record,) = acts(made.server)
-        assert len(json.dumps(record)) <= LENGTH_MAX
+        assert len(json.dumps(record)) <= TOLD_LENGTH_MAX
         assert set(record["asked"]) == set(long)
         assert all(len(each) <= NAME_LENGTH_MAX for each in record["asked"].values())
         grants = [{"action": "stream:read", "name": f"{number}{'x' * 30}"} for number in range(200)]
         assert made.call("POST", "/v1/auth/grants", ADMIN, body={"principal": "user:a", "add": grants})[0] == 200
         assert json.loads(acts(made.server)[1]["asked"]["add"]) == grants, "an auditor sees all of them"
+
+
+def test_nothing_is_hidden_behind_what_is_cut(tmp_path: Path) -> None:
+    """U7: a grant behind so many others that the record of it would be cut is refused."""
+    with enforcing(tmp_path) as made:
+        hiding = [{"action": "stream:read", "name": f"{number:x<500}"} for number in range(200)]
+        asked = {"principal": "user:ana", "add": [*hiding, {"action": "auth:admin"}]}
+        status, reason, said = made.call("POST", "/v1/auth/grants", ADMIN, body=asked)
+        assert (status, reason, said["limit"]) == (400, "invalid_request", TOLD_LENGTH_MAX)
+        assert "user:ana" not in made.server.backend.access.grants
+        assert [each["result"] for each in acts(made.server)] == ["failed"]
+        for at in range(0, len(asked["add"]), 50):
+            part = asked["add"][at : at + 50]
+            assert made.call("POST", "/v1/auth/grants", ADMIN, body={**asked, "add": part})[0] == 200
+        assert "auth:admin" in acts(made.server)[-1]["asked"]["add"]
+        numbers = {"before": "latest", "partitions": list(range(10_000))}
+        headers = proven("POST", f"/v1/streams/{OWN}/trim", made.server.port, behalf="admin")
+        assert made.call("POST", f"/v1/streams/{OWN}/trim", body=numbers, headers=headers)[1] == "unknown_stream"
+        assert made.call("POST", f"/v1/streams/{OWN}/trim", ADMIN, body=numbers)[1] == "unknown_stream"
 
 
 def test_what_a_broker_asks_for_somebody_is_recorded_by_that_broker(tmp_path: Path) -> None:
@@ -460,7 +515,7 @@ def test_who_goes_before_he_is_let_in_has_done_nothing_and_fills_nothing(
             await asyncio.sleep(30)
 
         monkeypatch.setattr(made.server.serving.gate, "catch_up", catch_up)
-        made.server.serving.audit._failures = Allowance(Rate(5, 60.0), Rate(10, 60.0))
+        made.server.serving.audit._failures = Allowances((Rate(5, 60.0), Rate(10, 60.0)))
         for number in range(12):
             with socket.create_connection(("127.0.0.1", made.server.port)) as client:
                 client.sendall(b"DELETE /v1/streams/orders HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
