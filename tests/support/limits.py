@@ -262,10 +262,10 @@ FIXED: Final = (
         "the oldest counts for nobody",
     ),
     Row(
-        "broker.serving.http.new_names:PACES_MAX",
+        "broker.serving.http.paces:CALLERS_MAX",
         "callers",
-        "that have made a name within a minute, remembered at least",
-        "those of before are forgotten",
+        "that have taken a part of what they may, remembered at least",
+        "who has all of it is forgotten",
     ),
     Row("broker.serving.http.body:MEMBERS_MAX", "members", "a request body in gzip", "`invalid_request`"),
     Row("broker.serving.http.body:JSON_BYTES_MAX", "bytes", "JSON request body", "`request_too_large`"),

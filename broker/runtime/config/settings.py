@@ -482,6 +482,13 @@ class LimitsConfig:
         " at once.",
         limit=(1, 1 << 20),
     )
+    caller_audit_bytes_per_hour: int = _key(
+        16 << 20,
+        "Bytes of `__audit` an hour that the acts of one caller may take: beyond it they are refused. So many may come"
+        " at once. Not for admins of `[auth]`, and not with auth.mode = off.",
+        limit=(64 << 10, 1 << 40),
+        unit="bytes",
+    )
     caller_streams_max: int = _key(
         7_500,
         "Streams that one caller has made, at this broker since its start, and that are there. Not with auth.mode ="
@@ -503,6 +510,7 @@ class LimitsConfig:
             memory_percent=self.caller_memory_percent,
             connections_max=min(self.address_connections_max, most),
             names_per_minute=self.caller_names_per_minute,
+            audit_bytes_per_hour=self.caller_audit_bytes_per_hour,
             made_max={
                 "streams": self.caller_streams_max,
                 "producers": self.caller_producers_max,

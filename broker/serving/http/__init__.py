@@ -11,6 +11,7 @@ closing.py      how a connection ends that is cut
 connections.py  how many there may be, and how long a silent one is kept
 gone.py         changes whose client is gone: they are not begun
 new_names.py    how many names one caller makes
+paces.py        what may be taken at once, and from then on evenly
 json_text.py    the JSON of a body: counted, then parsed
 jwts.py         bearer tokens that somebody else has signed
 meters.py       what serving counts

@@ -153,8 +153,8 @@ def build_app(
         heads=PolledHeads(peers, backend.note_elsewhere),
         gate=gate,
         callers=callers,
-        names=NewNames(callers, is_told_apart=not gate.is_off),
-        audit=Audit(backend, gate, peers, meters, now_us, is_on=is_audited),
+        names=NewNames(callers, is_told_apart=lambda: not gate.is_off),
+        audit=Audit(backend, gate, peers, meters, now_us, callers, is_on=is_audited),
     )
     app = web.Application(middlewares=[problems(meters), guard(hosts)])
     app[SERVING] = serving

@@ -23,6 +23,9 @@ U6  In doubt is what may be done or not: it was begun, and its time ran out, its
 U7  What an act asks for is in its record as a whole. Where it is longer than `TOLD_LENGTH_MAX` the act is refused: it
     can be asked for in parts. Else a grant could be hidden behind many others. Of what failed as much is told as there
     is room for.
+U8  Who may act cannot wash out what others did by acting: the records of one caller take so many bytes an hour
+    (`limits.caller_audit_bytes_per_hour`). An act beyond that is refused before it begins. Admins of the configuration
+    may go on, and so does everybody while nobody is told apart (`new_names.N3`).
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ from broker.serving.contract.backend import AuditRecord, Backend
 from broker.serving.http.access import ACCESS, NOBODY, Gate, Identified
 from broker.serving.http.addresses import address_of
 from broker.serving.http.allowance import Allowance, Rate
+from broker.serving.http.callers import AUDIT, Callers
 from broker.serving.http.meters import Meters
+from broker.serving.http.paces import Paces
 from broker.serving.http.peers import Peers
 from broker.serving.http.trail import WHOLE, Trail
 
@@ -62,6 +67,9 @@ SUMMARY_S: Final = 60.0
 POLLED_S: Final = 60.0
 """The same answer to the same act, which its client polls, is recorded once in this time."""
 POLLED_MAX: Final = 100
+HOUR_S: Final = 3_600.0
+RETRY_S: Final = 60
+"""When to come again, for whose records take as much as they may."""
 NAME_LENGTH_MAX: Final = 256
 TOLD_LENGTH_MAX: Final = 64 << 10
 """Characters of the fields of a body, as JSON: so long are 800 grants with short names."""
@@ -88,10 +96,12 @@ class Audit:
         peers: Peers,
         meters: Meters,
         now_us: Callable[[], int],
+        callers: Callers,
         *,
         is_on: bool = True,
     ) -> None:
         self._backend, self._gate, self._meters, self._now_us = backend, gate, meters, now_us
+        self._callers, self._paces = callers, Paces(HOUR_S)
         self.is_on = is_on
         self.trail = Trail(backend, peers, meters)
         self._refusals, self._failures, self._begun = Allowances(REFUSALS), Allowances(FAILURES), Allowances(BEGUN)
@@ -160,6 +170,8 @@ class Audit:
             self._meters.audit_records.labels("suppressed").inc()
             return None
         value = under_way.value(result, reason, status, count=count)
+        if under_way.has_begun and (caller := self._paced(under_way)) is not None:
+            self._paces.take(caller, len(value), self._callers.limits.audit_bytes_per_hour, time.monotonic())
         return self.trail.put(AuditRecord(under_way.id, under_way.caller.principal, value))
 
     def _is_repeated(self, under_way: UnderWay) -> bool:
@@ -171,6 +183,17 @@ class Audit:
         if len(self._polled) > POLLED_MAX:
             self._polled.popitem(last=False)
         return False
+
+    def check_pace(self, under_way: UnderWay) -> None:
+        """Raise LimitReached: U8."""
+        most, caller = self._callers.limits.audit_bytes_per_hour, self._paced(under_way)
+        if caller is not None and self._paces.left(caller, most, time.monotonic()) <= 0:
+            raise self._callers.refusal(AUDIT, most, caller, RETRY_S)
+
+    def _paced(self, under_way: UnderWay) -> str | None:
+        """For whom the bytes of a record count; None: for nobody."""
+        is_free = under_way.is_anothers or self._gate.is_off or self._gate.is_admin(under_way.caller.principal)
+        return None if is_free else under_way.caller_key
 
     def may_tell(self, under_way: UnderWay) -> bool:
         """Whether the log has a line that this act begins (U4)."""
@@ -338,7 +361,8 @@ class UnderWay:
         return "in_doubt" if is_in_doubt and self.has_begun else "failed"
 
     def begins(self) -> None:
-        """As `acts.Acting` (U2)."""
+        """As `acts.Acting` (U2). Raises LimitReached: U8."""
+        self._audit.check_pace(self)
         self.has_begun = True
         if not self.is_anothers and self._audit.may_tell(self):
             log.info(

@@ -19,7 +19,7 @@ C6  A request beyond the limit waits `WAIT_S` for one of its own caller to end, 
     counts. So whoever does not mind `Retry-After` waits for himself, and costs others little.
 
 Memory for bodies is counted by its budget (`body.B5`), connections of an address by `connections.N10`, new names by
-`new_names.py`.
+`new_names.py`, records of acts by `audit.U8`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ RETRY_AFTER_S: Final = 1
 REQUESTS: Final = "caller_requests_max"
 POLLS: Final = "caller_polls_max"
 NAMES: Final = "caller_names_per_minute"
+AUDIT: Final = "caller_audit_bytes_per_hour"
 MEMORY: Final = "caller_memory_percent"
 _WHAT: Final = {
     REQUESTS: "requests under way",
@@ -60,6 +61,7 @@ _WHAT: Final = {
     MEMORY: "percent of the memory for bodies",
     ADDRESS_CONNECTIONS: "open connections",
     NAMES: "new names a minute",
+    AUDIT: "bytes of records of the audit an hour",
     "caller_streams_max": "streams that it has made",
     "caller_producers_max": "names of producers that it has made",
     "caller_consumers_max": "consumers that it has made",
@@ -77,6 +79,7 @@ class CallerLimits:
         memory_percent: Of the memory for bodies, in several requests at once. A single one may take all that is free.
         connections_max: Open, of one address.
         names_per_minute: New, of all kinds.
+        audit_bytes_per_hour: Of the records of its acts.
         made_max: Made and there, by kind; of a kind that is missing any number.
     """
 
@@ -85,6 +88,7 @@ class CallerLimits:
     memory_percent: int = 75
     connections_max: int = 2_048
     names_per_minute: int = 3_000
+    audit_bytes_per_hour: int = 16 << 20
     made_max: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -24,11 +24,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from broker.serving.http.callers import NAMES, Callers, caller_now
+from broker.serving.http.paces import Paces
 
 LOOK_S: Final = 1.0
 REMEMBERED_MAX: Final = 65_536
-PACES_MAX: Final = 1_024
-"""So many callers are remembered before those are forgotten that have not made a name for a minute."""
 GONE_S: Final = 3_600
 """When to come again, for who has made as many as he may: something has to be deleted first."""
 MINUTE_S: Final = 60.0
@@ -61,15 +60,17 @@ class NewNames:
     """See the module. One per application; on its loop.
 
     Args:
-        is_told_apart: N3.
+        is_told_apart: N3, as it is now: it may be required meanwhile (`metadata.access.Z5`).
         now_s: A clock that never runs back.
     """
 
-    def __init__(self, callers: Callers, *, is_told_apart: bool, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, callers: Callers, *, is_told_apart: Callable[[], bool], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._callers = callers
         self._is_told_apart = is_told_apart
         self._now_s = now_s
-        self._paces: dict[str, tuple[float, float]] = {}  # by caller: how many are left, and when that was
+        self._paces = Paces(MINUTE_S)
         self._kinds: dict[str, _Kind] = {}
 
     async def admit(self, kind: str, name: str, there: Callable[[], Awaitable[Collection[str]]]) -> None:
@@ -84,7 +85,7 @@ class NewNames:
         caller = caller_now()
         if caller is None:
             return
-        most = self._callers.limits.made_max.get(kind) if self._is_told_apart else None
+        most = self._callers.limits.made_max.get(kind) if self._is_told_apart() else None
         made = self._kinds.setdefault(kind, _Kind())
         if most is not None and made.counts[caller] >= most:
             await self._look(made, there)
@@ -97,13 +98,9 @@ class NewNames:
     def _take(self, caller: str) -> None:
         """One of this minute. Raises LimitReached."""
         most, now_s = self._callers.limits.names_per_minute, self._now_s()
-        left, then_s = self._paces.get(caller, (float(most), now_s))
-        left = min(float(most), left + (now_s - then_s) * most / MINUTE_S)
-        if left < 1:
+        if self._paces.left(caller, most, now_s) < 1:
             raise self._callers.refusal(NAMES, most, caller, math.ceil(MINUTE_S / most))
-        if len(self._paces) >= PACES_MAX and caller not in self._paces:
-            self._paces = {each: pace for each, pace in self._paces.items() if now_s - pace[1] < MINUTE_S}
-        self._paces[caller] = left - 1, now_s
+        self._paces.take(caller, 1, most, now_s)
 
     async def _look(self, made: _Kind, there: Callable[[], Awaitable[Collection[str]]]) -> None:
         """Forget those that are gone (N2)."""

@@ -29,10 +29,11 @@ from broker.serving.contract.backend import AuditRecord
 from broker.serving.contract.endpoint import Endpoint
 from broker.serving.contract.openapi import document
 from broker.serving.contract.schemas import AUDIT_LENGTH_MAX
-from broker.serving.http import audit, trail
+from broker.serving.http import audit, callers, trail
 from broker.serving.http.allowance import Rate
 from broker.serving.http.app import ENDPOINTS
 from broker.serving.http.audit import NAME_LENGTH_MAX, TOLD_LENGTH_MAX, Allowances, UnderWay
+from broker.serving.http.callers import CallerLimits
 from broker.serving.http.trail import PENDING_MAX
 from tests.support.messages import split_messages
 from tests.support.processes import eventually
@@ -216,6 +217,28 @@ def test_a_stranger_fills_nothing_and_is_counted(tmp_path: Path) -> None:
         told = next(each for each in refused if each["kind"] == "suppressed")
         assert set(told["asked"]) == {"anonymous at 127.0.0.1"}
         assert outcome(made, "suppressed") >= 50 - 15 + 150 - 110
+
+
+def test_who_acts_without_end_does_not_wash_out_what_others_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U8. Admins of the configuration go on, and everybody while nobody is told apart."""
+    monkeypatch.setattr(callers, "REFUSED_S", 0.0)
+    for mode in ("enforce", "off"):
+        with enforcing(tmp_path / mode, mode, caller_limits=CallerLimits(audit_bytes_per_hour=3_000)) as made:
+            ana = made.grant("user:ana", ("stream:admin", OWN), ("metrics", ""))
+            assert made.call("POST", "/v1/streams", ADMIN, body={"name": OWN})[0] == 201
+            trim, numbers = f"/v1/streams/{OWN}/trim", {"before": "latest", "partitions": [0] * 600}
+            answers = [made.call("POST", trim, ana, body=numbers) for _ in range(3)]
+            if mode == "off":
+                assert [status for status, _, _ in answers] == [200] * 3
+                continue
+            assert [status for status, _, _ in answers] == [200, 200, 429]
+            assert answers[2][2]["key"] == "limits.caller_audit_bytes_per_hour"
+            assert [each["result"] for each in acts(made.server)[-3:]] == ["done", "done", "failed"]
+            for _ in range(3):
+                assert made.call("POST", trim, ADMIN, body=numbers)[0] == 200
+            assert made.call("GET", "/metrics", ana)[0] == 200, "what is no act goes on"
 
 
 class _Nobodys(dict[str, Any]):

@@ -23,7 +23,7 @@ from broker.api import http as names
 from broker.api.errors import LimitReached, Overloaded
 from broker.api.principals import Token
 from broker.client.client import connect
-from broker.serving.http import body, callers, new_names
+from broker.serving.http import body, callers, new_names, paces
 from broker.serving.http.addresses import address_of
 from broker.serving.http.app import CONNECTIONS
 from broker.serving.http.body import BodyBudget, Reservation
@@ -536,7 +536,7 @@ def by(caller: str, names: NewNames, name: str, there: Callable[[], Awaitable[Co
 
 def test_names_beyond_a_minutes_worth_come_evenly() -> None:
     clock = Clock()
-    names = NewNames(Callers(CallerLimits(names_per_minute=30), Meters()), is_told_apart=False, now_s=clock)
+    names = NewNames(Callers(CallerLimits(names_per_minute=30), Meters()), is_told_apart=lambda: False, now_s=clock)
     for number in range(30):
         by("ana", names, f"s{number}")
     for waited_s in (0, 1.9):
@@ -555,19 +555,19 @@ def test_names_beyond_a_minutes_worth_come_evenly() -> None:
 
 
 def test_callers_that_make_nothing_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(new_names, "PACES_MAX", 3)
+    monkeypatch.setattr(paces, "CALLERS_MAX", 3)
     clock = Clock()
-    names = NewNames(Callers(CallerLimits(names_per_minute=1), Meters()), is_told_apart=False, now_s=clock)
+    names = NewNames(Callers(CallerLimits(names_per_minute=1), Meters()), is_told_apart=lambda: False, now_s=clock)
     for number in range(10):
         by(f"caller-{number}", names, "x")
         clock.now_s += 30
-    assert len(names._paces) <= 3
+    assert len(names._paces._callers) <= 3
 
 
 def test_what_was_made_counts_while_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, there = Clock(), {"a", "b"}
     limits = CallerLimits(made_max={"streams": 2})
-    names = NewNames(Callers(limits, Meters()), is_told_apart=True, now_s=clock)
+    names = NewNames(Callers(limits, Meters()), is_told_apart=lambda: True, now_s=clock)
 
     async def looked() -> set[str]:
         return there

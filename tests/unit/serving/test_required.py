@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from broker.serving.http import callers
+from broker.serving.http.callers import CallerLimits
 from tests.support.processes import eventually
 from tests.unit.serving.test_access import ADMIN, enforcing
 
@@ -31,6 +33,16 @@ def test_a_weaker_broker_refuses_what_others_refuse_and_stops_when_that_ends(tmp
         assert server.call("POST", "/v1/auth/require", body={"required": False})[:2] == (403, "unauthorized")
         assert server.call("POST", "/v1/auth/require", ADMIN, body={"required": False})[0] == 200
         assert server.call("GET", "/v1/streams/s")[0] == 200
+
+
+@pytest.mark.parametrize("mode", ["off", "permissive"])
+def test_limits_of_callers_hold_too(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`new_names.N3`: callers are told apart from then on."""
+    monkeypatch.setattr(callers, "REFUSED_S", 0.0)
+    with enforcing(tmp_path, mode, caller_limits=CallerLimits(made_max={"streams": 1})) as server:
+        server.server.backend._execute({"kind": "require_auth", "by": "admin", "required": True})
+        assert server.call("POST", "/v1/streams", ADMIN, body={"name": "a"})[0] == 201
+        assert server.call("POST", "/v1/streams", ADMIN, body={"name": "b"})[:2] == (429, "limit_reached")
 
 
 def test_what_began_before_it_was_required_ends(tmp_path: Path) -> None:
