@@ -189,6 +189,12 @@ FIXED: Final = (
         "what an act asks for, as JSON, where it is audited",
         "`invalid_request`",
     ),
+    Row(
+        "broker.serving.http.audit:FAILED_LENGTH_MAX",
+        "characters",
+        "likewise, in the record of one that failed",
+        "its fields are cut as names are",
+    ),
     Row("broker.serving.http.audit:POLLED_MAX", "acts", "that clients poll, told apart", "recorded once more"),
     Row("broker.serving.http.audit:SUMMARY_CALLERS_MAX", "callers", "named in a summary of refusals", "in its sum"),
     Row(

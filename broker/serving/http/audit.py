@@ -21,8 +21,8 @@ U5  No secrets, no payloads, no bodies as they are: the names of the path, the f
 U6  In doubt is what may be done or not: it was begun, and its time ran out, its client went, another broker did not
     answer, or a fault of ours ended it, here or there. A client that is answered so is told the same (`may_be_done`).
 U7  What an act asks for is in its record as a whole. Where it is longer than `TOLD_LENGTH_MAX` the act is refused: it
-    can be asked for in parts. Else a grant could be hidden behind many others. Of what failed as much is told as there
-    is room for.
+    can be asked for in parts. Else a grant could be hidden behind many others. What failed has changed nothing, and is
+    cut at `FAILED_LENGTH_MAX`: while the disk is full, its line in the log takes of what is kept for a deletion.
 U8  Who may act cannot wash out what others did by acting: the records of one caller take so many bytes an hour
     (`limits.caller_audit_bytes_per_hour`). An act beyond that is refused before it begins. Admins of the configuration
     may go on, and so does everybody while nobody is told apart (`new_names.N3`).
@@ -71,6 +71,7 @@ HOUR_S: Final = 3_600.0
 RETRY_S: Final = 60
 """When to come again, for whose records take as much as they may."""
 NAME_LENGTH_MAX: Final = 256
+FAILED_LENGTH_MAX: Final = 4 << 10
 TOLD_LENGTH_MAX: Final = 64 << 10
 """Characters of the fields of a body, as JSON: so long are 800 grants with short names."""
 SUMMARY_CALLERS_MAX: Final = 50
@@ -275,7 +276,7 @@ class Audit:
             "status": status,
             "count": count,
         }
-        if is_too_long(told["asked"]):
+        if is_too_long(told["asked"], FAILED_LENGTH_MAX if result == "failed" else TOLD_LENGTH_MAX):
             told["asked"] = {name: _cut(value, NAME_LENGTH_MAX) for name, value in asked.items()}
         return json.dumps(told)
 
@@ -377,7 +378,9 @@ class UnderWay:
     def asked(self, body: Any) -> None:
         """As `acts.Acting`. From a worker thread, too. Raises InvalidRequest: U7."""
         self._asked = told_of(self.act, body)
-        if not self.is_anothers and is_too_long({name: _cut(value) for name, value in self._asked.items()}):
+        if not self.is_anothers and is_too_long(
+            {name: _cut(value) for name, value in self._asked.items()}, TOLD_LENGTH_MAX
+        ):
             raise InvalidRequest(
                 f"{', '.join(self._asked)}: {TOLD_LENGTH_MAX} characters as JSON are the most that the audit can tell"
                 " of one request; ask for less at once",
@@ -414,9 +417,9 @@ class UnderWay:
         return json.dumps(said, default=str)
 
 
-def is_too_long(told: Mapping[str, Any]) -> bool:
+def is_too_long(told: Mapping[str, Any], length_max: int) -> bool:
     """Whether a record cannot have all of this (U7)."""
-    return len(json.dumps(told)) > TOLD_LENGTH_MAX
+    return len(json.dumps(told)) > length_max
 
 
 def _cut(value: Any, length_max: int | None = None) -> str:
