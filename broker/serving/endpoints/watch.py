@@ -2,7 +2,8 @@
 
 The version is a digest of what is told; the client hands back the one it saw. So changes of streams that are not
 selected neither end the wait nor prevent it, and brokers that would tell the same have the same version. A broker
-without a session is not ready: another one knows.
+without a session is not ready: another one knows. Who is nobody, and may read nothing, is answered at once: strangers
+would hold connections for nothing.
 """
 
 from __future__ import annotations
@@ -82,9 +83,8 @@ async def watch(serving: Serving, request: web.Request, query: Query) -> web.Str
         await serving.in_worker(lambda: [patterns.selects(name) for name in names])
     since = query["since"]
     heads = None if is_from_peer(request) else serving.heads
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + wait_seconds(query)
-    access = access_now.get()
+    access, loop = access_now.get(), asyncio.get_running_loop()
+    deadline = loop.time() + (0 if access.is_strangers("stream:read") else wait_seconds(query))
     with backend.watching() as watcher, serving.callers.polling() if query["max_wait_ms"] else nullcontext():
         while True:
             if heads is not None:

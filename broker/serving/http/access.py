@@ -534,6 +534,10 @@ class Asking:
         """Whether there is anything that it may not do."""
         return self.is_refused and not self.gate.is_admin(self.caller.principal)
 
+    def is_strangers(self, action: str) -> bool:
+        """Whether nobody in particular asks, who may do this to nothing."""
+        return self.is_refused and self.caller.principal == ANONYMOUS and not self._may_any(action)
+
     def seen(self, action: str, things: Iterable[T], name: Callable[[T], str]) -> list[T]:
         """Those of these that the caller may be told of, by this action. Some are left out only in `enforce`."""
         self._asked.add(action)

@@ -8,7 +8,9 @@ B2  aiohttp hands on the bytes as they came. Decoding is bounded here, in pieces
     most `MEMBERS_MAX` members: each takes time to begin, also one of twenty bytes that stand for nothing.
 B3  When there is no room, the body that has been coming for longest ends with `overloaded`, if that is `SLOW_S` or
     more. So a few that never end keep nobody out for long.
-B4  An operation that takes no body refuses one (`refuse_content`), instead of letting its bytes lie in buffers.
+B4  An operation that takes no body refuses one (`refuse_content`), instead of letting its bytes lie in buffers. It does
+    not wait for them either: with a body that never comes strangers would have requests under way, and no connection
+    of theirs could be cut for another one (`connections.N4`).
 B5  Bodies of one caller hold a part of the budget at most (`limits.caller_memory_percent`), and what is beyond it is
     `limit_reached`. The only one that holds something may take all that is free: so a long body always has room, and of
     several that grow one at least is done. Whoever is at his limit makes room among his own, by B3.
@@ -24,7 +26,7 @@ import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Final, NoReturn
 
@@ -41,6 +43,7 @@ PIECE_BYTES: Final = 256 << 10
 PACKED_BYTES: Final = 16 << 10
 """So much is handed to the decoder at once: what is behind the end of a member is copied for the next."""
 MEMBERS_MAX: Final = 4_096
+UNWANTED_S: Final = 1.0
 SLOW_S: Final = 10.0
 ROOM_MADE_BYTES: Final = 256 << 10
 """A body that says to be so long or longer gets all of its memory at once."""
@@ -340,6 +343,12 @@ async def read_json_text(request: web.Request, bytes_max: int) -> bytearray | me
 
 
 async def refuse_content(request: web.Request) -> None:
-    """B4. Raises InvalidRequest; RequestTimedOut if it is announced and does not come."""
-    if request.body_exists and await _more(request, 0):
-        raise InvalidRequest("this operation takes no request body")
+    """B4. One of unknown length may be empty, which shows in `UNWANTED_S`. Raises InvalidRequest."""
+    if not request.body_exists:
+        return
+    if request.content_length is None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(UNWANTED_S):
+                if not await request.content.readany():
+                    return
+    raise InvalidRequest("this operation takes no request body")

@@ -22,6 +22,7 @@ from broker.api.http import ARROW_STREAM, PROBLEM_JSON
 from broker.serving.http import closing, connections, gone
 from broker.serving.http.app import CONNECTIONS
 from broker.serving.http.body import ROOM_MADE_BYTES
+from broker.serving.http.callers import CallerLimits
 from broker.serving.http.connections import (
     HEADER_BYTES_MAX,
     TARGET_BYTES_MAX,
@@ -32,6 +33,7 @@ from broker.serving.http.connections import (
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import stream_of, values
 from tests.unit.serving.server import Api, Server, running
+from tests.unit.serving.test_access import ADMIN, Enforced, enforcing
 
 POLL = b"GET /v1/streams/orders/partitions/0/records?max_wait_ms=60000 HTTP/1.1\r\nHost: [::1]\r\n\r\n"
 
@@ -509,3 +511,21 @@ def test_a_long_poll_of_a_client_that_is_gone_is_given_up_soon(
         with suppress(ConnectionResetError):
             assert heard(client) == b""
     eventually(lambda: owner_of(server)._open_count == 0, what="it is closed")
+
+
+def test_strangers_have_nothing_under_way_that_keeps_others_out(tmp_path: Path) -> None:
+    """N4: from as many addresses as they like, with a body that nobody wants, and with a watch."""
+    limits, of_callers = ConnectionLimits(connections_max=12), CallerLimits(requests_max=8, connections_max=12)
+    with enforcing(tmp_path, limits=limits, caller_limits=of_callers) as made, ExitStack() as stack:
+        port = made.server.port
+        version = made.call("GET", "/v1/watch")[2]["version"]
+        for number in range(40):
+            source = f"127.0.0.{2 + number % 20}", 0
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), source_address=source))
+            path = "/v1/auth/whoami" if number % 2 else f"/v1/watch?since={version}&max_wait_ms=60000"
+            length = "Content-Length: 5\r\n" if number % 2 else ""
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{length}\r\n".encode())
+            client.settimeout(30)
+            with suppress(ConnectionError):
+                assert client.recv(12) in (b"HTTP/1.1 400", b"HTTP/1.1 200")
+        assert Enforced(made.server).call("GET", "/v1/streams", ADMIN)[0] == 200, "over a new connection"
