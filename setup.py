@@ -82,6 +82,7 @@ def compiled() -> list[Extension]:
     )
     command = build_ext(Distribution({"name": "liftlog-compiled", "ext_modules": modules}))
     command.build_lib, command.build_temp = fresh_folder("lib"), fresh_folder("temp")
+    command.parallel = len(modules)
     command.ensure_finalized()
     command.run()
     found = described()

@@ -94,7 +94,7 @@ MUTANTS: Final = (
     # where logs part
     of("truncates by the high watermark alone", "follower", "        if message.found_epoch == log.last_epoch and message.end >= log.log_end:\n            self.phase = Phase.FETCHING\n            return self._ask()\n        cut = min(message.end, own_end)\n        if cut < max(log.log_start, message.log_start):  # F5\n            if message.log_start != log.log_start:\n                return self._reset(message.log_start, message.start_epoch)\n            cut = log.log_start\n", "        cut = log.high_watermark\n", "do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch", "do_agree = True"),
     of("cuts nothing", "follower", "        self.phase = Phase.FETCHING if self.log.last_epoch < 0 else Phase.ASKING\n", "        self.phase = Phase.FETCHING\n", "                self.phase = Phase.ASKING\n                self._parts_below_mark = self._ends_below_mark\n                return self._ask()\n        return NOTHING\n\n    def _end", "                return NOTHING\n        return NOTHING\n\n    def _end"),
-    of("keeps an incomplete group when it leads", "segment_log", "                truncate(self.state, self._epochs, self._checkpoints, self.ask(group_start))\n", "                pass\n", seed=12),
+    of("keeps an incomplete group when it leads", "segment_log", "                truncate(self.state, self._epochs, self._checkpoints, self.ask(group_start))\n", "                pass\n", seed=27),
     of("commits within a group", "leader", "committed = ends[count - 1]", "committed = safe_end", seed=3),
     of("tells an end before the start of its epoch is committed", "leader", "return self.role is Role.LEADING and high_watermark >= self.epoch_start", "return self.role is Role.LEADING", seed=3),
     # sessions
@@ -110,7 +110,7 @@ MUTANTS: Final = (
     of("joins batches of two epochs", "rewriting", "header.leader_epoch != self.header.leader_epoch", "False", seed=6),
     # settings that are altered meanwhile
     of("lets retention take what is not committed", "retention", "end_offset=view.high_watermark", "end_offset=view.log_end_offset", seed=3),
-    of("keeps to the retention that it began with", "leading", "retention_records=of.retention_records", "retention_records=log.settings.retention_records or of.retention_records", seed=11),
+    of("keeps to the retention that it began with", "leading", "retention_records=of.retention_records", "retention_records=log.settings.retention_records or of.retention_records", seed=22),
     of("compacts before it is told to", "broker", "return self.settings_of(name).cleanup != \"delete\"", "return True", seed=6),
     # more partitions
     of("counts added partitions when it hears of them", "growing", "return place_of(name)[1] < info.settings.partitions and", "return place_of(name)[1] < max(info.settings.partitions, info.partitions_next) and", seed=5),
@@ -119,7 +119,7 @@ MUTANTS: Final = (
     # brokers that join and leave
     of("removes a broker that lives", "broker_commands", "if info.is_live or assigned:", "if assigned:", seed=57, seeds=60),
     of("removes a broker that has replicas", "broker_commands", "if info.is_live or assigned:", "if info.is_live:", seed=29),
-    of("takes the folder of a removed broker back", "broker_commands", "    if raft in cluster.removed:\n", "    if False:\n", seed=9),
+    of("takes the folder of a removed broker back", "broker_commands", "    if raft in cluster.removed:\n", "    if False:\n", seed=29),
     of("forgets in a snapshot who was removed", "cluster", "removed=dict(value.get(\"removed\", ())),", "removed={},", seed=20),
     of("waits for the folders of a removed broker", "broker_commands", "return {\"forgotten\": cluster.confirm(broker, cluster.leftovers.get(broker, frozenset()))}", "return {\"forgotten\": []}", seed=20),
     of("moves replicas to whoever is named", "partition_commands", "        if broker not in cluster.brokers:\n            raise InvalidRequest(f\"no broker {broker!r} is registered\")\n", "", seed=20),

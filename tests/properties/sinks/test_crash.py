@@ -63,6 +63,8 @@ def steps_of_life() -> int:
 
 
 STEPS = steps_of_life()
+PARTS = 12
+"""Into so many tests all steps are divided: part k has every twelfth step from k on."""
 
 
 def crash(step: int, *, bundles: bool = False) -> tuple[SimDisk, World]:
@@ -82,10 +84,10 @@ def check_after(disk: SimDisk, world: World, *, boot: int = 3) -> None:
     rig.drop()
 
 
-@pytest.mark.parametrize("part", first_short(range(4)))
+@pytest.mark.parametrize("part", first_short(range(PARTS)))
 def test_power_loss_at_any_step_of_a_commit_keeps_every_batch_once(part: int) -> None:
-    """Every step, in four parts; the seed of a failure is its step."""
-    for step in range(1 + part, STEPS + 1, 4):
+    """Every step, in parts; the seed of a failure is its step."""
+    for step in range(1 + part, STEPS + 1, PARTS):
         for mode in modes_at(step):
             disk, world = crash(step)
             try:
@@ -94,12 +96,12 @@ def test_power_loss_at_any_step_of_a_commit_keeps_every_batch_once(part: int) ->
                 raise AssertionError(f"mode {mode}, step {step} of {STEPS}") from error
 
 
-@pytest.mark.parametrize("part", first_short(range(4)))
+@pytest.mark.parametrize("part", first_short(range(PARTS)))
 def test_power_loss_at_any_step_of_a_bundle_keeps_every_batch_once(part: int) -> None:
-    """Parts are written, and durable only with their commit. Every step, in four parts."""
+    """Parts are written, and durable only with their commit. Every step, in parts."""
     whole = prepared()
     live(whole, World(), bundles=True)
-    for step in range(1 + part, whole.steps + 1, 4):
+    for step in range(1 + part, whole.steps + 1, PARTS):
         for mode in modes_at(step):
             disk, world = crash(step, bundles=True)
             try:
@@ -151,9 +153,9 @@ def test_a_failed_fsync_and_then_a_power_cut_keep_every_batch_once(seed: int) ->
     fail_and_cut(seed)
 
 
-@pytest.mark.parametrize("part", first_short(range(4)))
+@pytest.mark.parametrize("part", first_short(range(PARTS)))
 def test_kill_at_any_step_of_a_commit_keeps_every_batch_once(part: int) -> None:
-    for step in range(1 + part, STEPS + 1, 4):
+    for step in range(1 + part, STEPS + 1, PARTS):
         disk, world = crash(step)
         try:
             check_after(disk.after_kill(), world)

@@ -269,4 +269,4 @@ class Sinks(RuleBasedStateMachine):
 
 
 TestSinks = Sinks.TestCase
-TestSinks.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+TestSinks.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)

@@ -38,7 +38,7 @@ DRIVEN: Final = (
     of("does not say that its folder is there", PLACED, "            self._reports.say(self.at, self._incarnation)", "            pass"),
     of("believes a registration of before", REPLICAS, "if own is None or own.incarnation != self._process:", "if own is None:"),
     of("holds a question about in-sync replicas for asked", "cluster.replicas.wants", "            if self._isr_asked == (ask.epoch, ask.request):\n                self._isr_asked = None\n", "            pass\n"),
-    of("sends one command for many, and no other", "cluster.replicas.gathering", "        if is_more:\n            self._submit()", "        pass", seed=8),
+    of("sends one command for many, and no other", "cluster.replicas.gathering", "        if is_more:\n            self._submit()", "        pass", seed=16),
     # closes, which the seeds of `faults.CLOSING` have many of
     of("closes a log beside its fsync", FOLLOWING, "            self._waits.until(self._lock, lambda: not self._is_syncing)\n", "            pass\n", seed=3),
     of("closes a log while somebody answers from it", "cluster.link.answering", "            self._waits.until(self._lock, lambda: not self._reading)\n", "            pass\n", seed=3),

@@ -408,7 +408,9 @@ def test_nobody_at_all_is_a_refusal() -> None:
     assert not caught.value.sent
 
 
-def test_an_answer_of_records_that_is_cut_anywhere_is_never_taken_for_the_end() -> None:
+@pytest.mark.parametrize("first", first_short(range(8)))
+def test_an_answer_of_records_that_is_cut_anywhere_is_never_taken_for_the_end(first: int) -> None:
+    """Every place, in eight parts."""
     body, headers = Log.of(4, per_batch=2).answer(0)
     lines = ["HTTP/1.1 200 OK", f"Content-Length: {len(body)}", *(f"{name}: {text}" for name, text in headers.items())]
     cutter = Cutter("\r\n".join([*lines, "", ""]).encode() + body)
@@ -419,7 +421,7 @@ def test_an_answer_of_records_that_is_cut_anywhere_is_never_taken_for_the_end() 
 
     with RawServer(lambda request, reply: (reply.send(cutter.answer[: cutter.count]), reply.close())[1]) as server:
         session = FetchSession(server.address)
-        for count in range(len(cutter.answer)):
+        for count in range(first, len(cutter.answer), 8):
             cutter.count = count
             with pytest.raises((Unavailable, BadBatch)):
                 rows(session)

@@ -85,7 +85,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEP, max_size=20), tenths=st.tuples(st.integers(0, 10), st.integers(0, 10)))
 def test_it_is_a_dictionary_over_the_whole_log(
     server: Server,

@@ -17,7 +17,6 @@ import pytest
 
 from broker.api.errors import LiftlogError, SinkBatchRegressed, SinkFenced, StageLost
 from broker.client import Client, Stage, connect
-from tests.support.effort import first_short
 from tests.support.processes import eventually
 from tests.unit.serving.server import Api, Server
 
@@ -99,7 +98,9 @@ class Race:
                 other.delete()
 
 
-@pytest.mark.parametrize("seed", first_short(range(2)))
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2))
 def test_each_batch_is_there_once_whatever_happens_at_the_same_time(server: Server, api: Api, seed: int) -> None:
     api.create("orders", partitions=2)
     api.create("side")

@@ -177,7 +177,7 @@ def test_the_range_is_empty_and_all_else_is_as_it_was(name: str) -> None:
     assert found_by_the_scrub(again) == ()
 
 
-@pytest.mark.parametrize("name", first_short(DAMAGES, 3))
+@pytest.mark.parametrize("name", first_short(DAMAGES))
 def test_power_may_go_at_any_step(name: str) -> None:
     """The rule: the damaged log is there then, or the one without the damage. Done again it ends as it would have."""
     ranges = DAMAGES[name][1]

@@ -100,7 +100,7 @@ def test_who_follows_is_mended_likewise(name: str) -> None:
     check_mended(log, verified_records(another()))
 
 
-@pytest.mark.parametrize("name", first_short(DAMAGES, 3))
+@pytest.mark.parametrize("name", first_short(DAMAGES))
 def test_power_may_go_at_any_step(name: str) -> None:
     """The rule: the damaged log is there then, or the mended one. Done again it ends as it would have."""
     ranges, other = DAMAGES[name][1], another()
