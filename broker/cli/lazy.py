@@ -85,6 +85,11 @@ CERTS: Final = {
     "issue": Leaf(
         f"{_COMMANDS}.certs", "issue", "Issue a certificate of the CA in DIR: DIR/NAME.pem, and its key, DIR/NAME.key."
     ),
+    "revoke": Leaf(
+        f"{_COMMANDS}.certs",
+        "revoke",
+        "Revoke a certificate: it is added to DIR/ca.crl, for http.tls_crl and cluster.tls_crl.",
+    ),
 }
 CLUSTER: Final[Mapping[str, Leaf | Branch]] = {
     "status": Leaf(_CLUSTER, "status", "Show the brokers, votes and controller, as one broker knows them."),

@@ -14,7 +14,8 @@ S2  A handshake has as much time as the connection has to say who is there: `wir
 S3  All that can be decrypted of what was read is handed on at once: the poller knows only of what is in the kernel.
 S4  A connection has one context for life: renewed certificates are for those that come next.
 S5  Each side shows a certificate. The caller wants the host that it calls in it. Which broker that is says the secret
-    (`wire.W1`), and its id, which the certificate must not contradict (`tls_files.F4`).
+    (`wire.W1`), and its id, which the certificate must not contradict (`tls_files.F4`). One
+    that its CA has revoked is good for no broker.
 S6  Why the other side has ended a connection may still lie in the kernel when pysyncobj hears that it is over. It is
     looked for before the socket is closed.
 S7  A turn is bounded. OpenSSL reads on within one call for as long as the kernel has bytes that are no data: a hello in
@@ -35,6 +36,7 @@ from typing import Any, Final
 
 from pysyncobj.tcp_connection import CONNECTION_STATE
 
+from broker.api.revocations import Revocations, why_revoked
 from broker.api.tls_files import ENDED_AMID, misnamed, said, uris_of, why_kept_out
 
 RECORD_BYTES: Final = 1 << 16
@@ -60,11 +62,13 @@ class RaftTls:
         server: For connections that are accepted.
         client: For those to others.
         needs_name: A certificate that names no broker is nobody's.
+        revocations: What the CAs have revoked; None: nothing says.
     """
 
     server: Callable[[], ssl.SSLContext]
     client: Callable[[], ssl.SSLContext]
     needs_name: bool = False
+    revocations: Callable[[], Revocations | None] = lambda: None
 
 
 class SecuredSocket:
@@ -73,7 +77,7 @@ class SecuredSocket:
     Args:
         host: Whom this side has called; None: it was called.
         then: Called when the handshake is done.
-        needs_name: As of `RaftTls`.
+        needs_name, revocations: As of `RaftTls`.
 
     Attributes:
         is_done: The handshake is.
@@ -90,12 +94,14 @@ class SecuredSocket:
         then: Callable[[], None],
         *,
         needs_name: bool = False,
+        revocations: Revocations | None = None,
     ) -> None:
         self._plain = plain
         self._context = context
         self._host = host
         self._then = then
         self._needs_name = needs_name
+        self._revocations = revocations
         self._tls: ssl.SSLObject | None = None
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._greeting_bytes = 0
@@ -154,6 +160,8 @@ class SecuredSocket:
 
     def misnamed(self, broker: str | None) -> str:
         """Why the other side is not this broker, or not any; empty: it may be (S5)."""
+        if why := why_revoked(self._revocations, self._open):
+            return f"it {why}"
         why = misnamed(uris_of(self._open), broker, needs_name=self._needs_name)
         return why and f"what it shows {why}"
 
@@ -251,7 +259,9 @@ def secure(conn: Any, tls: RaftTls, host: str | None, then: Callable[[], None] =
     """
     context = tls.server() if host is None else tls.client()
     plain = conn._TcpConnection__socket
-    conn.secured = made = SecuredSocket(plain, context, host, then, needs_name=tls.needs_name)
+    conn.secured = made = SecuredSocket(
+        plain, context, host, then, needs_name=tls.needs_name, revocations=tls.revocations()
+    )
     conn._TcpConnection__socket = made
     if host is not None:
         with contextlib.suppress(OSError):  # the next step meets it again

@@ -6,7 +6,7 @@ import os
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +102,52 @@ class Authority:
         issued = issued or self.issue()
         return {"cluster.tls_cert": issued.cert, "cluster.tls_key": issued.key, "cluster.tls_ca": self.ca}
 
+    def revoke(
+        self,
+        *revoked: Issued,
+        expires: datetime | None = None,
+        extensions: Sequence[tuple[x509.ExtensionType, bool]] = (),
+        name: str = "ca.crl",
+    ) -> str:
+        """The CA's list of these, and of nothing else, in a file. Returns its path.
+
+        Args:
+            expires: In an hour unless given. extensions: Of the list, and whether critical.
+        """
+        now = datetime.now(UTC)
+        until = expires or now + timedelta(hours=1)
+        ca = x509.load_pem_x509_certificate(self._authority.cert_pem.bytes())
+        entries = [
+            x509.RevokedCertificateBuilder()
+            .serial_number(x509.load_pem_x509_certificate(Path(each.cert).read_bytes()).serial_number)
+            .revocation_date(now)
+            .build()
+            for each in revoked
+        ]
+        made = x509.CertificateRevocationListBuilder(ca.subject, until - timedelta(days=1), until, [], entries)
+        for each, is_critical in extensions:
+            made = made.add_extension(each, is_critical)
+        key: Any = serialization.load_pem_private_key(self._authority.private_key_pem.bytes(), None)
+        path = self.folder / name
+        path.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        return str(path)
+
     def cluster_certificates(
-        self, issued: Issued | None = None, *, ca: str | None = None, names: str = "optional"
+        self,
+        issued: Issued | None = None,
+        *,
+        ca: str | None = None,
+        names: str = "optional",
+        crl: str | None = None,
     ) -> Certificates:
         """What a broker makes of them, whichever it is.
 
         Args:
-            ca: Whom it believes, if that is another one. names: `cluster.tls_names`.
+            ca: Whom it believes, if that is another one. names: `cluster.tls_names`. crl: `cluster.tls_crl`.
         """
         more = {"cluster.tls_ca": ca or self.ca, "cluster.tls_names": names}
+        if crl is not None:
+            more["cluster.tls_crl"] = crl
         return Certificates(load(None, {}, {**self.cluster_settings(issued), **more}).cluster)
 
     def client_files(self, issued: Issued | None = None) -> TlsFiles:

@@ -2,28 +2,31 @@
 
     certs init DIR ─► DIR/ca.pem, DIR/ca.key          ca.pem goes to everybody, ca.key to nobody
     certs issue DIR NAME --host H [--broker B] ─► DIR/NAME.pem, DIR/NAME.key
+    certs revoke DIR NAME ─► DIR/ca.crl, the list of all that were revoked
 
 G1  A file that is there is replaced with `--force` alone, and then by one that is whole.
 G2  Keys are their owner's alone from the moment that they are there. Certificates may be read by all.
 G3  A certificate does not outlive the CA. It is for the hosts that are named, and for nothing else; without any it is a
     client's. With --broker other brokers take it from no other one (`tls_files.F4`).
+G4  What was revoked stays so: each list has all of the one before, and no two are made at once.
 """
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import re
 import tempfile
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from broker.api.errors import InvalidRequest
 from broker.api.principals import BROKER_URI, uri_of
 from broker.api.stream import check_name
 from broker.api.tls_files import check_key, read
 from broker.cli.arguments import Argument, Option
-from broker.cli.output import note
+from broker.cli.output import counted, note
 from broker.storage.disk import OsDisk
 
 if TYPE_CHECKING:
@@ -32,9 +35,11 @@ if TYPE_CHECKING:
 
 CA_DAYS: Final = 3650
 ISSUED_DAYS: Final = 365
+LIST_DAYS: Final = 90
 SKEW: Final = timedelta(minutes=5)
 """A certificate is good from so long ago: clocks differ."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+SERIAL: Final = re.compile(r"[0-9A-Fa-f]{1,40}")
 HOST: Final = re.compile(
     r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*"
 )
@@ -137,6 +142,95 @@ def issue(
     whose = f"for {', '.join([*host, *(f'broker {each}' for each in broker or ())])}" if host else "a client's"
     whose = ", ".join([whose, *named])
     note(f"{cert}, {key}: {whose}, good until {until.isoformat(timespec='seconds')}")
+
+
+def revoke(
+    folder: Folder,
+    name: Annotated[str | None, Argument(metavar="NAME", help="Whose certificate: DIR/NAME.pem.")] = None,
+    serial: Annotated[
+        list[str] | None,
+        Option("--serial", metavar="HEX", help="Number of one whose file is not there any more; repeatable."),
+    ] = None,
+    days: Annotated[
+        int, Option("--days", metavar="N", min=1, max=36_500, help="So long until the next list, at most.")
+    ] = LIST_DAYS,
+) -> None:
+    """Revoke a certificate: it is added to DIR/ca.crl, for http.tls_crl and cluster.tls_crl.
+
+    Without a name the list is made anew, with a new date; the first one is empty then. Give it to all brokers, which
+    take it within seconds.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    ca, ca_key = _load_ca(folder)
+    path, now = os.path.join(folder, "ca.crl"), datetime.now(UTC)
+    numbers = [_serial_of(folder, name, ca)] if name is not None else []
+    numbers += [_number(each) for each in serial or ()]
+    with open(os.path.join(folder, "ca.pem"), "rb") as alone:
+        fcntl.flock(alone, fcntl.LOCK_EX)  # G4
+        before = _list_before(path, ca)
+        entries = {each.serial_number: each for each in before or ()}
+        number = 1
+        if before is not None:
+            number += before.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+        added = [each for each in dict.fromkeys(numbers) if each not in entries]
+        for each in added:
+            builder = x509.RevokedCertificateBuilder().serial_number(each).revocation_date(now)
+            entries[each] = builder.build()
+        until = now + timedelta(days=days)
+        made = x509.CertificateRevocationListBuilder(ca.subject, now - SKEW, until, [], list(entries.values()))
+        signed = (
+            made.add_extension(x509.CRLNumber(number), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+            .sign(ca_key, hashes.SHA256())
+        )
+        _write(path, signed.public_bytes(serialization.Encoding.PEM), 0o644, force=True)
+    listed = counted(len(entries), "certificate is", "certificates are")
+    note(
+        f"{path}: {listed} revoked, {len(added)} of them new; give it to all brokers, and make another one before"
+        f" {until.isoformat(timespec='seconds')}"
+    )
+
+
+def _serial_of(folder: str, name: str, ca: x509.Certificate) -> int:
+    """The number of a certificate in the folder. Raises InvalidRequest: it is none of this CA."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    path = os.path.join(folder, f"{name}.pem")
+    if not NAME.fullmatch(name) or name.lower() == "ca":
+        raise InvalidRequest(f"{name!r}: must be a NAME that `liftlog certs issue` was given")
+    try:
+        found = x509.load_pem_x509_certificate(read("the certificate", path))
+        found.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise InvalidRequest(f"{path} is no certificate of this CA") from error
+    return found.serial_number
+
+
+def _number(text: str) -> int:
+    if not SERIAL.fullmatch(text):
+        raise InvalidRequest(f"--serial {text[:100]!r}: must be 1 to 40 hexadecimal digits")
+    return int(text, 16)
+
+
+def _list_before(path: str, ca: x509.Certificate) -> x509.CertificateRevocationList | None:
+    """The list that is there; None: this is the first. Raises InvalidRequest: it cannot be gone on with (G4)."""
+    from cryptography import x509
+
+    if not os.path.lexists(path):
+        return None
+    key: Any = ca.public_key()
+    try:
+        with open(path, "rb") as file:
+            found = x509.load_pem_x509_crl(file.read())
+        found.extensions.get_extension_for_class(x509.CRLNumber)
+        if found.is_signature_valid(key):
+            return found
+    except (OSError, ValueError, x509.ExtensionNotFound) as error:
+        raise InvalidRequest(f"{path} cannot be understood, and what it lists must not be lost: {error}") from error
+    raise InvalidRequest(f"{path} is not of this CA, and what it lists must not be lost: move it away")
 
 
 def _load_ca(folder: str) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:

@@ -98,7 +98,8 @@ class ClusterBroker(Assembled):
         self._certificate = certificates_of(config.cluster, broker=config.broker_id, by_date=False)
         if self._certificate is not None:
             contexts = self._certificate.contexts
-            identity = replace(identity, tls=RaftTls(contexts.server, contexts.client, self._certificate.needs_name))
+            needs_name, revocations = self._certificate.needs_name, contexts.revocations
+            identity = replace(identity, tls=RaftTls(contexts.server, contexts.client, needs_name, revocations))
         super().__init__(config, cluster_id=identity.cluster_id, secret=identity.secret)
         if self._disk.exists(self._catalog_path):
             raise WrongFolder(

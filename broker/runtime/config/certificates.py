@@ -14,6 +14,8 @@ X3  A certificate that expires while it is in use stays in use, and a broker sta
     miss them. It is an ERROR in the log, and what is asked before a start refuses it (`certificates_of`).
 X4  A certificate for other brokers has a key that both libraries take. OpenSSL takes more than gRPC's: the connections
     of Raft would come about, and those of replication would not, or go on with the certificate of before.
+X5  Lists of revoked certificates are files as the others. One whose date has passed stays in force (`revocations.L1`),
+    and is an ERROR in the log. A broker's own certificate that is revoked for other brokers is refused as a wrong one.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from broker.api.errors import InvalidSetting
+from broker.api.revocations import Revocations, read_lists
 from broker.api.tls_files import load_ca, load_chain, misnamed, read, unusable
 from broker.runtime.config.settings import ClusterConfig, HttpConfig
 from broker.runtime.looping import ThreadLoop
@@ -40,6 +43,11 @@ EXPIRES: Final = {
     "cluster": ("liftlog_cluster_certificate_expires_timestamp_seconds", "for other brokers"),
 }
 """By section: the metric, and whose certificate it tells of."""
+LISTS_EXPIRE: Final = {
+    "http": ("liftlog_http_revocations_expire_timestamp_seconds", "http.tls_crl"),
+    "cluster": ("liftlog_cluster_revocations_expire_timestamp_seconds", "cluster.tls_crl"),
+}
+"""By section: the metric of the lists, and the setting that names them."""
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +91,7 @@ class WantedTls:
         needs_name: It has to name a broker, and so have others'.
         client_ca: Whom the server's side believes; None: it asks for no certificate.
         ca: Whom the client's side believes; None: the CAs of the system.
+        crl: What the CAs that the server's side believes have revoked; between brokers those of both sides.
         speaks: What the client's side asks for by ALPN; the server's side, too, if it `offers` that.
     """
 
@@ -91,6 +100,7 @@ class WantedTls:
     key: Named
     client_ca: Named | None
     ca: Named | None
+    crl: Named | None
     version: ssl.TLSVersion
     speaks: str
     offers: bool
@@ -99,7 +109,7 @@ class WantedTls:
 
     @property
     def files(self) -> list[Named]:
-        return [each for each in (self.cert, self.key, self.client_ca, self.ca) if each is not None]
+        return [each for each in (self.cert, self.key, self.client_ca, self.ca, self.crl) if each is not None]
 
 
 def wanted_by(config: HttpConfig | ClusterConfig, broker: str | None = None) -> WantedTls:
@@ -110,15 +120,15 @@ def wanted_by(config: HttpConfig | ClusterConfig, broker: str | None = None) -> 
         path = getattr(config, key)
         return None if path is None else Named(f"{section}.{key}", path)
 
-    cert, key, ca = named("tls_cert"), named("tls_key"), named("tls_ca")
+    cert, key, ca, crl = (named(f"tls_{each}") for each in ("cert", "key", "ca", "crl"))
     assert cert is not None, "there is TLS"
     assert key is not None, "checked with the other"
     if isinstance(config, HttpConfig):
         version = ssl.TLSVersion.TLSv1_3 if config.tls_min_version == "1.3" else ssl.TLSVersion.TLSv1_2
-        return WantedTls(section, cert, key, named("tls_client_ca"), ca, version, "http/1.1", offers=True)
+        return WantedTls(section, cert, key, named("tls_client_ca"), ca, crl, version, "http/1.1", offers=True)
     needs_name = config.tls_names == "required"
     version = ssl.TLSVersion.TLSv1_3
-    return WantedTls(section, cert, key, ca, ca, version, "h2", offers=False, broker=broker, needs_name=needs_name)
+    return WantedTls(section, cert, key, ca, ca, crl, version, "h2", offers=False, broker=broker, needs_name=needs_name)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -137,6 +147,7 @@ class Loaded:
     Attributes:
         expires: When the first certificate of the chain does.
         out_of_date: The error that says so if it has expired, or is not valid yet.
+        revocations: Of the lists; None: there are none.
     """
 
     server: ssl.SSLContext
@@ -144,6 +155,7 @@ class Loaded:
     expires: datetime
     out_of_date: InvalidSetting | None
     pem: Pem
+    revocations: Revocations | None
 
 
 class Certificates:
@@ -167,9 +179,14 @@ class Certificates:
         self._now = now
         self._in_use = self._seen = self._files()
         self._said: Files | None = None  # which the log has a line about
+        self._said_late: Revocations | None = None  # X5
         self._loaded = load_files(self._wanted, now())
         self._loop = ThreadLoop(self._step, "certificates")
-        self.contexts = TlsContexts(server=lambda: self._loaded.server, client=lambda: self._loaded.client)
+        self.contexts = TlsContexts(
+            server=lambda: self._loaded.server,
+            client=lambda: self._loaded.client,
+            revocations=lambda: self._loaded.revocations,
+        )
 
     def start(self) -> None:
         """Start the thread."""
@@ -207,9 +224,14 @@ class Certificates:
         name, whose = EXPIRES[self._wanted.section]
         text = f"When the certificate {whose} expires: seconds since 1970 UTC"
         yield name, text, (), (), self.expires.timestamp()
+        if (found := self._loaded.revocations) is not None and found.expires is not None:
+            name, setting = LISTS_EXPIRE[self._wanted.section]
+            text = f"When the lists of {setting} should have been renewed: seconds since 1970 UTC"
+            yield name, text, (), (), found.expires.timestamp()
 
     def look(self) -> None:
         """Take files that have changed. The log says why they are not taken."""
+        self._see_lists()
         files, before = self._files(), self._seen
         self._seen = files
         if files == self._in_use or files != before:
@@ -227,6 +249,20 @@ class Certificates:
             return
         self._loaded, self._in_use = loaded, files
         self._taken()
+
+    def _see_lists(self) -> None:
+        """X5."""
+        found = self._loaded.revocations
+        if (
+            found is None
+            or found.expires is None
+            or found is self._said_late
+            or found.expires.timestamp() > self._now()
+        ):
+            return
+        self._said_late = found
+        setting, path = LISTS_EXPIRE[self._wanted.section][1], self._wanted.crl and self._wanted.crl.path
+        log.error("tls.revocations_late setting=%s file=%s expired=%s", setting, path, found.expires.isoformat())
 
     def _taken(self) -> None:
         setting, path = self._wanted.cert
@@ -262,6 +298,9 @@ def load_files(wanted: WantedTls, now_s: float) -> Loaded:
         load_ca(client, *wanted.ca)
     else:
         client.load_default_certs()
+    revocations = None
+    if wanted.crl is not None and wanted.client_ca is not None:
+        revocations = read_lists(*wanted.crl, *wanted.client_ca)
     pem = Pem(read(*wanted.key), read(*wanted.cert), read(*wanted.ca) if wanted.ca is not None else None)
     if wanted.section == "cluster":
         check_key_of(*wanted.cert)
@@ -269,7 +308,9 @@ def load_files(wanted: WantedTls, now_s: float) -> Loaded:
         why = misnamed(uris_in(*wanted.cert), wanted.broker, needs_name=wanted.needs_name)
         if why:
             raise unusable(*wanted.cert, why)
-    return Loaded(server, client, *dates(*wanted.cert, now_s), pem)
+    if wanted.section == "cluster" and revocations is not None and (why := revocations.why_of_pem(pem.cert)):  # X5
+        raise unusable(*wanted.cert, f"cannot be used with {LISTS_EXPIRE['cluster'][1]}: it {why}")
+    return Loaded(server, client, *dates(*wanted.cert, now_s), pem, revocations)
 
 
 def check_key_of(name: str, path: str) -> None:

@@ -294,6 +294,10 @@ def _check_together(config: Config) -> None:
     if 0 < len(of_cluster) < 3:
         [given, *_] = [key for key in ("tls_cert", "tls_key", "tls_ca") if key not in of_cluster]
         problems[f"cluster.{given}"] = "needs " + " and ".join(f"cluster.{key}" for key in of_cluster)
+    problems["http.tls_crl"] = http.tls_crl is not None and http.tls_client_ca is None and "needs http.tls_client_ca"
+    problems["cluster.tls_crl"] = (
+        config.cluster.tls_crl is not None and config.cluster.tls_cert is None and "needs cluster.tls_cert"
+    )
     if config.cluster.tls_names == "required" and config.cluster.tls_cert is None:
         problems["cluster.tls_names"] = "needs cluster.tls_cert"
     of_jwt = [key for key in ("issuer", "audience", "keys") if getattr(config.jwt, key) is None]

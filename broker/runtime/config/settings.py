@@ -82,6 +82,11 @@ class HttpConfig:
         "Path of the CAs (PEM) that clients' certificates have to come from. Then each client needs one, health checks"
         " and other brokers too.",
     )
+    tls_crl: str | None = _key(
+        None,
+        "Path of the lists (CRL, PEM) of what the CAs of `tls_client_ca` have revoked, one of each CA. Who shows such a"
+        " certificate is refused in every mode.",
+    )
     tls_ca: str | None = _key(
         None,
         "Path of the CAs (PEM) that other brokers' certificates have to come from, for questions to them; not set:"
@@ -267,6 +272,9 @@ class ClusterConfig:
         None,
         "Path of the CAs (PEM) that certificates of brokers have to come from, and nobody else's should. Set together"
         " with the two above.",
+    )
+    tls_crl: str | None = _key(
+        None, "Path of the lists (CRL, PEM) of what the CAs of `tls_ca` have revoked, one of each CA."
     )
     tls_names: str = _key(
         "optional",

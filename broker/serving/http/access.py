@@ -30,6 +30,8 @@ A8  Who is refused for what the catalog does not have, is so by a broker that kn
     token or grant may just have been made at another broker, and one that has begun knows nothing yet: `not_ready`, and
     the client tries again. Nor does one that has begun go by what its disk says: a token may have been revoked
     meanwhile. Admins of the configuration and brokers need no catalog.
+A9  Who shows a certificate that its CA has revoked is refused in every mode, health checks too, as who shows none is by
+    the handshake. What is under way over its connection ends as what is no longer granted does (A4).
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ from broker.api.principals import (
     principal_of_uri,
     token_of,
 )
+from broker.api.revocations import Revocations
 from broker.metadata.access import Access
 from broker.serving.http.origin import OPEN_PATHS
 
@@ -220,6 +223,7 @@ class Gate:
         now_ms: The clock: milliseconds since 1970 UTC.
         catch_up: Returns when all that was acknowledged before is known here. Raises NotReady: nobody can tell.
         jwts: Judges JWTs; None: none is good.
+        revocations: Of clients' certificates, as they are now (A9); None: nobody says.
     """
 
     def __init__(
@@ -230,6 +234,7 @@ class Gate:
         now_ms: Callable[[], float],
         catch_up: Callable[[], Awaitable[None]],
         jwts: Jwts | None = None,
+        revocations: Callable[[], Revocations | None] = lambda: None,
     ) -> None:
         self.rules = rules
         self.access = access
@@ -239,7 +244,8 @@ class Gate:
         self._jwts = jwts
         self._has_heard = False  # since the start
         self._changed: asyncio.Future[None] | None = None  # somebody waits for it
-        self._looked_at: tuple[Access, int] | None = None
+        self._revocations = revocations
+        self._looked_at: tuple[Access, int, Revocations | None] | None = None
         self._known: tuple[Access, int] | None = None  # A3: the state of which these are
         self._granted: dict[str, Granted] = {}
         self._bearers: dict[str, Identified] = {}  # by the SHA-256 of a token that is good
@@ -410,6 +416,15 @@ class Gate:
 
     async def begin(self, request: web.Request, needed: Needed) -> Asking:
         """A1: know who asks. Raises Unauthenticated, NotReady."""
+        certificate = _certificate(request)
+        if why := self.why_revoked(certificate):  # A9
+            log.warning("http.unauthenticated remote=%s path=%s error=%s", request.remote, request.path[:200], why)
+            raise Unauthenticated("unauthenticated")
+        asking = await self._begun(request, needed)
+        asking.certificate = certificate
+        return asking
+
+    async def _begun(self, request: web.Request, needed: Needed) -> Asking:
         is_refused = self.is_enforced or needed.is_admins
         is_asked = not self.is_off or needed.says_who or is_refused or self._may_be_peer(request)
         if needed.is_open or not is_asked:
@@ -421,6 +436,11 @@ class Gate:
                 raise
             caller = NOBODY
         return Asking(self, caller, is_judged=is_refused or not self.is_off, is_refused=is_refused)
+
+    def why_revoked(self, certificate: Mapping[str, Any] | None) -> str:
+        """Why the certificate of a connection is not believed (A9). Empty: it is, or there is none."""
+        found = None if certificate is None else self._revocations()
+        return "" if found is None or certificate is None else found.why_of(certificate)
 
     def _may_be_peer(self, request: web.Request) -> bool:
         """Whether it shows a proof of a broker: those are not counted as callers, in any mode (`callers.C2`)."""
@@ -441,8 +461,8 @@ class Gate:
     def look(self) -> None:
         """End the requests that could not begin now (A4), and have those that watch look again."""
         access, before = self.access(), self._looked_at
-        self._looked_at = access, access.version
-        is_changed = before is None or before[0] is not access or before[1] != access.version
+        now = self._looked_at = access, access.version, self._revocations()
+        is_changed = before is None or before[1] != now[1] or before[0] is not now[0] or before[2] is not now[2]
         for asking in list(self._under_way):
             if is_changed or asking.refusal is not None or not self.is_good(asking.caller):
                 asking.look()
@@ -483,13 +503,15 @@ class Asking:
     """One request: who asks, and what for."""
 
     __slots__ = (
-        *("gate", "caller", "is_judged", "is_refused", "is_let_in", "refusal"),
+        *("gate", "caller", "certificate", "is_judged", "is_refused", "is_let_in", "refusal"),
         *("_given", "_given_any", "_asked", "_limit"),
     )
 
     def __init__(self, gate: Gate, caller: Identified, *, is_judged: bool, is_refused: bool) -> None:
         self.gate = gate
         self.caller = caller
+        self.certificate: Mapping[str, Any] | None = None
+        """Of the connection (A9)."""
         self.is_judged = is_judged
         self.is_refused = is_refused
         self.is_let_in = not gate.is_enforced
@@ -616,6 +638,8 @@ class Asking:
             self._limit.reschedule(asyncio.get_running_loop().time())
 
     def _refused_now(self) -> InvalidRequest | None:
+        if self.gate.why_revoked(self.certificate):
+            return Unauthenticated("unauthenticated")
         if not self.is_refused:  # it began before the catalog that requires it was known here
             return Unauthenticated("unauthenticated") if self.gate.is_enforced else None
         if not self.gate.is_good(self.caller):
@@ -634,12 +658,17 @@ _seconds: Final = lru_cache(1_024)(ssl.cert_time_to_seconds)
 """Of the texts that certificates have, which the CA chooses: to read one costs more than all else here."""
 
 
+def _certificate(request: web.Request) -> Mapping[str, Any] | None:
+    """What the client of a connection shows, as `ssl.SSLSocket.getpeercert` says it; None: nothing."""
+    transport = request.transport
+    return None if transport is None else transport.get_extra_info("peercert") or None
+
+
 def _certified(request: web.Request, brokers: Callable[[], Collection[str]]) -> Identified | None:
     """The principal of a client's certificate, which the handshake has checked; None: it names none. One of several
     brokers is of the first that is known (`tls_files.F4`)."""
-    transport = request.transport
-    found: Any = None if transport is None else transport.get_extra_info("peercert")
-    if not found:
+    found = _certificate(request)
+    if found is None:
         return None
     uris = [uri for kind, uri in found.get("subjectAltName", ()) if kind == "URI" and uri.startswith("liftlog:")]
     if not uris:

@@ -137,6 +137,7 @@ def build_app(
         lambda: now_us() / 1000,
         backend.catch_up,
         _jwts_of(rules, lambda: now_us() / 1000, worker),
+        tls.revocations if tls is not None else lambda: None,
     )
     serving = Serving(
         backend=backend,

@@ -36,6 +36,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.api.errors import InvalidRequest
+from broker.api.revocations import Revocations
 from broker.api.tls_files import said
 from broker.serving.http.closing import last_words
 
@@ -58,10 +59,12 @@ class TlsContexts:
     Attributes:
         server: For connections that are accepted.
         client: For questions to other brokers.
+        revocations: What the CAs of clients have revoked; None: nothing says.
     """
 
     server: Callable[[], ssl.SSLContext]
     client: Callable[[], ssl.SSLContext]
+    revocations: Callable[[], Revocations | None] = lambda: None
 
 
 class Handshake(asyncio.Protocol):

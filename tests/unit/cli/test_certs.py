@@ -198,3 +198,74 @@ def test_a_certificate_says_whose_it_is(ca: Path, option: str, uri: str) -> None
     assert names.value.get_values_for_type(x509.DNSName) == ["h.example"]
     assert "one of these kinds" in refused("issue", str(ca), "two", "--user=a", "--service=b")
     assert "must be user:NAME" in refused("issue", str(ca), "bad", "--user=a/b")
+
+
+# --- what is revoked ------------------------------------------------------------------------------------------
+
+
+def listed(folder: Path) -> set[int]:
+    return {each.serial_number for each in x509.load_pem_x509_crl((folder / "ca.crl").read_bytes())}
+
+
+def number(folder: Path, name: str) -> int:
+    return x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes()).serial_number
+
+
+def test_what_was_revoked_stays_on_the_list(ca: Path) -> None:
+    """G4. Each list has the next number, and a date."""
+    for name in ("ana", "bob"):
+        assert certs("issue", str(ca), name).exit_code == 0
+    assert "0 certificates are revoked, 0 of them new" in certs("revoke", str(ca)).output
+    assert listed(ca) == set()
+    assert "1 certificate is revoked, 1 of them new" in certs("revoke", str(ca), "ana").output
+    former = number(ca, "ana")
+    assert certs("issue", str(ca), "ana", "--force").exit_code == 0
+    assert "3 certificates are revoked, 2 of them new" in certs("revoke", str(ca), "bob", "--serial", "0a").output
+    assert "3 certificates are revoked, 0 of them new" in certs("revoke", str(ca), "bob", "--days", "7").output
+    assert listed(ca) == {former, number(ca, "bob"), 10}
+    found = x509.load_pem_x509_crl((ca / "ca.crl").read_bytes())
+    assert found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number == 4
+    assert found.next_update_utc is not None
+    assert 6 <= (found.next_update_utc - found.last_update_utc).days <= 7
+    assert stat.S_IMODE(os.stat(ca / "ca.crl").st_mode) == 0o644
+
+
+def test_brokers_take_the_list_and_know_who_is_on_it(ca: Path) -> None:
+    for name in ("broker", "ana"):
+        assert certs("issue", str(ca), name, "--host", "localhost").exit_code == 0
+    certs("revoke", str(ca), "ana")
+    names = {"cert": "broker.pem", "key": "broker.key", "client_ca": "ca.pem", "crl": "ca.crl"}
+    found = certificates_of(load(None, {}, {f"http.tls_{key}": str(ca / name) for key, name in names.items()}).http)
+    assert found is not None
+    lists = found.contexts.revocations()
+    assert lists is not None
+    assert (
+        lists.why_of_pem((ca / "ana.pem").read_bytes()) == f"shows certificate {number(ca, 'ana'):X}, which is revoked"
+    )
+    assert lists.why_of_pem((ca / "broker.pem").read_bytes()) == ""
+
+
+def test_a_list_that_cannot_be_gone_on_with_is_not_replaced(ca: Path, tmp_path: Path) -> None:
+    """G4: what it has would be lost."""
+    assert certs("issue", str(ca), "ana").exit_code == 0
+    other = tmp_path / "other"
+    certs("init", str(other))
+    certs("revoke", str(other))
+    for content, says in ((b"", "cannot be understood"), ((other / "ca.crl").read_bytes(), "is not of this CA")):
+        (ca / "ca.crl").write_bytes(content)
+        assert says in refused("revoke", str(ca), "ana")
+        assert (ca / "ca.crl").read_bytes() == content
+
+
+def test_only_what_the_ca_has_issued_can_be_revoked(ca: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    certs("init", str(other))
+    certs("issue", str(other), "eve")
+    (ca / "eve.pem").write_bytes((other / "eve.pem").read_bytes())
+    assert "is no certificate of this CA" in refused("revoke", str(ca), "eve")
+    assert "must be a NAME" in refused("revoke", str(ca), "../ca/eve")
+    assert "must be a NAME" in refused("revoke", str(ca), "ca")
+    assert isinstance(certs("revoke", str(ca), "nobody").exception, InvalidSetting)
+    for text in ("zz", "", "0" * 41, "-1"):
+        assert "must be 1 to 40 hexadecimal digits" in refused("revoke", str(ca), f"--serial={text}")
+    assert not (ca / "ca.crl").exists()

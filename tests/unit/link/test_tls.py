@@ -78,7 +78,7 @@ def returns(cluster: Linked, at: Place, certificates: Certificates | None) -> st
     cluster.start(away)
     eventually(lambda: cluster.nodes[away].link.counts["refused"] > 1, what="handshakes that fail")
     leader = cluster.leader(at)
-    assert not leader.link.server.streams()
+    eventually(lambda: not leader.link.server.streams(), what="the stream of before is over")
     assert cluster.nodes[away].log(at).log_end_offset < leader.log(at).log_end_offset
     cluster.stop(away)
     cluster.certificates[away] = issued
@@ -255,7 +255,7 @@ def test_who_has_the_certificate_of_another_broker_is_kept_out_and_hears_why(
     leader = two.leader(at)
     eventually(lambda: two.nodes[away].link.counts["refused"] > 1, what="it is not let in")
     assert leader.link.server.refused["certificate"] > 1
-    assert not leader.link.server.streams()
+    eventually(lambda: not leader.link.server.streams(), what="the stream of before is over")
     [line] = not_let_in(caplog)
     assert f"{away}: what it shows is the certificate of somebody, and not of {away}" in line
     two.stop(away)
@@ -293,7 +293,7 @@ def test_where_names_are_required_who_shows_none_is_kept_out(
     leader = two.leader(at)
     eventually(lambda: two.nodes[away].link.counts["refused"] > 1, what="it is not let in")
     assert leader.link.server.refused["certificate"] > 1
-    assert not leader.link.server.streams()
+    eventually(lambda: not leader.link.server.streams(), what="the stream of before is over")
     says = f"what it shows is a certificate without a URI liftlog:broker/{away}"
     assert any(f"{away}: {says}" in line for line in not_let_in(caplog))
     mine = LinkTls.of(named(ours, "caller", names="required"))
@@ -302,6 +302,39 @@ def test_where_names_are_required_who_shows_none_is_kept_out(
     two.stop(away)
     two.certificates[away] = issued
     two.start(away)
+    two.in_sync(at)
+    two.same(at)
+
+
+def test_a_revoked_certificate_is_good_for_no_broker(
+    two: Linked, ours: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the port for gRPC, on the way there, and after the CA has taken it off its list."""
+    shown = {name: ours.issue(name, uris=[f"liftlog:broker/{name}"]) for name in two.names}
+    crl = ours.revoke()
+    for name in two.names:
+        two.stop(name)
+        two.certificates[name] = ours.cluster_certificates(shown[name], crl=crl)
+        two.start(name)
+    [at] = two.create(min_insync=1)
+    away = filled(two, at, 1)
+    ours.revoke(shown[away])
+    leader = two.leader(at)
+    for name in set(two.names) - {away}:
+        two.certificates[name].look()
+        two.certificates[name].look()
+    two.start(away)
+    eventually(lambda: two.nodes[away].link.counts["refused"] > 1, what="it is not let in")
+    assert leader.link.server.refused["certificate"] > 1
+    eventually(lambda: not leader.link.server.streams(), what="the stream of before is over")
+    assert any(f"{away}: it shows certificate" in line and "revoked" in line for line in not_let_in(caplog))
+    mine = LinkTls.of(ours.cluster_certificates(ours.issue("caller"), crl=crl))
+    with pytest.raises(Refused, match=r"tls: it shows certificate .*, which is revoked"):
+        try_out("127.0.0.1", two.relays[away].target, mine, 60.0, away)
+    ours.revoke()
+    for name in two.names:
+        two.certificates[name].look()
+        two.certificates[name].look()
     two.in_sync(at)
     two.same(at)
 
@@ -430,6 +463,37 @@ def test_bulk_is_fetched_of_a_leader_that_shows_its_name_where_names_are_require
             if not is_taken:
                 stack.enter_context(pytest.raises(ConnectionError, match="what it shows is"))
             reader._connected("127.0.0.1", made.told_port).close()
+
+
+def test_bulk_knows_no_revoked_certificate(ours: Authority, refused: list[tuple[str, str]], tmp_path: Path) -> None:
+    """Neither of whoever fetches, nor of whoever answers."""
+    good, bad = ours.issue("good"), ours.issue("bad")
+    crl = ours.revoke(bad)
+    strict = LinkTls.of(ours.cluster_certificates(good, crl=crl))
+    (tmp_path / "file").write_bytes(b"0123456789")
+    for shown, mine in ((LinkTls.of(ours.cluster_certificates(bad)), strict), (strict, None)):
+        server = BulkServer(lambda reason, who, text: refused.append((reason, text)), shown)
+        server.start("127.0.0.1", 0)
+        try:
+            if mine is not None:
+                reader = BulkReader("a", lambda said, data: True, lambda at: None, Counter(), mine)
+                with pytest.raises(ConnectionError, match=r"it shows certificate .*, which is revoked"):
+                    reader._connected("127.0.0.1", server.told_port)
+                continue
+            plan = ReadPlan(0)
+            file = plan.own(OsDisk().open(f"{tmp_path}/file", readonly=True))
+            plan.add(Segment(str(tmp_path), 0), file, 0, 0, 10, 1)
+            transfer = Transfer("b", plan, lambda: True)
+            server.offer(transfer)
+            for issued, answer in ((bad, b""), (good, b"0123456789")):
+                context = ours.cluster_certificates(issued).contexts.client()
+                plain = socket.create_connection(("127.0.0.1", server.told_port), 60)
+                with context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+                    connection.sendall(transfer.ticket)
+                    assert connection.recv(100) == answer
+        finally:
+            server.stop()
+    assert [reason for reason, text in refused if "which is revoked" in text] == ["ticket"]
 
 
 def test_a_hello_in_pieces_is_refused_before_it_is_read(server: BulkServer, refused: list[tuple[str, str]]) -> None:

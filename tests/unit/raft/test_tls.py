@@ -233,6 +233,28 @@ def test_a_certificate_may_name_several_brokers(tmp_path: Path, ours: Authority)
         assert told == [[], [], []]
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_revoked_certificate_is_good_for_no_broker(tmp_path: Path, ours: Authority, which: int) -> None:
+    """Whichever of the two calls the other. After the list of the others has it, it is not let in again."""
+    shown = [ours.issue(f"n{i}") for i in range(3)]
+    crl = ours.revoke(name="ca.crl")
+    found = [ours.cluster_certificates(each, crl=crl) for each in shown]
+    tls = [RaftTls(each.contexts.server, each.contexts.client, False, each.contexts.revocations) for each in found]
+    with group(tmp_path, tls) as (nodes, told):
+        until(nodes, lambda: any(node.has_begun for node in nodes) and all(node.controller for node in nodes))
+        ours.revoke(shown[which], name="ca.crl")
+        for each in found:
+            each.look()
+            each.look()
+        for node in nodes:
+            for conn in list(transport(node)._connections.values()):
+                conn.disconnect()
+        others = [i for i in range(3) if i != which]
+        until(nodes, lambda: any("which is revoked" in why for i in others for _, why in told[i]))
+        until([nodes[i] for i in others], lambda: all(nodes[i].controller for i in others))
+        assert not any("which is revoked" in why for _, why in told[which]), "the others' are good"
+
+
 def test_renewed_files_are_taken_by_new_connections_and_old_ones_go_on(
     tmp_path: Path, ours: Authority, other: Authority
 ) -> None:

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.api.errors import PortInUse
-from broker.api.tls_files import uris_of, why_kept_out
+from broker.api.tls_files import why_kept_out
 from broker.runtime.cluster.codec import TICKET_BYTES, Bulk
 from broker.runtime.cluster.link.tls import PIECE_BYTES, LinkTls, is_in_pieces, shut
 from broker.storage.read import ReadPlan
@@ -281,7 +281,7 @@ class BulkServer:
             found = self._transfers.get(ticket)
         if found is not None and isinstance(connection, ssl.SSLSocket):
             assert self._tls is not None, "it speaks TLS"
-            if why := self._tls.misnamed(uris_of(connection), found.to):
+            if why := self._tls.unfit(connection, found.to):
                 raise ConnectionError(f"{why}, whose ticket this is")
         return found if found is not None and found.claim(connection) else None
 

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from broker.api.tls_files import uris_of, why_kept_out
+from broker.api.tls_files import why_kept_out
 from broker.metadata.partition import Place
 from broker.runtime.cluster.codec import BULK_BYTES_MAX, Answered
 from broker.runtime.cluster.link.bulk import ASKS, HOLDS
@@ -158,7 +158,7 @@ class BulkReader:
         except BaseException:
             plain.close()
             raise
-        if why := self._tls.misnamed(uris_of(secured), self._to):
+        if why := self._tls.unfit(secured, self._to):
             secured.close()
             raise ConnectionError(why)
         return secured

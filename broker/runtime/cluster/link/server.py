@@ -40,7 +40,7 @@ from broker.runtime.cluster.link.answering import Answering, FollowerSlot
 from broker.runtime.cluster.link.directory import Directory
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Doorkeeper, Peer, Refused
 from broker.runtime.cluster.link.outbox import Outbox
-from broker.runtime.cluster.link.tls import LinkTls, add_port, uris_at
+from broker.runtime.cluster.link.tls import LinkTls, add_port
 from broker.serving.http.meters import RateLimitedLog
 from broker.serving.threads import Threads
 
@@ -264,7 +264,7 @@ class Server:
             )
             yield door.hello(_next(requests))
             peer, welcome = door.proof(_next(requests))
-            if self._tls is not None and (why := self._tls.misnamed(uris_at(context), peer.broker_id)):
+            if self._tls is not None and (why := self._tls.unfit_at(context, peer.broker_id)):
                 raise Refused("PERMISSION_DENIED", "certificate", f"{peer.broker_id}: {why}")
             yield welcome
             return peer

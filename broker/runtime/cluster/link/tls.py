@@ -13,7 +13,8 @@ C3  A connection keeps the certificates of its handshake. Renewed ones are for t
 C4  Python's `SSLSocket.shutdown` has what comes after it go out in plain text: a socket is shut from another thread by
     `shut`.
 C5  Where a certificate names brokers, the other side is one of them (`tls_files.F4`). gRPC tells a server the names in
-    its caller's, and a caller nothing: so that of the server is looked at when it is tried out.
+    its caller's, and a caller nothing: so that of the server is looked at when it is tried out. One that its CA has
+    revoked is good for no broker.
 C6  A certificate is looked at again at each new connection, `SESSION_S` after it was shown at the latest. gRPC's server
     hands out tickets that are good for two days: who has one shows no certificate any more, whether it has expired
     or not. It has other keys for them after that time.
@@ -33,6 +34,7 @@ from typing import Any, Final
 
 import grpc
 
+from broker.api.revocations import Revocations, why_revoked
 from broker.api.tls_files import misnamed, uris_of, why_kept_out
 from broker.runtime.cluster.link.handshake import Refused
 from broker.runtime.config.certificates import Certificates, Pem
@@ -55,12 +57,14 @@ class LinkTls:
         client: For connections to other brokers.
         pem: For gRPC.
         needs_name: A certificate that names no broker is nobody's.
+        revocations: What the CAs have revoked; None: nothing says.
     """
 
     server: Callable[[], ssl.SSLContext]
     client: Callable[[], ssl.SSLContext]
     pem: Callable[[], Pem]
     needs_name: bool = False
+    revocations: Callable[[], Revocations | None] = lambda: None
 
     @staticmethod
     def of(certificates: Certificates | None) -> LinkTls | None:
@@ -68,10 +72,23 @@ class LinkTls:
         if certificates is None:
             return None
         contexts = certificates.contexts
-        return LinkTls(contexts.server, contexts.client, lambda: certificates.pem, certificates.needs_name)
+        return LinkTls(
+            contexts.server, contexts.client, lambda: certificates.pem, certificates.needs_name, contexts.revocations
+        )
 
-    def misnamed(self, uris: Iterable[str], broker: str | None) -> str:
-        """Why the other side, which shows these, is not this broker; None: not any. Empty: it may be (C5)."""
+    def unfit(self, secured: ssl.SSLSocket, broker: str | None) -> str:
+        """Why the other side of a connection is not this broker; None: not any. Empty: it may be (C5)."""
+        why = why_revoked(self.revocations(), secured)
+        return f"it {why}" if why else self._misnamed(uris_of(secured), broker)
+
+    def unfit_at(self, context: Any, broker: str) -> str:
+        """Why the caller of a call of gRPC is not this broker. Empty: it may be (C5)."""
+        shown, found = context.auth_context(), self.revocations()
+        why = "" if found is None else found.why_of_pem(b"".join(shown.get("x509_pem_cert", ())))
+        uris = [uri.decode("utf-8", "replace") for uri in shown.get("peer_uri", ())]
+        return f"it {why}" if why else self._misnamed(uris, broker)
+
+    def _misnamed(self, uris: Iterable[str], broker: str | None) -> str:
         why = misnamed(uris, broker, needs_name=self.needs_name)
         return why and f"what it shows {why}"
 
@@ -123,7 +140,7 @@ def try_out(host: str, port: int, tls: LinkTls | None, timeout_s: float, broker:
             return
         try:
             with tls.client().wrap_socket(plain, server_hostname=host) as secured:
-                if why := tls.misnamed(uris_of(secured), broker):
+                if why := tls.unfit(secured, broker):
                     raise _refused(why)
                 if not _is_heard(secured):
                     raise _refused(NOT_TAKEN)
@@ -149,11 +166,6 @@ NOT_TAKEN: Final = (
 
 def _refused(text: str) -> Refused:
     return Refused("UNAUTHENTICATED", "tls", text)
-
-
-def uris_at(context: Any) -> list[str]:
-    """The URIs in the certificate of the caller of a call of gRPC."""
-    return [uri.decode("utf-8", "replace") for uri in context.auth_context().get("peer_uri", ())]
 
 
 def speaks_tls(host: str, port: int, timeout_s: float) -> bool:

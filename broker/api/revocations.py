@@ -1,0 +1,136 @@
+"""Certificates that their CA has taken back: the lists (CRL) that stand beside a file of CAs.
+
+L1  A list stays in force after its date: what it takes back stays so, and nobody else is kept out. Where OpenSSL looks
+    at lists itself, one that nobody has renewed ends a whole cluster.
+L2  Where there are lists, a certificate of a CA that has none there is refused: nothing says that it is still good.
+L3  A list is a CA's own, signed by it, of all its certificates. One that says less (changes since another, a part, in
+    another CA's name) is refused: certificates that it does not speak of would count as good.
+L4  The certificate that is shown is looked up, and not those of CAs above it: take such a CA out of its file.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.api.tls_files import LOOKED_AT_BYTES, read, unusable
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Revocations:
+    """What the lists of a file say.
+
+    Attributes:
+        serials: The numbers of the certificates that are taken back, by the name of their CA: as `ssl` says it, and as
+            `cryptography` does.
+        expires: When the first of the lists should have been renewed; None: no list says.
+    """
+
+    serials: Mapping[Hashable, frozenset[int]]
+    expires: datetime | None
+
+    def why_of(self, certificate: Mapping[str, Any]) -> str:
+        """Why one is not believed, as `ssl.SSLSocket.getpeercert` says it; empty: it is."""
+        try:
+            return self._why(certificate["issuer"], int(certificate["serialNumber"], 16))
+        except (KeyError, ValueError):
+            return "shows no certificate that can be looked up in the lists of those that are revoked"
+
+    def why_of_pem(self, pem: bytes) -> str:
+        """The same of one in PEM; empty bytes: none is shown."""
+        from cryptography import x509
+
+        try:
+            found = x509.load_pem_x509_certificate(pem)
+            return self._why(found.issuer, found.serial_number)
+        except ValueError:
+            return self.why_of({})
+
+    def _why(self, issuer: Hashable, serial: int) -> str:
+        found = self.serials.get(issuer)
+        if found is None:
+            return f"shows certificate {serial:X}, of whose CA there is no list of those that are revoked"  # L2
+        return f"shows certificate {serial:X}, which is revoked" if serial in found else ""
+
+
+def read_lists(name: str, path: str, ca_name: str, ca_path: str) -> Revocations:
+    """The lists in a file.
+
+    Args:
+        name, path: The setting, and the file that it names.
+        ca_name, ca_path: Those of the CAs whose lists they are.
+    Raises:
+        InvalidSetting: it cannot be read, is larger than `LOOKED_AT_BYTES`, or holds what is no list of these CAs (L3).
+    """
+    from cryptography import x509
+
+    content = read(name, path)
+    if len(content) >= LOOKED_AT_BYTES:
+        raise unusable(name, path, f"is larger than {LOOKED_AT_BYTES} bytes")
+    found = LIST.findall(content)
+    if not found:
+        raise unusable(name, path, "holds no list of revoked certificates in PEM (BEGIN X509 CRL)")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cafile=ca_path)
+    names = [each["subject"] for each in context.get_ca_certs()]
+    cas = [x509.load_der_x509_certificate(der) for der in context.get_ca_certs(binary_form=True)]
+    serials, dates = dict[Hashable, frozenset[int]](), []
+    for number, pem in enumerate(found, 1):
+        try:
+            crl = x509.load_pem_x509_crl(pem)
+            at = next((at for at, ca in enumerate(cas) if _is_of(crl, ca)), None)
+            taken_back = frozenset(each.serial_number for each in crl)
+            fault = _fault_of(crl)
+        except (ValueError, TypeError, x509.UnsupportedGeneralNameType, x509.DuplicateExtension) as error:
+            raise unusable(name, path, f"list {number} cannot be understood: {error}") from error
+        if at is None:
+            raise unusable(name, path, f"list {number} is of no CA in {ca_name} = {ca_path!r}, or was not signed by it")
+        if fault:
+            raise unusable(name, path, f"list {number} {fault}")
+        for key in (names[at], cas[at].subject):
+            serials[key] = serials.get(key, frozenset()) | taken_back
+        if crl.next_update_utc is not None:
+            dates.append(crl.next_update_utc)
+    return Revocations(serials, min(dates, default=None))
+
+
+def _is_of(crl: x509.CertificateRevocationList, ca: x509.Certificate) -> bool:
+    key: Any = ca.public_key()
+    return crl.issuer == ca.subject and bool(crl.is_signature_valid(key))
+
+
+def _fault_of(crl: x509.CertificateRevocationList) -> str:
+    """L3. Empty: it says all."""
+    from cryptography import x509
+
+    for each in crl.extensions:
+        if isinstance(each.value, x509.DeltaCRLIndicator):
+            return "has only what has changed since another one"
+        if isinstance(each.value, x509.IssuingDistributionPoint):
+            of = each.value
+            if of.indirect_crl or of.only_some_reasons or of.only_contains_user_certs or of.only_contains_ca_certs:
+                return "is not of all certificates of its CA, or is of other CAs' too"
+            if of.only_contains_attribute_certs:
+                return "is not of certificates that can be shown here"
+        elif each.critical:
+            return f"has a critical extension that is not known here: {each.oid.dotted_string}"
+    return ""
+
+
+def why_revoked(revocations: Revocations | None, tls: ssl.SSLObject | ssl.SSLSocket) -> str:
+    """Why the other side of a connection is not believed; empty: it is, or there are no lists."""
+    if revocations is None:
+        return ""
+    try:
+        return revocations.why_of(tls.getpeercert() or {})
+    except ValueError:  # what is in it is no text
+        return revocations.why_of({})
