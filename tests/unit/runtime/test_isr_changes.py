@@ -293,6 +293,34 @@ def test_what_a_fault_of_ours_keeps_from_being_asked_is_asked_again(made: Made) 
     assert {each.told[0] for each in partitions} == {(ALL, 1)}
 
 
+def test_of_two_threads_that_ask_none_is_noted_that_nobody_asks(made: Made) -> None:
+    """W6: one that has just begun to ask goes on behind the next one. That one counted as under way for ever, and the
+    in-sync replicas changed no more in this leadership."""
+    service, [partition] = made(1)
+    service.goes.clear()
+    partition.ask()
+    eventually(lambda: service.sent, what="the first command, for which the others wait")
+    changes, others = partition.wants._changes, list[threading.Thread]()
+
+    def ask(*asked: Any) -> None:
+        if not others:
+            others.append(threading.Thread(target=partition.ask, kwargs={"remove": "b"}))
+            others[0].start()
+            others[0].join(0.1)  # it waits for this one
+        IsrChanges.ask(changes, *asked)
+
+    with patch.object(changes, "ask", ask):
+        partition.ask(remove="b")
+        others[0].join()
+    service.goes.set()
+
+    def is_told() -> bool:
+        partition.ask(again=True, remove="b")  # at a tick
+        return 3 in {request for _, request in partition.told}
+
+    eventually(is_told, what="an answer to the last question")
+
+
 class AtOnce(Executor):
     """Does at once what it is given, as a pool may before whoever has given it goes on."""
 

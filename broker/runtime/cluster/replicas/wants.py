@@ -10,6 +10,8 @@ W4  A request is named by its number and its leader epoch. A log that was made s
     catalog is about to add.
 W5  Nobody is asked in whom the applied catalog holds for dead under this very registration: the controller would
     refuse it, at each try. What was not asked for is refused here. One that is not known yet is asked in.
+W6  Of two threads that ask, the one that is noted last hands on last, as of two questions that wait the later one stays
+    (`gathering.O2`). Else one would be noted that nobody asks, and counts as under way for ever (W1).
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class Wants:
         self._ask_turn = ask_turn
         self._step_out = step_out
         self._lock = threading.Lock()
+        self._asking = threading.RLock()  # W6; a thread may be told at once, and ask again
         self._open: tuple[ReplicatedPartition, Followers] | None = None
         self._trim_to = (-1, 0)  # leader epoch, log start
         self._isr_asked: tuple[int, int] | None = None
@@ -103,15 +106,16 @@ class Wants:
     # -- the catalog -----------------------------------------------------------------------------------------
 
     def _ask_isr(self, ask: AskIsr) -> None:
-        with self._lock:
-            if self._isr_asked == (ask.epoch, ask.request):  # W1, W4
-                return
-            is_asked = not self._is_held_for_dead(ask)
+        with self._asking:
+            with self._lock:
+                if self._isr_asked == (ask.epoch, ask.request):  # W1, W4
+                    return
+                is_asked = not self._is_held_for_dead(ask)
+                if is_asked:
+                    self._isr_asked = ask.epoch, ask.request
             if is_asked:
-                self._isr_asked = ask.epoch, ask.request
-        if is_asked:
-            self._changes.ask(self._at, ask, self._isr_said)
-            return
+                self._changes.ask(self._at, ask, self._isr_said)
+                return
         state, opened = self._host.service.catalog.cluster.partitions.get(self._at), self._open
         if state is not None and opened is not None and state.leader_epoch == ask.epoch:  # W5
             opened[0].isr_answered(state, ask.request)
