@@ -10,6 +10,8 @@ E3  Where the cluster has a secret, each question carries a proof of who asks, a
 E4  A broker with TLS asks over TLS alone, shows its own certificate, and believes those of `http.tls_ca`.
 E5  A question may name how far the catalog is applied where it is asked. Who is not that far refuses it: its words
     would be of an earlier time.
+E6  Who is refused where this broker asks for itself is this broker. For its client the other one does not answer: he
+    may do what he asks for, and the audit must not say that he was refused.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from aiohttp import web
 from yarl import URL
 
 from broker.api import http
-from broker.api.errors import LiftlogError, NotReady, Unavailable, from_problem
+from broker.api.errors import LiftlogError, NotReady, Unauthenticated, Unauthorized, Unavailable, from_problem
 from broker.api.plain import parse_json
 from broker.serving.http.access import access_now, proof_of
 
@@ -125,7 +127,10 @@ class Peers:
             raise Unavailable(f"{address}: not a broker's answer", address=address, sent=True) from error
         if answer.status >= 300:
             if isinstance(value, dict) and "reason" in value:
-                raise from_problem(value)
+                problem = from_problem(value)
+                if behalf is None and isinstance(problem, Unauthenticated | Unauthorized):  # E6
+                    raise Unavailable(f"{address} refuses this broker: {problem}", address=address, sent=False)
+                raise problem
             raise Unavailable(f"{address}: HTTP status {answer.status}", address=address, sent=True)
         return value
 
