@@ -62,6 +62,8 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 
@@ -383,6 +385,17 @@ def may_be_done(error: LiftlogError) -> bool:
     """
     is_definite = isinstance(error, Retryable | InvalidRequest) and not isinstance(error, DeadlineExceeded)
     return not is_definite or bool(error.fields.get("sent"))
+
+
+@contextmanager
+def partly(begun: bool) -> Iterator[None]:
+    """Where some of a change was `begun`, an error of the rest says so: `sent`."""
+    try:
+        yield
+    except LiftlogError as error:
+        if begun:
+            error.fields["sent"] = True
+        raise
 
 
 _PROBLEM_KEYS: Final = frozenset({"type", "title", "status", "detail", "reason"})

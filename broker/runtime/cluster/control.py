@@ -23,9 +23,8 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final, TypeVar
@@ -33,9 +32,9 @@ from typing import Any, Final, TypeVar
 from broker.api.errors import (
     DeadlineExceeded,
     InvalidSetting,
-    LiftlogError,
     NotReady,
     StaleIncarnation,
+    partly,
 )
 from broker.api.stream import StreamSettings, check_new_subject, new_values, replication_of, settings_from
 from broker.metadata.catalog import COMMAND_VERSION, TAG_SINCE, StreamInfo
@@ -73,17 +72,6 @@ def check_may_change(may_change: Callable[[], bool]) -> None:
     """Raise NotReady if this broker may change nothing (X6)."""
     if not may_change():
         raise NotReady("this broker has no session: what it is asked may be done by now")
-
-
-@contextmanager
-def partly(begun: bool) -> Iterator[None]:
-    """Where some of a change was `begun`, an error of the rest says so: `sent`."""
-    try:
-        yield
-    except LiftlogError as error:
-        if begun:
-            error.fields["sent"] = True
-        raise
 
 
 async def in_time(service: CatalogService, command: Mapping[str, Any]) -> Any:
@@ -283,7 +271,8 @@ class PlacedControl:
             log.info("stream.partitions_added stream=%s partitions=%d", name, partitions)
         else:
             log.warning("stream.partitions_pending stream=%s partitions=%d", name, partitions)
-        return self._streams.info(name)
+        with partly(True):
+            return self._streams.info(name)
 
     async def delete_stream(self, name: str) -> None:
         """Delete a stream and its records. Its brokers remove the folders by themselves.
@@ -375,7 +364,8 @@ class PlacedControl:
     async def _seen(self, info: StreamInfo) -> StreamInfo:
         """X1."""
         await self._until(lambda: self._streams_info(info) == info or self._is_gone(info), APPLIED_S)
-        return self._streams.info(info.name)
+        with partly(True):
+            return self._streams.info(info.name)
 
     def _is_replicated(self, info: StreamInfo, factor: int | None, least: int | None) -> bool:
         """Whether this broker's catalog has what was asked of the replicas, done or under way (X1)."""

@@ -9,6 +9,8 @@ C1  A change waits until the start is over, and is refused once the stop has beg
     the second hang on an intake that has ended.
 C2  A change that fails before the catalog has recorded it leaves nothing open, and no folder behind.
 C3  Every change of a stream that is offline first tries to open it.
+C4  What fails once the catalog has recorded a change, or one of several partitions is trimmed, says so: `sent`. Without
+    it a client, and the audit, take the change for one that was not made.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from broker.api.errors import InvalidSetting, LiftlogError, NotReady, StorageFailed
+from broker.api.errors import InvalidSetting, LiftlogError, NotReady, StorageFailed, partly
 from broker.api.stream import REPLICATION, check_new_subject, replication_of
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo, info_from
 from broker.metadata.overlap import subjects_of
@@ -192,9 +194,10 @@ class Control:
             self._streams.check_room(streams=1, partitions=info.settings.partitions)
             partitions = await self._record(command, info, range(info.settings.partitions), remove=True)
             self._streams.by_name[name] = partitions
-            if self._intake is not None:
-                await asyncio.wrap_future(self._intake.attach([(info, partitions)]))
-                info = self._warned_of_nats(await self._warned_of_jetstream(info))
+            with partly(True):  # C4
+                if self._intake is not None:
+                    await asyncio.wrap_future(self._intake.attach([(info, partitions)]))
+                    info = self._warned_of_nats(await self._warned_of_jetstream(info))
             self._hub.note(ChangeHub.ALL)
             log.info("stream.created stream=%s subject=%s partitions=%d", name, info.settings.subject, len(partitions))
             return info, True
@@ -259,10 +262,11 @@ class Control:
         async with self._turn():
             await self._execute({"v": COMMAND_VERSION, "kind": "alter_stream", "name": name, "settings": dict(values)})
             info = self._streams.info(name)
-            await self._open_again(info)
-            await self._tell(info, self._streams.by_name.get(name, ()))
-            if self._intake is not None and name in self._streams.by_name and info.settings.subject is not None:
-                await asyncio.wrap_future(self._intake.alter(info))
+            with partly(True):  # C4
+                await self._open_again(info)
+                await self._tell(info, self._streams.by_name.get(name, ()))
+                if self._intake is not None and name in self._streams.by_name and info.settings.subject is not None:
+                    await asyncio.wrap_future(self._intake.alter(info))
             log.info("stream.altered stream=%s settings=%s", name, json.dumps(dict(values)))
             return info
 
@@ -285,11 +289,12 @@ class Control:
             await self._execute(command)
             info = self._streams.info(name)
             partitions = self._streams.by_name.get(name, [])
-            if self._intake is not None and info.paused and not was.paused:
-                await asyncio.wrap_future(self._intake.detach(name))  # what NATS has sent by now is still taken in
-            await self._tell(info, partitions)
-            if self._intake is not None and was.paused and not info.paused and partitions:
-                await asyncio.wrap_future(self._intake.attach([(info, partitions)]))
+            with partly(True):  # C4
+                if self._intake is not None and info.paused and not was.paused:
+                    await asyncio.wrap_future(self._intake.detach(name))  # what NATS has sent by now is still taken in
+                await self._tell(info, partitions)
+                if self._intake is not None and was.paused and not info.paused and partitions:
+                    await asyncio.wrap_future(self._intake.attach([(info, partitions)]))
             self._hub.note(ChangeHub.ALL)
             log.info("stream.state stream=%s paused=%s read_only=%s", name, info.paused, info.read_only)
             return info
@@ -306,8 +311,9 @@ class Control:
             self._streams.check_room(partitions=len(numbers))
             added = await self._record(command, info, numbers, remove=False)
             self._streams.by_name[name] = [*had, *added]
-            if self._intake is not None and not info.paused:
-                await asyncio.wrap_future(self._intake.extend(info, added))
+            with partly(True):  # C4
+                if self._intake is not None and not info.paused:
+                    await asyncio.wrap_future(self._intake.extend(info, added))
             self._hub.note(ChangeHub.ALL)
             log.info("stream.partitions_added stream=%s partitions=%d", name, partitions)
             return info
@@ -316,7 +322,11 @@ class Control:
         async with self._turn():  # so it is not deleted meanwhile
             partitions = {number: self._streams.partition(name, number) for number in sorted(before)}
             self._streams.info(name).check_incarnation(incarnation)
-            return {n: await asyncio.to_thread(self._trim_one, p, before[n]) for n, p in partitions.items()}
+            starts: dict[int, int] = {}
+            for number, partition in partitions.items():
+                with partly(bool(starts)):  # C4
+                    starts[number] = await asyncio.to_thread(self._trim_one, partition, before[number])
+            return starts
 
     def _trim_one(self, partition: Partition, before: int) -> int:
         if partition.log.failure is not None:
@@ -354,11 +364,12 @@ class Control:
             await self._execute({"v": COMMAND_VERSION, "kind": "delete_stream", "name": name})
             partitions = self._streams.by_name.pop(name, [])
             self._streams.offline.pop(name, None)
-            if self._intake is not None:
-                await asyncio.wrap_future(self._intake.detach(name))
-            self._hub.note(ChangeHub.ALL)
-            if await asyncio.to_thread(self._remove, info, partitions):
-                await self._forget(info.incarnation)
+            with partly(True):  # C4
+                if self._intake is not None:
+                    await asyncio.wrap_future(self._intake.detach(name))
+                self._hub.note(ChangeHub.ALL)
+                if await asyncio.to_thread(self._remove, info, partitions):
+                    await self._forget(info.incarnation)
             log.info("stream.deleted stream=%s incarnation=%s", name, info.incarnation)
 
     def _remove(self, info: StreamInfo, partitions: Sequence[Partition]) -> bool:

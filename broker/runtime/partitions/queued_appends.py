@@ -64,7 +64,7 @@ class QueuedAppends:
 
         def told(result: AppendResult, outcome: Outcome) -> None:
             if acks != "none":
-                self._finish(future, _perhaps_stored(outcome) if isinstance(outcome, LiftlogError) else result)
+                self._finish(future, perhaps_done(outcome) if isinstance(outcome, LiftlogError) else result)
 
         def run() -> None:
             try:
@@ -92,6 +92,6 @@ class QueuedAppends:
             future.set_result(outcome)
 
 
-def _perhaps_stored(error: LiftlogError) -> LiftlogError:
-    """The same error, for one of those who share it, saying that nobody knows what became of the records."""
+def perhaps_done(error: LiftlogError) -> LiftlogError:
+    """The same error, for one of those who share it, saying that nobody knows whether what he waited for was done."""
     return type(error)(error.message, **{**error.fields, "sent": True})

@@ -53,6 +53,7 @@ from broker.replication.events import (
 from broker.replication.leader import LEADING
 from broker.runtime.partitions.effects import OnDurable, gone
 from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.queued_appends import perhaps_done
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.stopping import Admitted, Stopping
 from broker.runtime.partitions.sync import Outcome, SyncExecutor
@@ -291,13 +292,14 @@ class ReplicatedPartition(Partition):
         self.release()
 
     def trim(self, before: int) -> Future[None]:
-        """Let go of what lies below an offset. Done once no replica that may lead begins below it (`trims.T2`)."""
+        """Let go of what lies below an offset. Done once no replica that may lead begins below it (`trims.T2`). Its
+        error says that this may come to be so: `sent`."""
         start, done = min(before, self._state.high_watermark), Future[None]()
         done.set_running_or_notify_cancel()  # who waits no longer cannot take it back
 
         def told(_: AppendResult, outcome: Outcome) -> None:
             if isinstance(outcome, LiftlogError):
-                done.set_exception(outcome)
+                done.set_exception(perhaps_done(outcome))
             else:
                 done.set_result(None)
 

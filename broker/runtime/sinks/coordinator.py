@@ -28,7 +28,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from broker.api.errors import InvalidRequest, LiftlogError, NotReady, SinkFenced, UnknownPartition, UnknownStream
+from broker.api.errors import (
+    InvalidRequest,
+    LiftlogError,
+    NotReady,
+    SinkFenced,
+    UnknownPartition,
+    UnknownStream,
+    partly,
+)
 from broker.runtime.elapsed import Tenure, elapsed_us
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.commits_log import CommitsLog, Removed
@@ -312,9 +320,16 @@ class Sinks:
 
         Raises:
             NotReady: it is unfinished; or another owner has opened it since the given state.
+            LiftlogError: with the field `sent`: some of that is done.
         """
         self._known().check_done(sink)  # before anything is dropped
         staged = self.staged(sink)
+        with partly(bool(staged)):
+            self._remove(sink, staged, unless_opened_since)
+
+    def _remove(
+        self, sink: str, staged: Sequence[tuple[Stages, Staged]], unless_opened_since: SinkState | None
+    ) -> None:
         pins = [stage.pin.epoch for _, found in staged for stage in found.stages if stage.pin is not None]
         if pins:
             least = max(pins) + 1

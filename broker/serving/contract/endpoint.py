@@ -46,6 +46,7 @@ from broker.api.validation import Rule, build, shape_of
 from broker.serving.contract.acts import Act, acting_now
 from broker.serving.contract.backend import Backend
 from broker.serving.contract.deadline import answer_due
+from broker.serving.contract.done import change_done
 from broker.serving.contract.schemas import ref
 from broker.serving.http import callers
 from broker.serving.http.access import ACCESS, Asking, Gate, Needed, access_now
@@ -416,6 +417,7 @@ class Endpoint:
                 acting.begins()
             timeout_ms = query["timeout_ms"] or TIMEOUT_MS_DEFAULT + query.get("max_wait_ms", 0)
             answer_due.set(time.monotonic() + timeout_ms / 1000)
+            change_done.set(False)
             deadline = asyncio.timeout(timeout_ms / 1000)
             _deadline.set(deadline)
             access.limited(deadline)
@@ -439,6 +441,10 @@ class Endpoint:
                 raise DeadlineExceeded(
                     f"{self.operation}: no answer within {timeout_ms} ms", timeout_ms=timeout_ms
                 ) from None
+            except LiftlogError as error:
+                if change_done.get():
+                    error.fields["sent"] = True
+                raise
             finally:
                 serving.gate.let_go(access)
 

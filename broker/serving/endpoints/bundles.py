@@ -39,6 +39,8 @@ from broker.api.errors import (
     UnknownPartition,
     UnknownSink,
     UnknownStream,
+    may_be_done,
+    partly,
 )
 from broker.api.permissions import of_path, of_query
 from broker.api.plain import INT64_MAX
@@ -191,7 +193,8 @@ async def append_bundle(serving: Serving, request: web.Request, query: Query) ->
     failed = [part.partition for part, outcome in zip(parts, outcomes, strict=True) if outcome is not None]
     errors = [outcome for outcome in outcomes if isinstance(outcome, LiftlogError)]
     if errors and len(failed) == len(parts):
-        raise errors[0]
+        with partly(any(map(may_be_done, errors))):
+            raise errors[0]
     serving.meters.posted_records.inc(sum(part.rows for part in parts if part.partition not in failed))
     return web.json_response({"failed": failed})
 

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from broker.api.errors import LiftlogError, NotReady
+from broker.serving.contract.done import change_done
 from broker.serving.contract.endpoint import Serving
 from broker.serving.http.gone import check_asker
 
@@ -48,7 +49,8 @@ async def either(first: Coroutine[Any, Any, Any], second: Coroutine[Any, Any, An
 
 
 async def unbroken(change: Coroutine[Any, Any, T] | Future[T]) -> T:
-    """Await a change; it goes on, and its failure is logged, when the caller is cancelled.
+    """Await a change; it goes on, and its failure is logged, when the caller is cancelled. What fails in this request
+    once it is done says so (`done`).
 
     Raises:
         NotReady: its client is gone, and it has not begun (`gone.G1`).
@@ -61,7 +63,9 @@ async def unbroken(change: Coroutine[Any, Any, T] | Future[T]) -> T:
             raise
     future = asyncio.wrap_future(change) if isinstance(change, Future) else asyncio.ensure_future(change)
     try:
-        return await asyncio.shield(future)
+        result = await asyncio.shield(future)
+        change_done.set(True)
+        return result
     except asyncio.CancelledError:
         _unfinished.add(future)
         future.add_done_callback(_finished)

@@ -632,6 +632,33 @@ async def test_a_trim_recovers_a_log_that_has_failed_instead_of_doing_nothing(
         assert broker.partition("s", 0).log.failure is None
 
 
+async def test_what_fails_behind_a_change_says_that_it_may_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C4: of one partition the records are gone for good, and the audit would call that `failed`."""
+    async with running(tmp_path) as broker:
+        await broker.create_stream("s", {"partitions": 2})
+        incarnation = broker.stream("s").incarnation
+        for number in (0, 1):
+            await append(broker, "s", number)
+
+        def refused(*_: object) -> int:
+            raise DiskFull("no room")
+
+        for number in (1, 0):
+            with monkeypatch.context() as patch:
+                patch.setattr(broker.partition("s", number).replica, "trim", refused)
+                with pytest.raises(DiskFull) as error:
+                    await broker.trim_stream("s", incarnation, {0: 1, 1: 1})
+            assert error.value.fields.get("sent", False) is (number == 1)
+        assert broker.partition("s", 0).log.log_start_offset == 1
+        monkeypatch.setattr(broker.partition("s", 0), "alter", refused)
+        with pytest.raises(DiskFull) as error:
+            await broker.alter_stream("s", {"linger_ms": 7})
+        assert error.value.fields.get("sent") is True
+        assert broker.stream("s").settings.linger_ms == 7
+
+
 @pytest.mark.parametrize("seed", seeds(3))
 async def test_whatever_fails_beside_whatever_else_streams_are_what_the_catalog_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -19,7 +19,17 @@ from click.testing import CliRunner
 
 from broker.api import http as names
 from broker.api.batch import decode_batch
-from broker.api.errors import CorruptLog, DiskFull, InvalidRequest, LiftlogError, NotLeader, NotReady, Overloaded
+from broker.api.errors import (
+    CorruptLog,
+    DiskFull,
+    InvalidRequest,
+    LiftlogError,
+    NotLeader,
+    NotReady,
+    Overloaded,
+    Unauthenticated,
+    Unavailable,
+)
 from broker.api.principals import new_token, shown
 from broker.api.stream import AUDIT_STREAM
 from broker.cli.main import app
@@ -633,6 +643,32 @@ def test_what_a_fault_ended_is_in_doubt(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(made.server.backend, "delete_stream", delete)
         assert made.call("DELETE", f"/v1/streams/{OWN}", ADMIN)[:2] == (500, error.reason)
         assert [(each["result"], each["reason"]) for each in acts(made.server)[1:]] == [("in_doubt", error.reason)]
+
+
+def test_what_fails_behind_an_act_leaves_it_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """U6: it is made, and its client must not be told that it is not."""
+    with enforcing(tmp_path) as made:
+
+        async def position() -> int:
+            raise NotReady("this broker is stopping")
+
+        monkeypatch.setattr(made.server.backend, "position", position)
+        status, reason, said = made.call("POST", "/v1/streams", ADMIN, body={"name": OWN})
+        assert (status, reason, said["sent"]) == (503, "not_ready", True)
+        assert [(each["result"], each["reason"]) for each in acts(made.server)] == [("in_doubt", "not_ready")]
+        assert made.call("DELETE", "/v1/streams/nowhere", ADMIN)[2].get("sent") is None, "of another request"
+
+
+def test_a_broker_that_is_refused_itself_refuses_no_client(tmp_path: Path) -> None:
+    """E6: the audit would say that the client was."""
+    with enforcing(tmp_path / "a") as asks, enforcing(tmp_path / "b") as refuses:
+        peers, there = asks.server.serving.peers, f"127.0.0.1:{refuses.server.port}"
+        peers._key = b"another secret"
+        with pytest.raises(Unavailable) as error:
+            asks.server.call(peers.ask(there, "GET", "/v1/cluster/replicas"))
+        assert error.value.fields["sent"] is False
+        with pytest.raises(Unauthenticated):
+            asks.server.call(peers.ask(there, "DELETE", "/v1/streams/s", behalf="user:ana"))
 
 
 def test_a_right_that_is_taken_back_amid_an_act_leaves_it_in_doubt(

@@ -8,6 +8,7 @@ import pytest
 
 from broker.api.errors import (
     CorruptLog,
+    DiskFull,
     LiftlogError,
     NotLeader,
     NotReady,
@@ -165,6 +166,20 @@ def test_a_deleted_sink_takes_its_stages_with_it_pinned_or_not(rig: Rig) -> None
     assert rig.sinks.states() == []
     with pytest.raises(UnknownSink):
         rig.sinks.delete(SINK)
+
+
+def test_a_deletion_that_fails_half_way_says_that_some_is_done(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(World(rows=6), rig, 0)
+    driver.stage(driver.world.attempt(1))
+
+    def refused(*_: object) -> None:
+        raise DiskFull("no room")
+
+    monkeypatch.setattr(rig.sinks.commits, "write", refused)
+    with pytest.raises(DiskFull) as error:
+        rig.sinks.delete(SINK)
+    assert error.value.fields.get("sent") is True
+    assert not any(store.staged().stages for store in rig.stores())
 
 
 def test_the_first_commit_of_a_run_drops_what_older_runs_staged_and_nothing_else(rig: Rig) -> None:

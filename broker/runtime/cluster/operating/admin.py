@@ -23,12 +23,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from broker.api.errors import InvalidRequest, NotReady, UnknownPartition, UnknownStream
+from broker.api.errors import InvalidRequest, NotReady, UnknownPartition, UnknownStream, partly
 from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaEnd, RescueEnded, RescueState
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.cluster import Cluster
 from broker.metadata.partition import PartitionState, Place
-from broker.runtime.cluster.control import check_may_change, in_time, partly, waits
+from broker.runtime.cluster.control import check_may_change, in_time, waits
 from broker.runtime.cluster.operating import losing, rescuing
 from broker.runtime.cluster.operating.draining import kept_by, planned
 from broker.runtime.cluster.plane.service import Catalogs
@@ -207,7 +207,8 @@ class ClusterAdmin:
         if not is_accepted:
             raise losing.refusal(name, self._me, state, catalog.cluster, ranges)
         borders = sorted({end for end in ends.values() if end >= 0})
-        await asyncio.to_thread(led.give_up, ranges, leader_epoch=state.leader_epoch, aside=aside, borders=borders)
+        with partly(True):
+            await asyncio.to_thread(led.give_up, ranges, leader_epoch=state.leader_epoch, aside=aside, borders=borders)
         log.warning("replica.loss_accepted partition=%s ranges=%s aside=%s", name, ranges, aside)
         return GivenUp(stream=stream, partition=partition, leader=self._me, ranges=ranges, aside=aside)
 
