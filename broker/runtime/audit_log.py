@@ -4,6 +4,8 @@
 
 G1  A record that is told again, as its first answer was lost, is the same one: of the last `KNOWN_MAX` ids each is
     appended once by this process. Another leader does not know them, so a record may stand there twice, under one id.
+G3  Who tells again what is still on its way here, and does so no longer under this broker's lead, is sent to whoever
+    leads now: on a disk that hangs an append may take for ever.
 G2  Nobody appends to it but this: HTTP refuses internal streams, and it has no subject.
 """
 
@@ -42,15 +44,20 @@ class AuditLog:
         new = {each.id: each for each in records if each.id not in self._known}
         if new:
             self._begin(list(new.values()))
+        elif any(not self._known[each.id].done() for each in records):  # G3
+            self._partition()
         appended = {id(found): found for each in records if (found := self._known.get(each.id)) is not None}
         for found in appended.values():
             await asyncio.shield(found)
 
-    def _begin(self, records: Sequence[AuditRecord]) -> None:
+    def _partition(self) -> Partition:
         try:
-            partition = self._find(AUDIT_STREAM, 0)
+            return self._find(AUDIT_STREAM, 0)
         except UnknownStream:
             raise NotReady(self._why_missing(), made=False) from None
+
+    def _begin(self, records: Sequence[AuditRecord]) -> None:
+        partition = self._partition()
         rows = rows_of(
             [(each.key.encode(), each.value.encode()) for each in records], subject=AUDIT_STREAM, timestamp_us=wall_us()
         )

@@ -130,7 +130,10 @@ class Trail:
     async def _write(self, records: list[AuditRecord]) -> None:
         """L1. Raises why not."""
         try:
-            await self._backend.audit.append(records)
+            async with asyncio.timeout(ASK_S):
+                await self._backend.audit.append(records)
+        except TimeoutError:
+            raise Unavailable("this broker leads the audit, and its append is not done", sent=True) from None
         except NotLeader as error:
             leader: Any = error.fields.get("leader")
             address = leader.get("http") if isinstance(leader, Mapping) else leader  # of one that has just lost it

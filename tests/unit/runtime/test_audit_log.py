@@ -5,15 +5,19 @@ Method: a real broker in this process.
 
 from __future__ import annotations
 
+import asyncio
 import json
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from broker.api.batch import decode_batch
-from broker.api.errors import DiskFull, NotReady, StorageFailed
+from broker.api.errors import DiskFull, NotLeader, NotReady, StorageFailed
 from broker.api.stream import AUDIT_STREAM, settings_from
+from broker.runtime.audit_log import AuditLog
 from broker.runtime.broker import Broker
 from broker.runtime.config.configuration import load
 from broker.runtime.config.settings import AuditConfig
@@ -158,6 +162,36 @@ async def test_a_broker_starts_where_it_cannot_be_made(
         await tell(broker, 1)
     finally:
         await broker.stop()
+
+
+async def test_what_is_told_again_goes_to_the_next_leader_if_it_is_not_done_here() -> None:
+    """G3: an append hangs at the disk, and the leadership is over."""
+    appended: list[Future[Any]] = []
+
+    def append(_: object) -> Future[Any]:
+        appended.append(Future())
+        return appended[-1]
+
+    partition: Any = SimpleNamespace(append=append)
+    leads = [True]
+
+    def find(*_: object) -> Any:
+        if leads[0]:
+            return partition
+        raise NotLeader("another one leads")
+
+    told = AuditLog(find, lambda: "")
+    first = asyncio.ensure_future(told.append([record(1)]))
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(told.append([record(1)]))
+    await asyncio.sleep(0)
+    leads[0] = False
+    with pytest.raises(NotLeader):
+        await told.append([record(1)])
+    appended[0].set_result(None)
+    await asyncio.gather(first, second)
+    await told.append([record(1)])  # it is there
+    assert len(appended) == 1
 
 
 @pytest.mark.parametrize("config", [AuditConfig(), AuditConfig(retention_ms=60_000, retention_bytes=1 << 20)])

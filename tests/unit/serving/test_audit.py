@@ -536,6 +536,26 @@ def test_a_broker_that_has_just_lost_the_leadership_names_its_heir_by_address(tm
         assert [each["operation"] for each in records(leading.server)] == ["create_stream"]
 
 
+def test_a_leader_whose_disk_hangs_keeps_no_record_from_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L2: what hangs at this broker goes to whoever leads now."""
+    monkeypatch.setattr(trail, "ASK_S", 0.2)
+    with enforcing(tmp_path / "a") as asked, enforcing(tmp_path / "b", "off") as leading:
+        elsewhere = NotLeader("it is over", leader=f"127.0.0.1:{leading.server.port}")
+        stuck = Stuck(asked.server, None)
+
+        async def append(told: Sequence[AuditRecord]) -> None:
+            stuck.tries += 1
+            if stuck.tries > 1:
+                raise elsewhere
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr(stuck, "append", append)
+        assert asked.call("POST", "/v1/streams", ADMIN, body={"name": OWN})[0] == 201
+        assert [each["operation"] for each in records(leading.server)] == ["create_stream"]
+
+
 def test_who_goes_before_he_is_let_in_has_done_nothing_and_fills_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
