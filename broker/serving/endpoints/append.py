@@ -43,7 +43,7 @@ from broker.serving.contract.acts import NO_ACT
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, choice, integer
 from broker.serving.endpoints.records import INCARNATION, find
 from broker.serving.http.access import access_now
-from broker.serving.http.body import Reservation, check_media, read_body, reservation_now
+from broker.serving.http.body import Lent, Reservation, check_media, read_body, reservation_now
 from broker.serving.http.gone import check_asker
 from broker.serving.http.waiting import unbroken
 from broker.serving.payload.decode import decode_stream
@@ -136,7 +136,7 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
     if len(body) <= INLINE_BYTES_MAX:
         batches = encode(*arguments)
     else:
-        batches = await serving.in_worker(encode, *arguments)
+        batches = Lent(await serving.in_worker(encode, *arguments), reservation_now.get().lend())
     del body, arguments
     record_count = sum(batch.record_count for batch in batches)
     is_duplicate = False

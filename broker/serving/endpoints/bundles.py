@@ -14,7 +14,7 @@ too, unless all have; it alone is to be sent again, or what the others appended 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from aiohttp import web
@@ -53,7 +53,7 @@ from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving,
 from broker.serving.contract.schemas import AppendBundle, AppendedPart, Bundle, BundledPart
 from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, appendable, default_subject
 from broker.serving.endpoints.records import INCARNATION, stale
-from broker.serving.http.body import Reservation, check_media, read_body, reservation_now
+from broker.serving.http.body import Lent, Reservation, check_media, read_body, reservation_now
 from broker.serving.http.gone import check_asker
 from broker.serving.http.waiting import unbroken
 from broker.serving.payload.decode import decode_stream
@@ -123,6 +123,8 @@ async def stage_bundle(serving: Serving, request: web.Request, query: Query) -> 
     arguments = (view[query["head"] :], parts, info, serving.now_us(), serving.body_bytes_max, reservation)
     is_small = len(body) <= INLINE_BYTES_MAX
     batches = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+    if not is_small:
+        batches = lent(batches, reservation)
     del body, view, arguments
     handles = led_here(serving, info, parts, info.incarnation)
     sink, epoch = check_name(query["sink"], what="sink"), query["epoch"]
@@ -181,6 +183,8 @@ async def append_bundle(serving: Serving, request: web.Request, query: Query) ->
     arguments = (view[query["head"] :], parts, info, serving.now_us(), serving.body_bytes_max, reservation)
     is_small = len(body) <= INLINE_BYTES_MAX
     batches = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+    if not is_small:
+        batches = lent(batches, reservation)
     del body, view, arguments
     handles = led_here(serving, info, parts, info.incarnation)
     check_asker()  # before it begins
@@ -234,6 +238,12 @@ def led_here(
     if elsewhere is not None and not found:
         raise elsewhere
     return found
+
+
+def lent(parts: Iterable[list[Measured]], reservation: Reservation) -> list[list[Measured]]:
+    """The rows of parts that have the memory of one body together (`body.B6`)."""
+    loan = reservation.lend()
+    return [Lent(each, loan) for each in parts]
 
 
 def encode(

@@ -75,7 +75,7 @@ from broker.serving.contract.schemas import (
 from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, appendable, encode
 from broker.serving.endpoints.records import INCARNATION, find
 from broker.serving.http.access import access_now
-from broker.serving.http.body import check_media, read_body, reservation_now
+from broker.serving.http.body import Lent, check_media, read_body, reservation_now
 from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
 from broker.sinks.destinations import destinations
@@ -232,6 +232,8 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
     arguments = (body, info, serving.now_us(), DECODED_FACTOR * serving.body_bytes_max, reservation_now.get())
     is_small = len(body) <= INLINE_BYTES_MAX
     batches = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+    if not is_small:
+        batches = Lent(batches, reservation_now.get().lend())
     del body, arguments
     record_count = sum(batch.record_count for batch in batches)
     find(serving, request, query, again=handle)

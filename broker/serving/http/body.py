@@ -14,6 +14,9 @@ B4  An operation that takes no body refuses one (`refuse_content`), instead of l
 B5  Bodies of one caller hold a part of the budget at most (`limits.caller_memory_percent`), and what is beyond it is
     `limit_reached`. The only one that holds something may take all that is free: so a long body always has room, and of
     several that grow one at least is done. Whoever is at his limit makes room among his own, by B3.
+B6  A change goes on when nobody waits for it any more (`waiting.unbroken`), and has its records still. Memory is lent
+    to them (`Lent`): it stays reserved, and counts for its caller, for as long as somebody refers to them. Else who
+    cuts his connections would have any number of long bodies wait for a slow disk.
 
 Media types are required, not only for order: a browser may send `text/plain` or a form from any web
 page to a broker on this machine without asking, but neither JSON nor Arrow.
@@ -24,11 +27,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 import zlib
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 import numpy as np
 from aiohttp import web
@@ -36,6 +40,8 @@ from aiohttp import web
 from broker.api.errors import InvalidRequest, LiftlogError, Overloaded, RequestTimedOut, RequestTooLarge
 from broker.serving.http.callers import MEMORY, Callers, caller_now
 from broker.serving.http.meters import Meters
+
+T = TypeVar("T")
 
 JSON_BYTES_MAX: Final = 4 << 20
 PIECE_BYTES: Final = 256 << 10
@@ -148,6 +154,8 @@ class Reservation:
         self.caller = caller
         self.byte_count = 0
         self.is_condemned = False
+        self._has_ended = False
+        self._loans = 0
         self._wait: tuple[asyncio.AbstractEventLoop, asyncio.Timeout] | None = None
 
     @asynccontextmanager
@@ -189,11 +197,47 @@ class Reservation:
         self._budget.take(byte_count, self)
         self.byte_count += byte_count
 
+    def lend(self) -> Loan:
+        """Keep it until this is given up, and not only until its end (B6). On the loop."""
+        self._loans += 1
+        loan = Loan()
+        weakref.finalize(loan, _soon, asyncio.get_running_loop(), self._returned).atexit = False
+        return loan
+
+    def _returned(self) -> None:
+        self._loans -= 1
+        self._give_back()
+
     def end(self) -> None:
-        """Give all of it back."""
+        """Give all of it back that is not lent."""
         self._budget.end(self)
-        byte_count, self.byte_count = self.byte_count, 0
-        self._budget.give_back(byte_count, self)
+        self._has_ended = True
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._has_ended and not self._loans:
+            byte_count, self.byte_count = self.byte_count, 0
+            self._budget.give_back(byte_count, self)
+
+
+class Loan:
+    """Reserved memory that is in use for as long as somebody refers to this."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Lent(list[T]):
+    """Records of a body, which are in memory for as long as somebody refers to this."""
+
+    def __init__(self, records: Iterable[T], loan: Loan) -> None:
+        super().__init__(records)
+        self._loan = loan
+
+
+def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
+    """On the loop. Not at once: this may be called wherever the interpreter frees memory, under any lock."""
+    with suppress(RuntimeError):  # it has ended
+        loop.call_soon_threadsafe(act)
 
 
 reservation_now: Final[ContextVar[Reservation]] = ContextVar("reservation")

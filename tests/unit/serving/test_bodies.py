@@ -13,6 +13,7 @@ import random
 import socket
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import pytest
 from aiohttp import web
 
 from broker.api.errors import InvalidRequest, Overloaded, RequestTooLarge, Unavailable
+from broker.api.http import ARROW_STREAM
 from broker.api.permissions import IN_EVERY_MODE
 from broker.serving.contract.endpoint import CHECKED_INLINE_BYTES, Endpoint
 from broker.serving.endpoints.watch import STARS_MAX, Patterns
@@ -340,6 +342,37 @@ def test_a_reservation_is_given_back_whatever_happens() -> None:
 
 def is_on_a_loop() -> bool:
     return asyncio._get_running_loop() is not None
+
+
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "late"])
+def test_what_goes_on_when_nobody_waits_stays_reserved_while_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
+    """B6. Before, whoever cut his connections had any number of bodies wait for a slow disk. One that is on the disk,
+    and waits for others to have it, takes none."""
+    with running(tmp_path) as server:
+        server.api.create("orders")
+        handle, queue = server.backend.partition("orders", 0), list[Any]()
+
+        def append(_: object, batches: object, **__: object) -> Future[Any]:
+            queue.append(batches)
+            return Future()
+
+        monkeypatch.setattr(type(handle), "append", append)
+        told = stream_of([values(100, 1_000)])
+        head = f"POST /v1/streams/orders/partitions/0/records?timeout_ms={60_000 if is_cut else 50} HTTP/1.1\r\n"
+        head += f"Host: [::1]\r\nContent-Type: {ARROW_STREAM}\r\nContent-Length: {len(told)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), 60) as client:
+            client.sendall(head.encode() + told)
+            eventually(lambda: queue)
+            if not is_cut:
+                assert b" 504 " in client.recv(1_000)
+        eventually(lambda: not server.serving.gate._under_way)
+        assert server.serving.budget.bytes_now >= len(told)
+        assert server.serving.budget._held
+        queue.clear()
+        eventually(lambda: server.serving.budget.bytes_now == 0)
+        assert not server.serving.budget._held
 
 
 def test_long_json_and_patterns_never_hold_up_the_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
