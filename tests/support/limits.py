@@ -205,6 +205,12 @@ FIXED: Final = (
     ),
     Row("broker.serving.http.meters:REFUSED_MAX", "principals", "whose refusals are counted apart", "`other`"),
     Row("broker.serving.http.trail:PENDING_MAX", "records", "that wait for `__audit`", "lost: the log has them"),
+    Row(
+        "broker.runtime.partitions.consumers:WAITING_BYTES_MAX",
+        "bytes",
+        "commits of consumer offsets that wait for one on its way",
+        "`overloaded`",
+    ),
     Row("broker.runtime.audit_log:KNOWN_MAX", "ids", "of records of `__audit` that are taken once", "may be twice"),
     Row(
         "broker.metadata.producers:FORGOTTEN_MAX",

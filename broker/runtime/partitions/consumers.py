@@ -2,6 +2,9 @@
 
 Commits that arrive while one is on its way to the disk are appended together, as one batch. Pins, which are kept in the
 same stream, are placed one after the other for each name: a version is compared with what was committed (`pins.K1`).
+
+The commit of a client that has given up is written all the same. So what waits is bounded: while a disk hangs, or
+others are waited for, clients come again and again.
 """
 
 from __future__ import annotations
@@ -10,16 +13,20 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import pyarrow as pa
 
 from broker.api.batch import decode_batch
+from broker.api.errors import Overloaded
 from broker.groups.offsets import ConsumerOffset, OffsetTable, offset_rows
 from broker.groups.pins import Pin, PinTable
 from broker.runtime.partitions.leader import Partition
 from broker.storage.rows import RowBatch
 
 Entry = tuple[bytes, bytes | None]
+WAITING_BYTES_MAX: Final = 64 << 20
+"""Of commits that wait for the one on its way. One more is refused, unless none waits."""
 
 
 class Consumers:
@@ -36,6 +43,7 @@ class Consumers:
         self._pins = PinTable()
         self._placing: dict[str, asyncio.Event] = {}  # by name of pin: set when its change is done
         self._waiting: list[tuple[list[Entry], asyncio.Future[None]]] = []
+        self._waiting_bytes = 0
         self._worker: asyncio.Task[None] | None = None
         for message in partition.log.batches(partition.log.log_start_offset):
             self._apply(decode_batch(message))
@@ -114,17 +122,24 @@ class Consumers:
     async def _store(self, entries: list[Entry]) -> None:
         if not entries:
             return
+        byte_count = sum(len(key) + len(value or b"") for key, value in entries)
+        if self._waiting and self._waiting_bytes + byte_count > WAITING_BYTES_MAX:
+            raise Overloaded(
+                f"{self._partition}: {len(self._waiting)} commits wait for one that is on its way",
+                limit=WAITING_BYTES_MAX,
+            )
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((entries, future))
+        self._waiting_bytes += byte_count
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         await future
 
     async def _work(self) -> None:
         while self._waiting:
-            waiting, self._waiting = self._waiting, []
-            rows = offset_rows([e for entries, _ in waiting for e in entries], timestamp_us=time.time_ns() // 1000)
+            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
             try:
+                rows = offset_rows([e for entries, _ in waiting for e in entries], timestamp_us=time.time_ns() // 1000)
                 await asyncio.wrap_future(self._partition.append([RowBatch(rows)], leader_epoch=self._leader_epoch))
                 self._apply(rows)
             except Exception as error:

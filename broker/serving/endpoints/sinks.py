@@ -294,7 +294,8 @@ async def commit_batch(serving: Serving, request: web.Request, query: Query) -> 
         keeps_first=asked.on_repeat_with_other_rows == "keep_first",
         accepts_new=asked.on_new_destination == "accept",
     )
-    done = await unbroken(serving.backend.sinks.commit(sink, commit, asked.stages, asked.attributes))
+    stages = Lent(asked.stages, reservation_now.get().lend())
+    done = await unbroken(serving.backend.sinks.commit(sink, commit, stages, asked.attributes))
     outcome = "committed" if done.is_new else "already_done"
     return await serving.json_answer(lambda: {"outcome": outcome, **state_json(done.state)})
 
@@ -313,7 +314,8 @@ async def abort(serving: Serving, request: web.Request, query: Query) -> web.Str
     """Drop stages. Those that a commit has named are left alone."""
     stages = (await serving.asked(request, SinkAbort, STAGES_BYTES_MAX, STAGES_ITEMS_MAX)).stages
     await access_now.get().need("stream:append", {stage.stream for stage in stages})
-    return web.json_response({"dropped": await unbroken(serving.backend.sinks.abort(_sink(request), stages))})
+    lent = Lent(stages, reservation_now.get().lend())
+    return web.json_response({"dropped": await unbroken(serving.backend.sinks.abort(_sink(request), lent))})
 
 
 @ENDPOINTS.add(

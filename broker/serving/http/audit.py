@@ -65,7 +65,7 @@ ANSWERED_S: Final = 9.0
 SUMMARY_S: Final = 60.0
 """So long what was suppressed may wait to be told."""
 POLLED_S: Final = 60.0
-"""The same answer to the same act, which its client polls, is recorded once in this time."""
+"""The same act, which its client polls, is recorded once in this time if it is done."""
 POLLED_MAX: Final = 100
 HOUR_S: Final = 3_600.0
 RETRY_S: Final = 60
