@@ -16,6 +16,8 @@ X4  A certificate for other brokers has a key that both libraries take. OpenSSL 
     of Raft would come about, and those of replication would not, or go on with the certificate of before.
 X5  Lists of revoked certificates are files as the others. One whose date has passed stays in force (`revocations.L1`),
     and is an ERROR in the log. A broker's own certificate that is revoked for other brokers is refused as a wrong one.
+    What is revoked is taken also while another file is wrong, or the broker's own certificate has expired. The lists of
+    before stay for CAs that have none in the file any more: those of another change may be on their way.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -244,11 +246,26 @@ class Certificates:
             if files != self._said:  # X2
                 self._said = files
                 log.error("tls.certificate_refused error=%s", error)
+            self._take_lists()
             return
         if self._files() != files:  # X1
             return
         self._loaded, self._in_use = loaded, files
         self._taken()
+
+    def _take_lists(self) -> None:
+        """X5: those that can be read, beside files of which one cannot be used."""
+        wanted, before = self._wanted, self._loaded.revocations
+        if wanted.crl is None or wanted.client_ca is None or before is None:
+            return
+        try:
+            found = read_lists(*wanted.crl, *wanted.client_ca)
+        except (InvalidSetting, OSError):
+            return
+        serials = {**before.serials, **found.serials}
+        if serials != before.serials:
+            self._loaded = replace(self._loaded, revocations=Revocations(serials, found.expires))
+            log.info("tls.revocations_taken setting=%s file=%s", LISTS_EXPIRE[wanted.section][1], wanted.crl.path)
 
     def _see_lists(self) -> None:
         """X5."""

@@ -223,6 +223,36 @@ def test_a_list_stays_in_force_after_its_date_and_that_is_an_error(
     assert any("tls.certificate_refused" in line and "http.tls_crl" in line for line in caplog.messages)
 
 
+@pytest.mark.parametrize("fault", ["no key", "expired", "another CA's list"])
+def test_what_is_revoked_is_taken_whatever_else_is_wrong(authority: Authority, tmp_path: Path, fault: str) -> None:
+    """X5: a key that cannot be used, a certificate that has expired, and a change of the CA that is half copied."""
+    ana, shown = authority.issue("ana"), authority.issue()
+    crl = authority.revoke()
+    settings = authority.settings(shown, tls_client_ca=authority.ca, tls_crl=crl)
+    found = Certificates(load(None, {}, settings).http)
+    bob, before = authority.issue("bob"), found.contexts.server()
+    if fault == "no key":
+        Path(shown.key).write_bytes(b"")
+    elif fault == "expired":
+        authority.issue(
+            not_after=datetime.now(UTC) - timedelta(days=1), not_before=datetime.now(UTC) - timedelta(days=2)
+        )
+    else:
+        other = Authority(tmp_path / "other")
+        Path(authority.ca).write_bytes(Path(other.ca).read_bytes())
+        Path(crl).write_bytes(Path(other.revoke()).read_bytes())
+        Path(shown.key).write_bytes(b"")
+    if fault != "another CA's list":
+        authority.revoke(ana)
+    found.look()
+    found.look()
+    lists = found.contexts.revocations()
+    assert lists is not None
+    assert found.contexts.server() is before
+    assert lists.why_of_pem(pem(bob)) == "", "who is not on it comes in, whatever is half copied"
+    assert bool(lists.why_of_pem(pem(ana))) == (fault != "another CA's list")
+
+
 def test_a_brokers_own_certificate_that_is_revoked_is_refused(authority: Authority) -> None:
     """X5: other brokers would not let it in."""
     issued = authority.issue()
