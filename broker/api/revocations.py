@@ -3,6 +3,7 @@
 L1  A list stays in force after its date: what it takes back stays so, and nobody else is kept out. Where OpenSSL looks
     at lists itself, one that nobody has renewed ends a whole cluster.
 L2  Where there are lists, a certificate of a CA that has none there is refused: nothing says that it is still good.
+    A certificate names its CA, and not the key that has signed it. So of several CAs of one name each has a list.
 L3  A list is a CA's own, signed by it, of all its certificates. One that says less (changes since another, a part, in
     another CA's name) is refused: certificates that it does not speak of would count as good.
 L4  The certificate that is shown is looked up, and not those of CAs above it: take such a CA out of its file.
@@ -22,6 +23,8 @@ from broker.api.tls_files import LOOKED_AT_BYTES, read, unusable
 if TYPE_CHECKING:
     from cryptography import x509
 
+Cas = tuple[tuple[Hashable, "x509.Certificate"], ...]
+"""CAs, each with its name as `ssl` says it."""
 LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 
 
@@ -33,10 +36,12 @@ class Revocations:
         serials: The numbers of the certificates that are taken back, by the name of their CA: as `ssl` says it, and as
             `cryptography` does.
         expires: When the first of the lists should have been renewed; None: no list says.
+        cas: The CAs whose lists they are.
     """
 
     serials: Mapping[Hashable, frozenset[int]]
     expires: datetime | None
+    cas: Cas = ()
 
     def why_of(self, certificate: Mapping[str, Any]) -> str:
         """Why one is not believed, as `ssl.SSLSocket.getpeercert` says it; empty: it is."""
@@ -62,12 +67,13 @@ class Revocations:
         return f"shows certificate {serial:X}, which is revoked" if serial in found else ""
 
 
-def read_lists(name: str, path: str, ca_name: str, ca_path: str) -> Revocations:
+def read_lists(name: str, path: str, ca_name: str, ca_path: str, *, cas: Cas | None = None) -> Revocations:
     """The lists in a file.
 
     Args:
         name, path: The setting, and the file that it names.
         ca_name, ca_path: Those of the CAs whose lists they are.
+        cas: These CAs, if their file cannot be read.
     Raises:
         InvalidSetting: it cannot be read, is larger than `LOOKED_AT_BYTES`, or holds what is no list of these CAs (L3).
     """
@@ -79,28 +85,43 @@ def read_lists(name: str, path: str, ca_name: str, ca_path: str) -> Revocations:
     found = LIST.findall(content)
     if not found:
         raise unusable(name, path, "holds no list of revoked certificates in PEM (BEGIN X509 CRL)")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(cafile=ca_path)
-    names = [each["subject"] for each in context.get_ca_certs()]
-    cas = [x509.load_der_x509_certificate(der) for der in context.get_ca_certs(binary_form=True)]
-    serials, dates = dict[Hashable, frozenset[int]](), []
+    cas = _cas_in(ca_path) if cas is None else cas
+    serials, dates, without = dict[Hashable, frozenset[int]](), [], set(range(len(cas)))
     for number, pem in enumerate(found, 1):
         try:
             crl = x509.load_pem_x509_crl(pem)
-            at = next((at for at, ca in enumerate(cas) if _is_of(crl, ca)), None)
+            of = [at for at, (_, ca) in enumerate(cas) if _is_of(crl, ca)]
             taken_back = frozenset(each.serial_number for each in crl)
             fault = _fault_of(crl)
         except (ValueError, TypeError, x509.UnsupportedGeneralNameType, x509.DuplicateExtension) as error:
             raise unusable(name, path, f"list {number} cannot be understood: {error}") from error
-        if at is None:
+        if not of:
             raise unusable(name, path, f"list {number} is of no CA in {ca_name} = {ca_path!r}, or was not signed by it")
         if fault:
             raise unusable(name, path, f"list {number} {fault}")
-        for key in (names[at], cas[at].subject):
+        without -= set(of)
+        for key in (cas[of[0]][0], cas[of[0]][1].subject):
             serials[key] = serials.get(key, frozenset()) | taken_back
         if crl.next_update_utc is not None:
             dates.append(crl.next_update_utc)
-    return Revocations(serials, min(dates, default=None))
+    for at in without:
+        if cas[at][0] in serials:  # L2
+            said = cas[at][1].subject.rfc4514_string()
+            raise unusable(
+                name, path, f"has a list of one CA {said}, and none of another one of that name in {ca_path!r}"
+            )
+    return Revocations(serials, min(dates, default=None), cas)
+
+
+def _cas_in(path: str) -> Cas:
+    """Raises OSError."""
+    from cryptography import x509
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cafile=path)
+    names = [each["subject"] for each in context.get_ca_certs()]
+    found = map(x509.load_der_x509_certificate, context.get_ca_certs(binary_form=True))
+    return tuple(zip(names, found, strict=True))
 
 
 def _is_of(crl: x509.CertificateRevocationList, ca: x509.Certificate) -> bool:

@@ -254,7 +254,11 @@ class Pool:
             return found
         found.close()  # `token.W5`
         headers = {**request.headers, **self._token.header_for(address)}
-        again = self._exchange(address, replace(request, headers=headers), in_haste=in_haste)
+        try:
+            again = self._exchange(address, replace(request, headers=headers), in_haste=in_haste)
+        except Unavailable as error:
+            error.fields["sent"] = True  # C3, as below
+            raise
         again.is_repeat = True  # a token that ended amid a call leaves open what became of it
         return again
 

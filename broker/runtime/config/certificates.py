@@ -27,6 +27,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -258,13 +259,16 @@ class Certificates:
         wanted, before = self._wanted, self._loaded.revocations
         if wanted.crl is None or wanted.client_ca is None or before is None:
             return
-        try:
-            found = read_lists(*wanted.crl, *wanted.client_ca)
-        except (InvalidSetting, OSError):
+        found = None
+        for cas in (None, before.cas):  # those of their file, or, if that is the one that cannot be used, those in use
+            if found is None:
+                with suppress(InvalidSetting, OSError, ValueError):
+                    found = read_lists(*wanted.crl, *wanted.client_ca, cas=cas)
+        if found is None:
             return
         serials = {**before.serials, **found.serials}
         if serials != before.serials:
-            self._loaded = replace(self._loaded, revocations=Revocations(serials, found.expires))
+            self._loaded = replace(self._loaded, revocations=Revocations(serials, found.expires, found.cas))
             log.info("tls.revocations_taken setting=%s file=%s", LISTS_EXPIRE[wanted.section][1], wanted.crl.path)
 
     def _see_lists(self) -> None:

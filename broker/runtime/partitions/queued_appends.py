@@ -58,22 +58,24 @@ class QueuedAppends:
             self._waiting += 1
         future: Future[AppendResult] = Future()
         future.set_running_or_notify_cancel()  # who waits no longer cannot take it back
+        answer = [future]
         append_now = self._append_now()
         assert append_now is not None, "a partition outlives the calls of its methods"
         level = Acks.LEADER if acks == "leader" else Acks.ALL
 
         def told(result: AppendResult, outcome: Outcome) -> None:
             if acks != "none":
-                self._finish(future, perhaps_done(outcome) if isinstance(outcome, LiftlogError) else result)
+                self._finish(answer[0], perhaps_done(outcome) if isinstance(outcome, LiftlogError) else result)
 
         def run() -> None:
             try:
                 result = append_now(batches, told, acks=level, leader_epoch=leader_epoch)
             except Exception as error:
-                self._finish(future, error)
+                # taken away: the error has this frame and the one of `told`, and the future the error
+                self._finish(answer.pop(), error)
                 return
             if acks == "none":
-                self._finish(future, result)
+                self._finish(answer[0], result)
 
         try:
             self._appender.submit(run)

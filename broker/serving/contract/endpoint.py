@@ -24,6 +24,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -39,6 +40,7 @@ from broker.api.errors import (
     LimitReached,
     Unauthenticated,
     Unauthorized,
+    partly,
 )
 from broker.api.misfit import SHOWN_MAX, Misfit, unknown
 from broker.api.permissions import Permission, Where
@@ -46,7 +48,7 @@ from broker.api.validation import Rule, build, shape_of
 from broker.serving.contract.acts import Act, acting_now
 from broker.serving.contract.backend import Backend
 from broker.serving.contract.deadline import answer_due
-from broker.serving.contract.done import change_done
+from broker.serving.contract.done import Change, change_now
 from broker.serving.contract.schemas import ref
 from broker.serving.http import callers
 from broker.serving.http.access import ACCESS, Asking, Gate, Needed, access_now
@@ -264,7 +266,7 @@ class Serving:
     async def in_worker(self, function: Callable[..., T], *args: Any, undo: Callable[[T], None] | None = None) -> T:
         """Run `function` in a worker thread.
 
-        Cancelled, it still waits for the thread, which may use what the caller is about to close.
+        Cancelled, also more than once, it still waits for the thread, which may use what the caller is about to close.
 
         Args:
             undo: Gets the result that nobody takes any more.
@@ -274,7 +276,9 @@ class Serving:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             future.add_done_callback(lambda done: _dropped(done, undo))
-            await asyncio.wait([future])
+            while not future.done():
+                with suppress(asyncio.CancelledError):  # its client goes when its time is up already
+                    await asyncio.wait([future])
             raise
 
     async def asked(
@@ -417,13 +421,14 @@ class Endpoint:
                 acting.begins()
             timeout_ms = query["timeout_ms"] or TIMEOUT_MS_DEFAULT + query.get("max_wait_ms", 0)
             answer_due.set(time.monotonic() + timeout_ms / 1000)
-            change_done.set(False)
+            change = Change()
+            change_now.set(change)
             deadline = asyncio.timeout(timeout_ms / 1000)
             _deadline.set(deadline)
             access.limited(deadline)
             serving.gate.watch_over(access)
             try:
-                with budget.reserved() as reservation:
+                with budget.reserved(is_peers=access.caller.is_own_peer) as reservation:
                     reservation_now.set(reservation)
                     async with deadline:
                         if self.request is None:
@@ -435,16 +440,16 @@ class Endpoint:
                         return answer
             except TimeoutError:
                 if access.refusal is not None:
-                    raise access.refusal from None
+                    with partly(change.has_begun):
+                        raise access.refusal from None
                 if not deadline.expired():
                     raise
                 raise DeadlineExceeded(
                     f"{self.operation}: no answer within {timeout_ms} ms", timeout_ms=timeout_ms
                 ) from None
-            except LiftlogError as error:
-                if change_done.get():
-                    error.fields["sent"] = True
-                raise
+            except LiftlogError:
+                with partly(change.is_done):
+                    raise
             finally:
                 serving.gate.let_go(access)
 

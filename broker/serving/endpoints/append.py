@@ -133,11 +133,10 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
     body = await read_body(request, serving.body_bytes_max)
     serving.meters.posted_bytes.inc(len(body))
     arguments = (body, info, serving.now_us(), DECODED_FACTOR * serving.body_bytes_max, reservation_now.get(), stamp)
-    if len(body) <= INLINE_BYTES_MAX:
-        batches = encode(*arguments)
-    else:
-        batches = Lent(await serving.in_worker(encode, *arguments), reservation_now.get().lend())
-    del body, arguments
+    is_small = len(body) <= INLINE_BYTES_MAX
+    encoded = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+    batches = Lent(encoded, reservation_now.get().lend())
+    del body, arguments, encoded
     record_count = sum(batch.record_count for batch in batches)
     is_duplicate = False
     if record_count:
@@ -145,7 +144,7 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
         if stamp is not None:
             serving.backend.check_producer(stamp.producer_id, stamp.epoch)
         check_asker()  # before it begins
-        result = await unbroken(handle.append(batches, acks=query["acks"] or info.settings.acks))
+        result = await unbroken(handle.append(batches, acks=query["acks"] or info.settings.acks), [batches.loan])
         first_offset, next_offset = result.first_offset, result.next_offset
         is_duplicate = result.duplicate
     elif stamp is not None:

@@ -122,10 +122,9 @@ async def stage_bundle(serving: Serving, request: web.Request, query: Query) -> 
     led_here(serving, info, parts, query["incarnation"] or info.incarnation)
     arguments = (view[query["head"] :], parts, info, serving.now_us(), serving.body_bytes_max, reservation)
     is_small = len(body) <= INLINE_BYTES_MAX
-    batches = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
-    if not is_small:
-        batches = lent(batches, reservation)
-    del body, view, arguments
+    encoded = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+    batches = lent(encoded, reservation)
+    del body, view, arguments, encoded
     handles = led_here(serving, info, parts, info.incarnation)
     sink, epoch = check_name(query["sink"], what="sink"), query["epoch"]
     given = [
@@ -133,7 +132,8 @@ async def stage_bundle(serving: Serving, request: web.Request, query: Query) -> 
         for part, rows in zip(parts, batches, strict=True)
         if part.partition in handles
     ]
-    gone = await unbroken(serving.backend.sinks.stage_bundle(info.name, given))
+    loans = [rows.loan for rows in batches]
+    gone = await unbroken(serving.backend.sinks.stage_bundle(info.name, given), loans)
     elsewhere = {part.partition for part in parts} - handles.keys() | set(gone)
     return web.json_response({"elsewhere": sorted(elsewhere)})
 
@@ -182,10 +182,9 @@ async def append_bundle(serving: Serving, request: web.Request, query: Query) ->
     led_here(serving, info, parts, query["incarnation"] or info.incarnation)
     arguments = (view[query["head"] :], parts, info, serving.now_us(), serving.body_bytes_max, reservation)
     is_small = len(body) <= INLINE_BYTES_MAX
-    batches = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
-    if not is_small:
-        batches = lent(batches, reservation)
-    del body, view, arguments
+    encoded = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+    batches = lent(encoded, reservation)
+    del body, view, arguments, encoded
     handles = led_here(serving, info, parts, info.incarnation)
     check_asker()  # before it begins
     outcomes = await asyncio.gather(
@@ -203,13 +202,13 @@ async def append_bundle(serving: Serving, request: web.Request, query: Query) ->
     return web.json_response({"failed": failed})
 
 
-async def _appended(handle: PartitionHandle | None, rows: Sequence[Measured], acks: str) -> LiftlogError | bool | None:
+async def _appended(handle: PartitionHandle | None, rows: Lent[Measured], acks: str) -> LiftlogError | bool | None:
     """Append one part. Returns None: it is; True: the partition is led elsewhere; or why it may not be."""
     if handle is None:
         return True
     if rows:
         try:
-            await unbroken(handle.append(rows, acks=acks))
+            await unbroken(handle.append(rows, acks=acks), [rows.loan])
         except LiftlogError as error:
             return error
     return None
@@ -240,10 +239,9 @@ def led_here(
     return found
 
 
-def lent(parts: Iterable[list[Measured]], reservation: Reservation) -> list[list[Measured]]:
+def lent(parts: Iterable[list[Measured]], reservation: Reservation) -> list[Lent[Measured]]:
     """The rows of parts that have the memory of one body together (`body.B6`)."""
-    loan = reservation.lend()
-    return [Lent(each, loan) for each in parts]
+    return [Lent(each, reservation.lend()) for each in parts]
 
 
 def encode(

@@ -231,10 +231,9 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
     serving.meters.posted_bytes.inc(len(body))
     arguments = (body, info, serving.now_us(), DECODED_FACTOR * serving.body_bytes_max, reservation_now.get())
     is_small = len(body) <= INLINE_BYTES_MAX
-    batches = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
-    if not is_small:
-        batches = Lent(batches, reservation_now.get().lend())
-    del body, arguments
+    encoded = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+    batches = Lent(encoded, reservation_now.get().lend())
+    del body, arguments, encoded
     record_count = sum(batch.record_count for batch in batches)
     find(serving, request, query, again=handle)
     is_new = await unbroken(
@@ -247,7 +246,8 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
             stage=query["stage"],
             part=query["part"],
             is_last=query["last"] == "true",
-        )
+        ),
+        [batches.loan],
     )
     return web.json_response(
         {"stage": query["stage"], "part": query["part"], "record_count": record_count, "stored": is_new}
@@ -294,8 +294,7 @@ async def commit_batch(serving: Serving, request: web.Request, query: Query) -> 
         keeps_first=asked.on_repeat_with_other_rows == "keep_first",
         accepts_new=asked.on_new_destination == "accept",
     )
-    stages = Lent(asked.stages, reservation_now.get().lend())
-    done = await unbroken(serving.backend.sinks.commit(sink, commit, stages, asked.attributes))
+    done = await unbroken(serving.backend.sinks.commit(sink, commit, asked.stages, asked.attributes))
     outcome = "committed" if done.is_new else "already_done"
     return await serving.json_answer(lambda: {"outcome": outcome, **state_json(done.state)})
 
@@ -314,8 +313,7 @@ async def abort(serving: Serving, request: web.Request, query: Query) -> web.Str
     """Drop stages. Those that a commit has named are left alone."""
     stages = (await serving.asked(request, SinkAbort, STAGES_BYTES_MAX, STAGES_ITEMS_MAX)).stages
     await access_now.get().need("stream:append", {stage.stream for stage in stages})
-    lent = Lent(stages, reservation_now.get().lend())
-    return web.json_response({"dropped": await unbroken(serving.backend.sinks.abort(_sink(request), lent))})
+    return web.json_response({"dropped": await unbroken(serving.backend.sinks.abort(_sink(request), stages))})
 
 
 @ENDPOINTS.add(

@@ -353,9 +353,7 @@ class UnderWay:
 
     def has_ended_amid(self, error: LiftlogError) -> bool:
         """Whether a refusal came when the act was under way: another broker's, or as its caller's right was revoked."""
-        access = self._request.get(ACCESS)
-        was_ended = access is not None and access.refusal is not None
-        return self.has_begun and (was_ended or error.fields.get("sent") is True)
+        return self.has_begun and error.fields.get("sent") is True
 
     def ended(self, *, is_in_doubt: bool) -> str:
         """The result of one that is not done (U6)."""

@@ -14,9 +14,14 @@ B4  An operation that takes no body refuses one (`refuse_content`), instead of l
 B5  Bodies of one caller hold a part of the budget at most (`limits.caller_memory_percent`), and what is beyond it is
     `limit_reached`. The only one that holds something may take all that is free: so a long body always has room, and of
     several that grow one at least is done. Whoever is at his limit makes room among his own, by B3.
-B6  A change goes on when nobody waits for it any more (`waiting.unbroken`), and has its records still. Memory is lent
-    to them (`Lent`): it stays reserved, and counts for its caller, for as long as somebody refers to them. Else who
-    cuts his connections would have any number of long bodies wait for a slow disk.
+B6  A change goes on when nobody waits for it any more (`waiting.unbroken`), and has still what it was asked for. So the
+    memory is lent to it: it stays reserved, and counts for its caller, until the change is done. Records give it back
+    before (`Lent`), when nobody refers to them any more. Else who cuts his connections would have any number of long
+    bodies wait for a slow disk. `CHANGE_BYTES` stand for what a change takes beside its body.
+B7  What is given back is so for good: nothing is reserved for a request that is over. So no thread that works for it
+    still takes what nobody would give back.
+B8  Brokers that ask for themselves may take `PEERS_PART` more than there is for all others: bodies of clients, slow
+    ones or many, keep no record out of the audit, and no stage from being asked for.
 
 Media types are required, not only for order: a browser may send `text/plain` or a form from any web
 page to a broker on this machine without asking, but neither JSON nor Arrow.
@@ -51,6 +56,9 @@ PACKED_BYTES: Final = 16 << 10
 MEMBERS_MAX: Final = 4_096
 UNWANTED_S: Final = 1.0
 SLOW_S: Final = 10.0
+CHANGE_BYTES: Final = 16 << 10
+PEERS_PART: Final = 8
+"""One of so many parts of a budget."""
 ROOM_MADE_BYTES: Final = 256 << 10
 """A body that says to be so long or longer gets all of its memory at once."""
 JSON_MEDIA: Final = "application/json"
@@ -80,9 +88,9 @@ class BodyBudget:
         self._coming: dict[Reservation, float] = {}  # whose bodies are being read, and since when: the oldest first
 
     @contextmanager
-    def reserved(self) -> Iterator[Reservation]:
-        """A reservation of the caller of this request, which may grow; given back at the end."""
-        reservation = Reservation(self, caller_now())
+    def reserved(self, *, is_peers: bool = False) -> Iterator[Reservation]:
+        """A reservation of the caller of this request, which may grow; given back at the end. `is_peers`: B8."""
+        reservation = Reservation(self, caller_now(), is_peers=is_peers)
         try:
             yield reservation
         finally:
@@ -116,7 +124,8 @@ class BodyBudget:
             if percent < 100 and held > reservation.byte_count and held + byte_count > most:
                 self._end_slowest(caller)
                 return callers.refusal(MEMORY, percent, caller)
-        if self.bytes_now + byte_count > self.bytes_max:
+        is_peers = reservation is not None and reservation.is_peers
+        if self.bytes_now + byte_count > self.bytes_max + (self.bytes_max // PEERS_PART if is_peers else 0):
             self._end_slowest(None)
             return Overloaded(
                 f"{self._what} hold {self.bytes_now} of {self.bytes_max} bytes; try again", limit=self.bytes_max
@@ -146,12 +155,15 @@ class Reservation:
 
     Attributes:
         caller: Whom it counts for (B5). None: nobody.
+        is_peers: A broker asks for itself (B8).
         is_condemned: Its body is to end, for others (B3).
     """
 
-    def __init__(self, budget: BodyBudget, caller: str | None = None) -> None:
+    def __init__(self, budget: BodyBudget, caller: str | None = None, *, is_peers: bool = False) -> None:
         self._budget = budget
+        self._lock = threading.Lock()  # taken before that of the budget
         self.caller = caller
+        self.is_peers = is_peers
         self.byte_count = 0
         self.is_condemned = False
         self._has_ended = False
@@ -194,25 +206,29 @@ class Reservation:
 
     def grow_by(self, byte_count: int) -> None:
         """Take so much more. Raises as `grow_to`."""
-        self._budget.take(byte_count, self)
-        self.byte_count += byte_count
+        with self._lock:
+            if self._has_ended:
+                raise Overloaded("the request is over")  # B7: nobody is told
+            self._budget.take(byte_count, self)
+            self.byte_count += byte_count
 
     def lend(self) -> Loan:
-        """Keep it until this is given up, and not only until its end (B6). On the loop."""
-        self._loans += 1
-        loan = Loan()
-        weakref.finalize(loan, _soon, asyncio.get_running_loop(), self._returned).atexit = False
-        return loan
+        """Keep it until this ends, or nobody refers to it any more, and not only until its end (B6). On the loop."""
+        with self._lock:
+            self._loans += 1
+        return Loan(asyncio.get_running_loop(), self._returned)
 
     def _returned(self) -> None:
-        self._loans -= 1
-        self._give_back()
+        with self._lock:
+            self._loans -= 1
+            self._give_back()
 
     def end(self) -> None:
         """Give all of it back that is not lent."""
         self._budget.end(self)
-        self._has_ended = True
-        self._give_back()
+        with self._lock:
+            self._has_ended = True
+            self._give_back()
 
     def _give_back(self) -> None:
         if self._has_ended and not self._loans:
@@ -221,17 +237,39 @@ class Reservation:
 
 
 class Loan:
-    """Reserved memory that is in use for as long as somebody refers to this."""
+    """Reserved memory that is in use for as long as somebody refers to this, if it is not ended before.
 
-    __slots__ = ("__weakref__",)
+    Args:
+        returned: Called once, on the loop.
+    """
+
+    __slots__ = ("__weakref__", "_dropped", "_returned")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, returned: Callable[[], None]) -> None:
+        self._returned = returned
+        self._dropped = weakref.finalize(self, _soon, loop, returned)
+        self._dropped.atexit = False
+
+    def end(self) -> None:
+        """It is not in use any more. On the loop; does nothing the second time."""
+        self.ending()()
+
+    def ending(self) -> Callable[[], None]:
+        """`end`, for who is not to keep it in use."""
+        dropped, returned = self._dropped, self._returned
+        return lambda: None if dropped.detach() is None else returned()
 
 
 class Lent(list[T]):
-    """Records of a body, which are in memory for as long as somebody refers to this."""
+    """Records of a body, which are in memory for as long as somebody refers to this.
+
+    Attributes:
+        loan: Their memory.
+    """
 
     def __init__(self, records: Iterable[T], loan: Loan) -> None:
         super().__init__(records)
-        self._loan = loan
+        self.loan = loan
 
 
 def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:

@@ -30,6 +30,7 @@ from yarl import URL
 from broker.api import http
 from broker.api.errors import LiftlogError, NotReady, Unauthenticated, Unauthorized, Unavailable, from_problem
 from broker.api.plain import parse_json
+from broker.serving.contract.done import change_now
 from broker.serving.http.access import access_now, proof_of
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ class Peers:
         """
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers)
+        if behalf is not None and (change := change_now.get()) is not None:
+            change.has_begun = True
         try:
             url = URL(f"{'http' if self._tls is None else 'https'}://{address}{path}").with_query(query)
             async with self._session.request(
@@ -129,7 +132,8 @@ class Peers:
             if isinstance(value, dict) and "reason" in value:
                 problem = from_problem(value)
                 if behalf is None and isinstance(problem, Unauthenticated | Unauthorized):  # E6
-                    raise Unavailable(f"{address} refuses this broker: {problem}", address=address, sent=False)
+                    sent = bool(problem.fields.get("sent"))
+                    raise Unavailable(f"{address} refuses this broker: {problem}", address=address, sent=sent)
                 raise problem
             raise Unavailable(f"{address}: HTTP status {answer.status}", address=address, sent=True)
         return value

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from broker.api.errors import LiftlogError, NotReady
-from broker.serving.contract.done import change_done
+from broker.api.errors import LiftlogError
+from broker.serving.contract.done import change_now
 from broker.serving.contract.endpoint import Serving
+from broker.serving.http.body import CHANGE_BYTES, Loan, reservation_now
 from broker.serving.http.gone import check_asker
 
 log = logging.getLogger(__name__)
@@ -48,28 +49,48 @@ async def either(first: Coroutine[Any, Any, Any], second: Coroutine[Any, Any, An
             task.cancel()
 
 
-async def unbroken(change: Coroutine[Any, Any, T] | Future[T]) -> T:
-    """Await a change; it goes on, and its failure is logged, when the caller is cancelled. What fails in this request
-    once it is done says so (`done`).
+async def unbroken(change: Coroutine[Any, Any, T] | Future[T], lent: Sequence[Loan] = ()) -> T:
+    """Await a change; it goes on, and its failure is logged, when the caller is cancelled. What ends this request once
+    it has begun says so (`done`).
 
+    Args:
+        lent: Memory of the request that is given back when it is done, or before. None: all of it, then (`body.B6`).
     Raises:
         NotReady: its client is gone, and it has not begun (`gone.G1`).
+        Overloaded, LimitReached: too many go on, and it has not begun (`body.B6`).
     """
+    reservation, asked = reservation_now.get(None), change_now.get()
     if not isinstance(change, Future):
         try:
             check_asker()
-        except NotReady:
+            if reservation is not None and not lent:
+                reservation.grow_to(CHANGE_BYTES)
+        except LiftlogError:
             change.close()
             raise
+    ends = [loan.ending() for loan in lent]
+    if reservation is not None and not lent:
+        ends = [reservation.lend().end]
+    if asked is not None:
+        asked.has_begun = True
     future = asyncio.wrap_future(change) if isinstance(change, Future) else asyncio.ensure_future(change)
+    future.add_done_callback(lambda _: _call(ends))
     try:
         result = await asyncio.shield(future)
-        change_done.set(True)
+        if asked is not None:
+            asked.is_done = True
         return result
     except asyncio.CancelledError:
         _unfinished.add(future)
         future.add_done_callback(_finished)
         raise
+    finally:
+        del change, future  # an error has this frame, and they have the error: what was asked for would stay in memory
+
+
+def _call(acts: Sequence[Callable[[], None]]) -> None:
+    for act in acts:
+        act()
 
 
 def _finished(future: asyncio.Future[Any]) -> None:

@@ -7,13 +7,15 @@ import json
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from broker.api.errors import InvalidRequest, InvalidSetting, Unauthenticated
+from broker.api.errors import InvalidRequest, InvalidSetting, Unauthenticated, Unavailable
 from broker.api.principals import new_token
 from broker.client.client import connect
 from broker.client.http.address import parse_address
+from broker.client.http.pool import Pool
 from broker.client.http.profiles import files_for
 from broker.client.http.token import TokenFile
 from tests.unit.client.rawserver import RawServer, Reply, Request
@@ -105,6 +107,34 @@ def test_a_call_that_outlives_its_token_is_made_again_with_the_one_that_is_in_th
                 client.whoami()
     first, second = (each.text for each in renewed)
     assert shown == [TOKEN.text, TOKEN.text, first, first, first, second]
+
+
+def test_a_change_that_outlives_its_token_is_in_doubt_though_nobody_is_there_any_more(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W5, C3. The second try reaches nobody: that says nothing of the first."""
+    exchange, tries = Pool._exchange, list[object]()
+
+    def once(pool: Pool, address: Any, *arguments: Any, **options: Any) -> Any:
+        tries.append(address)
+        if len(tries) > 1:
+            raise Unavailable(f"{address}: connection refused", address=str(address), sent=False, timed_out=False)
+        return exchange(pool, address, *arguments, **options)
+
+    def handle(request: Request, reply: Reply) -> None:
+        file.write_text(new_token().text)
+        refused = b'{"reason": "unauthenticated", "title": "x", "status": 401, "detail": "unauthenticated"}'
+        reply.answer(401, refused, {"Content-Type": "application/problem+json"})
+
+    monkeypatch.setattr(Pool, "_exchange", once)
+    with (
+        RawServer(handle) as server,
+        connect(server.address, token_file=str(file), deadline_s=0) as client,
+        pytest.raises(Unavailable) as error,
+    ):
+        client.delete_stream("orders")
+    assert error.value.fields["sent"] is True
+    assert len(tries) == 2
 
 
 def test_nothing_that_is_shown_or_pickled_has_the_token(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

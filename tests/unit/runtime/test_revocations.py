@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from cryptography import x509
 
 from broker.api.errors import InvalidSetting
@@ -162,6 +163,24 @@ def test_a_certificate_of_a_ca_without_a_list_is_refused(authority: Authority, t
     assert lists_of(authority, crl).why_of_pem(pem(theirs)) == ""
 
 
+def test_of_two_cas_of_one_name_each_has_a_list(tmp_path: Path) -> None:
+    """L2. One that is made anew has the name of the one before. Its certificates would be looked up in the other one's
+    list, which does not speak of them."""
+    both = [Authority(tmp_path / name) for name in ("first", "second")]
+    for made in both:
+        made._authority = trustme.CA(organization_name="liftlog", organization_unit_name="CA")
+        made._authority.cert_pem.write_to_path(made.ca)
+    first, second = both
+    ana, bob = first.issue("ana"), second.issue("bob")
+    Path(first.ca).write_bytes(Path(first.ca).read_bytes() + Path(second.ca).read_bytes())
+    crl, theirs = first.revoke(ana), second.revoke(bob)
+    with pytest.raises(InvalidSetting, match=r"has a list of one CA .*, and none of another one of that name"):
+        http_of(first, crl)
+    Path(crl).write_bytes(Path(crl).read_bytes() + Path(theirs).read_bytes())
+    assert all("is revoked" in lists_of(first, crl).why_of_pem(pem(each)) for each in (ana, bob))
+    assert lists_of(first, crl).why_of_pem(pem(second.issue("eve"))) == ""
+
+
 @pytest.mark.parametrize("shown", [{}, {"issuer": ()}, {"issuer": (), "serialNumber": "x"}], ids=str)
 def test_what_cannot_be_looked_up_is_refused(authority: Authority, shown: dict[str, Any]) -> None:
     lists = lists_of(authority, authority.revoke())
@@ -223,7 +242,7 @@ def test_a_list_stays_in_force_after_its_date_and_that_is_an_error(
     assert any("tls.certificate_refused" in line and "http.tls_crl" in line for line in caplog.messages)
 
 
-@pytest.mark.parametrize("fault", ["no key", "expired", "another CA's list"])
+@pytest.mark.parametrize("fault", ["no key", "half a CA", "expired", "another CA's list"])
 def test_what_is_revoked_is_taken_whatever_else_is_wrong(authority: Authority, tmp_path: Path, fault: str) -> None:
     """X5: a key that cannot be used, a certificate that has expired, and a change of the CA that is half copied."""
     ana, shown = authority.issue("ana"), authority.issue()
@@ -233,6 +252,8 @@ def test_what_is_revoked_is_taken_whatever_else_is_wrong(authority: Authority, t
     bob, before = authority.issue("bob"), found.contexts.server()
     if fault == "no key":
         Path(shown.key).write_bytes(b"")
+    elif fault == "half a CA":
+        Path(authority.ca).write_bytes(Path(authority.ca).read_bytes()[:300])
     elif fault == "expired":
         authority.issue(
             not_after=datetime.now(UTC) - timedelta(days=1), not_before=datetime.now(UTC) - timedelta(days=2)

@@ -703,9 +703,45 @@ def test_a_right_that_is_taken_back_amid_an_act_leaves_it_in_doubt(
             await asyncio.sleep(30)
 
         monkeypatch.setattr(made.server.backend, "delete_stream", delete)
-        assert made.call("DELETE", f"/v1/streams/{OWN}", ana)[1] == "unauthenticated"
+        status, reason, said = made.call("DELETE", f"/v1/streams/{OWN}", ana)
+        assert (status, reason, said.get("sent")) == (401, "unauthenticated", True), "its client is told the same"
         (record,) = [each for each in records(made.server) if each["principal"] == "user:ana"]
         assert (record["kind"], record["result"], record["reason"]) == ("act", "in_doubt", "unauthenticated")
+
+
+def test_a_right_that_is_taken_back_before_a_change_is_begun_leaves_nothing_in_doubt(tmp_path: Path) -> None:
+    """It was waiting for its body."""
+    with enforcing(tmp_path) as made:
+        made.call("POST", "/v1/streams", ADMIN, body={"name": OWN})
+        ana = made.grant("user:ana", ("stream:admin", OWN))
+        head = f"POST /v1/streams/{OWN}/trim HTTP/1.1\r\nHost: [::1]\r\nAuthorization: Bearer {ana.text}\r\n"
+        head += "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        with socket.create_connection(("127.0.0.1", made.server.port), 60) as client:
+            client.sendall(head.encode())
+            eventually(lambda: made.server.serving.gate._under_way, what="its request")
+            drop = {"kind": "drop_token", "token_id": ana.id, "by": "admin"}
+            made.server.loop.call_soon_threadsafe(made.server.backend._execute, drop)
+            answer = client.recv(10_000)
+        assert b" 401 " in answer
+        assert b'"sent"' not in answer
+
+        def found() -> list[tuple[str, str]]:
+            of_ana = [each for each in records(made.server) if each["principal"] == "user:ana"]
+            return [(each["kind"], each["result"]) for each in of_ana]
+
+        eventually(lambda: found() == [("refusal", "refused")], what="its record")
+
+
+def test_brokers_are_heard_while_callers_have_all_memory_for_bodies(tmp_path: Path) -> None:
+    """B8. Slow bodies of two callers at the leader of `__audit` kept the records of the other brokers out."""
+    with enforcing(tmp_path / "a") as asks, enforcing(tmp_path / "b") as leads:
+        budget, there = leads.server.serving.json_budget, f"127.0.0.1:{leads.server.port}"
+        budget.take(budget.bytes_max)
+        record = AuditRecord("1" * 32, "user:ana", '{"principal": "user:ana"}').as_json()
+        asks.server.call(asks.server.serving.peers.ask(there, "POST", "/v1/audit", body={"records": [record]}))
+        assert leads.call("POST", "/v1/streams", ADMIN, body={"name": OWN})[:2] == (429, "overloaded")
+        budget.give_back(budget.bytes_max)
+        assert {"principal": "user:ana"} in records(leads.server), "the one that was told"
 
 
 def test_what_was_begun_is_in_the_log_before_it_is_done(

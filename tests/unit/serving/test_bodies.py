@@ -7,25 +7,29 @@ Method: a real server whose budgets are small or full, raw sockets, and every op
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import random
 import socket
+import threading
+import weakref
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from aiohttp import web
 
-from broker.api.errors import InvalidRequest, Overloaded, RequestTooLarge, Unavailable
+from broker.api.errors import DiskFull, InvalidRequest, Overloaded, RequestTooLarge, Unavailable
 from broker.api.http import ARROW_STREAM
 from broker.api.permissions import IN_EVERY_MODE
-from broker.serving.contract.endpoint import CHECKED_INLINE_BYTES, Endpoint
+from broker.serving.contract.endpoint import CHECKED_INLINE_BYTES, Endpoint, Serving
 from broker.serving.endpoints.watch import STARS_MAX, Patterns
 from broker.serving.http import body, json_text, peers
 from broker.serving.http.app import BODIES_AT_ONCE, ENDPOINTS
@@ -373,6 +377,109 @@ def test_what_goes_on_when_nobody_waits_stays_reserved_while_it_is_there(
         queue.clear()
         eventually(lambda: server.serving.budget.bytes_now == 0)
         assert not server.serving.budget._held
+
+
+def posted(server: Server, path: str, head: str, body: bytes) -> bytes:
+    """The answer, on a connection of its own."""
+    with socket.create_connection(("127.0.0.1", server.port), 60) as client:
+        client.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: [::1]\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        )
+        return client.recv(10_000)
+
+
+@pytest.mark.parametrize("count", [1, 100], ids=["small", "large"])
+def test_what_fails_is_in_memory_no_longer_than_its_answer_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """B6. The error had the frames, and they the records, and the future that had the error: so they stayed until the
+    next search for cycles, reserved. On a full disk a client that tried again had the memory of all."""
+    with running(tmp_path) as server:
+        server.api.create("orders")
+        handle, kept = server.backend.partition("orders", 0), list[Any]()
+
+        def append(_: object, batches: list[Any], *__: object, **___: object) -> None:
+            kept.append(weakref.ref(batches))
+            raise DiskFull("there is no room")
+
+        monkeypatch.setattr(type(handle.log), "append", append)
+        gc.disable()
+        try:
+            path, head = "/v1/streams/orders/partitions/0/records", f"Content-Type: {ARROW_STREAM}\r\n"
+            assert b" 507 " in posted(server, path, head, stream_of([values(count, 1_000)]))
+            eventually(lambda: server.serving.budget.bytes_now == 0, what="its memory is given back")
+            eventually(lambda: not any(each() for each in kept), what="its records are gone")
+            assert kept
+        finally:
+            gc.enable()
+
+
+def test_a_change_keeps_its_memory_when_nobody_waits_and_so_there_are_not_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B6. Of pins with one name each waits for the one before; who cut his connections had any number wait."""
+    with running(tmp_path, caller_limits=ALL) as server:
+        budget, ends = server.serving.json_budget, list[asyncio.Future[None]]()
+
+        async def place(*_: object, **__: object) -> tuple[Any, bool]:
+            ends.append(asyncio.get_running_loop().create_future())
+            await ends[-1]
+            return server.backend.offsets.pin("p"), False
+
+        monkeypatch.setattr(server.backend.offsets, "place_pin", place)
+        head, text = "Content-Type: application/json\r\n", b'{"text": "x", "version": 0}'
+        begun = f"POST /v1/pins/p HTTP/1.1\r\nHost: [::1]\r\n{head}Content-Length: {len(text)}\r\n\r\n".encode()
+        budget.bytes_max = 3 * body.CHANGE_BYTES
+        for number in range(1, 4):
+            with socket.create_connection(("127.0.0.1", server.port), 60) as client:
+                client.sendall(begun + text)
+                eventually(lambda: len(ends) == number)  # noqa: B023
+            eventually(lambda: not server.serving.gate._under_way)
+        assert budget.bytes_now == 3 * body.CHANGE_BYTES
+        assert b" 429 " in posted(server, "/v1/pins/p", head, text)
+        assert len(ends) == 3
+        server.loop.call_soon_threadsafe(lambda: [end.set_result(None) for end in ends])
+        eventually(lambda: budget.bytes_now == 0, what="all given back")
+        assert not budget._held
+
+
+async def test_a_worker_thread_is_waited_for_however_often_nobody_waits() -> None:
+    """Whose client went behind the end of its time had its memory given back while a thread still took more of it: for
+    good, so that a few such requests left none for others."""
+    entered, goes_on, budget = threading.Event(), threading.Event(), BodyBudget(1_000)
+
+    def work(reservation: body.Reservation) -> None:
+        entered.set()
+        assert goes_on.wait(60)
+        reservation.grow_to(500)
+
+    async def handle(serving: Any) -> None:
+        with budget.reserved() as reservation:
+            await Serving.in_worker(serving, work, reservation)
+
+    with ThreadPoolExecutor(1) as worker:
+        task = asyncio.create_task(handle(SimpleNamespace(worker=worker)))
+        await asyncio.to_thread(entered.wait, 60)
+        for _ in range(3):
+            task.cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        is_waiting = not task.done()
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert is_waiting
+    assert budget.bytes_now == 0
+
+
+def test_nothing_is_reserved_for_a_request_that_is_over() -> None:
+    """B7."""
+    budget = BodyBudget(100)
+    with budget.reserved() as reservation:
+        reservation.grow_to(60)
+    with pytest.raises(Overloaded):
+        reservation.grow_to(10)
+    assert budget.bytes_now == 0
 
 
 def test_long_json_and_patterns_never_hold_up_the_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
