@@ -4,7 +4,9 @@ Which brokers a certificate is for.
 OpenSSL says of most faults no more than "PEM lib", and names no file. So a file is looked at here before OpenSSL sees
 it.
 
-F1  A key that every user of the machine can read is refused: it is no secret.
+F1  A key that every user of the machine can read is refused: it is no secret. So is one that its group can write, or
+    that belongs to somebody else: whoever can exchange a profile or a token says to whom secrets go, and who acts. (Who
+    is root may use the files of all. A group may read: so one file can serve the user of a service.)
 F2  No key with a passphrase is taken: nobody is there to type it, and OpenSSL would wait at the terminal.
 F3  A file is a regular one: it is read more than once, and who opens a pipe waits for whoever writes to it.
 F4  A certificate with a URI `liftlog:broker/<id>` is good for the brokers that it names, and for no other; one with
@@ -125,11 +127,22 @@ def unusable(name: str, path: str, why: str) -> InvalidSetting:
 
 def check_private(name: str, path: str) -> None:
     """F1. Raises InvalidSetting."""
-    mode = stat.S_IMODE(os.stat(path).st_mode)
-    if mode & stat.S_IRWXO:
-        raise unusable(
-            name, path, f"has mode {mode:04o}, so every user of this machine can use it: chmod 600 {shlex.quote(path)}"
-        )
+    found = os.stat(path)
+    if why := why_not_private(stat.S_IMODE(found.st_mode), found.st_uid, os.geteuid()):
+        raise unusable(name, path, why + (f": chmod 600 {shlex.quote(path)}" if why.startswith("has mode") else ""))
+
+
+def why_not_private(mode: int, owner: int, me: int) -> str:
+    """Why a file with this mode, of this owner, is no secret of this user. Empty: it is one (F1)."""
+    for bits, who in (
+        (stat.S_IRWXO, "every user of this machine can use it"),
+        (stat.S_IWGRP, "its group can change it"),
+    ):
+        if mode & bits:
+            return f"has mode {mode:04o}, so {who}"
+    if me and owner not in (me, 0):
+        return f"belongs to user {owner}, who can change it, and neither to user {me} nor to root"
+    return ""
 
 
 def check_key(name: str, path: str) -> None:

@@ -13,7 +13,8 @@ L2  Credentials in URLs, tokens and JWTs are cut out of every line, whoever wrot
 L3  Lines of libraries show from WARNING on, ours from the configured level.
 L5  The fields of a JSON line are those of its format string: a value that holds ` key=` forges none.
 L4  A fault that comes with every batch fills no disk: of one kind of WARNING or ERROR come `BURST` lines, then one in
-    `REFILL_S`, and how many were left out. (INFO is a change of state; those are told one by one.)
+    `REFILL_S`, and how many were left out. INFO is a change of state, and a broker may open 10,000 partitions: of those
+    come `INFO_BURST`, then one in `INFO_REFILL_S`. So whoever registers a name again and again fills no disk either.
 L6  A line that is what is left of a record of the audit (`is_whole`, by `extra`) is neither cut nor left out.
 
 Every line of the broker: docs/reference/log-lines.md.
@@ -38,6 +39,8 @@ from broker.api.principals import shown
 OURS: Final = ("broker", "spark_liftlog", "pyspark_liftlog")
 BURST: Final = 50
 REFILL_S: Final = 10.0
+INFO_BURST: Final = 20_000
+INFO_REFILL_S: Final = 1.0
 KINDS_MAX: Final = 1_000
 """So many kinds of lines are told apart; those beyond are one kind."""
 
@@ -77,12 +80,15 @@ class _Kind:
     """One kind of line: those of one format string.
 
     Attributes:
+        burst, refill_s: So many at most at once, and a further one each so many seconds.
         left: So many may be written at once.
         refilled_s: When `left` was last brought up to date.
         left_out: So many were left out since the last one that was written.
         name: The name of the kind.
     """
 
+    burst: int
+    refill_s: float
     left: float
     refilled_s: float
     left_out: int = 0
@@ -109,7 +115,7 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
         now = self._clock()
         if self._is_short and now - self._told_s >= REFILL_S:
             self._tell()
-        if record.levelno < logging.WARNING or _is_whole(record) or self._admits(record, now):
+        if record.levelno < logging.INFO or _is_whole(record) or self._admits(record, now):
             super().emit(record)
 
     def close(self) -> None:
@@ -122,8 +128,11 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
         key = str(record.msg)
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds.setdefault(key if len(self._kinds) < KINDS_MAX else "", _Kind(BURST, now))
-        kind.left = min(BURST, kind.left + (now - kind.refilled_s) / REFILL_S)
+            burst, refill_s = (BURST, REFILL_S) if record.levelno > logging.INFO else (INFO_BURST, INFO_REFILL_S)
+            shared = "" if record.levelno > logging.INFO else "info"
+            found = key if len(self._kinds) < KINDS_MAX else shared
+            kind = self._kinds.setdefault(found, _Kind(burst, refill_s, burst, now))
+        kind.left = min(kind.burst, kind.left + (now - kind.refilled_s) / kind.refill_s)
         kind.refilled_s = now
         if kind.left < 1:
             kind.left_out += 1

@@ -171,6 +171,8 @@ def chosen(text: str, rules: JwtRules, keys: Keys) -> tuple[str, Key]:
         )
     if kid is None and len(fit) > 1:
         raise InvalidRequest(f"a JWT that does not say by which of the {len(fit)} keys for {algorithm} it is signed")
+    if any(each.key != fit[0].key for each in fit):
+        raise InvalidRequest(f"a JWT whose key {kid!r:.{_SHOWN}} for {algorithm} is {len(fit)} keys of the issuer")
     return algorithm, fit[0]
 
 

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from broker.api import environment
 from broker.api.errors import InvalidRequest, InvalidSetting, UnknownSetting
 from broker.api.principals import new_token
+from broker.api.tls_files import why_not_private
 from broker.api.token_files import token_in
 from broker.cli.main import app
 from broker.client.client import connect
@@ -157,12 +158,35 @@ def test_a_file_that_is_no_secret_is_refused(home: Path) -> None:
     path.chmod(0o604)
     with pytest.raises(InvalidSetting, match=rf"{path}.*mode 0604.*chmod 600"):
         connect(profile="local")
+    path.chmod(0o620)
+    with pytest.raises(InvalidSetting, match=r"its group can change it.*chmod 600"):
+        connect(profile="local")
     path.unlink()
     with pytest.raises(InvalidSetting, match=rf"profile = '{path}': cannot be read: No such file"):
         connect(profile="local")
     os.mkfifo(path, 0o600)
     with pytest.raises(InvalidSetting, match="is not a regular file"):
         connect(profile="local")
+
+
+@pytest.mark.parametrize(
+    "mode, owner, me, says",
+    [
+        (0o600, 7, 7, ""),
+        (0o640, 7, 7, ""),
+        (0o640, 0, 7, ""),
+        (0o600, 8, 0, ""),
+        (0o604, 7, 7, "every user"),
+        (0o602, 7, 0, "every user"),
+        (0o660, 7, 7, "its group"),
+        (0o640, 8, 7, "belongs to user 8"),
+    ],
+)
+def test_a_file_that_somebody_else_can_change_is_no_secret(mode: int, owner: int, me: int, says: str) -> None:
+    """P2, F1. Who writes a profile says to whom the token goes."""
+    found = why_not_private(mode, owner, me)
+    assert says in found
+    assert bool(says) == bool(found)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,9 @@ def test_the_secret_comes_from_a_file_and_never_shows(tmp_path: Path) -> None:
     assert describe(load(None, {"LIFTLOG_RAFT_SECRET": SECRET}, {}))["raft.secret"] == "***"
 
 
-@pytest.mark.parametrize("mode,is_taken", [(0o600, True), (0o400, True), (0o640, True), (0o644, False), (0o604, False)])
+@pytest.mark.parametrize(
+    "mode,is_taken", [(0o600, True), (0o400, True), (0o640, True), (0o660, False), (0o644, False), (0o604, False)]
+)
 def test_a_secret_that_everybody_can_read_is_none(tmp_path: Path, mode: int, is_taken: bool) -> None:
     """A group may: of the service, or of a mount."""
     file = tmp_path / "the secret"

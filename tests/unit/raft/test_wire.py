@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import random
 import socket
 import struct
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 from pysyncobj import SyncObj, SyncObjConf
+from pysyncobj.encryptor import getEncryptor
+from pysyncobj.poller import createPoller
 from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
 
 from broker.api.errors import InvalidSetting
@@ -196,8 +199,11 @@ def test_connections_of_strangers_are_few_and_end(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("secret", [None, SECRET])
-def test_a_stranger_may_say_only_so_much_secret_or_none(tmp_path: Path, secret: str | None) -> None:
-    """W4. A frame of 60 MiB is cut by its length; small ones end with the first that says nothing."""
+def test_a_stranger_may_say_only_so_much_secret_or_none(
+    tmp_path: Path, secret: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W4. A frame of 60 MiB is cut by its length, long before its time is up."""
+    monkeypatch.setattr(wire, "STRANGER_S", 3_600.0)
     with group(tmp_path, [secret]) as nodes:
         until(nodes, lambda: nodes[0].is_controller)
         transport = nodes[0].core._SyncObj__transport
@@ -405,3 +411,103 @@ def test_guests_of_a_broker_that_waits_are_few() -> None:
         assert len(lobby._guests) <= STRANGERS_MAX
         assert silent[0].recv(1) == b""
         assert lobby.ask([address], HELLO, timeout_s=60) == {address: answer}
+
+
+def test_a_stranger_without_the_secret_commands_nothing(tmp_path: Path) -> None:
+    """What it could once: ask who is there, listen without a vote, and have a command carried out, all in plain."""
+    command = {"v": 1, "kind": "register_producer", "name": "stranger", "request_id": "r"}
+    said = [
+        {"type": "hello", "cluster": "x", "broker": "n9", "node_id": "", "group": "", "named": [], "is_forming": False},
+        "readonly",
+        {"type": "submit", "id": "stranger/1", "command": command, "cluster": "x"},
+    ]
+    with group(tmp_path, [SECRET]) as (node,):
+        until([node], lambda: node.is_controller)
+        port = int(node.node_id.rpartition(":")[2])
+        for first in range(len(said)):
+            with socket.create_connection(("127.0.0.1", port)) as sock:
+                for message in said[first:]:
+                    data = zlib.compress(Codec.dumps(message))
+                    sock.sendall(struct.pack("i", len(data)) + data)
+                sock.setblocking(False)
+                heard: list[bytes] = []
+
+                def is_cut(sock: socket.socket = sock, heard: list[bytes] = heard) -> bool:
+                    with contextlib.suppress(BlockingIOError):
+                        try:
+                            heard.append(sock.recv(1 << 16))
+                        except ConnectionResetError:
+                            heard.append(b"")
+                    return heard[-1:] == [b""]
+
+                until([node], is_cut)
+                assert heard == [b""], "it hears nothing"
+        results: list[Any] = []
+        node.submit({"v": 1, "kind": "register_producer", "name": "own", "request_id": "s"}, results.append)
+        until([node], lambda: results)
+        assert set(node.catalog.producers) == {"own"}
+
+
+class Tapped:
+    """A socket of which somebody on the path keeps what is sent."""
+
+    def __init__(self, inner: socket.socket, tap: list[bytes]) -> None:
+        self._inner, self._tap = inner, tap
+
+    def send(self, data: memoryview) -> int:
+        count = self._inner.send(data)
+        self._tap.append(bytes(data[:count]))
+        return count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_what_was_heard_of_a_session_is_taken_of_no_other() -> None:
+    """Somebody on the path sends it again, byte by byte as it was, without knowing the secret."""
+    poller, encryptor = createPoller("auto"), getEncryptor(SECRET)
+
+    def serving(sock: socket.socket, got: list[Any]) -> None:
+        sock.setblocking(False)
+        conn = TcpConnection(poller, socket=sock, timeout=60, recvBufferSize=1 << 16)
+        conn.encryptor = encryptor
+        conn.setOnDisconnectedCallback(lambda: got.append("cut"))
+
+        def on_message(message: Any) -> None:
+            if not conn.sendRandKey:
+                conn.sendRandKey, conn.recvRandKey = message, os.urandom(32)
+                conn.send(conn.recvRandKey)
+            else:
+                got.append(message)
+
+        conn.setOnMessageReceivedCallback(on_message)
+
+    tap: list[bytes] = []
+    got: list[Any] = []
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    serving(theirs, got)
+    honest = TcpConnection(poller, socket=Tapped(ours, tap), timeout=60, recvBufferSize=1 << 16)
+    honest.encryptor, honest.recvRandKey = encryptor, os.urandom(32)
+
+    def greet(message: Any) -> None:
+        honest.sendRandKey = message
+        honest.send("n1@127.0.0.1:1")
+        honest.send({"type": "request_vote", "term": 9})
+
+    honest.setOnMessageReceivedCallback(greet)
+    honest.send(honest.recvRandKey)
+    while len(got) < 2:
+        poller.poll(0.02)
+    assert got == ["n1@127.0.0.1:1", {"type": "request_vote", "term": 9}]
+    again: list[Any] = []
+    ours, theirs = socket.socketpair()
+    serving(theirs, again)
+    for piece in tap:
+        with contextlib.suppress(BrokenPipeError):
+            ours.sendall(piece)
+        poller.poll(0.02)
+        poller.poll(0.02)
+    while not again:
+        poller.poll(0.02)
+    assert again == ["cut"]

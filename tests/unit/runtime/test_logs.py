@@ -15,7 +15,17 @@ from contextlib import suppress
 import pytest
 
 from broker.api.principals import new_token
-from broker.runtime.logs import BURST, KINDS_MAX, REFILL_S, ConsoleFormatter, LimitedHandler, parse, setup
+from broker.runtime.logs import (
+    BURST,
+    INFO_BURST,
+    INFO_REFILL_S,
+    KINDS_MAX,
+    REFILL_S,
+    ConsoleFormatter,
+    LimitedHandler,
+    parse,
+    setup,
+)
 
 log = logging.getLogger("broker.test")
 
@@ -233,6 +243,28 @@ def test_a_fault_that_comes_with_every_batch_fills_no_disk() -> None:
     assert sum(told) + len(written) == 30_000
     assert sum(line.startswith("partition.damaged") for line in lines) == 3
     assert sum(line.startswith("stream.created") for line in lines) == 30
+
+
+def test_what_a_caller_does_again_and_again_fills_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L4, for INFO: a job that registers its producer without end. Seen before: 30 KB of log a second."""
+    monkeypatch.setattr("broker.runtime.logs.INFO_BURST", 100)
+    out, clock = io.StringIO(), Clock()
+    handler = LimitedHandler(out, clock=clock)
+    logger = logging.Logger("broker.limited")
+    logger.addHandler(handler)
+    for number in range(3_000):
+        clock.now = number * 0.01
+        logger.info("producer.registered name=%s epoch=%d", "p", number)
+        if number % 100 == 0:
+            logger.info("stream.created stream=%s", number)
+    handler.close()
+    lines = out.getvalue().splitlines()
+    written = sum(line.startswith("producer.registered") for line in lines)
+    told = [int(line.rpartition("=")[2]) for line in lines if "log.left_out event=producer.registered" in line]
+    assert written == 100 + 30 / INFO_REFILL_S - 1
+    assert sum(told) + written == 3_000
+    assert sum(line.startswith("stream.created") for line in lines) == 30, "no other kind suffers"
+    assert INFO_BURST >= 20_000, "a start with 10,000 partitions says of each what it did"
 
 
 @pytest.mark.parametrize("form", ["json", "console"])

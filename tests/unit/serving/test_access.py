@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import ssl
 import threading
@@ -357,6 +358,9 @@ def test_of_two_that_begin_a_group_at_once_the_second_needs_to_be_its_admin(
             assert enforced.call("POST", "/v1/streams", thief, body={"name": "a", **of_group, "group": "h"})[0] == 201
         asked = enforced.call("POST", "/v1/streams", thief, body={"name": "thief", **of_group})
         assert asked[:2] == (403, "unauthorized")
+        assert not {"first", "second"} & set(re.findall(r"\w+", json.dumps(asked[2]))), (
+            "nobody learns who is in a group"
+        )
         both = ("stream:admin", "first"), ("stream:admin", "second")
         thief = enforced.grant("user:thief", ("stream:create", "*"), ("subject:capture", "*"), *both)
         assert enforced.call("POST", "/v1/streams", thief, body={"name": "thief", **of_group})[0] == 201

@@ -132,6 +132,14 @@ def test_a_token_that_is_signed_well_and_says_something_else_is_refused(claims: 
         taken(signed(**claims))
 
 
+def test_a_name_of_two_keys_says_by_neither_of_them_who_it_is() -> None:
+    """J1. Seen before: the first one of the set counted, and tokens of the other were refused as forged."""
+    for first, second in ((RSA, OTHER), (OTHER, RSA)):
+        with pytest.raises(InvalidRequest, match=r"whose key 'k' for RS256 is 2 keys of the issuer"):
+            taken(signed(), rules(keys_of(as_set(public(first), public(second)))))
+    assert taken(signed(), rules(keys_of(as_set(public(RSA), public(RSA, use="sig"))))).principal == "user:ana"
+
+
 def test_nobody_is_admin_or_a_broker_by_what_a_token_says() -> None:
     """J3: a name that is one of these is a user's, of that name."""
     for name in ("admin", "anonymous", "broker"):

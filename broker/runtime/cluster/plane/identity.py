@@ -11,6 +11,7 @@ from typing import Final
 
 from broker.api.errors import InvalidRequest, InvalidSetting
 from broker.api.http import host_port
+from broker.api.tls_files import why_not_private
 from broker.raft.secured import RaftTls
 from broker.runtime.config.configuration import Config
 
@@ -97,11 +98,11 @@ def _secret_of(config: Config) -> str | None:
         return None if raft.secret is None else raft.secret.value
     try:
         with open(raft.secret_file, encoding="utf-8") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & stat.S_IRWXO:
+            found = os.fstat(file.fileno())
+            mode = stat.S_IMODE(found.st_mode)
+            if open_to := why_not_private(mode, found.st_uid, os.geteuid()):
                 raise InvalidRequest(
-                    f"raft.secret_file: {raft.secret_file} has mode {mode:04o}, so every user of this machine can use"
-                    f" it: chmod 600 {shlex.quote(raft.secret_file)}",
+                    f"raft.secret_file: {raft.secret_file} {open_to}: chmod 600 {shlex.quote(raft.secret_file)}",
                     key="raft.secret_file",
                     value=f"{mode:04o}",
                 )
