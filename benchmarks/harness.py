@@ -54,6 +54,7 @@ WORKLOADS = (
     "catchup",
     "takeover",
     "noisy",
+    "encrypted",
 )
 
 Measures = dict[str, float]

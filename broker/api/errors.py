@@ -58,6 +58,7 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         WrongFolder             wrong_folder           the data folder belongs to something else
         FolderInUse             folder_in_use          another process has the data folder open
         FolderNotAllowed        folder_not_allowed     no permission for the data folder
+      KeyMissing                key_missing            records are encrypted, and the key for them is not here
 """
 
 from __future__ import annotations
@@ -365,6 +366,10 @@ class FolderInUse(CorruptLog):
 
 class FolderNotAllowed(CorruptLog):
     reason = "folder_not_allowed"
+
+
+class KeyMissing(LiftlogError):
+    reason = "key_missing"
 
 
 def _tree(cls: type[LiftlogError]) -> dict[str, type[LiftlogError]]:

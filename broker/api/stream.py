@@ -63,6 +63,8 @@ class StreamSettings:
         payload_schema: The columns of the JSON objects that the values are, for readers that ask for columns and name
             none. DDL, up to 16,384 characters (`payload_schema.py`). None: readers have to name them. Appends are not
             checked.
+        encryption: `aes-256-gcm`: subjects, keys, values, headers and replies are encrypted on the broker's disk, with
+            a key that the broker's master key wraps. None: they are not. Cannot be altered.
     """
 
     subject: str | None = declared(None, limit=(0, SUBJECT_BYTES_MAX))
@@ -96,6 +98,7 @@ class StreamSettings:
     dedup_ids_max: int = declared(1 << 22, limit=(1, 1 << 26))
     subjects_max: int = declared(1 << 20, limit=(0, 1 << 26))
     payload_schema: str | None = declared(None, limit=(0, GIVEN_MAX), read=canonical)
+    encryption: str | None = declared(None, limit=("aes-256-gcm",))
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -113,10 +116,10 @@ LIMITS: Final[Mapping[str, tuple[int, int]]] = {
 }
 """(least, greatest) of each setting that is a number, both allowed."""
 CHOICES: Final = {key: shape.words for key, shape in SHAPES.items() if isinstance(shape, Text) and shape.words}
-SINCE: Final[Mapping[str, int]] = {KEY: 3}
+SINCE: Final[Mapping[str, int]] = {KEY: 3, "encryption": 8}
 """Settings by the feature level that they came with; those that are not here have the first. None is what they are if
 nobody sets them."""
-UNALTERABLE: Final = frozenset({"subject", "partitions", "partition_by", "group"})
+UNALTERABLE: Final = frozenset({"subject", "partitions", "partition_by", "group", "encryption"})
 """Settings that decide where a record goes; changing them under a running stream is a later release's work."""
 
 

@@ -21,6 +21,7 @@ writing/        its parts that write: append, sync, checkpoint, truncate, let go
 disk/           what storage asks of a disk, and the real one
 segments/       the files of one log: segments, indexes, checkpoint, epochs
 memory/         what decides later appends: producers, message ids, last records of subjects
+encrypted/      logs whose records are encrypted on disk
 rewrite/        sealed segments written anew: compaction and coalescing
 inspect/        what is wrong in a folder, its repair, and the scrub
 

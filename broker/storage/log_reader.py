@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from broker.api.errors import BadBatch, CorruptLog
 from broker.storage.blooms import Questions
@@ -21,6 +21,9 @@ from broker.storage.read import (
 from broker.storage.rewrite.reused_blocks import Turn, messages_in_turn
 from broker.storage.segments.segment import Segment
 from broker.storage.writing.state import LogState
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.vault import Vault
 
 BATCHES_READ_BYTES: Final = 4 << 20
 
@@ -41,6 +44,7 @@ class LogReader:
         max_bytes: int | None = None,
         stored: bool = False,
         questions: Questions | None = None,
+        reserve: Callable[[int], None] = lambda byte_count: None,
     ) -> ReadPlan:
         """Find the batches that hold [offset, min(end, high watermark)).
 
@@ -52,15 +56,18 @@ class LogReader:
             max_bytes: At least one batch comes, if there is any; further ones while they fit.
             stored: Up to the log end, committed or not: for a follower.
             questions: Leave out batches that are known to hold nothing of this (`blooms.questions_of`).
+            reserve: Takes so many bytes of memory in all, for encrypted batches that are opened (`encrypted/plans.py`).
         Returns:
             A plan; close it. Where it stops short, `next_offset` says where to go on.
         Raises:
             OffsetOutOfRange: with `log_start_offset` and `high_watermark`.
             CorruptLog: the files change while they are read; or `offset` is damaged, and other replicas may have it.
+            BadBatch: the batch is whole and cannot be opened: somebody has changed it, or moved it there.
         """
         skips = self._state.settings.is_sole_replica
-        return self._state.ask(
-            lambda view: plan_read(
+
+        def question(view: LogView) -> ReadPlan:
+            return plan_read(
                 view.stored() if stored else view,
                 offset,
                 end=end,
@@ -68,7 +75,32 @@ class LogReader:
                 skips_lost=skips,
                 questions=questions,
             )
-        )
+
+        plan = self._state.ask(question)
+        vault = self._state.vault
+        return plan if vault is None else self._opened(plan, vault, question, reserve)
+
+    def _opened(
+        self, plan: ReadPlan, vault: Vault, question: Callable[[LogView], ReadPlan], reserve: Callable[[int], None]
+    ) -> ReadPlan:
+        """The plan with its messages opened; a segment with a damaged one is scanned, and the question asked again."""
+        from broker.storage.encrypted.plans import open_plan
+
+        for left in (1, 0):
+            segment = plan.sources[0][0] if plan.sources else None
+            try:
+                open_plan(plan, vault, reserve)
+                return plan
+            except BadBatch:
+                plan.close()
+                if not left or segment is None:
+                    raise
+            except BaseException:
+                plan.close()
+                raise
+            self._state.repair(segment)
+            plan = self._state.ask(question)
+        raise AssertionError("unreachable")
 
     def batches(self, offset: int, end: int | None = None) -> Iterator[memoryview]:
         """The verified messages that hold [offset, min(end, high watermark)), in order.
@@ -82,7 +114,7 @@ class LogReader:
 
     def batches_in_turn(self, offset: int, end: int) -> Iterator[Turn]:
         """As `batches`, with their headers: each in the memory of the one before, and the caller's to change."""
-        return messages_in_turn(self._state.ask, self._state.repair, offset, end)
+        return messages_in_turn(self._state.ask, self._state.repair, offset, end, self._state.vault)
 
     def messages(self, offset: int, end: int | None, *, whole: bool = False) -> Iterator[memoryview]:
         """Verified messages of [offset, min(end, high watermark)); `whole`: of all that is stored, committed or not,
@@ -101,7 +133,7 @@ class LogReader:
                 next_offset, is_empty = plan.next_offset, not plan.ranges
                 for place, (segment, file) in zip(plan.ranges, plan.sources, strict=True):
                     try:
-                        for message, after in verified_messages(file, place):
+                        for message, after in verified_messages(file, place, self._state.vault):
                             messages.append(message)
                             offset = after
                     except BadBatch:

@@ -24,7 +24,7 @@ class MadeFile:
         self._plan = plan
         self._fd: int | None = None
 
-    def write(self, message: bytearray) -> FileRange:
+    def write(self, message: bytearray | memoryview) -> FileRange:
         """Add one; where it is. Raises StorageFailed: there is no room."""
         with disk_errors("keep messages that were made"):
             if self._fd is None:

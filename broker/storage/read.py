@@ -16,21 +16,25 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
-from broker.api.batch import HEADER_BYTES, decode_batch, message_bytes, verify_batch
+from broker.api.batch import HEADER_BYTES, decode_batch, read_header, verify_batch
 from broker.api.columns import Columns
 from broker.api.errors import BadBatch, CorruptLog, OffsetOutOfRange
 from broker.storage.blooms import BLOOMS, Mask, Questions
 from broker.storage.disk import Disk, File
+from broker.storage.encrypted.message import stored_bytes, verify_stored
 from broker.storage.recovery import Ranges
 from broker.storage.segments.checkpoint import LogIdentity
 from broker.storage.segments.index import IndexView
 from broker.storage.segments.scan import Peek, peek
 from broker.storage.segments.segment import Segment
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.vault import Vault
 
 SEGMENTS_PER_PLAN_MAX: Final = 64
 """So many files one plan opens at most; `next_offset` says where to go on."""
@@ -67,6 +71,7 @@ class ReadPlan:
         begins: Of each range the first offset of its first batch.
         batch_count: Batches in them.
         columns: None: the ranges have whole batches. Else messages with these columns of theirs (`project.py`).
+        is_opened: Its messages were encrypted, and are held in memory (`encrypted/plans.py`).
     """
 
     __slots__ = (
@@ -77,6 +82,7 @@ class ReadPlan:
         "bytes",
         "columns",
         "first_offset",
+        "is_opened",
         "next_offset",
         "ranges",
         "sources",
@@ -91,6 +97,7 @@ class ReadPlan:
         self.bytes = 0
         self.batch_count = 0
         self.columns: Columns | None = None
+        self.is_opened = False
         self._files: list[File] = []
         self._fds: list[int] = []
 
@@ -139,11 +146,12 @@ class LogView:
     high_watermark: int
     log_end_offset: int
     lost_ranges: Ranges
+    vault: Vault | None = None
 
     def stored(self) -> LogView:
         """The same log, as if all that is stored were committed."""
         start, end = self.log_start_offset, self.log_end_offset
-        return LogView(self.identity, self.disk, self.segments, start, end, end, self.lost_ranges)
+        return LogView(self.identity, self.disk, self.segments, start, end, end, self.lost_ranges, self.vault)
 
     def index(self, segment: Segment) -> IndexView:
         found = segment.index(self.disk)
@@ -345,7 +353,7 @@ def check_head(segment: Segment, file: File, index: IndexView, at: int) -> None:
     """
     entry = index.entries[at]
     try:
-        verify_batch(file.pread(int(entry["length"]), int(entry["position"])))
+        verify_stored(file.pread(int(entry["length"]), int(entry["position"])))
     except BadBatch as error:
         raise NeedsRepair(segment) from error
 
@@ -420,17 +428,21 @@ def batch_start(view: LogView, offset: int) -> int:
     return int(index.first_offsets[at]) if at >= 0 and view.after_lost(offset) == offset else offset
 
 
-def verified_messages(file: File, place: FileRange) -> Iterator[tuple[memoryview, int]]:
-    """Each message of a range, and the offset after it.
+def verified_messages(file: File, place: FileRange, vault: Vault | None = None) -> Iterator[tuple[memoryview, int]]:
+    """Each message of a range, opened where a vault is given, and the offset after it.
 
     Raises:
         BadBatch: one is damaged.
     """
     view = memoryview(file.pread(place.length, place.position))
     while view:
-        length = message_bytes(view[:HEADER_BYTES], where=f"{place.path}: ")
+        length = stored_bytes(view[:HEADER_BYTES], where=f"{place.path}: ")
         message = view[:length]
-        yield message, verify_batch(message, where=f"{place.path}: ").next_offset
+        if vault is None:
+            yield message, verify_batch(message, where=f"{place.path}: ").next_offset
+        else:
+            message = vault.open_message(message, where=f"{place.path}: ")
+            yield message, read_header(message).next_offset
         view = view[length:]
 
 
@@ -466,7 +478,7 @@ def _find_time_in(view: LogView, segment: Segment, timestamp_us: int) -> int | N
                 return None
             if read_head(segment, file, index, at).max_timestamp_us < timestamp_us:
                 continue
-            rows = read_rows(segment, file, index, at)
+            rows = read_rows(view.vault, segment, file, index, at)
             offsets = rows.column("offset").to_numpy()
             timestamps = rows.column("timestamp").cast(pa.int64()).to_numpy()
             fits = (timestamps >= timestamp_us) & (offsets >= view.log_start_offset) & (offsets < view.high_watermark)
@@ -477,11 +489,12 @@ def _find_time_in(view: LogView, segment: Segment, timestamp_us: int) -> int | N
     return None
 
 
-def read_rows(segment: Segment, file: File, index: IndexView, at: int) -> pa.RecordBatch:
+def read_rows(vault: Vault | None, segment: Segment, file: File, index: IndexView, at: int) -> pa.RecordBatch:
     """The verified rows of batch `at`."""
     entry = index.entries[at]
     try:
-        return decode_batch(file.pread(int(entry["length"]), int(entry["position"])))
+        message = file.pread(int(entry["length"]), int(entry["position"]))
+        return decode_batch(message if vault is None else vault.open_message(message))
     except BadBatch as error:
         raise NeedsRepair(segment) from error
 

@@ -24,9 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from broker.api.errors import CorruptLog, LiftlogError, StorageFailed, WrongFolder
+from broker.api.errors import CorruptLog, KeyMissing, LiftlogError, StorageFailed, WrongFolder
 from broker.storage.disk import Disk, storage_error
 from broker.storage.log_reader import LogReader
 from broker.storage.read import LogView, group_start
@@ -56,6 +56,9 @@ from broker.storage.writing.replace import replace_segments, sealed_segments
 from broker.storage.writing.state import LogState
 from broker.storage.writing.sync import Syncer
 from broker.storage.writing.truncate import check_takes_back, reset, truncate
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.vault import Vault
 
 __all__ = ["WRITEBACK_BYTES", "AppendResult", "EpochEnd", "Log", "Message"]
 
@@ -124,6 +127,7 @@ class Log:
         Raises:
             WrongFolder: no log is there, or that of another partition.
             UnknownFormatVersion: a later release wrote it; nothing was changed.
+            KeyMissing: it is encrypted, and the key for it is not here; nothing was changed.
             CorruptLog: a file that cannot be rebuilt from others is damaged; nothing was changed. With other replicas
                 the checkpoint is one: log start and high watermark are not proven by segments.
             StorageFailed, DiskFull: the disk refuses.
@@ -137,7 +141,8 @@ class Log:
             joins: list[str] = []
             checkpoint = load_checkpoint(disk, folder, report)
             kept = () if checkpoint is None else checkpoint.ages
-            log = cls(LogState(disk, folder, identity, settings, now_us=now_us, kept=kept), boot_id)
+            vault = _vault_of(disk, folder, identity, settings) if settings.is_encrypted else None
+            log = cls(LogState(disk, folder, identity, settings, now_us=now_us, kept=kept, vault=vault), boot_id)
             is_missing = checkpoint is None and not report.notes and _holds_records(disk, folder)
             if (report.notes or is_missing) and not settings.is_sole_replica:  # at each open, until it is made anew
                 what = "missing" if is_missing else "damaged"
@@ -541,6 +546,15 @@ class Log:
     def byte_count(self) -> int:
         """Bytes of all segment files."""
         return self.ask(lambda view: sum(segment.size(view.disk) for segment in view.segments))
+
+
+def _vault_of(disk: Disk, folder: str, identity: LogIdentity, settings: LogSettings) -> Vault:
+    """What an encrypted log seals and opens with. Raises KeyMissing, CorruptLog."""
+    from broker.storage.encrypted.vault import Vault  # most brokers need none of it
+
+    if settings.keyring is None:
+        raise KeyMissing(f"{folder}: its records are encrypted, and this process was given no master key", path=folder)
+    return Vault.open(disk, folder, identity, settings.keyring, is_empty=not _holds_records(disk, folder))
 
 
 def _holds_records(disk: Disk, folder: str) -> bool:

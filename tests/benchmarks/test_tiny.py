@@ -167,3 +167,13 @@ def test_noisy(tmp_path: Path) -> None:
     (line,) = run_tiny("noisy", tmp_path)
     assert set(line["ratios"]) == {"liftlog/within", "liftlog/quiet"}
     assert ours(line)["served"] > 0
+
+
+def test_encrypted(tmp_path: Path) -> None:
+    lines = run_tiny("encrypted", tmp_path)
+    assert [line["case"] for line in lines] == [
+        "encrypted-intake-1024B",
+        "encrypted-fetch-1024B",
+        "encrypted-one-100B",
+    ]
+    assert all(set(line["ratios"]) == {"liftlog/plain"} for line in lines)

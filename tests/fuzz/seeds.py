@@ -33,6 +33,7 @@ from broker.storage.memory.subjects import SubjectTable
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.pins import Pinned, encoded
 from tests.fuzz.decoder import CORPUS
+from tests.fuzz.encrypted import of_encrypted
 from tests.fuzz.files import STATE_OFFSET, folder, good_batch, seal_index, seal_journal, seal_json, seal_snapshot
 from tests.fuzz.network import COLUMNS
 from tests.fuzz.payloads import END_OF_VALUE, SCHEMAS
@@ -516,6 +517,7 @@ def main() -> None:
         of_tokens,
         of_spark,
         of_payloads,
+        of_encrypted,
     ):
         for decoder, name, data in make():
             path = CORPUS / decoder / name

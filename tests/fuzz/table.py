@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.fuzz.decoder import Decoder
+from tests.fuzz.encrypted import ENCRYPTED
 from tests.fuzz.files import FILES
 from tests.fuzz.network import NETWORK
 from tests.fuzz.payloads import PAYLOADS
@@ -17,7 +18,7 @@ from tests.fuzz.raw import RAW
 from tests.fuzz.tokens import TOKENS
 
 DECODERS: Final[dict[str, Decoder]] = {
-    decoder.name: decoder for decoder in (*FILES, *NETWORK, *PAYLOADS, *RAFT, *RAW, *TOKENS)
+    decoder.name: decoder for decoder in (*FILES, *ENCRYPTED, *NETWORK, *PAYLOADS, *RAFT, *RAW, *TOKENS)
 }
 
 ELSEWHERE: Final[dict[str, str]] = {

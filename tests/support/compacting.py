@@ -12,6 +12,7 @@ from broker.api.schema import END_OF_STREAM, HEADERS_TYPE, SCHEMA, SCHEMA_BYTES
 from broker.storage.log import PartitionLog
 from broker.storage.rows import RowBatch
 from broker.storage.segments.scan import scan
+from tests.support.logs import plain_stream
 
 Keyed = tuple[bytes | None, bytes | None]
 """Key and value; a null value under a key is a tombstone."""
@@ -79,7 +80,7 @@ def check_compacted(log: PartitionLog) -> None:
             expected = int(batch["next_offset"])
             if int(batch["first_offset"]) >= log.log_start_offset:
                 assert log.epoch_of(int(batch["first_offset"])) == int(batch["leader_epoch"])
-        with pa.ipc.open_stream(data) as stream:
+        with pa.ipc.open_stream(plain_stream(log, data, found)) as stream:
             for rows in stream:
                 rows.validate(full=True)
     assert expected is None or expected == log.log_end_offset or log.log_start_offset == log.log_end_offset

@@ -57,6 +57,24 @@ FIXED: Final = (
     Row("broker.api.conditions:KEY_LENGTH_MAX", "characters", "key of a read, also as base64", "`invalid_request`"),
     Row("broker.storage.select:JUDGED_BYTES_MAX", "bytes", "looked at for one answer with conditions", "go on behind"),
     Row("broker.serving.endpoints.records:COLUMNS_LENGTH_MAX", "characters", "columns of a read", "`invalid_request`"),
+    Row(
+        "broker.storage.encrypted.plans:OPENED_BYTES_MAX",
+        "bytes",
+        "an answer with encrypted batches; one alone may be larger",
+        "go on behind",
+    ),
+    Row(
+        "broker.storage.encrypted.vault:KEYS_REMEMBERED_MAX",
+        "keys",
+        "of batches of an encrypted log, kept in memory",
+        "derived again",
+    ),
+    Row(
+        "broker.runtime.config.master_keys:KEY_FILE_BYTES_MAX",
+        "bytes",
+        "read of a file with a master key",
+        "`invalid_setting`",
+    ),
     Row("broker.storage.project:HELD_BYTES_MAX", "bytes", "an answer with some columns only", "go on behind"),
     Row("broker.storage.project:WHOLE_BYTES_MAX", "bytes", "read as a whole for such an answer", "go on behind"),
     Row(

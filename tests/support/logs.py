@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from broker.api.batch import decode_batch, read_header
+from broker.api.batch import decode_batch
 from broker.api.schema import END_OF_STREAM, HEADERS_TYPE, SCHEMA, SCHEMA_BYTES
 from broker.storage.disk import Disk
+from broker.storage.encrypted.message import read_stored_header
 from broker.storage.log import PartitionLog
 from broker.storage.read import ReadPlan
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
-from broker.storage.segments.scan import scan
+from broker.storage.segments.scan import Scan, scan
 
 IDENTITY = LogIdentity(cluster_id="c1", stream="orders", incarnation="i1", partition=0)
 SETTINGS = LogSettings(segment_bytes=8_000)
@@ -104,6 +105,17 @@ def read_records(log: PartitionLog, offset: int, *, end: int | None = None, max_
             offset = plan.next_offset
 
 
+def plain_stream(log: PartitionLog, data: bytes, found: Scan) -> bytes:
+    """The bytes of a segment as an Arrow stream: those of an encrypted log are opened."""
+    vault = log.log.state.vault
+    if vault is None:
+        return data
+    places = zip(found.batches["position"].tolist(), found.batches["length"].tolist(), strict=True)
+    return b"".join(
+        [SCHEMA_BYTES, *(vault.open_message(data[at : at + length]) for at, length in places), END_OF_STREAM]
+    )
+
+
 def check_log(log: PartitionLog, disk: Disk) -> None:
     """Check what holds of every log that nobody damaged: order of offsets, index = segment, plain readers can read."""
     assert 0 <= log.log_start_offset <= log.high_watermark <= log.log_end_offset
@@ -129,10 +141,10 @@ def check_log(log: PartitionLog, disk: Disk) -> None:
             assert expected is None or int(batch["first_offset"]) == expected
             expected = int(batch["next_offset"])
             position = int(batch["position"])
-            epoch = read_header(data[position : position + 1_000]).leader_epoch
+            epoch = read_stored_header(data[position : position + 1_000]).leader_epoch
             if int(batch["first_offset"]) >= log.log_start_offset:
                 assert log.epoch_of(int(batch["first_offset"])) == epoch
-        with pa.ipc.open_stream(data) as stream:
+        with pa.ipc.open_stream(plain_stream(log, data, found)) as stream:
             assert sum(rows.num_rows for rows in stream) == int(
                 (found.batches["next_offset"] - found.batches["first_offset"]).sum()
             )

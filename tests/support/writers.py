@@ -110,6 +110,12 @@ WRITERS: Final = (
         ),
     ),
     Writer(
+        "`keys` of an encrypted log, as it is made and when the master key is another",
+        LAST,
+        ("storage/encrypted/keyfile.py",),
+        ("tests/unit/storage/test_encrypted.py::test_on_a_full_disk_no_log_is_made_and_one_that_is_there_opens",),
+    ),
+    Writer(
         "`checkpoint` and state file of a trim, of retention, of a log that begins anew, of a start",
         SPARE,
         ("storage/writing/checkpoints.py", "storage/memory/state_files.py"),

@@ -27,6 +27,7 @@ from broker.client.positions import Position, timestamp_us
 from broker.client.reader import PARTITION_FIELD, reader_schema
 from broker.storage.disk import OsDisk
 from broker.storage.disk.overlay import OverlayDisk
+from broker.storage.encrypted.keyfile import has_keys
 from broker.storage.inspect.places import PartitionFolder, used_by
 from broker.storage.log import PartitionLog
 from broker.storage.read import out_of_range
@@ -35,6 +36,7 @@ from broker.storage.segments.checkpoint import LogSettings, read_identity
 if TYPE_CHECKING:
     from broker.client.client import Client
     from broker.client.payload.decoding import JsonPayload
+    from broker.storage.encrypted.keys import Keyring
 
 ROW_GROUP_BYTES: Final = 64 << 20
 ROW_GROUP_ROWS: Final = 1 << 20
@@ -202,14 +204,14 @@ def _resolved(client: Client, stream: str, partition: int, wanted: Wanted) -> tu
     return offsets[0], offsets[1]
 
 
-def sources_at(places: list[PartitionFolder], wanted: Wanted) -> list[Source]:
+def sources_at(places: list[PartitionFolder], wanted: Wanted, keyring: Keyring | None = None) -> list[Source]:
     """The partitions of folders, read from their files. The broker's own streams only if nothing else is there."""
     for place in places:
         if place.only is not None:
             raise InvalidRequest(
                 f"{place.folder}: export takes a partition, a stream or a data folder", path=place.folder
             )
-    found = [_Stored(place, wanted) for place in places]
+    found = [_Stored(place, wanted, keyring) for place in places]
     if any(not stored.identity.stream.startswith("__") for stored in found):
         found = [stored for stored in found if not stored.identity.stream.startswith("__")]
     return [stored.source() for stored in found]
@@ -218,8 +220,9 @@ def sources_at(places: list[PartitionFolder], wanted: Wanted) -> list[Source]:
 class _Stored:
     """A partition's folder as a source. The log is opened when it is read."""
 
-    def __init__(self, place: PartitionFolder, wanted: Wanted) -> None:
+    def __init__(self, place: PartitionFolder, wanted: Wanted, keyring: Keyring | None) -> None:
         self.place = place
+        self.keyring = keyring
         self.wanted = wanted
         self.identity = read_identity(OsDisk(), place.folder)
         self.lost: list[tuple[int, int]] = []
@@ -239,7 +242,7 @@ class _Stored:
         log = PartitionLog.open(
             OverlayDisk(OsDisk()),
             self.place.folder,
-            LogSettings(),
+            LogSettings(is_encrypted=has_keys(OsDisk(), self.place.folder), keyring=self.keyring),
             boot_id="",
             now_us=0,
             expected=self.place.expected,

@@ -21,6 +21,7 @@ from broker.cli.output import bytes_text, counted, json_out, note
 if TYPE_CHECKING:
     from broker.api.answers import StreamDescription
     from broker.client.payload.decoding import JsonPayload
+    from broker.storage.encrypted.keys import Keyring
     from broker.storage.inspect.findings import Finding, Inspection
     from broker.storage.inspect.places import PartitionFolder
     from broker.storage.inspect.repair import RepairAction, RepairReport
@@ -28,6 +29,18 @@ if TYPE_CHECKING:
 Path = Annotated[
     str,
     Argument(metavar="PATH", help="A segment, or the folder of a partition, a stream or a broker.", callback=not_empty),
+]
+
+
+KeyFile = Annotated[
+    str | None,
+    Option(
+        "--key-file",
+        metavar="FILE",
+        help="The master key, where records are encrypted.",
+        envvar="LIFTLOG_ENCRYPTION_KEY_FILE",
+        callback=not_empty,
+    ),
 ]
 
 
@@ -40,6 +53,7 @@ def verify(
     known_ok: Annotated[
         bool, Option("--known-ok", help="Exit code 0 also with losses that the log has noted, and nothing else.")
     ] = False,
+    key_file: KeyFile = None,
     json: Json = False,
 ) -> None:
     """Check every batch, index and small file. Nothing is changed. The exit code is 1 if anything is wrong."""
@@ -48,12 +62,19 @@ def verify(
     from broker.storage.inspect.places import find_places, used_by
 
     places, found = find_places(path), []
-    user = _tell_user(places)
+    user, keyring = _tell_user(places), _keyring_of(key_file)
     for place in places:
         with disk_errors(f"reading {place.folder}"):
             for _ in range(2):
                 in_use = used_by(place.root) is not None
-                one = inspect_partition(OsDisk(), place.folder, in_use=in_use, expected=place.expected, only=place.only)
+                one = inspect_partition(
+                    OsDisk(),
+                    place.folder,
+                    in_use=in_use,
+                    expected=place.expected,
+                    only=place.only,
+                    keyring=keyring,
+                )
                 if one.is_well or in_use or used_by(place.root) is None:
                     break  # else a broker has started meanwhile, and what looked wrong may have been its work
         found.append(one)
@@ -73,6 +94,7 @@ def repair(
     ctx: click.Context,
     path: Path,
     dry_run: Annotated[bool, Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    key_file: KeyFile = None,
     json: Json = False,
 ) -> None:
     """Repair a log as the next start would. Torn tails are cut, indexes are rebuilt, losses are noted."""
@@ -82,7 +104,7 @@ def repair(
     from broker.storage.inspect.places import find_places
     from broker.storage.inspect.repair import repair as repair_folder
 
-    places, reports = find_places(path), []
+    places, reports, keyring = find_places(path), [], _keyring_of(key_file)
     with _folders_locked(places, dry_run=dry_run):
         for place in places:
             with disk_errors(f"repairing {place.folder}"):
@@ -93,6 +115,7 @@ def repair(
                     expected=place.expected,
                     has_others=place.has_others,
                     dry_run=dry_run,
+                    keyring=keyring,
                 )
                 reports.append(report)
             if not is_json(ctx, json):
@@ -116,6 +139,7 @@ def dump(
     limit: Annotated[
         int | None, Option("--limit", "-n", metavar="N", min=0, help="Stop after this many lines.")
     ] = None,
+    key_file: KeyFile = None,
     json: Json = False,
 ) -> None:
     """Show what is stored, a line for each batch or record. Records are shown with --records."""
@@ -127,7 +151,7 @@ def dump(
     _tell_user(places)
     make = record_lines if records else batch_lines
     with disk_errors(f"reading {path}"):
-        lines = make(places, start=start or 0, end=end, as_json=is_json(ctx, json))
+        lines = make(places, _keyring_of(key_file), start=start or 0, end=end, as_json=is_json(ctx, json))
         try:
             for number, line in enumerate(lines):
                 if number == limit:
@@ -158,6 +182,7 @@ def export(
         Option("--payload", metavar="json", help="With --brokers: values as columns, by the schema of the stream."),
     ] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a file that exists.")] = False,
+    key_file: KeyFile = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -187,7 +212,8 @@ def export(
         if _tell_user(places) is not None:
             note("records behind the last checkpoint are left out; --brokers asks the broker for all")
         with disk_errors(f"exporting {source}"):
-            report = export_parquet(sources_at(places, wanted), parquet, wanted, overwrite=overwrite)
+            sources = sources_at(places, wanted, _keyring_of(key_file))
+            report = export_parquet(sources, parquet, wanted, overwrite=overwrite)
     if is_json(ctx, json):
         json_out(asdict(report))
     else:
@@ -201,6 +227,16 @@ def export(
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------
+
+
+def _keyring_of(key_file: str | None) -> Keyring | None:
+    """The master key that was named. Raises InvalidSetting."""
+    if key_file is None:
+        return None
+    from broker.runtime.config.master_keys import from_file
+    from broker.storage.encrypted.keys import Keyring
+
+    return Keyring([from_file(key_file, setting="--key-file")])
 
 
 def _payload_of(stream: StreamDescription) -> JsonPayload:

@@ -47,6 +47,7 @@ HELP: Final = {
     "dedup_ids_max": "Number of message ids that each partition remembers.",
     "subjects_max": "Number of subjects whose last record each partition remembers; 0: none.",
     "payload_schema": "Keep the columns of the JSON objects that values are: a file with DDL; -: stdin.",
+    "encryption": "Encrypt records on disk; the broker needs a master key.",
 }
 REPLICATION_HELP: Final = {
     "replication_factor": (

@@ -33,6 +33,7 @@ from broker.api.errors import (
     DeadlineExceeded,
     InvalidSetting,
     NotReady,
+    NotSupported,
     StaleIncarnation,
     partly,
 )
@@ -352,6 +353,13 @@ class PlacedControl:
 
     def _check(self, settings: StreamSettings) -> None:
         """X3."""
+        if settings.encryption is not None:
+            raise NotSupported(
+                f"encryption={settings.encryption}: brokers of a cluster do not encrypt what they store yet; only one"
+                " that is alone does",
+                key="encryption",
+                value=settings.encryption,
+            )
         if settings.group is not None and settings.partitions > 1 and settings.partition_by != "subject_suffix":
             raise InvalidSetting(
                 f"group={settings.group!r} with partition_by={settings.partition_by} and {settings.partitions}"

@@ -313,6 +313,16 @@ def _check_together(config: Config) -> None:
     problems["raft.secret_file"] = (
         raft.secret is not None and raft.secret_file is not None and "cannot stand beside raft.secret"
     )
+    encryption = config.encryption
+    problems["encryption.key_command"] = (
+        bool(encryption.key_command) and encryption.key_file is not None and "cannot stand beside encryption.key_file"
+    )
+    problems["encryption.former_key_files"] = (
+        bool(encryption.former_key_files)
+        and encryption.key_file is None
+        and not encryption.key_command
+        and "needs encryption.key_file or encryption.key_command"
+    )
     names = [voter.partition("@")[0] for voter in cluster.voters]
     if len(set(names)) < len(names) or len({voter.partition("@")[2] for voter in cluster.voters}) < len(names):
         problems["cluster.voters"] = f"{', '.join(cluster.voters)}: names a broker or an address twice"

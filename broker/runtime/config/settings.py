@@ -175,6 +175,27 @@ class JwtConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncryptionConfig:
+    """The master key for streams with `encryption`. It wraps the keys of their logs, and is read at the start alone."""
+
+    key_file: str | None = _key(
+        None, "Path of a file with the master key, 32 random bytes in base64, which others cannot read."
+    )
+    key_command: tuple[Annotated[str, Rule(limit=(1, 4_096))], ...] = _key(
+        (),
+        "Instead of a file: a command that prints the key, as one that asks a KMS does. No shell reads it: each word is"
+        " an item of its own. The log shows these words, so none may be a secret.",
+        limit=(0, 100),
+    )
+    former_key_files: tuple[Annotated[str, Rule(limit=(1, 4_096))], ...] = _key(
+        (),
+        "Master keys of before. With them a broker opens logs that are still wrapped by these, and wraps them by the"
+        " key above.",
+        limit=(0, 16),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcConfig:
     """Replicas on other brokers. A broker without cluster.voters does not open it."""
 
@@ -556,6 +577,7 @@ class Config:
     auth: AuthConfig = field(default_factory=AuthConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
     jwt: JwtConfig = field(default_factory=JwtConfig)
+    encryption: EncryptionConfig = field(default_factory=EncryptionConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)

@@ -187,6 +187,7 @@ class Control:
             info = info_from(judged["stream"])
             if judged["created"]:
                 check_new_subject(info.settings)
+                self._streams.check_encryption(info.settings)
             else:
                 await self._open_again(info)
                 self._streams.partitions(name)  # or why it is offline

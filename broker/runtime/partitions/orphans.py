@@ -25,6 +25,7 @@ from typing import Final
 
 from broker.api.errors import CorruptLog, LiftlogError
 from broker.storage.disk import TEMPORARY, Disk
+from broker.storage.encrypted.keyfile import KEYS_COPY, KEYS_FILE
 from broker.storage.folder import partition_folder
 from broker.storage.recovery import RecoveryReport, load_checkpoint
 from broker.storage.rewrite.clean_state import CLEAN_STATE_FILE, CleanState, load_clean_state
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 Incarnation = tuple[str, str]
 """Stream and incarnation."""
 SHOWN: Final = 20
-NEW_FILES: Final = {PARTITION_FILE, CHECKPOINT_FILE, CLEAN_STATE_FILE}
+NEW_FILES: Final = {PARTITION_FILE, CHECKPOINT_FILE, CLEAN_STATE_FILE, KEYS_FILE, KEYS_COPY}
 """The files of a log that was never appended to."""
 
 

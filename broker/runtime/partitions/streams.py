@@ -29,12 +29,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker.api.answers import LeaderAddress
-from broker.api.errors import CorruptLog, LiftlogError, Retryable, UnknownPartition, UnknownStream
+from broker.api.errors import CorruptLog, InvalidSetting, LiftlogError, Retryable, UnknownPartition, UnknownStream
 from broker.api.stream import AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM, StreamSettings, new_values
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime.background.compactor import Chores
 from broker.runtime.background.disk_reserve import Room
 from broker.runtime.config.configuration import Config
+from broker.runtime.config.master_keys import load_keyring
 from broker.runtime.config.settings import AuditConfig
 from broker.runtime.elapsed import MACHINE, elapsed_us, wall_us
 from broker.runtime.partitions.catalog_store import CatalogStore
@@ -124,6 +125,7 @@ class Streams:
         self.offline: dict[str, LiftlogError] = {}  # the others, and why
         self._leader_epoch: int | None = None  # none before `lead`
         self._config = config
+        self._keyring = load_keyring(config.encryption)
         self._disk = disk
         self._folder = folder
         self._root = Path(config.data_dir) / "streams"
@@ -448,10 +450,21 @@ class Streams:
 
     # --- helpers --------------------------------------------------------------------------------------------
 
+    def check_encryption(self, settings: StreamSettings) -> None:
+        """Whether a new stream may have these settings. Raises InvalidSetting: this broker has no master key."""
+        if settings.encryption is not None and self._keyring is None:
+            raise InvalidSetting(
+                f"encryption={settings.encryption}: this broker has no master key; set encryption.key_file or"
+                " encryption.key_command in its configuration, and start it again",
+                key="encryption",
+                value=settings.encryption,
+            )
+
     def _log_settings(self, settings: StreamSettings) -> LogSettings:
         ours = self._config.producers
         return LogSettings.of(
-            settings, LogSettings(producer_id_expiry_ms=ours.id_expiry_ms, producer_ids_max=ours.ids_max)
+            settings,
+            LogSettings(producer_id_expiry_ms=ours.id_expiry_ms, producer_ids_max=ours.ids_max, keyring=self._keyring),
         )
 
     def _folder_of(self, stream: str, incarnation: str, partition: int | None = None) -> str:

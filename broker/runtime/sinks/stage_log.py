@@ -295,7 +295,8 @@ class StageLog(HiddenLog):
                 incarnation=main.incarnation,
                 partition=main.partition,
             )
-            settings, now_us = LogSettings(segment_bytes=SEGMENT_BYTES), elapsed_us()
+            ours, now_us = main.log.settings, elapsed_us()
+            settings = LogSettings(segment_bytes=SEGMENT_BYTES, is_encrypted=ours.is_encrypted, keyring=ours.keyring)
             if not self.exists:
                 self._make(identity)
             self._log = PartitionLog.open(

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Annotated, Final
 
@@ -212,9 +213,10 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
         handle = find(serving, request, query, again=handle, leader_epoch=query["epoch"], for_reading=True)
     if query["verify"]:
         await serving.in_worker(verify, handle, offset)
-    with serving.lines_budget.reserved() if wanted or columns else nullcontext() as reservation:
+    holds = bool(wanted or columns or handle.log.settings.is_encrypted)
+    with serving.lines_budget.reserved() if holds else nullcontext() as reservation:
         plan, epochs = await plan_read(serving, request, query, handle, offset, wanted, columns, reservation)
-        if not wanted and plan.columns is None:
+        if not wanted and plan.columns is None and not plan.is_opened:
             reservation = None  # nothing is held
         return await send_plan(serving, request, query, handle, plan, offset, epochs, reservation, as_lines=as_lines)
 
@@ -468,16 +470,18 @@ def open_plan(
     Raises:
         As `planned`, `select` and `epoch_before`.
     """
+    reserve = nothing if reservation is None else reservation.grow_to
     if not wanted:
-        plan = planned(handle, query, offset, query["max_bytes"])
+        plan = planned(handle, query, offset, query["max_bytes"], reserve=reserve)
     else:
         begin = after_older(handle.log, offset, query["end"], wanted)
         most = JUDGED_BYTES_MAX if columns is None else PLANNED_BYTES
         bytes_max = min(query["max_bytes"] or most, most)
-        plan = planned(handle, query, begin, bytes_max, questions_of(wanted))
+        plan = planned(handle, query, begin, bytes_max, questions_of(wanted), reserve=reserve)
     try:
         if reservation is not None and wanted:
-            select(plan, wanted, reservation.grow_to, asked=offset, columns=columns)
+            opened = reservation.byte_count
+            select(plan, wanted, lambda size: reservation.grow_to(opened + size), asked=offset, columns=columns)
         if reservation is not None and columns is not None:
             held = reservation.byte_count
             project(
@@ -490,6 +494,10 @@ def open_plan(
     except BaseException:
         plan.close()
         raise
+
+
+def nothing(byte_count: int) -> None:
+    """For what holds no memory."""
 
 
 def epoch_before(log: PartitionLog, offset: int) -> int:
@@ -505,7 +513,13 @@ def epoch_before(log: PartitionLog, offset: int) -> int:
 
 
 def planned(
-    handle: PartitionHandle, query: Query, offset: int, max_bytes: int | None, questions: Questions | None = None
+    handle: PartitionHandle,
+    query: Query,
+    offset: int,
+    max_bytes: int | None,
+    questions: Questions | None = None,
+    *,
+    reserve: Callable[[int], None],
 ) -> ReadPlan:
     """Plan the read. Where the client named no number, retention may move the start: then look again.
 
@@ -515,7 +529,7 @@ def planned(
     """
     for attempt in range(RESOLVE_TRIES):
         try:
-            return handle.log.read(offset, end=query["end"], max_bytes=max_bytes, questions=questions)
+            return handle.log.read(offset, end=query["end"], max_bytes=max_bytes, questions=questions, reserve=reserve)
         except OffsetOutOfRange:
             if offset > handle.log.log_start_offset and handle.elsewhere is None:
                 end_of(handle)

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from broker.api.batch import BODY_LENGTH_AT, BUFFERS_AT, HEADER_BYTES, ROWS_AT, TEMPLATE, VALUE_AT, verify_batch
+from broker.api.batch import BODY_LENGTH_AT, BUFFERS_AT, HEADER_BYTES, ROWS_AT, TEMPLATE, VALUE_AT
 from broker.api.errors import LiftlogError
 from broker.api.schema import SCHEMA
 from broker.storage.disk import Disk, File
+from broker.storage.encrypted.message import is_encrypted, verify_stored
 from broker.storage.segments.checkpoint import Checkpoint
 from broker.storage.segments.index import Entries, counted_entries, sealed_entries
 from broker.storage.segments.scan import peek
@@ -24,6 +25,7 @@ from broker.storage.segments.segment import Segment
 
 Batches = npt.NDArray[np.void]
 Column = npt.NDArray[np.int64]
+ENCRYPTED: Final = "it is encrypted, and no file with the key for it is beside it"
 LOOKED_AT_BYTES_MAX: Final = 1 << 20
 """So much of a gap is read to say what stands there."""
 _PLACES: Final = struct.Struct("<8q")  # of the first four buffers: validity and data of offset, then of timestamp
@@ -32,7 +34,20 @@ _PLACES: Final = struct.Struct("<8q")  # of the first four buffers: validity and
 def wrong_rows(file: File, batch: np.void) -> str | None:
     """Hold a batch's offsets and timestamps against its header. `batch` is a row of `scan.FOUND`."""
     first, after = int(batch["first_offset"]), int(batch["next_offset"])
-    found = _columns(file, int(batch["position"]), int(batch["length"]), after - first)
+    return _wrong(_columns(file, int(batch["position"]), int(batch["length"]), after - first), batch)
+
+
+def wrong_rows_in(message: bytes | memoryview, batch: np.void) -> str | None:
+    """As `wrong_rows`, of a message that is in memory."""
+    try:
+        rows = pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA)
+    except pa.ArrowException as error:
+        return f"Arrow cannot read its rows: {error}"
+    return _wrong((rows.column("offset").to_numpy(), rows.column("timestamp").cast(pa.int64()).to_numpy()), batch)
+
+
+def _wrong(found: tuple[Column, Column] | str, batch: np.void) -> str | None:
+    first, after = int(batch["first_offset"]), int(batch["next_offset"])
     if isinstance(found, str):
         return found
     offsets, timestamps = found
@@ -51,6 +66,8 @@ def wrong_rows(file: File, batch: np.void) -> str | None:
 
 def _columns(file: File, position: int, length: int, rows_max: int) -> tuple[Column, Column] | str:
     head = file.pread(min(length, HEADER_BYTES + 16 * rows_max + 16), position)
+    if is_encrypted(head):
+        return ENCRYPTED
     if _is_plain(head):
         (count,) = struct.unpack_from("<q", head, ROWS_AT)
         _, _, offsets_at, offsets_bytes, _, _, times_at, times_bytes = _PLACES.unpack_from(head, BUFFERS_AT)
@@ -145,7 +162,7 @@ def what_stands_at(file: File, start: int, end: int) -> str:
     if head.length > file.size() - start:
         return f"{what} that breaks off after {file.size() - start} of {head.length} bytes"
     try:
-        verify_batch(file.pread(head.length, start))
+        verify_stored(file.pread(head.length, start))
     except LiftlogError:
         return f"{what} whose CRC-32C does not fit"
     return f"{what}, intact, where offsets must be greater"

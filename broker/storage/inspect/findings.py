@@ -12,6 +12,8 @@ concerns, each where it can be said. Its kind says how bad it is and what become
     wrong_framing     harmless    foreign bytes between batches: liftlog passes over them, other Arrow readers do not
     wrong_rows        a fault     the CRC fits, so these bytes were written: header and rows contradict each other
     wrong_group       a fault     a committed commit group is not whole
+    wrong_keys        a person    records are encrypted, and the file with the keys for them cannot be used
+    tampered        a person    the CRC fits, and it is not what the broker encrypted there: somebody changed it
     wrong_identity    a person    the folder belongs to something else, or does not say
     unknown_version   a person    a later release wrote it; this one changes nothing in it
     not_readable      a person    the operating system refuses
@@ -34,6 +36,8 @@ CONSEQUENCES: Final = {
     "wrong_framing": "no record is missing; liftlog reads past it, other readers of Arrow may stop here",
     "wrong_rows": "was written like this: report it as a fault of liftlog",
     "wrong_group": "was written like this: report it as a fault of liftlog",
+    "wrong_keys": "bring back the file `keys` of this folder from a copy; without it nothing here can be read",
+    "tampered": "somebody has written here who is not the broker: restore it from its source, or from other replicas",
     "wrong_identity": "put the folder back where it belongs; nothing here is changed before that",
     "unknown_version": "use the release that wrote it, or a later one",
     "not_readable": "make it readable for this user, or look after the disk",
@@ -41,7 +45,7 @@ CONSEQUENCES: Final = {
 REPAIRABLE: Final = frozenset(
     {"torn_tail", "leftover", "lost_range", "wrong_index", "wrong_epochs", "wrong_checkpoint"}
 )
-BLOCKING: Final = frozenset({"wrong_identity", "unknown_version", "not_readable"})
+BLOCKING: Final = frozenset({"wrong_identity", "wrong_keys", "unknown_version", "not_readable"})
 """With one of these nothing in the folder may be changed."""
 
 

@@ -20,17 +20,25 @@ V1  Nothing is written, locked or removed: on a folder in use, all that was fsyn
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from broker.api.batch import HEADER_BYTES
-from broker.api.errors import CorruptLog, LiftlogError, UnknownFormatVersion
+from broker.api.errors import BadBatch, CorruptLog, KeyMissing, LiftlogError, UnknownFormatVersion
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.disk import Disk, File
 from broker.storage.disk.overlay import OverlayDisk
-from broker.storage.inspect.contradictions import what_stands_at, wrong_groups, wrong_index, wrong_rows
+from broker.storage.encrypted.keyfile import KEYS_FILE, has_keys
+from broker.storage.inspect.contradictions import (
+    ENCRYPTED,
+    what_stands_at,
+    wrong_groups,
+    wrong_index,
+    wrong_rows,
+    wrong_rows_in,
+)
 from broker.storage.inspect.findings import Finding, Inspection
 from broker.storage.recovery import RecoveryReport, list_segments, load_checkpoint, merge_ranges, recover
 from broker.storage.segments.checkpoint import (
@@ -46,6 +54,10 @@ from broker.storage.segments.index import IndexView, counted_entries
 from broker.storage.segments.scan import Scan, peek, scan
 from broker.storage.segments.segment import Segment
 
+if TYPE_CHECKING:
+    from broker.storage.encrypted.keys import Keyring
+    from broker.storage.encrypted.vault import Vault
+
 Batches = npt.NDArray[np.void]
 FIRST_POSITION: Final = len(SCHEMA_BYTES)
 
@@ -57,6 +69,7 @@ def inspect_partition(
     in_use: bool = False,
     expected: LogIdentity | None = None,
     only: int | None = None,
+    keyring: Keyring | None = None,
 ) -> Inspection:
     """Verify one partition's folder.
 
@@ -64,13 +77,14 @@ def inspect_partition(
         in_use: A broker has it open: read only what cannot change any more (V1). Each finding is looked at twice.
         expected: The partition that the folder's place says it holds.
         only: Base offset of the one segment to look at; None: all, and the small files.
+        keyring: The master keys, for encrypted records; without it of these no more than CRCs and places is looked at.
     Raises:
         OSError: the folder cannot be listed.
     """
-    found = _Inspector(disk, folder, in_use, expected, only).run()
+    found = _Inspector(disk, folder, in_use, expected, only, keyring).run()
     if in_use and found.findings:
         # The broker may have replaced, sealed or removed a file between two of our reads.
-        again = _Inspector(disk, folder, in_use, expected, only).run()
+        again = _Inspector(disk, folder, in_use, expected, only, keyring).run()
         again.findings = [finding for finding in again.findings if finding in found.findings]
         return again
     return found
@@ -94,7 +108,18 @@ class Bounded:
 
 
 class _Inspector:
-    def __init__(self, disk: Disk, folder: str, in_use: bool, expected: LogIdentity | None, only: int | None) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        in_use: bool,
+        expected: LogIdentity | None,
+        only: int | None,
+        keyring: Keyring | None,
+    ) -> None:
+        self.keyring = keyring
+        self.vault: Vault | None = None
+        self.is_encrypted = False
         self.disk = disk
         self.folder = folder
         self.expected = expected
@@ -109,6 +134,7 @@ class _Inspector:
     def run(self) -> Inspection:
         found = self.found
         self.identity()
+        self.keys()
         notes = self.checkpoint_file()  # before the listing: a segment made in between is then no contradiction
         segments = list_segments(self.disk, self.folder)
         self.small_files(segments, notes)
@@ -179,6 +205,30 @@ class _Inspector:
             self.add("wrong_identity", path, str(error))
         except OSError as error:
             self.add("not_readable", path, error.strerror or str(error))
+
+    def keys(self) -> None:
+        """Whether records are encrypted, and what opens them."""
+        try:
+            self.is_encrypted = has_keys(self.disk, self.folder)
+            if not self.is_encrypted or self.found.identity is None:
+                return
+            if self.keyring is None:
+                self.found.notes.append(
+                    f"{self.folder}: records are encrypted; without the master key only CRCs and places are looked at"
+                )
+                return
+            from broker.storage.encrypted.vault import Vault  # most folders need none of it
+
+            disk = OverlayDisk(self.disk)
+            self.vault = Vault.open(disk, self.folder, self.found.identity, self.keyring, is_empty=False)
+        except KeyMissing as error:
+            self.add("wrong_keys", f"{self.folder}/{KEYS_FILE}", str(error))
+        except UnknownFormatVersion as error:
+            self.add("unknown_version", f"{self.folder}/{KEYS_FILE}", str(error))
+        except CorruptLog as error:
+            self.add("wrong_keys", f"{self.folder}/{KEYS_FILE}", str(error))
+        except OSError as error:
+            self.add("not_readable", f"{self.folder}/{KEYS_FILE}", error.strerror or str(error))
 
     def checkpoint_file(self) -> list[str]:
         """Read checkpoint and epochs. Returns what was wrong with the former."""
@@ -350,9 +400,33 @@ class _Inspector:
 
     def rows(self, segment: Segment, file: File, kept: Batches) -> None:
         for batch in kept:
+            if self.is_encrypted:
+                self.encrypted_rows(segment, file, batch)
+                continue
             text = wrong_rows(file, batch)
+            if text == ENCRYPTED:
+                self.lacks_keys(text)
+                break
             if text is not None:
                 self.add("wrong_rows", segment.path, text, place=_place(batch), offsets=_offsets(batch))
+
+    def lacks_keys(self, text: str) -> None:
+        if self.only is not None:
+            self.found.notes.append(f"{self.folder}: {text}: its rows are not looked at")
+        elif not self.found.of_kind("wrong_keys"):
+            self.add("wrong_keys", f"{self.folder}/{KEYS_FILE}", text)
+
+    def encrypted_rows(self, segment: Segment, file: File, batch: np.void) -> None:
+        if self.vault is None:
+            return
+        try:
+            plain = self.vault.open_message(file.pread(int(batch["length"]), int(batch["position"])))
+        except BadBatch as error:
+            self.add("tampered", segment.path, str(error), place=_place(batch), offsets=_offsets(batch))
+            return
+        text = wrong_rows_in(plain, batch)
+        if text is not None:
+            self.add("wrong_rows", segment.path, text, place=_place(batch), offsets=_offsets(batch))
 
     def epochs_of(self, segment: Segment, kept: Batches) -> None:
         kept = kept[kept["first_offset"] >= self.log_start]

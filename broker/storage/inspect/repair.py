@@ -25,14 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from broker.storage.disk import Disk
+from broker.storage.encrypted.keyfile import has_keys
 from broker.storage.inspect.findings import BLOCKING, Finding, Inspection
 from broker.storage.inspect.inspection import inspect_partition
 from broker.storage.log import PartitionLog
 from broker.storage.recovery import list_segments
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.keys import Keyring
 
 KEEP_MS: Final = 1 << 50
 """The window of ids of a log that is repaired: none is forgotten."""
@@ -94,6 +98,7 @@ def repair(
     expected: LogIdentity | None = None,
     has_others: bool = False,
     dry_run: bool = False,
+    keyring: Keyring | None = None,
 ) -> RepairReport:
     """Repair one partition's folder.
 
@@ -102,23 +107,30 @@ def repair(
         expected: The partition that the folder's place says it holds.
         has_others: Other brokers may keep the log, too (M4).
         dry_run: Only tell; nothing on the disk is changed.
+        keyring: The master keys, without which nothing is repaired where records are encrypted.
     Raises:
         DiskFull, StorageFailed: the disk refuses; it may be tried again (M3).
         OSError: the same, from a plain call.
     """
-    before = inspect_partition(disk, folder, expected=expected)
+    before = inspect_partition(disk, folder, expected=expected, keyring=keyring)
     refusing = before.of_kind(*BLOCKING)
     if refusing:
         return RepairReport(before=before, actions=[], refused=f"{refusing[0].text}: {refusing[0].consequence}")
     if has_others and (lost := before.of_kind("wrong_checkpoint")):
         return RepairReport(before=before, actions=[], refused=f"{lost[0].path}: {lost[0].text}: {_BROKERS_OWN}")
+    is_encrypted = has_keys(disk, folder)
+    if is_encrypted and keyring is None:
+        refused = "its records are encrypted: say which master key opens them"
+        return RepairReport(before=before, actions=[], refused=refused)
     findings = [finding for finding in before.findings if finding.is_repairable]
     report = RepairReport(before=before, actions=list(dict.fromkeys(map(_action, findings))))
     if not findings or dry_run:
         return report
     wrong = {finding.path for finding in findings}
     _remove_derived(disk, folder, findings, wrong)
-    settings = LogSettings(dedup_window_ms=KEEP_MS, is_sole_replica=not has_others)
+    settings = LogSettings(
+        dedup_window_ms=KEEP_MS, is_sole_replica=not has_others, is_encrypted=is_encrypted, keyring=keyring
+    )
     log = PartitionLog.open(disk, folder, settings, boot_id="", now_us=now_us)
     try:
         for segment, _ in log.sealed_segments():
@@ -127,7 +139,7 @@ def repair(
         log.checkpoint()
     finally:
         log.close(clean=False)
-    report.after = inspect_partition(disk, folder, expected=expected)
+    report.after = inspect_partition(disk, folder, expected=expected, keyring=keyring)
     return report
 
 

@@ -19,9 +19,9 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
-from broker.api.batch import verify_batch
 from broker.api.errors import BadBatch
 from broker.storage.disk import File
+from broker.storage.encrypted.message import verify_stored
 from broker.storage.log import PartitionLog
 from broker.storage.read import LogView, NeedsRepair
 from broker.storage.recovery import Ranges
@@ -115,7 +115,7 @@ def _first_bad(file: File, segment: Segment, index: IndexView, begin: int, stop:
         position, length = int(entry["position"]) - start, int(entry["length"])
         message = data[position : position + length]
         try:
-            header = verify_batch(message, where=f"{segment.path}: ")
+            header = verify_stored(message, where=f"{segment.path}: ")
         except BadBatch:
             return at
         if len(message) != length or header.first_offset != int(entry["first_offset"]):

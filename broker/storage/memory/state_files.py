@@ -32,12 +32,15 @@ import re
 import struct
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
 
 from broker.api.errors import UnknownFormatVersion
 from broker.storage.disk import Disk
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.vault import Vault
 
 FORMAT_VERSION: Final = 1
 PRODUCERS: Final = "producers"
@@ -102,18 +105,24 @@ def decode_state(data: bytes, offset: int, *, where: str) -> dict[str, bytes] | 
     return sections if at == len(body) else None
 
 
-def load_state(disk: Disk, folder: str, offset: int) -> dict[str, bytes] | None:
+def load_state(disk: Disk, folder: str, offset: int, vault: Vault | None = None) -> dict[str, bytes] | None:
     """The sections of the file of `offset`, None when it is damaged. OSError passes through."""
     path = f"{folder}/{state_name(offset)}"
-    return decode_state(disk.read_file(path), offset, where=path)
+    data = _opened(disk.read_file(path), offset, vault)
+    return None if data is None else decode_state(data, offset, where=path)
+
+
+def _opened(data: bytes, offset: int, vault: Vault | None) -> bytes | None:
+    return data if vault is None else vault.open_file(data, state_name(offset))
 
 
 class StateFiles:
     """The state files of one log. Not thread-safe, but for `save`: the log's append lock covers it."""
 
-    __slots__ = ("_disk", "_folder", "_lock", "_offsets")
+    __slots__ = ("_disk", "_folder", "_lock", "_offsets", "_vault")
 
-    def __init__(self, disk: Disk, folder: str) -> None:
+    def __init__(self, disk: Disk, folder: str, vault: Vault | None = None) -> None:
+        self._vault = vault
         self._disk = disk
         self._folder = folder
         self._offsets: list[int] | None = None  # None: not listed yet
@@ -134,7 +143,7 @@ class StateFiles:
 
     def load(self, offset: int) -> dict[str, bytes] | None:
         """The sections of the file of `offset`, None when it is damaged. OSError passes through."""
-        return load_state(self._disk, self._folder, offset)
+        return load_state(self._disk, self._folder, offset, self._vault)
 
     def save(
         self,
@@ -167,7 +176,11 @@ class StateFiles:
             self._put(offset, sections, high_watermark, frees=frees)
 
     def piece(self, offset: int, at: int, length: int) -> tuple[bytes, int]:
-        """At most `length` bytes of the file of `offset` from `at` on, and its size. OSError passes through."""
+        """At most `length` bytes of the file of `offset` from `at` on, and its size; of what an encrypted one is made
+        of, and 0 if that is damaged. OSError passes through."""
+        if self._vault is not None:
+            data = _opened(self._disk.read_file(f"{self._folder}/{state_name(offset)}"), offset, self._vault) or b""
+            return data[at : at + max(0, length)], len(data)
         file = self._disk.open(f"{self._folder}/{state_name(offset)}", readonly=True)
         try:
             size = file.size()
@@ -178,7 +191,7 @@ class StateFiles:
     def install(self, offset: int, data: bytes) -> None:
         """Write a whole file that another log has made, durably. OSError passes through."""
         with self._lock:
-            self._disk.replace_file(f"{self._folder}/{state_name(offset)}", data)
+            self._disk.replace_file(f"{self._folder}/{state_name(offset)}", self._stored(data, offset))
             self._offsets = sorted({offset, *self.offsets}, reverse=True)
 
     def drop(self, offset: int) -> None:
@@ -204,10 +217,13 @@ class StateFiles:
 
     def _put(self, offset: int, sections: Mapping[str, bytes], high_watermark: int, *, frees: bool) -> None:
         path, there = f"{self._folder}/{state_name(offset)}", self.offsets
-        self._disk.replace_file(path, encode_state(offset, sections), frees=frees)
+        self._disk.replace_file(path, self._stored(encode_state(offset, sections), offset), frees=frees)
         there = self._offsets = sorted({offset, *there}, reverse=True)
         committed = next((number for number, other in enumerate(there) if other <= high_watermark), len(there))
         self._drop(there[committed + 1 :])
+
+    def _stored(self, data: bytes, offset: int) -> bytes:
+        return data if self._vault is None else self._vault.encrypt_file(data, state_name(offset))
 
     def _drop(self, offsets: Sequence[int]) -> None:
         for offset in offsets:

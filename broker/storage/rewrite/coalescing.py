@@ -30,7 +30,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from broker.api.batch import HEADER_BYTES, ROWS_AT, TEMPLATE, read_header
 from broker.api.errors import BadBatch
@@ -49,6 +49,9 @@ from broker.storage.rewrite.rewriting import (
     stage,
 )
 from broker.storage.segments.segment import Segment
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.vault import Vault
 
 RETENTION_PARTS: Final = 8
 WEIGHT_OF_OTHERS: Final = 2
@@ -266,17 +269,20 @@ def _gains(log: PartitionLog, settings: CoalescingSettings, known: Known, thrott
     index, shape = log.index_of(known.segment), settings.shape
     entries = index.entries
     after, run, unpaced, packable_bytes = 0, None, 0, 0
+    vault = log.log.state.vault
     file = log.disk.open(known.segment.path, readonly=True)
     try:
         for position, length in zip(entries["position"].tolist(), entries["length"].tolist(), strict=True):
-            head = file.pread(min(length, HEADER_BYTES), position)
+            head: bytes | memoryview = file.pread(min(length, HEADER_BYTES), position)
             size = length - HEADER_BYTES
+            if vault is not None:
+                head = _opened(vault, known.segment, file.pread(length, position))
             if is_packable(head, length):
                 packable_bytes += length
             elif bytes(head[:8]) != TEMPLATE[:8]:
-                head = file.pread(length, position)
+                head = file.pread(length, position) if vault is None else head
                 size = body_bytes(head)
-            unpaced += BATCH_COST_BYTES
+            unpaced += BATCH_COST_BYTES if vault is None else BATCH_COST_BYTES + length
             if unpaced >= PACED_BYTES:
                 throttle(unpaced)
                 unpaced = 0
@@ -298,12 +304,20 @@ def _gains(log: PartitionLog, settings: CoalescingSettings, known: Known, thrott
     return is_small and after <= known.batches // 2
 
 
+def _opened(vault: Vault, segment: Segment, message: bytes) -> memoryview:
+    try:
+        return vault.open_message(message, where=f"{segment.path}: ")
+    except BadBatch as error:
+        raise NeedsRepair(segment) from error
+
+
 def _write(
     log: PartitionLog, settings: CoalescingSettings, group: Sequence[Known], throttle: Callable[[int], None]
 ) -> CoalescingReport | None:
     segments = [known.segment for known in group]
     sources = [(segment, log.index_of(segment)) for segment in segments]
-    staged = stage(log.disk, sources, throttle, shape=settings.shape, needs_stamp=log.needs_stamp)
+    vault = log.log.state.vault
+    staged = stage(log.disk, sources, throttle, shape=settings.shape, needs_stamp=log.needs_stamp, vault=vault)
     if staged is None:
         return None
     if not log.replace_segments(segments, staged.path, staged.entries, staged.bytes, is_whole=True):

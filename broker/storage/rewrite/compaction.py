@@ -239,6 +239,7 @@ class _Pass:
                 keep=self._keep,
                 shape=self.shape,
                 needs_stamp=self.log.needs_stamp,
+                vault=self.log.log.state.vault,
             )
             if staged is None:
                 continue
@@ -308,11 +309,12 @@ class _Pass:
         if start >= limit:
             return start
         self.map = KeyMap(min(self.map_bytes, _map_bytes_for(limit - start)))
+        vault = self.log.log.state.vault
         for segment, end in segments:
             if end <= start:
                 continue
             index = self.log.index_of(segment)
-            for batches in windows(self.disk, segment, index, self._reading, start=start):
+            for batches in windows(self.disk, segment, index, self._reading, start=start, vault=vault):
                 keys, offsets, _ = _columns(batches)
                 rows = np.flatnonzero(~_nulls(keys) & (offsets >= start))
                 taken = self.map.put(hash_keys(keys)[rows], offsets[rows])

@@ -15,15 +15,16 @@ E2  A crash before step 4 leaves the ranges lost, as the checkpoint says. Done a
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from broker.api.batch import BatchHeader, crc_of, encode_batch, verify_batch
+from broker.api.batch import BatchHeader, crc_of, encode_batch
 from broker.api.errors import BadBatch, CorruptLog, LiftlogError, StorageFailed
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.disk import TEMPORARY, Disk, File
 from broker.storage.disk.unreadable import ReadAround
+from broker.storage.encrypted.message import is_encrypted, verify_stored
 from broker.storage.log import PartitionLog
 from broker.storage.read import NeedsRepair
 from broker.storage.recovery import Ranges, merge_ranges
@@ -31,6 +32,9 @@ from broker.storage.rewrite.rewriting import NO_ROWS, SYNC_BYTES, WINDOW_BYTES, 
 from broker.storage.segments.index import ENTRY, Entries, IndexView
 from broker.storage.segments.scan import RECORD_BYTES_LEAST
 from broker.storage.segments.segment import Segment
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.vault import Vault
 
 FILLER: Final = b"\xff" * RECORD_BYTES_LEAST
 """Bytes of no batch. So many for each offset, and a scan without an index takes the batch after them for what it is."""
@@ -117,14 +121,14 @@ class GapRewrite:
             source.close()
 
     def _copy(self, source: File, segment: Segment, end: int, index: IndexView) -> StagedSegment | None:
-        copy = GapCopy(self.disk, segment, index, self.ending)
+        copy = GapCopy(self.disk, segment, index, self.ending, self.log.log.state.vault)
         try:
             expected, at, closed = segment.base_offset, len(SCHEMA_BYTES), 0
             for entry in index.entries:
                 first, position = int(entry["first_offset"]), int(entry["position"])
                 try:
                     message = source.pread(int(entry["length"]), position)
-                    header = verify_batch(message, where=f"{segment.path}: ")
+                    header = verify_stored(message, where=f"{segment.path}: ")
                 except (BadBatch, OSError) as error:
                     if any(start <= first < stop for start, stop in self.log.lost_ranges):
                         continue  # the index is older than what is known to be lost
@@ -163,8 +167,9 @@ class GapRewrite:
 class GapCopy:
     """The new file. `epoch`: of what was written last."""
 
-    def __init__(self, disk: Disk, segment: Segment, index: IndexView, ending: str) -> None:
+    def __init__(self, disk: Disk, segment: Segment, index: IndexView, ending: str, vault: Vault | None = None) -> None:
         self.epoch = 0
+        self._vault = vault
         self._disk = disk
         self._path = f"{segment.path}{ending}{TEMPORARY}"
         self._first_us = int(index.max_timestamps[0]) if len(index) else 0  # of the first batch that is whole
@@ -185,7 +190,9 @@ class GapCopy:
             self._write(FILLER * min(FILLERS, offset_count - at))
 
     def add(self, first: int, timestamp_us: int, message: bytes | bytearray) -> None:
-        """A batch."""
+        """A batch; where the log is encrypted, one that is not becomes so."""
+        if self._vault is not None and not is_encrypted(message):
+            message = self._vault.encrypt(message)
         self._newest_us = max(self._newest_us, timestamp_us)
         self._entries.append((first, self._size, self._newest_us, len(message), crc_of(message)))
         self._write(message)

@@ -154,7 +154,7 @@ class _Mending(GapRewrite):
         if start > log.log_start_offset:
             held = max(held, start)  # else the log starts within that batch, or where it begins
         segment = Segment(log.folder, min(held, start))
-        copy = GapCopy(self.disk, segment, IndexView(np.zeros(0, ENTRY)), self.ending)
+        copy = GapCopy(self.disk, segment, IndexView(np.zeros(0, ENTRY)), self.ending, self.log.log.state.vault)
         try:
             for one in self.found:
                 if one.header.first_offset < end:

@@ -7,13 +7,17 @@ stays in the processor's cache from the read over the check to the write.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from broker.api.batch import HEADER_BYTES, BatchHeader, message_bytes, verify_batch
+from broker.api.batch import HEADER_BYTES, BatchHeader, read_header, verify_batch
 from broker.api.errors import BadBatch, CorruptLog
 from broker.storage.disk import File, storage_error
+from broker.storage.encrypted.message import stored_bytes
 from broker.storage.read import FileRange, LogView, ReadPlan, plan_read
 from broker.storage.segments.segment import Segment
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.vault import Vault
 
 T = TypeVar("T")
 Turn = tuple[BatchHeader, memoryview]
@@ -24,6 +28,7 @@ def messages_in_turn(
     repair: Callable[[Segment], None],
     offset: int,
     end: int,
+    vault: Vault | None = None,
 ) -> Iterator[Turn]:
     """The verified messages that hold [offset, min(end, high watermark)), in order, with their headers.
 
@@ -32,12 +37,13 @@ def messages_in_turn(
     Args:
         ask: The log's function that answers a question to a view of it.
         repair: The log's function that scans a segment anew, and notes what is lost.
+        vault: Opens what is encrypted.
     Raises:
         OffsetOutOfRange: as `PartitionLog.read`.
         StorageFailed: the disk cannot read.
         CorruptLog: scanning anew did not help.
     """
-    block = _Block()
+    block = _Block(vault)
     repaired = -1
     while True:
         damaged: Segment | None = None
@@ -67,19 +73,24 @@ def messages_in_turn(
 class _Block:
     """Memory for one message; it grows to the longest."""
 
-    def __init__(self) -> None:
+    def __init__(self, vault: Vault | None) -> None:
         self._memory = bytearray()
+        self._vault = vault
 
     def messages(self, file: File, place: FileRange) -> Iterator[Turn]:
         """The messages of a range. Raises BadBatch: one is damaged."""
         where, at, end = f"{place.path}: ", place.position, place.position + place.length
         while at < end:
-            length = message_bytes(file.pread(min(HEADER_BYTES, end - at), at), where=where)
+            length = stored_bytes(file.pread(min(HEADER_BYTES, end - at), at), where=where)
             if length > end - at:
                 raise BadBatch(f"{where}a batch of {length} bytes at {at} runs past the end at {end}")
             if length > len(self._memory):
                 self._memory = bytearray(length)
             message = memoryview(self._memory)[:length]
             message = message[: file.pread_into(message, at)]
-            yield verify_batch(message, where=where), message
+            if self._vault is None:
+                yield verify_batch(message, where=where), message
+            else:
+                message = self._vault.open_message(message, where=where)
+                yield read_header(message), message
             at += length

@@ -30,7 +30,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,9 @@ from broker.storage.disk import TEMPORARY, Disk, File, ReadableBuffer
 from broker.storage.read import NeedsRepair
 from broker.storage.segments.index import ENTRY, LEAST_TIMESTAMP_US, Entries, IndexView
 from broker.storage.segments.segment import Segment
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.vault import Vault
 
 ENDING: Final = ".new"
 WINDOW_BYTES: Final = 512 << 10
@@ -71,11 +74,12 @@ class BatchShape:
 
 
 class StoredBatch(NamedTuple):
-    """One verified batch of a segment."""
+    """One verified batch of a segment. `stored`: as it is in the file; encrypted, if the log is."""
 
     message: memoryview
     header: BatchHeader
     rows: pa.RecordBatch
+    stored: memoryview
 
 
 class StagedSegment(NamedTuple):
@@ -94,9 +98,12 @@ def windows(
     throttle: Callable[[int], None],
     *,
     start: int = 0,
+    vault: Vault | None = None,
 ) -> Iterator[list[StoredBatch]]:
     """The batches of a segment from the one that holds offset `start` on, `WINDOW_BYTES` or `WINDOW_BATCHES` at a time.
 
+    Args:
+        vault: Opens what is encrypted.
     Raises:
         NeedsRepair: one is damaged.
     """
@@ -110,18 +117,19 @@ def windows(
             )
             data = memoryview(file.pread(index.end_of(end - 1) - position, position))
             throttle(len(data))
-            yield _stored(segment, data, index.entries[at:end], position)
+            yield _stored(segment, data, index.entries[at:end], position, vault)
             at = end
     finally:
         file.close()
 
 
-def _stored(segment: Segment, data: memoryview, entries: Entries, start: int) -> list[StoredBatch]:
+def _stored(segment: Segment, data: memoryview, entries: Entries, start: int, vault: Vault | None) -> list[StoredBatch]:
     """The batches that lie at these places of `data`, which begins at `start` of the segment."""
     begins = (entries["position"] - start).tolist()
-    messages = [data[at : at + length] for at, length in zip(begins, entries["length"].tolist(), strict=True)]
+    there = [data[at : at + length] for at, length in zip(begins, entries["length"].tolist(), strict=True)]
     where = f"{segment.path}: "
     try:
+        messages = there if vault is None else [vault.open_message(message, where=where) for message in there]
         headers = [verify_batch(message, where=where) for message in messages]
         if len(messages) < MANY_BATCHES:
             rows = [pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA) for message in messages]
@@ -130,7 +138,7 @@ def _stored(segment: Segment, data: memoryview, entries: Entries, start: int) ->
                 rows = list(stream)
     except (BadBatch, pa.ArrowException, OSError) as error:
         raise NeedsRepair(segment) from error
-    return [StoredBatch(*stored) for stored in zip(messages, headers, rows, strict=True)]
+    return [StoredBatch(*stored) for stored in zip(messages, headers, rows, there, strict=True)]
 
 
 def stage(
@@ -141,6 +149,7 @@ def stage(
     keep: Callable[[Sequence[StoredBatch]], Mask] | None = None,
     shape: BatchShape | None = None,
     needs_stamp: Callable[[BatchHeader], bool] = lambda header: True,
+    vault: Vault | None = None,
 ) -> StagedSegment | None:
     """Write the rows of sealed segments that are to stay into one new file beside the first.
 
@@ -150,15 +159,16 @@ def stage(
         keep: Which rows of some batches, all in one array, are to stay; None: all.
         shape: Join batches up to this; None: only those that lose all.
         needs_stamp: Whether the producer stamp of a batch still decides something (W4).
+        vault: Opens what is encrypted, and encrypts what is written anew.
     Returns:
         None when nothing changes.
     """
-    rewrite = _Rewrite(disk, sources, shape, needs_stamp, throttle)
+    rewrite = _Rewrite(disk, sources, shape, needs_stamp, throttle, vault)
     try:
         if len(sources) > 1 or not sources[0][1].contiguous:
             rewrite.begin()
         for segment, index in sources:
-            for batches in windows(disk, segment, index, throttle):
+            for batches in windows(disk, segment, index, throttle, vault=vault):
                 mask = None if keep is None else keep(batches)
                 row = 0
                 for batch in batches:
@@ -236,8 +246,10 @@ class _Rewrite:
         shape: BatchShape | None,
         needs_stamp: Callable[[BatchHeader], bool],
         throttle: Callable[[int], None],
+        vault: Vault | None,
     ) -> None:
         self.disk = disk
+        self.vault = vault
         self.throttle = throttle
         self.shape = shape
         self.needs_stamp = needs_stamp
@@ -247,6 +259,7 @@ class _Rewrite:
         self.run: BatchRun | None = None
         self.rows: list[pa.RecordBatch] = []  # of the run
         self.stored: memoryview | None = None  # the run is one batch so far, as it was
+        self.packs = False  # and it is to be compressed
         self.parts: list[bytes | bytearray | memoryview] = []
         self.entries = np.zeros(sum(len(index) for _, index in sources), ENTRY)
         self.count = 0
@@ -271,7 +284,9 @@ class _Rewrite:
         self.close_run()
         self.run = BatchRun(header, kept, size)
         self.rows = [rows]
-        self.stored = batch.message if kept == stored else None
+        self.stored = batch.stored if kept == stored else None
+        compression = "none" if self.shape is None else self.shape.compression
+        self.packs = compression != "none" and is_packable(batch.message, len(batch.message))
         if not joins:
             self.close_run()
 
@@ -281,12 +296,13 @@ class _Rewrite:
             return
         compression = "none" if self.shape is None else self.shape.compression
         stored = self.stored
-        if stored is not None and (compression == "none" or not is_packable(stored, len(stored))):
+        if stored is not None and not self.packs:
             self.emit(run.header, stored, as_it_was=True)
         else:
             filled = [rows for rows in self.rows if rows.num_rows]
             rows = filled[0] if len(filled) == 1 else pa.concat_batches(filled) if filled else NO_ROWS
-            self.emit(run.header, encode_batch(rows, run.header, compression=compression))
+            message = encode_batch(rows, run.header, compression=compression)
+            self.emit(run.header, message if self.vault is None else self.vault.encrypt(message))
         self.rows, self.stored = [], None
 
     def emit(self, header: BatchHeader, message: bytearray | memoryview, *, as_it_was: bool = False) -> None:

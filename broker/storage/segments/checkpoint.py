@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from crc32c import crc32c
 
@@ -24,6 +24,9 @@ from broker.api.plain import is_offset, pairs_of_offsets, parse_json
 from broker.api.stream import StreamSettings
 from broker.api.validation import build
 from broker.storage.disk import Disk
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.keys import Keyring
 
 FORMAT_VERSION: Final = 1
 PARTITION_FILE: Final = "partition.json"
@@ -52,6 +55,7 @@ class LogSettings:
     headers of batches, prove what was committed; what is damaged is lost; and what a failed fsync left in memory is
     written again. With more replicas the others prove, and have, all that.
     `is_compacted`: Records may have gone for newer ones although no file says so (`clean_state`).
+    `is_encrypted`: Records are encrypted on disk. `keyring`: the broker's master keys; None: it has none.
     """
 
     segment_bytes: int = 256 << 20
@@ -66,6 +70,8 @@ class LogSettings:
     subjects_max: int = 1 << 20
     is_sole_replica: bool = True
     is_compacted: bool = False
+    is_encrypted: bool = False
+    keyring: Keyring | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, settings: StreamSettings, broker: LogSettings | None = None) -> LogSettings:
@@ -85,6 +91,8 @@ class LogSettings:
             subjects_max=settings.subjects_max,
             is_sole_replica=broker.is_sole_replica,
             is_compacted=settings.cleanup != "delete",
+            is_encrypted=settings.encryption is not None,
+            keyring=broker.keyring,
         )
 
 

@@ -42,13 +42,13 @@ from broker.api.batch import (
     CRC_AT,
     FORMAT_VERSION,
     HEADER_BYTES,
-    HEADER_LENGTHS,
     VALUE_AT,
     VALUE_BYTES,
 )
 from broker.api.errors import UnknownFormatVersion
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.disk import Readable
+from broker.storage.encrypted.message import STORED_LENGTHS
 from broker.storage.segments.index import IndexView
 
 WINDOW_BYTES: Final = 4 << 20
@@ -71,7 +71,7 @@ FOUND: Final = np.dtype(
         ("crc", "<u4"),
     ]
 )
-_PREFIX_WORDS: Final = tuple(int.from_bytes(prefix, "little") for prefix in HEADER_LENGTHS)
+_PREFIX_WORDS: Final = tuple(int.from_bytes(prefix, "little") for prefix in STORED_LENGTHS)
 _CRC_DIGITS: Final = 8
 _CRC_ZERO: Final = b"0" * _CRC_DIGITS
 _VALUE_END: Final = VALUE_AT + VALUE_BYTES
@@ -100,7 +100,7 @@ class Peek(NamedTuple):
 
 def peek(head: bytes | memoryview) -> Peek | None:
     """Decode `HEADER_BYTES` bytes as a message header, fast; None when they are none. The CRC is not checked."""
-    header = HEADER_LENGTHS.get(bytes(head[:8]))
+    header = STORED_LENGTHS.get(bytes(head[:8]))
     if header is None or len(head) < HEADER_BYTES:
         return None
     try:
@@ -262,9 +262,9 @@ class _Scanner:
         head = self.bytes_at(at, HEADER_BYTES)
         if len(head) < HEADER_BYTES:
             return self.size
-        header = HEADER_LENGTHS.get(bytes(head[:8]))
+        header = STORED_LENGTHS.get(bytes(head[:8]))
         told, counted = _body_lengths(head)
-        for begins in (header,) if header else HEADER_LENGTHS.values():
+        for begins in (header,) if header else set(STORED_LENGTHS.values()):
             for length in (told, counted):
                 if length is not None and self._continues(at + begins + length):
                     return at + begins + length

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from broker.api.batch import BatchHeader, crc_of, is_plain, message_bytes, verify_batch
@@ -95,9 +96,11 @@ class Appender:
                 message = self._compose(batch, offset, leader_epoch, len(rows), len(batches))
                 rows.append((offset, batch.max_timestamp_us, message))
                 offset += batch.record_count
-            data = rows[0][2] if len(rows) == 1 else b"".join([row[2] for row in rows])
             if look is not None:
                 look([row[2] for row in rows])
+            if (vault := self._state.vault) is not None:
+                rows = [(at, newest, vault.encrypt(message)) for at, newest, message in rows]
+            data = rows[0][2] if len(rows) == 1 else b"".join([row[2] for row in rows])
             try:
                 index = self._tail_for(len(data), now_us, rolled)
                 if leader_epoch != self._epochs.latest:
@@ -155,6 +158,8 @@ class Appender:
                     message = self._compose(batch, offset, leader_epoch, len(entries), group.batch_count)
                     if look is not None:
                         look([message])
+                    if self._state.vault is not None:
+                        message = self._state.vault.encrypt(message)
                     self._state.chain.write(message, begin)
                     entries.append((offset, position, batch.max_timestamp_us, len(message), crc_of(message)))
                     offset += batch.record_count
@@ -221,6 +226,10 @@ class Appender:
             if look is not None:
                 for message in messages:
                     look(*message)
+            if (vault := self._state.vault) is not None:
+                stored = [(header, memoryview(vault.encrypt(message))) for header, message in messages]
+                messages = [(replace(header, crc=crc_of(message)), message) for header, message in stored]
+                view = memoryview(b"".join([message for _, message in messages]))
             begin = 0
             while begin < len(messages):
                 with self._state.guarded("append"):

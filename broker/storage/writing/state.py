@@ -40,7 +40,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from broker.api.errors import CorruptLog, DiskFull, LiftlogError, StorageFailed
 from broker.storage.disk import Disk, storage_error
@@ -52,6 +52,9 @@ from broker.storage.segments.chain import Chain, Untrusted
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from broker.storage.segments.index import GrowingIndex
 from broker.storage.segments.segment import Segment
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.vault import Vault
 
 REPAIRS_PER_CALL_MAX: Final = 8
 T = TypeVar("T")
@@ -72,6 +75,7 @@ class LogState:
 
     Attributes:
         identity: Which partition this is.
+        vault: What its messages are encrypted and opened with; None: they are not encrypted.
         settings: When it rolls and what it keeps.
         log_start_offset: First offset that can be read.
         log_end_offset: The next offset that will be given out.
@@ -103,8 +107,10 @@ class LogState:
         *,
         now_us: int,
         kept: Iterable[tuple[int, int]] = (),
+        vault: Vault | None = None,
     ) -> None:
         self.identity = identity
+        self.vault = vault
         self.settings = settings
         self.folder = folder
         self.log_start_offset = 0
@@ -249,7 +255,7 @@ class LogState:
             high_watermark, end, segments = self.high_watermark, self.log_end_offset, self.chain.segments
             start = self.log_start_offset
             if lost is self.lost_ranges:
-                return LogView(self.identity, self.disk, segments, start, high_watermark, end, lost)
+                return LogView(self.identity, self.disk, segments, start, high_watermark, end, lost, self.vault)
 
     def ask(self, question: Callable[[LogView], T]) -> T:
         """Ask again after each repair, or when a segment went away after the view was taken, or others have found or

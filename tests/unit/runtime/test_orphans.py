@@ -11,6 +11,7 @@ from broker.api.errors import CorruptLog
 from broker.runtime.partitions.orphans import remove_folder, remove_orphans, require_catalog
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from tests.support.encrypted_logs import encrypted
 from tests.support.logs import commit, row_batch
 from tests.support.simdisk import Crashed, SimDisk
 
@@ -136,10 +137,10 @@ def test_a_deletion_is_remembered_while_its_folder_may_come_back(disk: SimDisk, 
         assert found.listdir(ROOT) == ["kept"]
 
 
-@pytest.mark.parametrize("is_compacted", [False, True])
-def test_what_a_creation_leaves_that_was_killed_goes(is_compacted: bool) -> None:
+@pytest.mark.parametrize("settings", [LogSettings(), LogSettings(is_compacted=True), encrypted(LogSettings())])
+def test_what_a_creation_leaves_that_was_killed_goes(settings: LogSettings) -> None:
     """At each step, by a kill and by a power cut. A second partition may not be there yet."""
-    settings, step, is_done = LogSettings(is_compacted=is_compacted), 0, False
+    step, is_done = 0, False
     while not is_done:
         step += 1
         disk = SimDisk(crash_at=step)

@@ -291,7 +291,14 @@ class Mending:
         try:
             takes_aside = self._takes_aside()
             if takes_aside:
-                data = read_aside(opened.disk, opened.folder + ASIDE, start, end, bytes_max=ASIDE_BYTES)
+                data = read_aside(
+                    opened.disk,
+                    opened.folder + ASIDE,
+                    start,
+                    end,
+                    bytes_max=ASIDE_BYTES,
+                    keyring=opened.settings.keyring,
+                )
                 if data and self._mend(asked.lost, data, "aside", (0, -1)) is None:
                     return
             else:

@@ -1,0 +1,109 @@
+"""The file `keys` of a log: its keys, wrapped. JSON with a CRC, as `checkpoint`.
+
+    {"format_version":1,"keys":[{"number":1,"master":"89ab...","wrapped":"base64"}]} 0a1b2c3d
+
+Without it nothing of the log can be read. So it is there twice, as `keys` and `keys.copy`, one written after the other.
+
+Q1  It is on disk before the first record is. A log with records and without it is not opened.
+Q2  Where one of both is damaged or missing, the other counts, and is written over it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+from broker.api.errors import CorruptLog, KeyMissing
+from broker.api.validation import build
+from broker.storage.disk import Disk
+from broker.storage.encrypted.message import KEY_BYTES
+from broker.storage.segments.checkpoint import LogIdentity, open_json, seal_json
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.keys import Keyring
+
+KEYS_FILE: Final = "keys"
+KEYS_COPY: Final = "keys.copy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrappedKey:
+    """A log's key as it is stored."""
+
+    number: int
+    master: str
+    wrapped: str
+
+
+def has_keys(disk: Disk, folder: str) -> bool:
+    """Whether the records of a log are encrypted, by its folder."""
+    return any(disk.exists(f"{folder}/{name}") for name in (KEYS_FILE, KEYS_COPY))
+
+
+def load_keys(disk: Disk, folder: str, identity: LogIdentity, keyring: Keyring, *, is_empty: bool) -> dict[int, bytes]:
+    """The keys of a log by their numbers; the greatest encrypts. One is made for a log that has no record yet.
+
+    Args:
+        is_empty: It has none, and never had.
+    Raises:
+        KeyMissing: this process lacks the master key; or the files are missing beside records.
+        CorruptLog: both are damaged, or they are another log's.
+        OSError: the disk refuses.
+    """
+    first, copy = (_read(disk, f"{folder}/{name}") for name in (KEYS_FILE, KEYS_COPY))
+    found = first or copy
+    path = f"{folder}/{KEYS_FILE}"
+    if found is None:
+        if has_keys(disk, folder):
+            raise CorruptLog(f"{path} is damaged, and so is its copy: nothing of this log can be read", path=path)
+        if not is_empty:
+            raise KeyMissing(f"{path} is missing, and so is its copy: nothing of this log can be read", path=path)
+        made = {1: keyring.random(KEY_BYTES)}
+        _write(disk, folder, _wrapped(made, identity, keyring))
+        return made
+    keys = {each.number: keyring.unwrap(each.master, each.wrapped, each.number, identity, where=path) for each in found}
+    if any(each.master != keyring.current for each in found):
+        with suppress(OSError):  # a full disk: at the next open
+            _write(disk, folder, _wrapped(keys, identity, keyring))
+    elif first != copy:
+        with suppress(OSError):
+            _write(disk, folder, found)
+    return keys
+
+
+def masters_of(disk: Disk, folder: str) -> set[str]:
+    """The ids of the master keys that a log needs. OSError passes through."""
+    found = _read(disk, f"{folder}/{KEYS_FILE}") or _read(disk, f"{folder}/{KEYS_COPY}") or ()
+    return {each.master for each in found}
+
+
+def _wrapped(keys: dict[int, bytes], identity: LogIdentity, keyring: Keyring) -> tuple[WrappedKey, ...]:
+    found = []
+    for number, key in sorted(keys.items()):
+        master, wrapped = keyring.wrap(key, number, identity)
+        found.append(WrappedKey(number=number, master=master, wrapped=wrapped))
+    return tuple(found)
+
+
+def _write(disk: Disk, folder: str, keys: tuple[WrappedKey, ...]) -> None:
+    data = seal_json({"keys": [asdict(key) for key in keys]})
+    for name in (KEYS_FILE, KEYS_COPY):
+        disk.replace_file(f"{folder}/{name}", data)
+
+
+def _read(disk: Disk, path: str) -> tuple[WrappedKey, ...] | None:
+    """None: it is missing, or damaged."""
+    try:
+        values = open_json(disk.read_file(path), where=path)
+    except FileNotFoundError:
+        return None
+    if values is None or not isinstance(keys := values.get("keys"), list):
+        return None
+    try:
+        found = tuple(build(WrappedKey, key) for key in keys)
+    except ValueError:
+        return None
+    numbers = [key.number for key in found]
+    is_whole = bool(numbers) and len(set(numbers)) == len(numbers) and all(0 < each < 1 << 32 for each in numbers)
+    return found if is_whole else None

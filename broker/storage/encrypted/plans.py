@@ -1,0 +1,90 @@
+"""A read plan whose messages are opened, in a file in memory: what comes after it sees plain messages.
+
+    stored    | encrypted | encrypted | encrypted |      in segment files
+    opened    | plain  | plain  | plain  |      each as long as it was
+
+P1  Plain messages are nowhere but in memory: a machine without files in memory opens none.
+P2  The plan ends before a message that cannot be opened. If that is its first one, that is the error.
+P3  The messages of at most `OPENED_BYTES_MAX` are opened for one plan, or a single one that is longer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+from broker.api.batch import HEADER_BYTES, read_header
+from broker.api.errors import BadBatch, NotSupported
+from broker.storage.disk import File, disk_errors
+from broker.storage.disk.osfile import OsFile
+from broker.storage.encrypted.message import stored_bytes
+from broker.storage.encrypted.vault import Vault
+from broker.storage.made import COPIES, MadeFile
+from broker.storage.read import FileRange, ReadPlan
+
+OPENED_BYTES_MAX: Final = 8 << 20
+"""More is asked for again."""
+
+
+def check_machine() -> None:
+    """Raise NotSupported where there are no files in memory (P1)."""
+    if not hasattr(os, "memfd_create"):
+        raise NotSupported("encryption needs files in memory (memfd_create), which this system does not have")
+
+
+def open_plan(plan: ReadPlan, vault: Vault, reserve: Callable[[int], None]) -> None:
+    """Open the messages of a plan.
+
+    Args:
+        reserve: Takes so many bytes of memory in all.
+    Raises:
+        BadBatch: the first one cannot be opened.
+        StorageFailed: it cannot be read; or there is no room.
+        Overloaded: as `reserve`.
+    """
+    check_machine()
+    made = MadeFile(plan)
+    ranges: list[FileRange] = []
+    sources, begins = plan.sources, plan.begins
+    plan.batch_count = plan.bytes = 0
+    try:
+        for part, (_, stored), begin in zip(plan.ranges, sources, begins, strict=True):
+            at, stop, opened_at = part.position, part.position + part.length, made.size
+            while at < stop:
+                where = f"{part.path} at {at}: "
+                length = stored_bytes(_read(stored, part, min(HEADER_BYTES, stop - at), at), where=where)
+                if at + length > stop:
+                    raise BadBatch(f"{where}a batch of {length} bytes, {stop - at} are there")
+                if plan.bytes and plan.bytes + length > OPENED_BYTES_MAX:
+                    plan.next_offset = begin
+                    break
+                reserve(made.size + COPIES * length)
+                message = vault.open_message(_read(stored, part, length, at), where=where)
+                place = made.write(message)
+                begin = read_header(message).next_offset
+                if made.size - length == opened_at:
+                    ranges.append(place)
+                else:
+                    last = ranges.pop()
+                    ranges.append(FileRange(last.fd, last.position, last.length + length, last.path))
+                at += length
+                plan.bytes += length
+                plan.batch_count += 1
+            if at < stop:
+                break
+    except BadBatch:
+        if not ranges:
+            raise
+        plan.next_offset = begin
+    plan.ranges[:] = ranges
+    plan.begins[:] = begins[: len(ranges)]
+    file = OsFile(ranges[0].fd, ranges[0].path) if ranges else None  # the plan closes its descriptor
+    plan.sources[:] = [(segment, file) for (segment, _), _ in zip(sources, ranges, strict=False) if file is not None]
+    plan.is_opened = True
+    reserve(made.size)
+
+
+def _read(file: File, part: FileRange, size: int, position: int) -> bytes:
+    with disk_errors(f"read {part.path}"):
+        return file.pread(size, position)

@@ -1,0 +1,153 @@
+"""What one log seals and opens its messages and state files with.
+
+N1  A nonce is never used twice under one key: both key and nonce are random. A message key is that of a random salt of
+    128 bits, drawn when the log is opened and after `MESSAGES_PER_SALT` messages; under it each message has a random
+    nonce of 96 bits. So it makes no difference that a log is cut and written anew at the same offsets, that a pass of
+    compaction writes them anew, that an old copy of the folder is taken into use, or that a machine is cloned while it
+    runs.
+N2  A log takes nothing that is not encrypted by its own keys, under its own name.
+
+Thread-safe.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from broker.api.batch import verify_batch
+from broker.api.errors import BadBatch
+from broker.storage.disk import Disk
+from broker.storage.encrypted.keyfile import load_keys
+from broker.storage.encrypted.keys import Keyring, name_of
+from broker.storage.encrypted.message import (
+    KEY_BYTES,
+    NONCE_BYTES,
+    SALT_BYTES,
+    Parts,
+    aad_of,
+    begun,
+    finished,
+    is_encrypted,
+    opened,
+    verify_stored,
+)
+from broker.storage.segments.checkpoint import LogIdentity
+
+MESSAGES_PER_SALT: Final = 1 << 20
+"""By then the chance that two of their nonces are the same is 1 in 2^57."""
+KEYS_REMEMBERED_MAX: Final = 256
+"""Message keys, so that they need not be derived for each message that is opened."""
+_FILE: Final = struct.Struct(f"<8sI{SALT_BYTES}s{NONCE_BYTES}s")
+_MAGIC: Final = b"liftlogE"
+
+
+class Vault:
+    """See the module.
+
+    Args:
+        keys: The log's, by their numbers; the greatest encrypts.
+    """
+
+    def __init__(self, keys: dict[int, bytes], identity: LogIdentity, keyring: Keyring) -> None:
+        self._keys = keys
+        self._latest = max(keys)
+        self._name = name_of(identity)
+        self._random = keyring.random
+        self._derived: OrderedDict[tuple[int, bytes], AESGCM] = OrderedDict()
+        self._salt = b""
+        self._left = 0
+
+    @classmethod
+    def open(cls, disk: Disk, folder: str, identity: LogIdentity, keyring: Keyring, *, is_empty: bool) -> Vault:
+        """The vault of a log. As `keyfile.load_keys`."""
+        return cls(load_keys(disk, folder, identity, keyring, is_empty=is_empty), identity, keyring)
+
+    # --- messages -------------------------------------------------------------------------------------------
+
+    def encrypt(self, message: bytes | bytearray | memoryview) -> bytearray:
+        """A plain message as it is to be stored. Raises BadBatch: it cannot be (`message.S1`)."""
+        salt, nonce = self._current_salt(), self._random(NONCE_BYTES)
+        head = begun(message, salt=salt, nonce=nonce, key=self._latest)
+        aes = self._message_key(self._latest, salt)
+        return finished(head, aes.encrypt(nonce, memoryview(message)[len(head) :], aad_of(head)))
+
+    def open_message(self, message: bytes | bytearray | memoryview, *, where: str = "") -> memoryview:
+        """Check a stored message, and give the plain one that it was made of.
+
+        Raises:
+            BadBatch: it is damaged; or whole, and not what this log wrote there (N2).
+        """
+        verify_stored(message, where=where)
+        view = memoryview(message)
+        if not is_encrypted(view):
+            raise BadBatch(f"{where}a batch that is not encrypted, in a log that is: somebody else wrote it")
+        parts = Parts(view)
+        if parts.key not in self._keys:
+            raise BadBatch(f"{where}encrypted with key {parts.key}, which this log does not have")
+        try:
+            decrypted = self._message_key(parts.key, parts.salt).decrypt(parts.nonce, parts.data, parts.aad)
+        except InvalidTag:
+            raise BadBatch(
+                f"{where}not what was encrypted here: changed, moved, or of another log, and the CRC made to fit"
+            ) from None
+        plain = memoryview(opened(view, decrypted))
+        verify_batch(plain, where=where)
+        return plain
+
+    # --- files ----------------------------------------------------------------------------------------------
+
+    def encrypt_file(self, data: bytes, name: str) -> bytes:
+        """What is to be stored under a name of this log."""
+        salt, nonce = self._current_salt(), self._random(NONCE_BYTES)
+        head = _FILE.pack(_MAGIC, self._latest, salt, nonce)
+        return head + self._message_key(self._latest, salt).encrypt(nonce, data, head + name.encode())
+
+    def open_file(self, data: bytes, name: str) -> bytes | None:
+        """What was stored under that name; None: it is damaged, or something else."""
+        if len(data) < _FILE.size:
+            return None
+        magic, number, salt, nonce = _FILE.unpack_from(data)
+        if magic != _MAGIC or number not in self._keys:
+            return None
+        try:
+            aad = data[: _FILE.size] + name.encode()
+            return self._message_key(number, salt).decrypt(nonce, data[_FILE.size :], aad)
+        except InvalidTag:
+            return None
+
+    # --- keys -----------------------------------------------------------------------------------------------
+
+    def _current_salt(self) -> bytes:
+        if self._left <= 0:  # two threads may draw one each: both are good
+            self._salt, self._left = self._random(SALT_BYTES), MESSAGES_PER_SALT
+        self._left -= 1
+        return self._salt
+
+    def _message_key(self, number: int, salt: bytes) -> AESGCM:
+        at = number, salt
+        found = self._derived.get(at)
+        if found is None:
+            info = b"liftlog messages\0" + self._name
+            found = AESGCM(HKDF(SHA256(), KEY_BYTES, salt, info).derive(self._keys[number]))
+            self._derived[at] = found
+            while len(self._derived) > KEYS_REMEMBERED_MAX:
+                try:
+                    self._derived.popitem(last=False)
+                except KeyError:  # another thread did
+                    break
+        return found
+
+
+def open_stored(vault: Vault | None, message: bytes | bytearray | memoryview, *, where: str = "") -> memoryview:
+    """A stored message, verified, and opened where the log is encrypted. Raises BadBatch."""
+    if vault is not None:
+        return vault.open_message(message, where=where)
+    verify_batch(message, where=where)
+    return memoryview(message)
