@@ -67,7 +67,7 @@ class Remembered:
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self.states = StateFiles(log.disk, log.folder, log.state.vault)
+        self.states = StateFiles(log.disk, log.folder, lambda: log.state.vault)
         self.memory: Memory | None = None
         self.is_due = False
         self.is_ahead = False

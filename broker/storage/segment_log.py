@@ -95,9 +95,12 @@ class Log:
         """Make a folder for a new, empty log, and open it.
 
         Raises:
+            KeyMissing: it is to be encrypted, and the key for it is not here; nothing was made.
             WrongFolder: the folder already holds a log.
             StorageFailed, DiskFull: the disk refuses.
         """
+        if settings.is_encrypted and settings.keyring is None:
+            raise _no_key(folder)
         try:
             if disk.exists(f"{folder}/{PARTITION_FILE}"):
                 raise WrongFolder(f"{folder} already holds a log", path=folder)
@@ -513,7 +516,11 @@ class Log:
 
     @settings.setter
     def settings(self, settings: LogSettings) -> None:
-        self.state.settings = settings
+        state = self.state
+        if settings.is_encrypted and state.vault is None:  # it was opened before the catalog told of its stream
+            with state.guarded("read keys"):
+                state.vault = _vault_of(state.disk, state.folder, state.identity, settings)
+        state.settings = settings
 
     @property
     def leader_epoch(self) -> int:
@@ -553,8 +560,12 @@ def _vault_of(disk: Disk, folder: str, identity: LogIdentity, settings: LogSetti
     from broker.storage.encrypted.vault import Vault  # most brokers need none of it
 
     if settings.keyring is None:
-        raise KeyMissing(f"{folder}: its records are encrypted, and this process was given no master key", path=folder)
+        raise _no_key(folder)
     return Vault.open(disk, folder, identity, settings.keyring, is_empty=not _holds_records(disk, folder))
+
+
+def _no_key(folder: str) -> KeyMissing:
+    return KeyMissing(f"{folder}: its records are encrypted, and this process was given no master key", path=folder)
 
 
 def _holds_records(disk: Disk, folder: str) -> bool:

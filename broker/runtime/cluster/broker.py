@@ -57,6 +57,7 @@ from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.cluster.wiring import Host
 from broker.runtime.config.certificates import certificates_of
 from broker.runtime.config.configuration import Config
+from broker.runtime.config.master_keys import load_keyring
 from broker.runtime.elapsed import MACHINE, elapsed_us
 from broker.runtime.looping import ThreadLoop
 from broker.runtime.metrics import Sample
@@ -128,7 +129,7 @@ class ClusterBroker(Assembled):
             settings=config.replication,
             tls=LinkTls.of(self._certificate),
         )
-        ours = config.producers
+        ours, keyring = config.producers, load_keyring(config.encryption)
         host = Host(
             me=config.broker_id,
             folders=Folders(
@@ -136,7 +137,7 @@ class ClusterBroker(Assembled):
                 f"{self._folder.path}/{STREAMS_FOLDER}",
                 identity.cluster_id,
                 self._folder.boot_id(),
-                LogSettings(producer_id_expiry_ms=ours.id_expiry_ms, producer_ids_max=ours.ids_max),
+                LogSettings(producer_id_expiry_ms=ours.id_expiry_ms, producer_ids_max=ours.ids_max, keyring=keyring),
                 LogEnds(self._disk, f"{self._folder.path}/{ENDS_FILE}"),
                 elapsed_us,
                 may_make=lambda info: self._account(info).check_followed(again=True),
@@ -169,6 +170,7 @@ class ClusterBroker(Assembled):
             on_change=lambda: self._hub.note(self._hub.ALL),
             may_change=plane.has_session,
             check_disk=self._room.users.check,
+            has_master_key=keyring is not None,
         )
         own = {OFFSETS_STREAM: OFFSETS_SETTINGS, COMMITS_STREAM: COMMITS_SETTINGS}
         if config.audit.enabled:

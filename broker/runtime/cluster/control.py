@@ -33,7 +33,6 @@ from broker.api.errors import (
     DeadlineExceeded,
     InvalidSetting,
     NotReady,
-    NotSupported,
     StaleIncarnation,
     partly,
 )
@@ -44,6 +43,7 @@ from broker.runtime.cluster.own_streams import replicas_default
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.cluster.wiring import CatalogService
 from broker.runtime.config.configuration import Config
+from broker.runtime.config.master_keys import check_encryption
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.used_producers import registration
@@ -93,6 +93,7 @@ class PlacedControl:
     Args:
         on_change: Called after each command that was applied here, on the catalog's thread.
         may_change: X6.
+        has_master_key: This broker has one, and so may make streams that are encrypted.
         new_id: Makes a name that nothing else has.
         wall_us: The time of day.
     """
@@ -107,10 +108,12 @@ class PlacedControl:
         on_change: Callable[[], None],
         may_change: Callable[[], bool],
         check_disk: Callable[[], None] = lambda: None,
+        has_master_key: bool = False,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._check_disk = check_disk
+        self._has_master_key = has_master_key
         self._new_id = new_id
         self._wall_us = wall_us
         self._config = config
@@ -178,7 +181,7 @@ class PlacedControl:
         settings, factor, least = replication_of(values)
         existing = self._service.catalog.streams.get(name)
         merged = new_values(settings, self._config.defaults, existing.settings if existing else None)
-        self._check(check_new_subject(settings_from(merged)))
+        self._check(check_encryption(check_new_subject(settings_from(merged)), has_key=self._has_master_key))
         self._check_room(name, int(merged.get("partitions", 1)))
         known = len(self._service.catalog.brokers)
         said = await self.execute(
@@ -353,13 +356,6 @@ class PlacedControl:
 
     def _check(self, settings: StreamSettings) -> None:
         """X3."""
-        if settings.encryption is not None:
-            raise NotSupported(
-                f"encryption={settings.encryption}: brokers of a cluster do not encrypt what they store yet; only one"
-                " that is alone does",
-                key="encryption",
-                value=settings.encryption,
-            )
         if settings.group is not None and settings.partitions > 1 and settings.partition_by != "subject_suffix":
             raise InvalidSetting(
                 f"group={settings.group!r} with partition_by={settings.partition_by} and {settings.partitions}"

@@ -13,6 +13,8 @@ import subprocess
 from typing import TYPE_CHECKING, Final
 
 from broker.api.errors import InvalidSetting
+from broker.api.stream import StreamSettings
+from broker.api.tls_files import why_not_private
 from broker.runtime.config.settings import EncryptionConfig
 
 if TYPE_CHECKING:
@@ -44,6 +46,22 @@ def load_keyring(config: EncryptionConfig) -> Keyring | None:
     return Keyring([first, *former])
 
 
+def check_encryption(settings: StreamSettings, *, has_key: bool) -> StreamSettings:
+    """Return the settings of a stream that is to be created, if a broker may make it.
+
+    Raises:
+        InvalidSetting: it is to be encrypted, and the broker has no master key.
+    """
+    if settings.encryption is not None and not has_key:
+        raise InvalidSetting(
+            f"encryption={settings.encryption}: this broker has no master key; set encryption.key_file or"
+            " encryption.key_command in its configuration, and start it again",
+            key="encryption",
+            value=settings.encryption,
+        )
+    return settings
+
+
 def from_file(path: str, *, setting: str) -> MasterKey:
     """The key in a file, or in a pipe. Raises InvalidSetting."""
     from broker.storage.encrypted.keys import MasterKey
@@ -51,12 +69,9 @@ def from_file(path: str, *, setting: str) -> MasterKey:
     try:
         with open(path, "rb") as file:
             about = os.fstat(file.fileno())
-            if stat.S_ISREG(about.st_mode) and about.st_mode & stat.S_IRWXO:
-                raise InvalidSetting(
-                    f"{setting}: {path} has mode {stat.S_IMODE(about.st_mode):04o}, so every user of this machine can"
-                    f" use it: chmod 600 {shlex.quote(path)}",
-                    key=setting,
-                )
+            why = why_not_private(stat.S_IMODE(about.st_mode), about.st_uid, os.geteuid())
+            if why and stat.S_ISREG(about.st_mode):
+                raise InvalidSetting(f"{setting}: {path} {why}: chmod 600 {shlex.quote(path)}", key=setting)
             text = file.read(KEY_FILE_BYTES_MAX)
     except OSError as error:
         raise InvalidSetting(f"{setting}: {path} cannot be read: {error.strerror}", key=setting) from error

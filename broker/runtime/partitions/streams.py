@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker.api.answers import LeaderAddress
-from broker.api.errors import CorruptLog, InvalidSetting, LiftlogError, Retryable, UnknownPartition, UnknownStream
+from broker.api.errors import CorruptLog, LiftlogError, Retryable, UnknownPartition, UnknownStream
 from broker.api.stream import AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM, StreamSettings, new_values
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime.background.compactor import Chores
 from broker.runtime.background.disk_reserve import Room
 from broker.runtime.config.configuration import Config
-from broker.runtime.config.master_keys import load_keyring
+from broker.runtime.config.master_keys import check_encryption, load_keyring
 from broker.runtime.config.settings import AuditConfig
 from broker.runtime.elapsed import MACHINE, elapsed_us, wall_us
 from broker.runtime.partitions.catalog_store import CatalogStore
@@ -451,14 +451,8 @@ class Streams:
     # --- helpers --------------------------------------------------------------------------------------------
 
     def check_encryption(self, settings: StreamSettings) -> None:
-        """Whether a new stream may have these settings. Raises InvalidSetting: this broker has no master key."""
-        if settings.encryption is not None and self._keyring is None:
-            raise InvalidSetting(
-                f"encryption={settings.encryption}: this broker has no master key; set encryption.key_file or"
-                " encryption.key_command in its configuration, and start it again",
-                key="encryption",
-                value=settings.encryption,
-            )
+        """As `master_keys.check_encryption`."""
+        check_encryption(settings, has_key=self._keyring is not None)
 
     def _log_settings(self, settings: StreamSettings) -> LogSettings:
         ours = self._config.producers

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from broker.api.errors import CorruptLog, KeyMissing
+from broker.api.errors import CorruptLog
 from broker.api.validation import build
 from broker.storage.disk import Disk
 from broker.storage.encrypted.message import KEY_BYTES
@@ -47,8 +47,8 @@ def load_keys(disk: Disk, folder: str, identity: LogIdentity, keyring: Keyring, 
     Args:
         is_empty: It has none, and never had.
     Raises:
-        KeyMissing: this process lacks the master key; or the files are missing beside records.
-        CorruptLog: both are damaged, or they are another log's.
+        KeyMissing: this process lacks the master key.
+        CorruptLog: both are damaged, or missing beside records, or they are another log's.
         OSError: the disk refuses.
     """
     first, copy = (_read(disk, f"{folder}/{name}") for name in (KEYS_FILE, KEYS_COPY))
@@ -58,7 +58,7 @@ def load_keys(disk: Disk, folder: str, identity: LogIdentity, keyring: Keyring, 
         if has_keys(disk, folder):
             raise CorruptLog(f"{path} is damaged, and so is its copy: nothing of this log can be read", path=path)
         if not is_empty:
-            raise KeyMissing(f"{path} is missing, and so is its copy: nothing of this log can be read", path=path)
+            raise CorruptLog(f"{path} is missing, and so is its copy: nothing of this log can be read", path=path)
         made = {1: keyring.random(KEY_BYTES)}
         _write(disk, folder, _wrapped(made, identity, keyring))
         return made

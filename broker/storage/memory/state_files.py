@@ -31,7 +31,7 @@ from __future__ import annotations
 import re
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
@@ -117,11 +117,15 @@ def _opened(data: bytes, offset: int, vault: Vault | None) -> bytes | None:
 
 
 class StateFiles:
-    """The state files of one log. Not thread-safe, but for `save`: the log's append lock covers it."""
+    """The state files of one log. Not thread-safe, but for `save`: the log's append lock covers it.
+
+    Args:
+        vault: Gives what they are encrypted with.
+    """
 
     __slots__ = ("_disk", "_folder", "_lock", "_offsets", "_vault")
 
-    def __init__(self, disk: Disk, folder: str, vault: Vault | None = None) -> None:
+    def __init__(self, disk: Disk, folder: str, vault: Callable[[], Vault | None] = lambda: None) -> None:
         self._vault = vault
         self._disk = disk
         self._folder = folder
@@ -143,7 +147,7 @@ class StateFiles:
 
     def load(self, offset: int) -> dict[str, bytes] | None:
         """The sections of the file of `offset`, None when it is damaged. OSError passes through."""
-        return load_state(self._disk, self._folder, offset, self._vault)
+        return load_state(self._disk, self._folder, offset, self._vault())
 
     def save(
         self,
@@ -178,8 +182,8 @@ class StateFiles:
     def piece(self, offset: int, at: int, length: int) -> tuple[bytes, int]:
         """At most `length` bytes of the file of `offset` from `at` on, and its size; of what an encrypted one is made
         of, and 0 if that is damaged. OSError passes through."""
-        if self._vault is not None:
-            data = _opened(self._disk.read_file(f"{self._folder}/{state_name(offset)}"), offset, self._vault) or b""
+        if (vault := self._vault()) is not None:
+            data = _opened(self._disk.read_file(f"{self._folder}/{state_name(offset)}"), offset, vault) or b""
             return data[at : at + max(0, length)], len(data)
         file = self._disk.open(f"{self._folder}/{state_name(offset)}", readonly=True)
         try:
@@ -223,7 +227,8 @@ class StateFiles:
         self._drop(there[committed + 1 :])
 
     def _stored(self, data: bytes, offset: int) -> bytes:
-        return data if self._vault is None else self._vault.encrypt_file(data, state_name(offset))
+        vault = self._vault()
+        return data if vault is None else vault.encrypt_file(data, state_name(offset))
 
     def _drop(self, offsets: Sequence[int]) -> None:
         for offset in offsets:

@@ -218,6 +218,31 @@ def test_without_its_master_key_a_log_is_not_opened_and_nothing_changes() -> Non
     assert len(verified_records(open_log(disk, settings=SETTINGS))) == 30
 
 
+def test_without_a_master_key_none_is_made() -> None:
+    disk = SimDisk()
+    with pytest.raises(KeyMissing):
+        create_log(disk, settings=encrypted(SETTINGS, None))
+    assert not disk.names
+    assert not disk.exists(FOLDER)
+
+
+def test_a_log_that_was_opened_before_its_stream_was_known_is_encrypted_from_then_on() -> None:
+    disk = SimDisk()
+    filled(disk, 3).close()
+    log = create_log(disk, folder=f"{FOLDER}1", settings=replace(SETTINGS, is_encrypted=False))
+    log.update_settings(SETTINGS)
+    log.append([told(b"first")], leader_epoch=1, now_us=0)
+    commit(log)
+    assert [value for _, _, value in verified_records(log)] == [CANARY + b"first"]
+    log.close()
+    assert not any(CANARY in bytes(inode.content) for inode in disk.names.values())
+    disk.lose(f"{FOLDER}1/keys")
+    disk.lose(f"{FOLDER}1/keys.copy")
+    log = open_log(disk, folder=f"{FOLDER}1", settings=replace(SETTINGS, is_encrypted=False))
+    with pytest.raises(CorruptLog, match="missing"):
+        log.update_settings(SETTINGS)
+
+
 def test_a_log_is_wrapped_anew_when_it_is_opened_by_another_master_key() -> None:
     disk = SimDisk()
     filled(disk).close()
@@ -252,7 +277,7 @@ def test_without_both_nothing_is_made_anew() -> None:
     for name in ("keys", "keys.copy"):
         disk.lose(f"{FOLDER}/{name}")
         flipped.flip(f"{FOLDER}/{name}", 300)
-    with pytest.raises(KeyMissing, match="missing"):
+    with pytest.raises(CorruptLog, match="missing"):
         open_log(disk, settings=SETTINGS)
     assert not disk.exists(f"{FOLDER}/keys")
     with pytest.raises(CorruptLog, match="damaged"):

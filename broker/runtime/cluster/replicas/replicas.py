@@ -44,7 +44,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from broker.api.errors import DiskFull, LiftlogError, StorageFailed, UnknownFormatVersion
+from broker.api.errors import DiskFull, KeyMissing, LiftlogError, StorageFailed, UnknownFormatVersion
 from broker.api.stream import settings_from
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.metadata.cluster import Touched
@@ -140,7 +140,7 @@ class Replicas:
 
         Raises:
             OSError: the folders cannot be listed.
-            DiskFull, UnknownFormatVersion, StorageFailed: a log cannot be opened for now (G8).
+            DiskFull, KeyMissing, UnknownFormatVersion, StorageFailed: a log cannot be opened for now (G8).
         """
         found, folders = FoundReplicas(), self._host.folders
         folders.ends.load()
@@ -158,7 +158,7 @@ class Replicas:
             )
             try:
                 opened = folders.open(identity, settings)
-            except (DiskFull, UnknownFormatVersion):
+            except (DiskFull, KeyMissing, UnknownFormatVersion):  # nothing of it is lost
                 raise
             except LiftlogError as error:  # the catalog takes it for lost, and it begins anew
                 who = catalog.cluster.who()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from broker.api.errors import LiftlogError, NotReady
-from broker.api.stream import stages_of
+from broker.api.stream import StreamSettings, stages_of
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.partition import PartitionState, Place
 from broker.runtime.cluster.wiring import CatalogService
@@ -124,13 +124,13 @@ class Companions:
         if name in catalog.streams:
             self._execute("add_partitions", name=name, partitions=count)
             return
-        live = len(catalog.cluster.who().registrations)
+        live, encryption = len(catalog.cluster.who().registrations), encryption_of(info.settings)
         self._execute(
             "create_stream",
             name=name,
             incarnation=uuid.uuid4().hex,
             created_us=time.time_ns() // 1000,
-            settings={**SETTINGS, "partitions": count},
+            settings={**SETTINGS, "partitions": count, **encryption},
             internal=True,
             replication_factor=max(len(state.replicas), min(REPLICAS, live)),
         )
@@ -144,6 +144,11 @@ class Companions:
 
     def _execute(self, kind: str, **values: Any) -> None:
         self._service.execute({"v": COMMAND_VERSION, "kind": kind, **values})
+
+
+def encryption_of(settings: StreamSettings) -> dict[str, Any]:
+    """What is staged for a stream is encrypted as the stream is."""
+    return {} if settings.encryption is None else {"encryption": settings.encryption}
 
 
 def wanted(me: str, main: PartitionState, companion: PartitionState, live: Collection[str]) -> tuple[str, ...]:

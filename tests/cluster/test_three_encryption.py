@@ -1,0 +1,154 @@
+"""Goal: three brokers keep an encrypted stream as any other one: nothing acknowledged is lost, no file of any of them
+has what a user sent, and a broker without its key gives nothing up.
+
+Method: three real brokers, each with a master key of its own. Records are appended with stamps while brokers are killed
+and one replica begins anew; then every file is searched.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from broker.storage.encrypted.message import is_encrypted
+from tests.support.clusters import IDS, RealCluster, store
+from tests.support.processes import NatsServer, eventually
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+CANARY = "canary-b92d"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[RealCluster]:
+    with ExitStack() as stack:
+        nats = NatsServer(tmp_path / "nats").start()
+        stack.callback(nats.stop)
+        made = RealCluster(tmp_path, nats)
+        for broker in IDS:
+            key = tmp_path / f"{broker}.key"
+            key.write_bytes(base64.b64encode(os.urandom(32)))
+            key.chmod(0o600)
+            made.brokers[broker].env["LIFTLOG_ENCRYPTION_KEY_FILE"] = str(key)
+        stack.callback(made.stop)
+        yield made.start()
+
+
+def searched(cluster: RealCluster) -> dict[str, int]:
+    """How many segments of users' streams and of what is staged each broker has; no file there has the canary."""
+    found = {}
+    for broker, process in cluster.brokers.items():
+        for path in process.folder.rglob("*"):
+            own = any(f"/streams/{name}/" in str(path) for name in ("__offsets", "__commits", "__audit"))
+            if path.is_file() and not own:
+                assert CANARY.encode() not in path.read_bytes(), path
+        found[broker] = len(list((process.folder / "data" / "streams").glob("[!_]*/*/0/*.arrows")))
+    return found
+
+
+def values(cluster: RealCluster, stream: str) -> list[str]:
+    with cluster.client() as client:
+        return [value.decode(errors="replace") for value in client.read(stream).to_table().column("value").to_pylist()]
+
+
+def records(number: int, count: int = 20) -> list[dict[str, object]]:
+    return [{"value": f"{CANARY} {number}/{i}".encode(), "key": f"{CANARY}-{i}".encode()} for i in range(count)]
+
+
+def expected(stop: int, count: int = 20) -> list[str]:
+    return [f"{CANARY} {number}/{i}" for number in range(stop) for i in range(count)]
+
+
+def test_nothing_is_lost_by_kills_and_nothing_is_in_clear(cluster: RealCluster) -> None:
+    rng, number = random.Random(3), 0
+    with cluster.client(deadline_s=60.0) as client:
+        client.create_stream("s", encryption="aes-256-gcm", segment_bytes=1 << 16)
+        cluster.in_sync("s", 3)
+        for who in ("leader", "follower", "leader"):
+            for _ in range(10):
+                store(client, "s", 0, records(number))
+                number += 1
+            leader = cluster.leader("s")
+            victim = leader if who == "leader" else rng.choice(sorted({*IDS} - {leader}))
+            cluster.brokers[victim].kill9()
+            store(client, "s", 0, records(number))
+            number += 1
+            cluster.brokers[victim].start()
+            cluster.in_sync("s", 3)
+        for process in cluster.brokers.values():  # as when the power goes
+            os.kill(process.pid, signal.SIGKILL)
+        for process in cluster.brokers.values():
+            process.kill9()
+            process.start(wait=False)
+        for broker in IDS:
+            cluster.wait_ready(broker)
+        cluster.in_sync("s", 3)
+        store(client, "s", 0, records(number))
+        number += 1
+    assert values(cluster, "s") == expected(number)
+    assert all(searched(cluster).values())
+
+
+def test_a_replica_that_begins_anew_is_filled_and_what_is_staged_is_encrypted_too(cluster: RealCluster) -> None:
+    with cluster.client(deadline_s=60.0) as client:
+        client.create_stream("s", encryption="aes-256-gcm", segment_bytes=4 << 20)
+        cluster.in_sync("s", 3)
+        for number in range(40):  # 16 MB: in bulk
+            large = [{"value": f"{CANARY} {number}/{i}".encode() + os.urandom(20_000)} for i in range(20)]
+            store(client, "s", 0, large)
+        victim = sorted({*IDS} - {cluster.leader("s")})[0]
+        cluster.brokers[victim].kill9()
+        shutil.rmtree(cluster.brokers[victim].folder / "data" / "streams" / "s")
+        cluster.brokers[victim].start()
+        cluster.in_sync("s", 3)
+        assert cluster.brokers[victim].metric("liftlog_replica_bulk_bytes_total") > 0
+        sink = client.sink("query")
+        sink.open()
+        rows = pa.record_batch({"value": pa.array([f"{CANARY} staged".encode()] * 50, pa.binary())})
+        part = sink.stage(rows, "s", 0)
+        staged = [
+            path
+            for process in cluster.brokers.values()
+            for path in (process.folder / "data" / "streams").glob("__stages.*/*/0/*.arrows")
+        ]
+        assert staged
+        assert all(is_encrypted(path.read_bytes()[568:]) for path in staged)
+        searched(cluster)
+        sink.commit(0, [part])
+    found = values(cluster, "s")
+    assert len(found) == 850
+    assert found[-1] == f"{CANARY} staged"
+    assert all(searched(cluster).values())
+
+
+def test_a_broker_without_its_key_does_not_start_and_gives_nothing_up(cluster: RealCluster) -> None:
+    with cluster.client(deadline_s=60.0) as client:
+        client.create_stream("s", encryption="aes-256-gcm")
+        cluster.in_sync("s", 3)
+        store(client, "s", 0, records(0))
+        victim = sorted({*IDS} - {cluster.leader("s")})[0]
+        process = cluster.brokers[victim]
+        folder = next((process.folder / "data" / "streams" / "s").glob("*/0"))
+        process.stop()
+        before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        key = process.env.pop("LIFTLOG_ENCRYPTION_KEY_FILE")
+        process.start(wait=False)
+        assert process.process is not None
+        ended = process.process.popen
+        eventually(lambda: ended.poll() is not None, what="it ends")
+        assert "key_missing" in process.output()
+        process.process = None
+        assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+        store(client, "s", 0, records(1))
+        process.env["LIFTLOG_ENCRYPTION_KEY_FILE"] = key
+        process.start()
+        cluster.in_sync("s", 3)
+    assert values(cluster, "s") == expected(2)
