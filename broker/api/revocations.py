@@ -7,6 +7,8 @@ L2  Where there are lists, a certificate of a CA that has none there is refused:
 L3  A list is a CA's own, signed by it, of all its certificates. One that says less (changes since another, a part, in
     another CA's name) is refused: certificates that it does not speak of would count as good.
 L4  The certificate that is shown is looked up, and not those of CAs above it: take such a CA out of its file.
+L5  A list with a lower number than the one of its CA that is in use is an old one, put back by mistake, or was begun
+    anew by who has lost it. What was revoked stays so, beside what is new in it, until the broker starts again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,11 +39,23 @@ class Revocations:
             `cryptography` does.
         expires: When the first of the lists should have been renewed; None: no list says.
         cas: The CAs whose lists they are.
+        numbers: Of the last list of each CA, by its name as `ssl` says it, where a list has one.
     """
 
     serials: Mapping[Hashable, frozenset[int]]
     expires: datetime | None
     cas: Cas = ()
+    numbers: Mapping[Hashable, int] = field(default_factory=dict)
+
+    def behind(self, before: Revocations) -> Revocations | None:
+        """These, if lists were in use before of which one has a higher number (L5). None: there is none."""
+        old = {name for name, number in self.numbers.items() if number < before.numbers.get(name, number)}
+        names = {key for name, ca in self.cas if name in old for key in (name, ca.subject)}
+        if not names:
+            return None
+        kept = {name: before.serials.get(name, frozenset()) | self.serials[name] for name in names}
+        numbers = {**self.numbers, **{name: before.numbers[name] for name in old}}
+        return replace(self, serials={**self.serials, **kept}, numbers=numbers)
 
     def why_of(self, certificate: Mapping[str, Any]) -> str:
         """Why one is not believed, as `ssl.SSLSocket.getpeercert` says it; empty: it is."""
@@ -87,12 +101,13 @@ def read_lists(name: str, path: str, ca_name: str, ca_path: str, *, cas: Cas | N
         raise unusable(name, path, "holds no list of revoked certificates in PEM (BEGIN X509 CRL)")
     cas = _cas_in(ca_path) if cas is None else cas
     serials, dates, without = dict[Hashable, frozenset[int]](), [], set(range(len(cas)))
+    numbers = dict[Hashable, int]()
     for number, pem in enumerate(found, 1):
         try:
             crl = x509.load_pem_x509_crl(pem)
             of = [at for at, (_, ca) in enumerate(cas) if _is_of(crl, ca)]
             taken_back = frozenset(each.serial_number for each in crl)
-            fault = _fault_of(crl)
+            fault, crl_number = _fault_of(crl), _number_of(crl)
         except (ValueError, TypeError, x509.UnsupportedGeneralNameType, x509.DuplicateExtension) as error:
             raise unusable(name, path, f"list {number} cannot be understood: {error}") from error
         if not of:
@@ -102,6 +117,8 @@ def read_lists(name: str, path: str, ca_name: str, ca_path: str, *, cas: Cas | N
         without -= set(of)
         for key in (cas[of[0]][0], cas[of[0]][1].subject):
             serials[key] = serials.get(key, frozenset()) | taken_back
+        if crl_number is not None:
+            numbers[cas[of[0]][0]] = max(crl_number, numbers.get(cas[of[0]][0], crl_number))
         if crl.next_update_utc is not None:
             dates.append(crl.next_update_utc)
     for at in without:
@@ -110,7 +127,7 @@ def read_lists(name: str, path: str, ca_name: str, ca_path: str, *, cas: Cas | N
             raise unusable(
                 name, path, f"has a list of one CA {said}, and none of another one of that name in {ca_path!r}"
             )
-    return Revocations(serials, min(dates, default=None), cas)
+    return Revocations(serials, min(dates, default=None), cas, numbers)
 
 
 def _cas_in(path: str) -> Cas:
@@ -127,6 +144,12 @@ def _cas_in(path: str) -> Cas:
 def _is_of(crl: x509.CertificateRevocationList, ca: x509.Certificate) -> bool:
     key: Any = ca.public_key()
     return crl.issuer == ca.subject and bool(crl.is_signature_valid(key))
+
+
+def _number_of(crl: x509.CertificateRevocationList) -> int | None:
+    from cryptography import x509
+
+    return next((each.value.crl_number for each in crl.extensions if isinstance(each.value, x509.CRLNumber)), None)
 
 
 def _fault_of(crl: x509.CertificateRevocationList) -> str:

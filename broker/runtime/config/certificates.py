@@ -17,7 +17,8 @@ X4  A certificate for other brokers has a key that both libraries take. OpenSSL 
 X5  Lists of revoked certificates are files as the others. One whose date has passed stays in force (`revocations.L1`),
     and is an ERROR in the log. A broker's own certificate that is revoked for other brokers is refused as a wrong one.
     What is revoked is taken also while another file is wrong, or the broker's own certificate has expired. The lists of
-    before stay for CAs that have none in the file any more: those of another change may be on their way.
+    before stay for CAs that have none in the file any more: those of another change may be on their way. They are
+    checked by the CAs in use, where it is the file of CAs that is wrong.
 """
 
 from __future__ import annotations
@@ -183,6 +184,7 @@ class Certificates:
         self._in_use = self._seen = self._files()
         self._said: Files | None = None  # which the log has a line about
         self._said_late: Revocations | None = None  # X5
+        self._said_older: Files | None = None
         self._loaded = load_files(self._wanted, now())
         self._loop = ThreadLoop(self._step, "certificates")
         self.contexts = TlsContexts(
@@ -251,6 +253,8 @@ class Certificates:
             return
         if self._files() != files:  # X1
             return
+        if loaded.revocations is not None:
+            loaded = replace(loaded, revocations=self._gone_on(loaded.revocations))
         self._loaded, self._in_use = loaded, files
         self._taken()
 
@@ -266,10 +270,24 @@ class Certificates:
                     found = read_lists(*wanted.crl, *wanted.client_ca, cas=cas)
         if found is None:
             return
-        serials = {**before.serials, **found.serials}
+        found = self._gone_on(found)
+        serials, numbers = {**before.serials, **found.serials}, {**before.numbers, **found.numbers}
         if serials != before.serials:
-            self._loaded = replace(self._loaded, revocations=Revocations(serials, found.expires, found.cas))
+            lists = Revocations(serials, found.expires, found.cas, numbers)
+            self._loaded = replace(self._loaded, revocations=lists)
             log.info("tls.revocations_taken setting=%s file=%s", LISTS_EXPIRE[wanted.section][1], wanted.crl.path)
+
+    def _gone_on(self, found: Revocations) -> Revocations:
+        """What is in force once these are read (`revocations.L5`). The log says if they are older; once for a file."""
+        before = self._loaded.revocations
+        kept = None if before is None else found.behind(before)
+        if kept is None:
+            return found
+        if (files := self._files()) != self._said_older:
+            self._said_older = files
+            setting, path = LISTS_EXPIRE[self._wanted.section][1], self._wanted.crl and self._wanted.crl.path
+            log.error("tls.revocations_older setting=%s file=%s", setting, path)
+        return kept
 
     def _see_lists(self) -> None:
         """X5."""

@@ -1,7 +1,8 @@
 """Consumer offsets: commits appended to the offset stream, answered when committed, newest in memory.
 
-Commits that arrive while one is on its way to the disk are appended together, as one batch. Pins, which are kept in the
-same stream, are placed one after the other for each name: a version is compared with what was committed (`pins.K1`).
+Commits that arrive while one is on its way to the disk are appended together, as batches of some `AT_ONCE` offsets:
+each takes the loop, for which others wait. Pins, which are kept in the same stream, are placed one after the other for
+each name: a version is compared with what was committed (`pins.K1`).
 
 The commit of a client that has given up is written all the same. So what waits is bounded: while a disk hangs, or
 others are waited for, clients come again and again.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -27,6 +29,8 @@ from broker.storage.rows import RowBatch
 Entry = tuple[bytes, bytes | None]
 WAITING_BYTES_MAX: Final = 64 << 20
 """Of commits that wait for the one on its way. One more is refused, unless none waits."""
+AT_ONCE: Final = 2_000
+"""So many offsets take the loop for some 50 ms. A commit of more goes alone."""
 
 
 class Consumers:
@@ -42,7 +46,7 @@ class Consumers:
         self._table = OffsetTable()
         self._pins = PinTable()
         self._placing: dict[str, asyncio.Event] = {}  # by name of pin: set when its change is done
-        self._waiting: list[tuple[list[Entry], asyncio.Future[None]]] = []
+        self._waiting: deque[tuple[list[Entry], int, asyncio.Future[None]]] = deque()  # with how many bytes it has
         self._waiting_bytes = 0
         self._worker: asyncio.Task[None] | None = None
         for message in partition.log.batches(partition.log.log_start_offset):
@@ -129,7 +133,7 @@ class Consumers:
                 limit=WAITING_BYTES_MAX,
             )
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((entries, future))
+        self._waiting.append((entries, byte_count, future))
         self._waiting_bytes += byte_count
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
@@ -137,19 +141,29 @@ class Consumers:
 
     async def _work(self) -> None:
         while self._waiting:
-            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            told, entries = self._next()
             try:
-                rows = offset_rows([e for entries, _ in waiting for e in entries], timestamp_us=time.time_ns() // 1000)
+                rows = offset_rows(entries, timestamp_us=time.time_ns() // 1000)
                 await asyncio.wrap_future(self._partition.append([RowBatch(rows)], leader_epoch=self._leader_epoch))
                 self._apply(rows)
             except Exception as error:
-                for _, future in waiting:
+                for future in told:
                     if not future.done():
                         future.set_exception(error)
                 continue
-            for _, future in waiting:
+            for future in told:
                 if not future.done():
                     future.set_result(None)
+
+    def _next(self) -> tuple[list[asyncio.Future[None]], list[Entry]]:
+        """The first that wait, and what they commit: `AT_ONCE`, or one commit."""
+        told, found = list[asyncio.Future[None]](), list[Entry]()
+        while self._waiting and (not told or len(found) + len(self._waiting[0][0]) <= AT_ONCE):
+            entries, byte_count, future = self._waiting.popleft()
+            self._waiting_bytes -= byte_count
+            told.append(future)
+            found += entries
+        return told, found
 
     def _apply(self, rows: pa.RecordBatch) -> None:
         self._table.apply(rows)

@@ -287,13 +287,14 @@ class Gate:
             raise Unauthenticated("unauthenticated") from None
 
     async def _judged(self, request: web.Request) -> Identified:
-        """As `_identified`, also with a JWT that is new."""
-        try:
-            return self._identified(request)
-        except _NotJudged as new:
-            assert self._jwts is not None, "who judges has asked"
-            await self._jwts.judge(new.text, new.sha256)
-            return self._identified(request)
+        """As `_identified`, also with a JWT that is new; once more, if the issuer's keys change meanwhile."""
+        for _ in range(2):
+            try:
+                return self._identified(request)
+            except _NotJudged as new:
+                assert self._jwts is not None, "who judges has asked"
+                await self._jwts.judge(new.text, new.sha256)
+        return self._identified(request)
 
     def _identified(self, request: web.Request) -> Identified:
         proofs = request.headers.getall(http.PROOF, ())

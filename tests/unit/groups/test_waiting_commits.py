@@ -24,9 +24,11 @@ class Held:
     def __init__(self) -> None:
         self.log = SimpleNamespace(log_start_offset=0, batches=lambda start: [])
         self.appends: list[Future[Any]] = []
+        self.rows: list[int] = []
 
-    def append(self, batches: object, **_: object) -> Future[Any]:
+    def append(self, batches: list[Any], **_: object) -> Future[Any]:
         self.appends.append(Future())
+        self.rows += [batch.record_count for batch in batches]
         return self.appends[-1]
 
 
@@ -63,6 +65,30 @@ async def test_commits_that_wait_are_bounded_also_of_those_who_wait_no_longer(mo
     held.appends[2].set_result(None)
     await last
     assert table.consumers() == ["c0", "c1", "c2", "c3", "c5"]
+    assert table._waiting_bytes == 0
+
+
+async def test_what_waits_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MiB of commits at once took the loop, which everybody waits for, for over ten seconds."""
+    monkeypatch.setattr(consumers, "AT_ONCE", 5)
+    held = Held()
+    table = Consumers(held)  # type: ignore[arg-type]
+
+    def of(number: int, count: int) -> asyncio.Task[None]:
+        offsets = [ConsumerOffset(consumer=f"c{number}", stream="s", partition=at, offset=1) for at in range(count)]
+        return asyncio.ensure_future(table.commit(f"c{number}", offsets))
+
+    first = of(0, 1)
+    while not held.appends:
+        await asyncio.sleep(0)
+    others = [of(number, count) for number, count in enumerate((2, 2, 2, 9, 1, 4), 1)]
+    await asyncio.sleep(0)
+    for number in range(5):
+        while len(held.appends) <= number:
+            await asyncio.sleep(0)
+        held.appends[number].set_result(None)
+    await asyncio.gather(first, *others)
+    assert held.rows == [1, 4, 2, 9, 5]
     assert table._waiting_bytes == 0
 
 

@@ -274,6 +274,36 @@ def test_what_is_revoked_is_taken_whatever_else_is_wrong(authority: Authority, t
     assert bool(lists.why_of_pem(pem(ana))) == (fault != "another CA's list")
 
 
+@pytest.mark.parametrize("is_beside", [False, True], ids=["alone", "beside a key that cannot be used"])
+def test_a_list_of_before_takes_nothing_back(
+    authority: Authority, caplog: pytest.LogCaptureFixture, is_beside: bool
+) -> None:
+    """L5. A copy of an old one let who had taken a certificate in again, and nothing said so."""
+    ana, bob, shown = authority.issue("ana"), authority.issue("bob"), authority.issue()
+    crl = authority.revoke(ana, extensions=[(x509.CRLNumber(7), False)])
+    found = Certificates(load(None, {}, authority.settings(shown, tls_client_ca=authority.ca, tls_crl=crl)).http)
+
+    def now(number: int, *revoked: Issued) -> list[bool]:
+        authority.revoke(*revoked, extensions=[(x509.CRLNumber(number), False)])
+        if is_beside:
+            Path(shown.key).write_bytes(b"")
+        for _ in range(3):
+            found.look()
+        lists = found.contexts.revocations()
+        assert lists is not None
+        return ["is revoked" in lists.why_of_pem(pem(each)) for each in (ana, bob)]
+
+    def said() -> int:
+        return sum(line.startswith("tls.revocations_older ") for line in caplog.messages)
+
+    assert now(6) == [True, False]
+    assert now(1, bob) == [True, True], "one that was begun anew"
+    assert said() == 2
+    assert now(8, bob) == [False, True], "the next one says what is so"
+    assert now(8) == [False, False]
+    assert said() == 2
+
+
 def test_a_brokers_own_certificate_that_is_revoked_is_refused(authority: Authority) -> None:
     """X5: other brokers would not let it in."""
     issued = authority.issue()

@@ -304,6 +304,24 @@ def test_a_jwt_is_a_principal_with_the_grants_of_one(
         assert server.call("GET", "/v1/streams/s", signed(OTHER, "RS256", "o", **LONG))[0] == 200
 
 
+def test_a_good_jwt_is_taken_though_the_keys_change_while_it_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J4. It was refused, by which an append ends that nobody tries again."""
+    issuer, real = Issuer(), jwts.judged
+
+    def changing(*given: Any) -> Bearer:
+        monkeypatch.setattr(jwts, "judged", real)
+        issuer.keys = keys_of(as_set(public(RSA), public(OTHER, "o")))
+        return real(*given)
+
+    monkeypatch.setattr(jwts, "judged", changing)
+    with believing(tmp_path, issuer) as server:
+        assert server.call("GET", "/v1/auth/whoami", signed(**LONG))[0] == 200
+        issuer.keys = keys_of(as_set(public(OTHER, "o")))
+        assert server.call("GET", "/v1/auth/whoami", signed(**LONG))[0] == 401
+
+
 def test_a_jwt_that_ends_and_a_key_that_is_taken_back_end_what_is_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
