@@ -403,6 +403,22 @@ def partly(begun: bool) -> Iterator[None]:
         raise
 
 
+def forget_frames(error: BaseException) -> None:
+    """Have an error that is answered refer to nothing that it was met with.
+
+    It has the frames that it came through, as have those that it came from. One of them has what was awaited, and that
+    has the error. So a body of 64 MiB that was refused would stay in memory until the next search for cycles.
+    """
+    left: list[BaseException | None] = [error]
+    known = set[int]()
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in known:
+            known.add(id(each))
+            each.__traceback__ = None
+            left += [each.__cause__, each.__context__]
+
+
 _PROBLEM_KEYS: Final = frozenset({"type", "title", "status", "detail", "reason"})
 
 

@@ -428,7 +428,8 @@ class Endpoint:
             access.limited(deadline)
             serving.gate.watch_over(access)
             try:
-                with budget.reserved(is_peers=access.caller.is_own_peer) as reservation:
+                has_reserve = access.caller.is_own_peer or serving.gate.is_admin(access.caller.principal)
+                with budget.reserved(has_reserve=has_reserve) as reservation:
                     reservation_now.set(reservation)
                     async with deadline:
                         if self.request is None:

@@ -16,7 +16,15 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from broker.api.errors import InvalidRequest, LiftlogError, Overloaded, RequestTimedOut, Retryable, Unauthenticated
+from broker.api.errors import (
+    InvalidRequest,
+    LiftlogError,
+    Overloaded,
+    RequestTimedOut,
+    Retryable,
+    Unauthenticated,
+    forget_frames,
+)
 from broker.api.http import PROBLEM_JSON
 from broker.serving.contract.endpoint import operation_now
 from broker.serving.http.meters import Meters
@@ -138,13 +146,17 @@ async def _answer(request: web.Request, handler: Handler) -> tuple[web.StreamRes
         response, reason = problem_response(error), error.reason
         if needs_a_person(error):
             log.error("http.failed method=%s path=%s error=%s", request.method, request.path[:500], error)
+        forget_frames(error)
     except web.HTTPException as error:
         response = from_http(error, request)
         reason = InvalidRequest.reason if error.status < 500 else LiftlogError.reason
-    except ConnectionError:  # the client went away: nobody reads this
+        forget_frames(error)
+    except ConnectionError as error:  # the client went away: nobody reads this
+        forget_frames(error)
         return web.Response(status=499, reason="Client Closed Request"), None
     except Exception as error:
         response, reason = problem_response(internal_error(request, error)), LiftlogError.reason
+        forget_frames(error)
     if request.writer.output_size > 0:  # a half-sent answer cannot become another one
         abort(request)
         raise ConnectionResetError("the answer had begun")

@@ -159,7 +159,7 @@ class Audit:
                 await asyncio.shield(done)
         except (TimeoutError, LiftlogError) as error:
             self._meters.audit_records.labels("late").inc()
-            why = error or "no answer in time"
+            why = str(error) or "no answer in time"
             log.error("audit.late why=%s record=%s", why, under_way.value(result, reason, status), extra=WHOLE)
 
     def _put(self, under_way: UnderWay, result: str, reason: str, status: int | None) -> asyncio.Future[None] | None:

@@ -20,8 +20,11 @@ B6  A change goes on when nobody waits for it any more (`waiting.unbroken`), and
     bodies wait for a slow disk. `CHANGE_BYTES` stand for what a change takes beside its body.
 B7  What is given back is so for good: nothing is reserved for a request that is over. So no thread that works for it
     still takes what nobody would give back.
-B8  Brokers that ask for themselves may take `PEERS_PART` more than there is for all others: bodies of clients, slow
-    ones or many, keep no record out of the audit, and no stage from being asked for.
+B8  Brokers that ask for themselves, and admins of the configuration, may take `RESERVED_PART` more than there is for
+    all others: bodies of clients, slow ones or many, keep no record out of the audit, and nobody from mending what is
+    wrong.
+B9  What is given back is not in memory any more: an error that is answered has let go of what it was met with
+    (`errors.forget_frames`).
 
 Media types are required, not only for order: a browser may send `text/plain` or a form from any web
 page to a broker on this machine without asking, but neither JSON nor Arrow.
@@ -57,7 +60,7 @@ MEMBERS_MAX: Final = 4_096
 UNWANTED_S: Final = 1.0
 SLOW_S: Final = 10.0
 CHANGE_BYTES: Final = 16 << 10
-PEERS_PART: Final = 8
+RESERVED_PART: Final = 8
 """One of so many parts of a budget."""
 ROOM_MADE_BYTES: Final = 256 << 10
 """A body that says to be so long or longer gets all of its memory at once."""
@@ -88,9 +91,9 @@ class BodyBudget:
         self._coming: dict[Reservation, float] = {}  # whose bodies are being read, and since when: the oldest first
 
     @contextmanager
-    def reserved(self, *, is_peers: bool = False) -> Iterator[Reservation]:
-        """A reservation of the caller of this request, which may grow; given back at the end. `is_peers`: B8."""
-        reservation = Reservation(self, caller_now(), is_peers=is_peers)
+    def reserved(self, *, has_reserve: bool = False) -> Iterator[Reservation]:
+        """A reservation of the caller of this request, which may grow; given back at the end. `has_reserve`: B8."""
+        reservation = Reservation(self, caller_now(), has_reserve=has_reserve)
         try:
             yield reservation
         finally:
@@ -124,8 +127,8 @@ class BodyBudget:
             if percent < 100 and held > reservation.byte_count and held + byte_count > most:
                 self._end_slowest(caller)
                 return callers.refusal(MEMORY, percent, caller)
-        is_peers = reservation is not None and reservation.is_peers
-        if self.bytes_now + byte_count > self.bytes_max + (self.bytes_max // PEERS_PART if is_peers else 0):
+        has_reserve = reservation is not None and reservation.has_reserve
+        if self.bytes_now + byte_count > self.bytes_max + (self.bytes_max // RESERVED_PART if has_reserve else 0):
             self._end_slowest(None)
             return Overloaded(
                 f"{self._what} hold {self.bytes_now} of {self.bytes_max} bytes; try again", limit=self.bytes_max
@@ -155,15 +158,15 @@ class Reservation:
 
     Attributes:
         caller: Whom it counts for (B5). None: nobody.
-        is_peers: A broker asks for itself (B8).
+        has_reserve: Of B8.
         is_condemned: Its body is to end, for others (B3).
     """
 
-    def __init__(self, budget: BodyBudget, caller: str | None = None, *, is_peers: bool = False) -> None:
+    def __init__(self, budget: BodyBudget, caller: str | None = None, *, has_reserve: bool = False) -> None:
         self._budget = budget
         self._lock = threading.Lock()  # taken before that of the budget
         self.caller = caller
-        self.is_peers = is_peers
+        self.has_reserve = has_reserve
         self.byte_count = 0
         self.is_condemned = False
         self._has_ended = False

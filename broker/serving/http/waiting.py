@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import LiftlogError, forget_frames
 from broker.serving.contract.done import change_now
 from broker.serving.contract.endpoint import Serving
 from broker.serving.http.body import CHANGE_BYTES, Loan, reservation_now
@@ -106,3 +106,4 @@ def _finished(future: asyncio.Future[Any]) -> None:
             error,
             exc_info=None if known else error,
         )
+        forget_frames(error)

@@ -26,10 +26,12 @@ import pyarrow as pa
 import pytest
 from aiohttp import web
 
-from broker.api.errors import DiskFull, InvalidRequest, Overloaded, RequestTooLarge, Unavailable
+from broker.api.errors import DiskFull, InvalidRecords, InvalidRequest, Overloaded, RequestTooLarge, Unavailable
 from broker.api.http import ARROW_STREAM
 from broker.api.permissions import IN_EVERY_MODE
+from broker.serving.contract import endpoint as contract
 from broker.serving.contract.endpoint import CHECKED_INLINE_BYTES, Endpoint, Serving
+from broker.serving.endpoints import append, bundles, sinks
 from broker.serving.endpoints.watch import STARS_MAX, Patterns
 from broker.serving.http import body, json_text, peers
 from broker.serving.http.app import BODIES_AT_ONCE, ENDPOINTS
@@ -56,6 +58,9 @@ QUERY = {
     "stage_bundle": "?sink=s&epoch=0&head=2",
     "append_bundle": "?head=2",
 }
+
+
+PARTS = b'{"parts": [{"partition": 0, "rows": 1}]}'
 
 
 def of(endpoint: Endpoint) -> str:
@@ -409,6 +414,43 @@ def test_what_fails_is_in_memory_no_longer_than_its_answer_takes(
             assert b" 507 " in posted(server, path, head, stream_of([values(count, 1_000)]))
             eventually(lambda: server.serving.budget.bytes_now == 0, what="its memory is given back")
             eventually(lambda: not any(each() for each in kept), what="its records are gone")
+            assert kept
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("path", "media", "module", "name"),
+    [
+        ("/v1/streams/orders/partitions/0/records", ARROW_STREAM, append, "encode"),
+        (f"/v1/streams/orders/records?head={len(PARTS)}", "application/octet-stream", bundles, "encode"),
+        (
+            "/v1/streams/orders/partitions/0/stages?sink=s&epoch=0&stage=" + "0" * 32 + "&part=0",
+            ARROW_STREAM,
+            sinks,
+            "encode",
+        ),
+        ("/v1/offsets/resolve", JSON_MEDIA, contract, "parse"),
+    ],
+    ids=["records", "bundle", "stage", "json"],
+)
+def test_a_body_that_is_refused_is_in_memory_no_longer_than_its_answer_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, media: str, module: Any, name: str
+) -> None:
+    """B9. 25 bodies of 30 MiB with a column that is unknown left 750 MiB, until the next search for cycles."""
+    kept = list[Any]()
+
+    def refuse(body: Any, *_: object) -> Any:
+        kept.append(weakref.ref(body))
+        raise InvalidRecords("it is no such thing")
+
+    with running(tmp_path) as server:
+        server.api.create("orders")
+        monkeypatch.setattr(module, name, refuse)
+        gc.disable()
+        try:
+            assert b" 400 " in posted(server, path, f"Content-Type: {media}\r\n", PARTS + b" " * body.ROOM_MADE_BYTES)
+            eventually(lambda: not any(each() for each in kept), what="it is gone")
             assert kept
         finally:
             gc.enable()
