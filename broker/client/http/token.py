@@ -6,7 +6,8 @@ W1  A token goes to no address without TLS, but to this machine's own: whoever c
     profile does not even go there, if it is for brokers with TLS (`profiles.P3`).
 W2  A file that every user of the machine can read is refused (`token_files`).
 W3  The file is read again when it has changed, so a token can be replaced while its client runs. One that cannot be
-    read any more leaves the last one in use.
+    read any more leaves the last one in use. So does one that somebody has written to in the last `SETTLED_S`: half a
+    JWT looks like one, and a call that shows it is refused.
 W5  A call that is refused while the file has another token by now is made once more with that, if it is idempotent: a
     long poll may outlive a token that was renewed in time.
 W4  No error, log line, repr or pickle has the token.
@@ -25,6 +26,7 @@ from broker.api.token_files import bearer_in
 from broker.client.http.address import Address
 
 LOOK_S: Final = 1.0
+SETTLED_S: Final = 1.0
 KEY: Final = "token_file"
 
 
@@ -62,7 +64,9 @@ class TokenFile:
         return {"Authorization": f"Bearer {self._text}"}
 
     def is_renewed(self, shown: Mapping[str, str]) -> bool:
-        """Whether the file has another token by now than these headers (W5)."""
+        """Whether the file has another token by now than these headers (W5). Waits for one that is just written."""
+        if (seen := _seen(self.path)) != self._seen and (left_s := _settles_in_s(seen)) > 0:
+            time.sleep(left_s)
         self._look(at_once=True)
         return shown.get("Authorization") != f"Bearer {self._text}"
 
@@ -74,10 +78,18 @@ class TokenFile:
         self._looked_s = now_s
         try:
             seen = _seen(self.path)
-            if seen != self._seen:
-                self._text, self._seen = bearer_in(KEY, self.path), seen
+            if seen != self._seen and _settles_in_s(seen) <= 0:
+                text = bearer_in(KEY, self.path)
+                if _seen(self.path) == seen:
+                    self._text, self._seen = text, seen
         except (OSError, InvalidSetting):
             return
+
+
+def _settles_in_s(seen: tuple[int, int, int, int]) -> float:
+    """How long until nobody has written to a file for so long. Not positive: it is so; or its clock is another one."""
+    age_s = time.time() - seen[0] / 1e9
+    return SETTLED_S - age_s if age_s >= 0 else 0.0
 
 
 def _seen(path: str) -> tuple[int, int, int, int]:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from broker.api.errors import InvalidRequest, InvalidSetting, Unauthenticated, Unavailable
-from broker.api.principals import new_token
+from broker.api.principals import is_jwt, new_token
 from broker.client.client import connect
+from broker.client.http import token as client_token
 from broker.client.http.address import parse_address
 from broker.client.http.pool import Pool
 from broker.client.http.profiles import files_for
@@ -85,8 +86,27 @@ def test_a_token_can_be_replaced_while_its_client_runs(file: Path, monkeypatch: 
     assert token.header_for(here) == {"Authorization": f"Bearer {later.text}"}
 
 
-def test_a_call_that_outlives_its_token_is_made_again_with_the_one_that_is_in_the_file(file: Path) -> None:
-    """W5. Once, and only if the file has another one."""
+def test_half_a_token_is_not_shown(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W3. Half a JWT looks like one, and the call that showed it was refused for good."""
+    monkeypatch.setattr(client_token, "LOOK_S", 0.0)
+    token, here = TokenFile(str(file)), parse_address("127.0.0.1:1")
+    first, whole = token.header_for(here), ".".join(part * 20 for part in ("eyJhbGciOiJub25l", "claim", "signature"))
+    file.write_text(whole[:-90])
+    assert is_jwt(whole[:-90])
+    assert token.header_for(here) == first
+    with file.open("a") as goes_on:
+        goes_on.write(whole[-90:])
+    assert token.header_for(here) == first, "nobody knows that it is whole"
+    written_s = file.stat().st_mtime - 2 * client_token.SETTLED_S
+    os.utime(file, (written_s, written_s))
+    assert token.header_for(here) == {"Authorization": f"Bearer {whole}"}
+
+
+def test_a_call_that_outlives_its_token_is_made_again_with_the_one_that_is_in_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W5. Once, and only if the file has another one: also one that is just written."""
+    monkeypatch.setattr(client_token, "SETTLED_S", 0.02)
     shown: list[str] = []
     refused = b'{"reason": "unauthenticated", "title": "x", "status": 401, "detail": "unauthenticated"}'
     whoami = {"principal": "user:a", "how": "jwt", "mode": "enforce", "admin": False, "grants": [], "expires_ms": None}
@@ -127,6 +147,7 @@ def test_a_change_that_outlives_its_token_is_in_doubt_though_nobody_is_there_any
         reply.answer(401, refused, {"Content-Type": "application/problem+json"})
 
     monkeypatch.setattr(Pool, "_exchange", once)
+    monkeypatch.setattr(client_token, "SETTLED_S", 0.02)
     with (
         RawServer(handle) as server,
         connect(server.address, token_file=str(file), deadline_s=0) as client,

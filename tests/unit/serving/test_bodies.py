@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -495,12 +494,14 @@ async def test_a_worker_thread_is_waited_for_however_often_nobody_waits() -> Non
         assert goes_on.wait(60)
         reservation.grow_to(500)
 
-    async def handle(serving: Any) -> None:
+    async def handle(serving: Serving) -> None:
         with budget.reserved() as reservation:
-            await Serving.in_worker(serving, work, reservation)
+            await serving.in_worker(work, reservation)
 
     with ThreadPoolExecutor(1) as worker:
-        task = asyncio.create_task(handle(SimpleNamespace(worker=worker)))
+        serving = object.__new__(Serving)
+        serving.worker = worker
+        task = asyncio.create_task(handle(serving))
         await asyncio.to_thread(entered.wait, 60)
         for _ in range(3):
             task.cancel()
