@@ -45,6 +45,7 @@ class LogReader:
         stored: bool = False,
         questions: Questions | None = None,
         reserve: Callable[[int], None] = lambda byte_count: None,
+        repairs: bool = True,
     ) -> ReadPlan:
         """Find the batches that hold [offset, min(end, high watermark)).
 
@@ -57,12 +58,14 @@ class LogReader:
             stored: Up to the log end, committed or not: for a follower.
             questions: Leave out batches that are known to hold nothing of this (`blooms.questions_of`).
             reserve: Takes so many bytes of memory in all, for encrypted batches that are opened (`encrypted/plans.py`).
+            repairs: Have a segment scanned anew that has an encrypted batch which cannot be opened, and look again.
         Returns:
             A plan; close it. Where it stops short, `next_offset` says where to go on.
         Raises:
             OffsetOutOfRange: with `log_start_offset` and `high_watermark`.
             CorruptLog: the files change while they are read; or `offset` is damaged, and other replicas may have it.
-            BadBatch: the batch is whole and cannot be opened: somebody has changed it, or moved it there.
+            BadBatch: an encrypted batch cannot be opened. With `repairs` it is whole: somebody has changed it, or moved
+                it there.
         """
         skips = self._state.settings.is_sole_replica
 
@@ -78,12 +81,17 @@ class LogReader:
 
         plan = self._state.ask(question)
         vault = self._state.vault
-        return plan if vault is None else self._opened(plan, vault, question, reserve)
+        return plan if vault is None else self._opened(plan, vault, question if repairs else None, reserve)
 
     def _opened(
-        self, plan: ReadPlan, vault: Vault, question: Callable[[LogView], ReadPlan], reserve: Callable[[int], None]
+        self,
+        plan: ReadPlan,
+        vault: Vault,
+        question: Callable[[LogView], ReadPlan] | None,
+        reserve: Callable[[int], None],
     ) -> ReadPlan:
-        """The plan with its messages opened; a segment with a damaged one is scanned, and the question asked again."""
+        """The plan with its messages opened. A segment with a damaged one is scanned, and the question asked again, if
+        there is one."""
         from broker.storage.encrypted.plans import open_plan
 
         for left in (1, 0):
@@ -93,11 +101,12 @@ class LogReader:
                 return plan
             except BadBatch:
                 plan.close()
-                if not left or segment is None:
+                if not left or segment is None or question is None:
                     raise
             except BaseException:
                 plan.close()
                 raise
+            assert question is not None
             self._state.repair(segment)
             plan = self._state.ask(question)
         raise AssertionError("unreachable")

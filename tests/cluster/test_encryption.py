@@ -23,6 +23,7 @@ import pytest
 
 from broker.api.errors import InvalidSetting
 from broker.client import connect
+from tests.cluster.test_faults import damage
 from tests.support.processes import BrokerProcess, NatsServer, eventually
 
 pytestmark = pytest.mark.process
@@ -191,6 +192,23 @@ def test_without_its_key_a_stream_is_offline_and_with_it_it_is_back(tmp_path: Pa
         broker.env["LIFTLOG_ENCRYPTION_KEY_COMMAND"] = f"cat,{other}"
         broker.start()
         assert values(broker) == [CANARY]
+    finally:
+        broker.stop()
+
+
+def test_rot_is_told_and_read_around(tmp_path: Path) -> None:
+    broker = broker_of(tmp_path, None, LIFTLOG_ENCRYPTION_KEY_FILE=str(key_file(tmp_path, "key"))).start()
+    try:
+        create(broker)
+        with connect(broker.address) as client:
+            for number in range(20):
+                client.append("orders", 0, pa.table({"value": [b"%d" % number]}))
+        damage(broker.folder / "data", "orders")
+        found = values(broker)
+        ((start, end),) = broker.get("/v1/streams/orders")["partitions"][0]["lost_ranges"]
+        assert found == [str(number) for number in range(20) if not start <= number < end]
+        assert end - start == 1
+        assert f"partition.damaged partition=orders/0 lost=(({start}, {end}),)" in broker.output()
     finally:
         broker.stop()
 

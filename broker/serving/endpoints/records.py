@@ -526,14 +526,22 @@ def planned(
     Raises:
         OffsetOutOfRange: with `log_start_offset` and `high_watermark`.
         NotReady: the offset may be committed, which this leader does not know yet.
+        BadBatch: an encrypted batch is whole, and not what was encrypted there.
     """
-    for attempt in range(RESOLVE_TRIES):
+    is_verified = False
+    for attempt in range(RESOLVE_TRIES + 1):
+        read = functools.partial(handle.log.read, end=query["end"], max_bytes=max_bytes, questions=questions)
         try:
-            return handle.log.read(offset, end=query["end"], max_bytes=max_bytes, questions=questions, reserve=reserve)
+            return read(offset, reserve=reserve, repairs=False)
+        except BadBatch:  # as a client that finds one damaged: what is lost is told, and passed over
+            if is_verified:
+                raise
+            is_verified = True
+            verify(handle, offset)
         except OffsetOutOfRange:
             if offset > handle.log.log_start_offset and handle.elsewhere is None:
                 end_of(handle)
-            if isinstance(query["offset"], int) or attempt == RESOLVE_TRIES - 1:
+            if isinstance(query["offset"], int) or attempt >= RESOLVE_TRIES - 1:
                 raise
             offset = start_offset(handle, query["offset"])
     raise AssertionError("unreachable")

@@ -454,6 +454,9 @@ def test_rot_is_damage_as_in_any_log() -> None:
     view = log.log.view()
     entry = view.index(view.segments[0]).entries[3]
     disk.flip(view.segments[0].path, 8 * (int(entry["position"]) + 700))
+    with pytest.raises(BadBatch):
+        log.read(3, repairs=False)
+    assert log.lost_ranges == (), "who asks so looks for himself, and tells of it"
     assert [value for _, _, value in read_records(log, 3)] == [CANARY + b"4", CANARY + b"5"]
     assert log.lost_ranges == ((3, 4),)
 
