@@ -92,7 +92,7 @@ def _appends(port: int, seconds: float) -> list[float]:
 
 @contextmanager
 def _neighbour(port: int, connections: int) -> Iterator[dict[str, float]]:
-    """A process of its own, until the block ends; then what was answered to it is in the mapping."""
+    """A process of its own, from its first answer until the block ends; then its answers are in the mapping."""
     told = {"served": 0.0, "refused": 0.0}
     if connections == 0:
         yield told
@@ -101,6 +101,8 @@ def _neighbour(port: int, connections: int) -> Iterator[dict[str, float]]:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe) as process:
         try:
+            assert process.stdout is not None
+            assert process.stdout.readline(), "the neighbour ended without an answer"
             yield told
         finally:
             text, _ = process.communicate()
@@ -108,7 +110,10 @@ def _neighbour(port: int, connections: int) -> Iterator[dict[str, float]]:
 
 
 async def _noise(port: int, connections: int) -> dict[str, int]:
-    """Requests over so many connections, each after the answer to the one before, until stdin ends."""
+    """Requests over so many connections, each after the answer to the one before, until stdin ends.
+
+    A line to stdout says that the first was answered.
+    """
     told = {"served": 0, "refused": 0}
     body = encode(pa.record_batch({"value": [b"n" * 1024] * 32})).to_pybytes()
     head = f"Host: 127.0.0.1\r\nContent-Type: {ARROW_STREAM}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -120,6 +125,8 @@ async def _noise(port: int, connections: int) -> dict[str, int]:
             writer.write(request)
             answer = (await reader.readuntil(b"\r\n\r\n")).lower()
             await reader.readexactly(int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+            if not any(told.values()):
+                print(flush=True)
             told["served" if answer.split(b" ", 2)[1] == b"200" else "refused"] += 1
 
     tasks = [asyncio.create_task(one()) for _ in range(connections)]

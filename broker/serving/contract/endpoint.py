@@ -79,6 +79,8 @@ OFFSET_MAX: Final = (1 << 63) - 1
 OPEN_PATHS: Final = SAYING_NOTHING | {"/v1/auth/whoami"}
 """The paths that need no permission: what says nothing, or to a caller what it has said itself."""
 CHECKED_INLINE_BYTES: Final = 32 << 10
+INLINE_BYTES_MAX: Final = 32 << 10
+IN_TURN_BYTES_MAX: Final = 256 << 10
 """JSON bodies up to this are checked on the loop."""
 
 # aiohttp runs each request in a task, so in a context, of its own.
@@ -238,6 +240,7 @@ class Serving:
         lines_budget: Memory for answers of JSON lines.
         worker: Threads for what may wait for the disk or takes long: looking up offsets, decoding what clients
             sent, encoding for people.
+        decoder: One thread, for records that take it about a millisecond (`decoded`).
         heads: Ends of partitions that other brokers lead, for those who watch.
         peers: Other brokers, asked for what this one does not know.
         gate: Who may do what.
@@ -251,6 +254,7 @@ class Serving:
     body_bytes_max: int
     now_us: Callable[[], int]
     worker: Executor
+    decoder: Executor
     meters: Meters
     budget: BodyBudget
     json_budget: BodyBudget
@@ -271,15 +275,20 @@ class Serving:
         Args:
             undo: Gets the result that nobody takes any more.
         """
-        future = asyncio.get_running_loop().run_in_executor(self.worker, function, *args)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            future.add_done_callback(lambda done: _dropped(done, undo))
-            while not future.done():
-                with suppress(asyncio.CancelledError):  # its client goes when its time is up already
-                    await asyncio.wait([future])
-            raise
+        return await _in(self.worker, function, *args, undo=undo)
+
+    async def decoded(self, byte_count: int, function: Callable[..., T], *args: Any) -> T:
+        """Run `function`, which decodes so many bytes of records, where it holds up others least.
+
+        A few bytes on the loop, if nothing else of their caller is under way: who asks for little is answered at once.
+        Those of a usual batch in one thread, which is the same for all requests: the work is some dozens of short calls
+        into Arrow, each of which lets go of the interpreter. Threads that do such work at the same time take it from
+        each other at each of them, which costs more than the work. Many bytes in any of the worker threads: nobody else
+        should wait for them.
+        """
+        if byte_count <= INLINE_BYTES_MAX and callers.is_alone():
+            return function(*args)
+        return await _in(self.decoder if byte_count <= IN_TURN_BYTES_MAX else self.worker, function, *args)
 
     async def asked(
         self, request: web.Request, cls: type[T], bytes_max: int = JSON_BYTES_MAX, items_max: int = ITEMS_MAX
@@ -336,6 +345,19 @@ def refused(misfit: Misfit) -> InvalidRequest:
     whole = "the request body"
     facts = {"field": misfit.where or whole, "value": misfit.shown, "limit": misfit.limit, "nearest": misfit.nearest}
     return InvalidRequest(misfit.text(whole), **{name: fact for name, fact in facts.items() if fact})
+
+
+async def _in(threads: Executor, function: Callable[..., T], *args: Any, undo: Callable[[T], None] | None = None) -> T:
+    """As `Serving.in_worker`, in a thread of these."""
+    future = asyncio.get_running_loop().run_in_executor(threads, function, *args)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(lambda done: _dropped(done, undo))
+        while not future.done():
+            with suppress(asyncio.CancelledError):  # its client goes when its time is up already
+                await asyncio.wait([future])
+        raise
 
 
 def _dropped(future: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:

@@ -51,7 +51,6 @@ from broker.serving.payload.rows import split, to_rows
 from broker.storage.memory.producers import GroupStamp
 from broker.storage.rows import RowBatch
 
-INLINE_BYTES_MAX: Final = 32 << 10
 PRODUCER_EPOCH_MAX: Final = (1 << 32) - 1
 DECODED_FACTOR: Final = 2
 """Records may have so many times the body limit once decompressed and complete."""
@@ -133,8 +132,7 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
     body = await read_body(request, serving.body_bytes_max)
     serving.meters.posted_bytes.inc(len(body))
     arguments = (body, info, serving.now_us(), DECODED_FACTOR * serving.body_bytes_max, reservation_now.get(), stamp)
-    is_small = len(body) <= INLINE_BYTES_MAX
-    encoded = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+    encoded = await serving.decoded(len(body), encode, *arguments)
     batches = Lent(encoded, reservation_now.get().lend())
     del body, arguments, encoded
     record_count = sum(batch.record_count for batch in batches)

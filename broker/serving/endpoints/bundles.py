@@ -51,7 +51,7 @@ from broker.serving.contract.acts import NO_ACT
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, integer, text
 from broker.serving.contract.schemas import AppendBundle, AppendedPart, Bundle, BundledPart
-from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, appendable, default_subject
+from broker.serving.endpoints.append import DECODED_FACTOR, appendable, default_subject
 from broker.serving.endpoints.records import INCARNATION, stale
 from broker.serving.http.body import Lent, Reservation, check_media, read_body, reservation_now
 from broker.serving.http.gone import check_asker
@@ -121,8 +121,7 @@ async def stage_bundle(serving: Serving, request: web.Request, query: Query) -> 
     parts = (await serving.asked_in(view[: query["head"]], Bundle)).parts
     led_here(serving, info, parts, query["incarnation"] or info.incarnation)
     arguments = (view[query["head"] :], parts, info, serving.now_us(), serving.body_bytes_max, reservation)
-    is_small = len(body) <= INLINE_BYTES_MAX
-    encoded = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+    encoded = await serving.decoded(len(body), encode, *arguments)
     batches = lent(encoded, reservation)
     del body, view, arguments, encoded
     handles = led_here(serving, info, parts, info.incarnation)
@@ -181,8 +180,7 @@ async def append_bundle(serving: Serving, request: web.Request, query: Query) ->
     parts = (await serving.asked_in(view[: query["head"]], AppendBundle)).parts
     led_here(serving, info, parts, query["incarnation"] or info.incarnation)
     arguments = (view[query["head"] :], parts, info, serving.now_us(), serving.body_bytes_max, reservation)
-    is_small = len(body) <= INLINE_BYTES_MAX
-    encoded = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+    encoded = await serving.decoded(len(body), encode, *arguments)
     batches = lent(encoded, reservation)
     del body, view, arguments, encoded
     handles = led_here(serving, info, parts, info.incarnation)

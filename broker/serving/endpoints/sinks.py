@@ -72,7 +72,7 @@ from broker.serving.contract.schemas import (
     StageName,
     StagesAsked,
 )
-from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, appendable, encode
+from broker.serving.endpoints.append import DECODED_FACTOR, appendable, encode
 from broker.serving.endpoints.records import INCARNATION, find
 from broker.serving.http.access import access_now
 from broker.serving.http.body import Lent, check_media, read_body, reservation_now
@@ -230,8 +230,7 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
     body = await read_body(request, serving.body_bytes_max)
     serving.meters.posted_bytes.inc(len(body))
     arguments = (body, info, serving.now_us(), DECODED_FACTOR * serving.body_bytes_max, reservation_now.get())
-    is_small = len(body) <= INLINE_BYTES_MAX
-    encoded = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+    encoded = await serving.decoded(len(body), encode, *arguments)
     batches = Lent(encoded, reservation_now.get().lend())
     del body, arguments, encoded
     record_count = sum(batch.record_count for batch in batches)

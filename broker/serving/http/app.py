@@ -144,6 +144,7 @@ def build_app(
         body_bytes_max=body_bytes_max,
         now_us=now_us,
         worker=worker,
+        decoder=Threads(1, name="http-decoder"),
         meters=meters,
         budget=BodyBudget(BODIES_AT_ONCE * body_bytes_max, callers=callers),
         json_budget=BodyBudget(JSON_BUDGET_BYTES_MAX, callers=callers),
@@ -206,3 +207,4 @@ async def _worker(app: web.Application) -> AsyncIterator[None]:
     await app[SERVING].heads.close()
     await app[SERVING].peers.close()
     app[SERVING].worker.shutdown(wait=True)
+    app[SERVING].decoder.shutdown(wait=True)

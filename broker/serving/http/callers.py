@@ -122,6 +122,12 @@ def caller_now() -> str | None:
     return None if share is None else share.caller
 
 
+def is_alone() -> bool:
+    """Whether nothing else of this request's caller is under way. True also where it is not counted."""
+    share = share_now.get()
+    return share is None or share.requests == 1
+
+
 class Turn:
     """One request, which counts until it is answered (C3)."""
 

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,10 +24,15 @@ from broker.api.errors import DiskFull, InvalidRecords, RecordTooLarge, StaleInc
 from broker.api.http import ARROW_STREAM
 from broker.client import Client, connect
 from broker.runtime.partitions.leader import Partition
+from broker.serving.contract.endpoint import IN_TURN_BYTES_MAX, INLINE_BYTES_MAX
+from broker.serving.endpoints import append
+from broker.serving.endpoints.append import encode
 from broker.serving.http.app import BODIES_AT_ONCE
 from broker.serving.http.body import ROOM_MADE_BYTES
 from broker.storage.log import AppendResult
+from broker.storage.rows import RowBatch
 from tests.support.messages import split_messages
+from tests.support.processes import eventually
 from tests.support.rows import random_rows
 from tests.unit.serving.arrow import not_utf8, stream_of, values
 from tests.unit.serving.server import Api, Server, running
@@ -323,6 +329,35 @@ def test_a_post_whose_time_is_up_says_so(server: Server, api: Api) -> None:
         held.set()
     late = api.read("orders", max_wait_ms=60_000).rows()
     assert late.num_rows == 1
+
+
+def test_records_are_decoded_where_they_hold_up_others_least(
+    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the loop: a few, of a caller with nothing else under way. One after the other: those of usual size."""
+    decoders: list[str] = []
+
+    def decode(*arguments: Any) -> list[RowBatch]:
+        decoders.append(threading.current_thread().name.partition("_")[0])
+        return encode(*arguments)
+
+    monkeypatch.setattr(append, "encode", decode)
+    api.create("orders")
+    for size in (100, INLINE_BYTES_MAX, IN_TURN_BYTES_MAX):
+        assert api.append("orders", values(1, size=size)).status == 200
+    assert decoders == ["server", "http-decoder", "http-worker"]
+    held = threading.Event()
+    server.backend._appender.submit(held.wait)
+    busy = [threading.Thread(target=api.another().append, args=("orders", values(1))) for _ in range(3)]
+    try:
+        for number, thread in enumerate(busy):
+            thread.start()
+            eventually(lambda n=number: len(decoders) == 4 + n)
+    finally:
+        held.set()
+        for thread in busy:
+            thread.join()
+    assert decoders[3:] == ["server", "http-decoder", "http-decoder"]
 
 
 # --- bundles
