@@ -55,6 +55,7 @@ WORKLOADS = (
     "takeover",
     "noisy",
     "encrypted",
+    "secured",
 )
 
 Measures = dict[str, float]

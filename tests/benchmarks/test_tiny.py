@@ -177,3 +177,12 @@ def test_encrypted(tmp_path: Path) -> None:
         "encrypted-one-100B",
     ]
     assert all(set(line["ratios"]) == {"liftlog/plain"} for line in lines)
+
+
+def test_secured(tmp_path: Path) -> None:
+    for line in run_tiny("secured", tmp_path):
+        found = ours(line)
+        assert found.get("p50_us", 1) > 0
+        assert found.get("gb_per_s", 1) > 0
+        assert found.get("lost", 0) == 0
+        assert len(line["ratios"]) == 1

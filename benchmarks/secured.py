@@ -1,0 +1,191 @@
+"""Secured: what certificates, tokens and grants cost, beside the same without them.
+
+`calls`: one client asks again and again for a stream's description, over loopback in plain. `liftlog` has `auth.mode =
+enforce`, and judges each call by a token and a grant; `off` does not. `more_us` is the broker's CPU time that a judged
+call takes beyond the other: the calls of both brokers are made in turns of `BLOCK`, in the same seconds.
+
+`fetch`: the client reads a whole stream, as in fetch.py. `liftlog` speaks TLS 1.3, `plain` does not; each has a copy of
+the same log, in the page cache. `server_cpu_s_per_gb` is what the broker's process used, `client_cpu_s_per_gb` what
+this one did.
+
+`window`: three brokers, three replicas, an ack when all in sync have the record on disk, as in replicated.py. The ports
+of `liftlog` for Raft, gRPC and bulk need certificates on both sides; those of `plain` do not.
+"""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.acked import Place, turns
+from benchmarks.harness import Case, Measures, Side, Target
+from benchmarks.intake import run_intake
+from benchmarks.ours import Liftlog
+from benchmarks.ours_cluster import LiftlogCluster
+from benchmarks.peers import STREAM, SUBJECT
+from benchmarks.proc import cpu_s, fresh
+from benchmarks.window import run_window
+from broker.api.principals import new_token
+from broker.client.client import connect
+from tests.support.certificates import Authority
+from tests.support.processes import BrokerProcess, eventually
+
+SEED = 5
+BLOCK = 250
+WINDOW = 4096
+BODY_BYTES = 1024
+
+
+def cases(*, tiny: bool) -> Sequence[Case]:
+    calls, records, messages = (500, 5_000, 5_000) if tiny else (20_000, 1_000_000, 1_000_000)
+    return [
+        Case(
+            name="secured-calls",
+            metric="p50_us",
+            unit="us",
+            parameters={"calls": calls},
+            open=_calls(calls),
+            targets=(Target(of="more_us", most=5.0),),
+        ),
+        Case(
+            name="secured-fetch",
+            metric="gb_per_s",
+            unit="GB/s",
+            parameters={"value_bytes": BODY_BYTES, "records": records, "seed": SEED},
+            open=_fetch(records),
+            targets=(Target(of="gb_per_s", least=0.8),),
+        ),
+        Case(
+            name="secured-window",
+            metric="rate",
+            unit="messages/s",
+            parameters={"value_bytes": 100, "messages": messages, "window": WINDOW, "replicas": 3, "seed": SEED},
+            open=_window(messages),
+            targets=(Target(of="liftlog/plain", least=0.9),),
+        ),
+    ]
+
+
+def _calls(count: int) -> Callable[[Path], Any]:
+    @contextmanager
+    def open_sides(folder: Path) -> Iterator[Mapping[str, Side]]:
+        admin = folder / "admin.token"
+        admin.write_text(new_token().text)
+        admin.chmod(0o600)
+        env = {"LIFTLOG_AUTH_MODE": "enforce", "LIFTLOG_AUTH_ADMIN_TOKEN_FILE": str(admin)}
+        with Liftlog(folder, env=env) as judging, Liftlog(folder) as off:
+            with connect(judging.address, token_file=str(admin)) as client:
+                shown = client.create_token("user:reader", ttl_s=86_400).text
+                client.grant("user:reader", "stream:read", f"{STREAM}*")
+            asked = {
+                judging.pid: _asker(judging.broker.port, {"Authorization": f"Bearer {shown}"}),
+                off.pid: _asker(off.broker.port, {}),
+            }
+
+            def both() -> Measures:
+                used_s, took = {pid: -cpu_s(pid) for pid in asked}, []
+                for _ in range(count // BLOCK):
+                    took += asked[judging.pid](BLOCK)
+                    asked[off.pid](BLOCK)
+                cpu_us = {pid: 1e6 * (before + cpu_s(pid)) / count for pid, before in used_s.items()}
+                more_us = cpu_us[judging.pid] - cpu_us[off.pid]
+                return {"p50_us": statistics.median(took), "cpu_us": cpu_us[judging.pid], "more_us": more_us}
+
+            def alone() -> Measures:
+                used_s = cpu_s(off.pid)
+                took = asked[off.pid](count)
+                return {"p50_us": statistics.median(took), "cpu_us": 1e6 * (cpu_s(off.pid) - used_s) / count}
+
+            yield {"liftlog": both, "off": alone}
+
+    return open_sides
+
+
+def _asker(port: int, headers: Mapping[str, str]) -> Callable[[int], list[float]]:
+    """Asks so often, one after the other, on one connection. Returns how long each took, in microseconds."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def ask(count: int) -> list[float]:
+        took = []
+        for _ in range(count):
+            began_s = time.perf_counter()
+            connection.request("GET", f"/v1/streams/{STREAM}", headers=dict(headers))
+            answer = connection.getresponse()
+            answer.read()
+            took.append(1e6 * (time.perf_counter() - began_s))
+            assert answer.status == 200, answer.status
+        return took
+
+    return ask
+
+
+def _fetch(count: int) -> Callable[[Path], Any]:
+    @contextmanager
+    def open_sides(outer: Path) -> Iterator[Mapping[str, Side]]:
+        with fresh(outer) as folder:
+            with Liftlog(folder) as filled:
+                assert run_intake(filled, 1, size=BODY_BYTES, count=count)["stored"] == count
+                partitions = filled.broker.get(f"/v1/streams/{STREAM}")["partitions"]
+                log_bytes = sum(partition["bytes"] for partition in partitions)
+                filled.broker.stop()
+                for name in ("plain", "tls"):
+                    shutil.copytree(filled.broker.folder, folder / name)
+            authority = Authority(folder / "ca")
+            settings = {f"LIFTLOG_{k.replace('.', '_').upper()}": v for k, v in authority.settings().items()}
+            with _serving(folder / "tls", settings) as secured, _serving(folder / "plain", {}) as plain:
+
+                def read(broker: BrokerProcess, tls_ca: str | None = None) -> Callable[[], Measures]:
+                    address = f"{'http' if tls_ca is None else 'https'}://{broker.address}"
+                    return lambda: _read_all(address, broker.pid, count, log_bytes, tls_ca)
+
+                yield {"liftlog": read(secured, tls_ca=authority.ca), "plain": read(plain)}
+
+    return open_sides
+
+
+@contextmanager
+def _serving(folder: Path, env: Mapping[str, str]) -> Iterator[BrokerProcess]:
+    broker = BrokerProcess(folder, None, env=env)
+    broker.start(wait=False)
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+def _read_all(address: str, pid: int, count: int, log_bytes: int, tls_ca: str | None) -> Measures:
+    with connect(address, tls_ca=tls_ca) as client:
+        eventually(lambda: client.describe(STREAM).partitions[0].high_watermark == count, what=f"{address} ready")
+        used_s, own_s, began_s = cpu_s(pid), time.process_time(), time.monotonic()
+        rows = sum(batch.num_rows for batch in client.read(STREAM, end=count))
+        seconds = time.monotonic() - began_s
+        own_s, used_s = time.process_time() - own_s, cpu_s(pid) - used_s
+    assert rows == count, f"{rows} records were read, {count} are there"
+    gb = log_bytes / 1e9
+    return {
+        "gb_per_s": gb / seconds,
+        "server_cpu_s_per_gb": used_s / gb,
+        "client_cpu_s_per_gb": own_s / gb,
+        "rate": rows / seconds,
+    }
+
+
+def _window(count: int) -> Callable[[Path], Any]:
+    def publish(_: str, port: int) -> Measures:
+        run = run_window(port, seed=SEED, size=100, subject=f"{SUBJECT}.0", count=count, window=WINDOW)
+        return {"rate": run.count / run.seconds, "acked": run.count, "p99_ms": run.percentile_ms(99)}
+
+    def places(folder: Path) -> Mapping[str, Callable[[], AbstractContextManager[Place]]]:
+        authority = Authority(folder / "ca")
+        issued = authority.issue("among", uris=[f"liftlog:broker/{name}" for name in "abc"])
+        settings = {**authority.cluster_settings(issued), "cluster.tls_names": "required"}
+        env = {f"LIFTLOG_{key.replace('.', '_').upper()}": value for key, value in settings.items()}
+        return {"liftlog": lambda: LiftlogCluster(folder, env=env), "plain": lambda: LiftlogCluster(folder)}
+
+    return turns(publish, places)
