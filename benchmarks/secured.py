@@ -43,7 +43,7 @@ BODY_BYTES = 1024
 
 
 def cases(*, tiny: bool) -> Sequence[Case]:
-    calls, records, messages = (500, 5_000, 5_000) if tiny else (20_000, 1_000_000, 1_000_000)
+    calls, records, messages = (500, 5_000, 5_000) if tiny else (20_000, 400_000, 1_000_000)
     return [
         Case(
             name="secured-calls",

@@ -2,9 +2,11 @@
 
 The head of an answer (HTTP headers and schema bytes) and its tail (the end-of-stream marker) go through
 aiohttp's writer, the ranges past it, straight from the page cache. `loop.sendfile` waits until what the
-transport has buffered is gone, so the order holds. Under TLS, and where a file system has no sendfile,
-the bytes are copied in chunks. (Not by asyncio's own fallback: cancelled, it leaves a thread behind that
-reads from a descriptor which is closed by then, and may be another file's.)
+transport has buffered is gone, so the order holds. Under TLS, and where a file system has no sendfile, the
+bytes are copied in chunks: on the loop what is in the page cache, as waking a thread for a chunk and being
+woken by it costs as much as its encryption; in a worker thread what has to come from the disk. (Not by
+asyncio's own fallback: cancelled, it leaves a thread behind that reads from a descriptor which is closed by
+then, and may be another file's.)
 
 Small answers are cheaper in one write: a tail poll is one `pread` and one `send`.
 
@@ -102,16 +104,31 @@ async def _sendfile(transport: asyncio.Transport, piece: FileRange) -> int:
 
 
 async def _copy(serving: Serving, response: web.StreamResponse, piece: FileRange) -> int:
-    """Where there is no sendfile: read in a worker thread, write through TLS."""
+    """Where there is no sendfile: read, write through TLS."""
     sent = 0
     while sent < piece.length:
         size = min(COPY_BYTES, piece.length - sent)
-        data = await serving.in_worker(os.pread, piece.fd, size, piece.position + sent)
+        place = piece.position + sent
+        data = cached(piece.fd, size, place) or await serving.in_worker(os.pread, piece.fd, size, place)
+        if not data:
+            break
         await response.write(data)
         sent += len(data)
-        if len(data) < size:
-            break
     return sent
+
+
+def cached(fd: int, size: int, position: int) -> bytearray | bytes:
+    """The first of these bytes that are in the page cache. Empty: none, or the file system does not tell.
+
+    It never waits for the disk.
+    """
+    found = bytearray(size)
+    try:
+        count = os.preadv(fd, [found], position, os.RWF_NOWAIT)
+    except OSError:  # whoever may wait for the disk hears why
+        return b""
+    del found[count:]
+    return found
 
 
 def abort(request: web.BaseRequest) -> None:

@@ -7,12 +7,13 @@ answer that cannot be completed is never taken for complete. Method: a real serv
 from __future__ import annotations
 
 import asyncio
+import errno
 import http.client
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -242,3 +243,44 @@ def test_shutting_down_does_not_wait_for_ever_for_a_reader_that_stands_still(tmp
             eventually(open_segments, what="the answer begins")
             server.shut_down()
             assert not open_segments()
+
+
+# --- without sendfile
+
+
+@pytest.mark.parametrize("told", ["all", "parts", "nothing"])
+def test_what_is_copied_waits_for_no_thread_where_it_is_in_the_page_cache(
+    loaded: Server, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    """However much of it the file system says is there, all is sent, in order."""
+    whole, waited, real = loaded.api.read("big").body, [0], os.preadv
+
+    def cached(fd: int, buffers: Sequence[bytearray], position: int, flags: int) -> int:
+        if told == "nothing" or (told == "parts" and position // 65_536 % 3 == 0):
+            raise OSError(errno.EOPNOTSUPP if told == "nothing" else errno.EAGAIN, "not told")
+        (into,) = buffers
+        cut = memoryview(into)[: len(into) // 3 if told == "parts" else None]
+        return real(fd, [cut], position)  # a file system that does not know of the flag would make this test wait
+
+    def pread(fd: int, size: int, position: int) -> bytes:
+        waited[0] += 1
+        assert threading.current_thread().name.startswith("http-worker")
+        return real_pread(fd, size, position)
+
+    async def none(*_: object) -> int:
+        raise asyncio.SendfileNotAvailableError
+
+    real_pread = os.pread
+    monkeypatch.setattr(sending, "_sendfile", none)
+    monkeypatch.setattr(sending, "os", SimpleNamespace(preadv=cached, pread=pread, RWF_NOWAIT=os.RWF_NOWAIT))
+    assert loaded.api.read("big").body == whole
+    assert (waited[0] == 0) == (told == "all")
+
+
+def test_what_the_page_cache_has_is_what_the_file_has(tmp_path: Path) -> None:
+    (file := tmp_path / "file").write_bytes(b"0123456789" * 10_000)
+    with file.open("rb") as opened:
+        there = sending.cached(opened.fileno(), 50_000, 7)
+        assert there in (b"", file.read_bytes()[7:50_007]), "a file system may not tell"
+        assert sending.cached(opened.fileno(), 10, 100_000) == b""
+    assert sending.cached(-1, 10, 0) == b"", "whoever may wait says what is wrong"
