@@ -71,15 +71,16 @@ STORED_LENGTHS: Final = {**HEADER_LENGTHS, **{_ENCRYPTED[plain]: length for plai
 """The first 8 bytes of a message in a file, plain or encrypted -> length of its header."""
 
 
-class Parts:
-    """What an encrypted message has beside what is encrypted in it."""
+def parts_of(message: memoryview) -> tuple[int, bytes, bytes, bytes]:
+    """What opens an encrypted message: number of the log's key, salt, nonce, and what is authenticated beside it."""
+    salt, nonce, number = _KEYS.unpack_from(message, _KEYS_AT)
+    return number, salt, nonce, bytes(message[:_TAG_AT]) + bytes(message[_TAG_AT + TAG_BYTES : CRC_AT])
 
-    __slots__ = ("aad", "data", "key", "nonce", "salt")
 
-    def __init__(self, message: memoryview) -> None:
-        self.salt, self.nonce, self.key = _KEYS.unpack_from(message, _KEYS_AT)
-        self.aad = bytes(message[:_TAG_AT]) + bytes(message[_TAG_AT + TAG_BYTES : CRC_AT])
-        self.data = b"".join([message[ENCRYPTED_AT:], message[_TAG_AT : _TAG_AT + TAG_BYTES]])
+def with_tag(block: bytearray, length: int) -> memoryview:
+    """What is encrypted in the message of this length at the beginning of `block`, and its tag behind it."""
+    block[length : length + TAG_BYTES] = block[_TAG_AT : _TAG_AT + TAG_BYTES]
+    return memoryview(block)[ENCRYPTED_AT : length + TAG_BYTES]
 
 
 def is_encrypted(message: bytes | bytearray | memoryview) -> bool:
@@ -105,13 +106,13 @@ def begun(message: bytes | bytearray | memoryview, *, salt: bytes, nonce: bytes,
     return head
 
 
-def finished(head: bytearray, encrypted: bytes) -> bytearray:
-    """The encrypted message: `begun`, and what AES-GCM gives, the tag last."""
-    view = memoryview(encrypted)
-    head[_TAG_AT : _TAG_AT + TAG_BYTES] = view[-TAG_BYTES:]
-    message = bytearray().join([head, view[:-TAG_BYTES]])
-    seal(message)
-    return message
+def finished(head: bytearray, stored: bytearray) -> bytearray:
+    """The encrypted message: `begun`, and behind it what AES-GCM gives, the tag last, as it stands in `stored`."""
+    head[_TAG_AT : _TAG_AT + TAG_BYTES] = stored[-TAG_BYTES:]
+    stored[:ENCRYPTED_AT] = head
+    del stored[-TAG_BYTES:]
+    seal(stored)
+    return stored
 
 
 def aad_of(head: bytearray) -> bytes:
@@ -119,15 +120,17 @@ def aad_of(head: bytearray) -> bytes:
     return bytes(head[:_TAG_AT]) + bytes(head[_TAG_AT + TAG_BYTES : CRC_AT])
 
 
-def opened(message: memoryview, decrypted: bytes) -> bytearray:
-    """The plain message that an encrypted one was made of (S1)."""
-    head = bytearray(TEMPLATE[:ENCRYPTED_AT])
-    head[:8] = _PLAIN[bytes(message[:8])]
-    head[BODY_LENGTH_AT : BODY_LENGTH_AT + 8] = message[BODY_LENGTH_AT : BODY_LENGTH_AT + 8]
-    head[VALUE_AT:CRC_AT] = message[VALUE_AT:CRC_AT]
-    plain = bytearray().join([head, decrypted])
+def begin_plain(message: memoryview, plain: memoryview) -> None:
+    """Write the beginning of the plain message that an encrypted one was made of, and its CRC (S1).
+
+    Args:
+        plain: All of it, of which what was encrypted is there.
+    """
+    plain[:ENCRYPTED_AT] = TEMPLATE[:ENCRYPTED_AT]
+    plain[:8] = _PLAIN[bytes(message[:8])]
+    plain[BODY_LENGTH_AT : BODY_LENGTH_AT + 8] = message[BODY_LENGTH_AT : BODY_LENGTH_AT + 8]
+    plain[VALUE_AT:CRC_AT] = message[VALUE_AT:CRC_AT]
     seal(plain)
-    return plain
 
 
 def stored_bytes(head: bytes | bytearray | memoryview, *, where: str = "") -> int:

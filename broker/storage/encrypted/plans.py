@@ -18,7 +18,7 @@ from broker.api.batch import HEADER_BYTES, read_header
 from broker.api.errors import BadBatch, NotSupported
 from broker.storage.disk import File, disk_errors
 from broker.storage.disk.osfile import OsFile
-from broker.storage.encrypted.message import stored_bytes
+from broker.storage.encrypted.message import TAG_BYTES, stored_bytes
 from broker.storage.encrypted.vault import Vault
 from broker.storage.made import COPIES, MadeFile
 from broker.storage.read import FileRange, ReadPlan
@@ -44,7 +44,7 @@ def open_plan(plan: ReadPlan, vault: Vault, reserve: Callable[[int], None]) -> N
         Overloaded: as `reserve`.
     """
     check_machine()
-    made = MadeFile(plan)
+    made, block, plain = MadeFile(plan), bytearray(HEADER_BYTES + TAG_BYTES), bytearray()
     ranges: list[FileRange] = []
     sources, begins = plan.sources, plan.begins
     plan.batch_count = plan.bytes = 0
@@ -53,14 +53,18 @@ def open_plan(plan: ReadPlan, vault: Vault, reserve: Callable[[int], None]) -> N
             at, stop, opened_at = part.position, part.position + part.length, made.size
             while at < stop:
                 where = f"{part.path} at {at}: "
-                length = stored_bytes(_read(stored, part, min(HEADER_BYTES, stop - at), at), where=where)
+                length = stored_bytes(_read(stored, part, block, min(HEADER_BYTES, stop - at), at), where=where)
                 if at + length > stop:
                     raise BadBatch(f"{where}a batch of {length} bytes, {stop - at} are there")
                 if plan.bytes and plan.bytes + length > OPENED_BYTES_MAX:
                     plan.next_offset = begin
                     break
                 reserve(made.size + COPIES * length)
-                message = vault.open_message(_read(stored, part, length, at), where=where)
+                if length > len(plain):  # the memory of the one before is used again: fresh memory costs more
+                    block, plain = bytearray(length + TAG_BYTES), bytearray(length)
+                if len(_read(stored, part, block, length, at)) < length:
+                    raise BadBatch(f"{where}the file ends within a batch")
+                message = vault.open_into(block, length, plain, where=where)
                 place = made.write(message)
                 begin = read_header(message).next_offset
                 if made.size - length == opened_at:
@@ -85,6 +89,8 @@ def open_plan(plan: ReadPlan, vault: Vault, reserve: Callable[[int], None]) -> N
     reserve(made.size)
 
 
-def _read(file: File, part: FileRange, size: int, position: int) -> bytes:
+def _read(file: File, part: FileRange, block: bytearray, size: int, position: int) -> memoryview:
+    """Stored bytes, at the beginning of the block."""
     with disk_errors(f"read {part.path}"):
-        return file.pread(size, position)
+        view = memoryview(block)[:size]
+        return view[: file.pread_into(view, position)]

@@ -21,22 +21,26 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from broker.api.batch import verify_batch
+from broker.api.batch import read_header, verify_batch
 from broker.api.errors import BadBatch
 from broker.storage.disk import Disk
 from broker.storage.encrypted.keyfile import load_keys
 from broker.storage.encrypted.keys import Keyring, name_of
 from broker.storage.encrypted.message import (
+    ENCRYPTED_AT,
     KEY_BYTES,
     NONCE_BYTES,
     SALT_BYTES,
-    Parts,
+    TAG_BYTES,
     aad_of,
+    begin_plain,
     begun,
     finished,
     is_encrypted,
-    opened,
+    parts_of,
+    stored_bytes,
     verify_stored,
+    with_tag,
 )
 from broker.storage.segments.checkpoint import LogIdentity
 
@@ -44,6 +48,8 @@ MESSAGES_PER_SALT: Final = 1 << 20
 """By then the chance that two of their nonces are the same is 1 in 2^57."""
 KEYS_REMEMBERED_MAX: Final = 256
 """Message keys, so that they need not be derived for each message that is opened."""
+_INTO: Final = hasattr(AESGCM, "decrypt_into")
+"""Later releases of the library write into memory that is there."""
 _FILE: Final = struct.Struct(f"<8sI{SALT_BYTES}s{NONCE_BYTES}s")
 _MAGIC: Final = b"liftlogE"
 
@@ -75,8 +81,15 @@ class Vault:
         """A plain message as it is to be stored. Raises BadBatch: it cannot be (`message.S1`)."""
         salt, nonce = self._current_salt(), self._random(NONCE_BYTES)
         head = begun(message, salt=salt, nonce=nonce, key=self._latest)
-        aes = self._message_key(self._latest, salt)
-        return finished(head, aes.encrypt(nonce, memoryview(message)[len(head) :], aad_of(head)))
+        aes, data = self._message_key(self._latest, salt), memoryview(message)[len(head) :]
+        stored = bytearray(len(message) + TAG_BYTES)
+        into = memoryview(stored)[len(head) :]
+        if _INTO:
+            aes.encrypt_into(nonce, data, aad_of(head), into)
+        else:
+            into[:] = aes.encrypt(nonce, data, aad_of(head))
+        into.release()
+        return finished(head, stored)
 
     def open_message(self, message: bytes | bytearray | memoryview, *, where: str = "") -> memoryview:
         """Check a stored message, and give the plain one that it was made of.
@@ -84,22 +97,43 @@ class Vault:
         Raises:
             BadBatch: it is damaged; or whole, and not what this log wrote there (N2).
         """
-        verify_stored(message, where=where)
-        view = memoryview(message)
+        block = bytearray(len(message) + TAG_BYTES)
+        block[: len(message)] = message
+        return self.open_into(block, len(message), bytearray(len(message)), where=where)
+
+    def open_into(self, block: bytearray, length: int, plain: bytearray, *, where: str = "") -> memoryview:
+        """As `open_message`, in memory that is there already.
+
+        Args:
+            block: Begins with the message, of this length; behind it `TAG_BYTES` are free.
+            plain: At least as long. What comes back lies at its beginning.
+        """
+        view = memoryview(block)[:length]
         if not is_encrypted(view):
+            verify_stored(view, where=where)
             raise BadBatch(f"{where}a batch that is not encrypted, in a log that is: somebody else wrote it")
-        parts = Parts(view)
-        if parts.key not in self._keys:
-            raise BadBatch(f"{where}encrypted with key {parts.key}, which this log does not have")
+        if stored_bytes(view, where=where) != length:
+            raise BadBatch(f"{where}batch of {stored_bytes(view)} bytes, {length} are there")
+        number, salt, nonce, aad = parts_of(view)
+        if number not in self._keys:
+            verify_stored(view, where=where)
+            raise BadBatch(f"{where}encrypted with key {number}, which this log does not have")
+        data, into = with_tag(block, length), memoryview(plain)[ENCRYPTED_AT:length]
+        aes = self._message_key(number, salt)
         try:
-            decrypted = self._message_key(parts.key, parts.salt).decrypt(parts.nonce, parts.data, parts.aad)
+            if _INTO:
+                aes.decrypt_into(nonce, data, aad, into)
+            else:
+                into[:] = aes.decrypt(nonce, data, aad)
         except InvalidTag:
+            verify_stored(view, where=where)
             raise BadBatch(
                 f"{where}not what was encrypted here: changed, moved, or of another log, and the CRC made to fit"
             ) from None
-        plain = memoryview(opened(view, decrypted))
-        verify_batch(plain, where=where)
-        return plain
+        found = memoryview(plain)[:length]
+        begin_plain(view, found)
+        read_header(found, where=where)
+        return found
 
     # --- files ----------------------------------------------------------------------------------------------
 

@@ -126,6 +126,20 @@ def test_a_message_opens_to_the_bytes_that_it_was_made_of(compression: str, rows
     assert bytes(vault().open_message(stored)) == bytes(plain)
 
 
+def test_a_library_that_writes_into_no_memory_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, stored = message(), vault().encrypt(message())
+    monkeypatch.setattr("broker.storage.encrypted.vault._INTO", False)
+    assert bytes(vault().open_message(stored)) == bytes(plain)
+    again = vault().encrypt(plain)
+    monkeypatch.undo()
+    assert bytes(vault().open_message(again)) == bytes(plain)
+    changed = bytearray(again)
+    changed[-1] ^= 1
+    seal(changed)
+    with pytest.raises(BadBatch):
+        vault().open_message(changed)
+
+
 def test_its_bytes_are_those_that_the_document_describes() -> None:
     """Decoded by hand: docs/reference/storage.md, "Encrypted batches"."""
     plain = message()
