@@ -296,11 +296,11 @@ def test_a_change_that_another_one_follows_waits_for_both(two: Two, monkeypatch:
     before = mine.goes_by
     first = replace(before, paused=True)
     newest = replace(first, read_only=True)
-    monkeypatch.setattr(streams, "SERVED_S", 0.1)
     monkeypatch.setattr(here, "brokers", lambda: [])
     monkeypatch.setattr(here, "set_stream_state", says(here, first, then=newest))
     there._catalog.streams["orders"] = newest
     for goes_by, late in ((before, "partition 0, 1: "), (first, "partition 0, 1: "), (newest, None)):
+        monkeypatch.setattr(streams, "SERVED_S", 60.0 if late is None else 0.1)
         mine.alter(goes_by)
         others.alter(goes_by)
         warnings = two.servers[0].api.request("POST", "/v1/streams/orders/pause", json_body=None).json()["warnings"]
