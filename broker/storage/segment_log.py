@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from broker.api.errors import CorruptLog, KeyMissing, LiftlogError, StorageFailed, WrongFolder
 from broker.storage.disk import Disk, storage_error
+from broker.storage.encrypted.keyfile import has_keys
 from broker.storage.log_reader import LogReader
 from broker.storage.read import LogView, group_start
 from broker.storage.recovery import Ranges, RecoveryReport, is_clean, list_segments, load_checkpoint, recover
@@ -40,6 +41,7 @@ from broker.storage.segments.checkpoint import (
     LogIdentity,
     LogSettings,
     check_identity,
+    mark_encrypted,
     read_identity,
     write_identity,
 )
@@ -144,7 +146,9 @@ class Log:
             joins: list[str] = []
             checkpoint = load_checkpoint(disk, folder, report)
             kept = () if checkpoint is None else checkpoint.ages
-            vault = _vault_of(disk, folder, identity, settings) if settings.is_encrypted else None
+            # what its folder says counts, too: else a log whose catalog has forgotten of it went on in clear
+            is_encrypted = settings.is_encrypted or has_keys(disk, folder)
+            vault = _vault_of(disk, folder, identity, settings) if is_encrypted else None
             log = cls(LogState(disk, folder, identity, settings, now_us=now_us, kept=kept, vault=vault), boot_id)
             is_missing = checkpoint is None and not report.notes and _holds_records(disk, folder)
             if (report.notes or is_missing) and not settings.is_sole_replica:  # at each open, until it is made anew
@@ -561,7 +565,9 @@ def _vault_of(disk: Disk, folder: str, identity: LogIdentity, settings: LogSetti
 
     if settings.keyring is None:
         raise _no_key(folder)
-    return Vault.open(disk, folder, identity, settings.keyring, is_empty=not _holds_records(disk, folder))
+    vault = Vault.open(disk, folder, identity, settings.keyring, is_empty=not _holds_records(disk, folder))
+    mark_encrypted(disk, folder, identity)
+    return vault
 
 
 def _no_key(folder: str) -> KeyMissing:

@@ -28,6 +28,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from broker.api.errors import CorruptLog, DiskFull, InvalidRequest, LiftlogError, StorageFailed
+from broker.api.stream import SINCE
 from broker.metadata.catalog import Catalog
 from broker.metadata.journal import decode_lines, encode_line
 from broker.storage.disk import NO_SPACE, Disk, File, storage_error
@@ -106,7 +107,7 @@ class CatalogStore:
                 self.catalog.judge(command)
                 self._write(_line_of(command), command)
                 result = self.catalog.apply(command)
-                self._renew_if_long()
+                self._renew_if_long(at_once=not SINCE.keys().isdisjoint(command.get("settings", ())))
         return result["ok"]
 
     def close(self) -> None:
@@ -169,8 +170,10 @@ class CatalogStore:
             told.fields["sent"] = True
         return told
 
-    def _renew_if_long(self) -> None:
-        if self._size >= self._renew_at:
+    def _renew_if_long(self, *, at_once: bool = False) -> None:
+        """`at_once`: after a command that an earlier release refuses. It goes on without it, as with any that was
+        refused, and its next new file would lack the stream. A snapshot that it does not know stops it."""
+        if at_once or self._size >= self._renew_at:
             try:
                 self._renew()
             except OSError as error:

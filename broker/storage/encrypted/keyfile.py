@@ -5,7 +5,9 @@
 Without it nothing of the log can be read. So it is there twice, as `keys` and `keys.copy`, one written after the other.
 
 Q1  It is on disk before the first record is. A log with records and without it is not opened.
-Q2  Where one of both is damaged or missing, the other counts, and is written over it.
+Q2  Where one of both is damaged, missing or cannot be read, the other counts, and is written over it.
+Q3  No whole file is written over by another key. Where both are whole and of different keys, somebody has put one back
+    from elsewhere: nothing is opened until one of them is gone. One that this process cannot unwrap stays as it is.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from broker.api.errors import CorruptLog
+from broker.api.errors import CorruptLog, KeyMissing
 from broker.api.validation import build
 from broker.storage.disk import Disk
 from broker.storage.encrypted.message import KEY_BYTES
@@ -47,14 +49,28 @@ def load_keys(disk: Disk, folder: str, identity: LogIdentity, keyring: Keyring, 
     Args:
         is_empty: It has none, and never had.
     Raises:
-        KeyMissing: this process lacks the master key.
+        KeyMissing: this process lacks the master key; or both files are whole, and of different keys.
         CorruptLog: both are damaged, or missing beside records, or they are another log's.
         OSError: the disk refuses.
     """
-    first, copy = (_read(disk, f"{folder}/{name}") for name in (KEYS_FILE, KEYS_COPY))
-    found = first or copy
     path = f"{folder}/{KEYS_FILE}"
-    if found is None:
+    whole: dict[str, tuple[WrappedKey, ...]] = {}
+    opened: dict[str, dict[int, bytes]] = {}
+    trouble: list[KeyMissing | CorruptLog | OSError] = []
+    for name in (KEYS_FILE, KEYS_COPY):
+        where = f"{folder}/{name}"
+        try:
+            if (found := _read(disk, where)) is not None:
+                whole[name] = found
+                opened[name] = {
+                    each.number: keyring.unwrap(each.master, each.wrapped, each.number, identity, where=where)
+                    for each in found
+                }
+        except (KeyMissing, CorruptLog, OSError) as error:
+            trouble.append(error)
+    if not opened:
+        if trouble:
+            raise trouble[0]
         if has_keys(disk, folder):
             raise CorruptLog(f"{path} is damaged, and so is its copy: nothing of this log can be read", path=path)
         if not is_empty:
@@ -62,13 +78,20 @@ def load_keys(disk: Disk, folder: str, identity: LogIdentity, keyring: Keyring, 
         made = {1: keyring.random(KEY_BYTES)}
         _write(disk, folder, _wrapped(made, identity, keyring))
         return made
-    keys = {each.number: keyring.unwrap(each.master, each.wrapped, each.number, identity, where=path) for each in found}
-    if any(each.master != keyring.current for each in found):
+    keys, *others = opened.values()
+    if any(each != keys for each in others):
+        raise KeyMissing(
+            f"{path} and {KEYS_COPY} beside it are of different keys, and nothing says which is this log's: take the"
+            " one away that was put there",
+            path=path,
+        )
+    if opened.keys() == whole.keys():  # Q3
+        used = next(iter(whole.values()))
         with suppress(OSError):  # a full disk: at the next open
-            _write(disk, folder, _wrapped(keys, identity, keyring))
-    elif first != copy:
-        with suppress(OSError):
-            _write(disk, folder, found)
+            if any(each.master != keyring.current for found in whole.values() for each in found):
+                _write(disk, folder, _wrapped(keys, identity, keyring))
+            elif len(whole) < 2 or any(found != used for found in whole.values()):
+                _write(disk, folder, used)
     return keys
 
 

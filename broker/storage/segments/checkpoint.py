@@ -177,9 +177,14 @@ class Checkpoint:
 _NAMES: Final = tuple(each.name for each in fields(Checkpoint))
 
 
-def write_identity(disk: Disk, folder: str, identity: LogIdentity) -> None:
+ENCRYPTED_VERSION: Final = 2
+"""Of `partition.json` beside encrypted records. A release that knows nothing of them takes each for damage, cuts the
+log and says that its records are lost. So it has to find a version that it does not read."""
+
+
+def write_identity(disk: Disk, folder: str, identity: LogIdentity, *, version: int = FORMAT_VERSION) -> None:
     """Write `partition.json`: for the next open, and for an operator who finds the folder."""
-    values = {"format_version": FORMAT_VERSION, **asdict(identity)}
+    values = {"format_version": version, **asdict(identity)}
     disk.replace_file(f"{folder}/{PARTITION_FILE}", json.dumps(values, indent=1).encode() + b"\n")
 
 
@@ -191,6 +196,16 @@ def read_identity(disk: Disk, folder: str) -> LogIdentity:
         UnknownFormatVersion: a later release wrote the folder.
         CorruptLog: it cannot be read.
     """
+    return _identity_and_version(disk, folder)[0]
+
+
+def mark_encrypted(disk: Disk, folder: str, identity: LogIdentity) -> None:
+    """Have earlier releases refuse a folder (`ENCRYPTED_VERSION`). Raises as `read_identity`, and OSError."""
+    if _identity_and_version(disk, folder)[1] != ENCRYPTED_VERSION:
+        write_identity(disk, folder, identity, version=ENCRYPTED_VERSION)
+
+
+def _identity_and_version(disk: Disk, folder: str) -> tuple[LogIdentity, int]:
     path = f"{folder}/{PARTITION_FILE}"
     try:
         data = disk.read_file(path)
@@ -199,12 +214,14 @@ def read_identity(disk: Disk, folder: str) -> LogIdentity:
     try:
         values = parse_json(data)
         version = values.pop("format_version")
-        if version == FORMAT_VERSION:
-            return build(LogIdentity, values)
+        if version in (FORMAT_VERSION, ENCRYPTED_VERSION):
+            return build(LogIdentity, values), version
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise CorruptLog(f"{path} is damaged: {error}", path=path) from error
     raise UnknownFormatVersion(
-        f"{path}: format version {version}, this release reads {FORMAT_VERSION}", path=path, version=version
+        f"{path}: format version {version}, this release reads {FORMAT_VERSION} and {ENCRYPTED_VERSION}",
+        path=path,
+        version=version,
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.api.errors import CorruptLog, StreamExists
 from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.storage.disk import OsDisk
-from tests.unit.metadata.test_catalog import create
+from tests.unit.metadata.test_catalog import REGISTER, create
 
 
 def test_every_answered_command_survives_a_cut_at_any_byte_of_the_next(tmp_path: Path) -> None:
@@ -75,3 +76,23 @@ def test_a_damaged_snapshot_is_no_torn_line_although_it_is_the_last(tmp_path: Pa
         with pytest.raises(CorruptLog, match=re.escape(str(path))):
             CatalogStore(OsDisk(), str(path))
         assert path.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("setting", [{"encryption": "aes-256-gcm"}, {"payload_schema": "a BIGINT"}])
+def test_a_stream_with_a_setting_of_later_releases_is_no_line_that_an_earlier_one_passes_over(
+    tmp_path: Path, setting: dict[str, Any]
+) -> None:
+    """It refused the command, as it did when it was given, and its next file was without the stream."""
+    path = tmp_path / "catalog.log"
+    store = CatalogStore(OsDisk(), str(path))
+    store.execute({"v": 1, **REGISTER})  # it is alone
+    store.execute(create("a"))
+    lines = path.read_bytes().count(b"\n")
+    store.execute(create("b"))
+    assert path.read_bytes().count(b"\n") == lines + 1, "others are added at the end"
+    store.execute(create("c", **setting))
+    assert path.read_bytes().count(b"\n") == 1, "the snapshot, which an earlier one cannot read"
+    store.close()
+    again = CatalogStore(OsDisk(), str(path))
+    assert sorted(again.catalog.streams) == ["a", "b", "c"]
+    again.close()

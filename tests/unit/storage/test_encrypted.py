@@ -7,6 +7,7 @@ searched for what was appended, changed with the CRC made to fit, moved, and ope
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import random
 import struct
@@ -309,6 +310,76 @@ def test_on_a_full_disk_no_log_is_made_and_one_that_is_there_opens() -> None:
         PartitionLog.create(disk, f"{FOLDER}1", replace(IDENTITY, partition=1), SETTINGS, now_us=0)
     disk.heal()
     assert len(verified_records(open_log(disk, settings=SETTINGS))) == 30, "it is wrapped as it was"
+
+
+def test_keys_that_were_put_back_from_elsewhere_are_not_taken_and_write_over_nothing() -> None:
+    """Those of another replica, or of before it began anew, are of the same log by name, and unwrap."""
+    disk, other = SimDisk(), SimDisk()
+    filled(disk).close()
+    PartitionLog.create(other, FOLDER, IDENTITY, SETTINGS, now_us=0).close()
+    for name in ("keys", "keys.copy"):
+        there = disk.after_crash("lost")
+        there.replace_file(f"{FOLDER}/{name}", other.read_file(f"{FOLDER}/{name}"))
+        before = {each: there.read_file(f"{FOLDER}/{each}") for each in ("keys", "keys.copy")}
+        with pytest.raises(KeyMissing, match="of different keys"):
+            open_log(there, settings=SETTINGS)
+        assert before == {each: there.read_file(f"{FOLDER}/{each}") for each in before}
+        there.lose(f"{FOLDER}/{name}")
+        assert len(verified_records(open_log(there, settings=SETTINGS))) == 30
+
+
+@pytest.mark.parametrize("name", ["keys", "keys.copy"])
+def test_a_file_of_keys_that_does_not_unwrap_leaves_the_other_one_to_open_the_log(name: str) -> None:
+    disk, other = SimDisk(), SimDisk()
+    filled(disk).close()
+    PartitionLog.create(other, FOLDER, replace(IDENTITY, stream="other"), SETTINGS, now_us=0).close()
+    disk.replace_file(f"{FOLDER}/{name}", other.read_file(f"{FOLDER}/{name}"))
+    assert len(verified_records(open_log(disk, settings=SETTINGS))) == 30
+    assert disk.read_file(f"{FOLDER}/{name}") == other.read_file(f"{FOLDER}/{name}"), "it is somebody's"
+
+
+@pytest.mark.parametrize("name", ["keys", "keys.copy"])
+def test_a_file_of_keys_that_cannot_be_read_is_written_anew_from_the_other(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimDisk()
+    filled(disk).close()
+    real, before = disk.read_file, disk.read_file(f"{FOLDER}/{name}")
+
+    def read_file(path: str) -> bytes:
+        if path == f"{FOLDER}/{name}":
+            raise OSError(errno.EIO, "a bad sector")
+        return real(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "read_file", read_file)
+        assert len(verified_records(open_log(disk, settings=SETTINGS))) == 30
+    assert disk.read_file(f"{FOLDER}/{name}") == before
+
+
+def test_a_folder_says_that_it_is_encrypted_to_releases_that_would_take_that_for_damage() -> None:
+    """Seen before: one cut the log, and said that its records were lost."""
+    disk = SimDisk()
+    filled(disk).close()
+    create_log(disk, folder=f"{FOLDER}1", settings=replace(SETTINGS, is_encrypted=False)).close()
+    versions = [
+        json.loads(disk.read_file(f"{folder}/partition.json"))["format_version"] for folder in (FOLDER, f"{FOLDER}1")
+    ]
+    assert versions == [2, 1]
+
+
+def test_a_log_whose_stream_does_not_say_so_any_more_stays_encrypted() -> None:
+    """Seen before, of a broker that is alone: it took records in clear, and served ciphertext."""
+    disk = SimDisk()
+    filled(disk).close()
+    log = open_log(disk, settings=replace(SETTINGS, is_encrypted=False))
+    log.append([told(b"more")], leader_epoch=1, now_us=0)
+    commit(log)
+    assert verified_records(log)[-1][2] == CANARY + b"more"
+    log.close()
+    assert not any(CANARY in bytes(inode.content) for inode in disk.names.values())
+    with pytest.raises(KeyMissing):
+        open_log(disk, settings=replace(SETTINGS, is_encrypted=False, keyring=None))
 
 
 def test_keys_of_another_log_are_refused() -> None:

@@ -615,10 +615,10 @@ def test_empty_log_with_a_damaged_checkpoint_is_refused() -> None:
 @pytest.mark.parametrize("file", ["partition.json", "checkpoint", "epochs"])
 def test_small_file_of_a_later_version_is_refused_and_named(file: str) -> None:
     made = committed(2)
-    data = b'{"format_version": 2}' if file == "partition.json" else seal_json({"format_version": 2})
+    data = b'{"format_version": 3}' if file == "partition.json" else seal_json({"format_version": 3})
     made.disk.replace_file(f"{FOLDER}/{file}", data)
     before = {name: bytes(inode.content) for name, inode in made.disk.names.items()}
-    with pytest.raises(UnknownFormatVersion, match=f"{file}: format version 2"):
+    with pytest.raises(UnknownFormatVersion, match=f"{file}: format version 3"):
         made.reopen()
     assert {name: bytes(inode.content) for name, inode in made.disk.names.items()} == before
 

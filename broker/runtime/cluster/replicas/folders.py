@@ -26,7 +26,6 @@ from broker.api.stream import StreamSettings
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.cluster.replicas.log_ends import LogEnds
 from broker.storage.disk import Disk, disk_errors
-from broker.storage.encrypted.keyfile import has_keys
 from broker.storage.folder import partition_folder
 from broker.storage.log import PartitionLog
 from broker.storage.recovery import list_segments
@@ -117,7 +116,6 @@ class Folders:
         """
         with disk_errors(f"open {identity.stream}/{identity.partition}"):
             folder = self.path(identity.stream, identity.incarnation, identity.partition)
-            settings = replace(settings, is_encrypted=settings.is_encrypted or has_keys(self.disk, folder))
         disk, boot_id = self.disk, self.boot_id
         log = PartitionLog.open(disk, folder, settings, boot_id=boot_id, now_us=self.elapsed_us(), expected=identity)
         self.ends.watch((identity.incarnation, identity.partition), log)
