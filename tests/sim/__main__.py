@@ -11,13 +11,13 @@ from contextlib import nullcontext
 
 from tests.sim import mutants, scenarios
 from tests.sim.cluster import Cluster, play
-from tests.sim.driven import captured, changed
+from tests.sim.driven import captured, changed, decided
 from tests.sim.driven import mutants as of_drivers
 from tests.sim.joined import joined
 from tests.sim.story import shortened
 from tests.sim.world import told
 
-IN_DRIVERS = (*of_drivers.DRIVEN, *changed.QUICK, *changed.CHANGED, *captured.CAPTURED)
+IN_DRIVERS = (*of_drivers.DRIVEN, *changed.QUICK, *changed.CHANGED, *captured.CAPTURED, *decided.DECIDED)
 
 
 def main() -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import random
 from asyncio import InvalidStateError
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.controller import CALM_MS
+from broker.metadata.partition import Place
 from tests.sim.batches import columns
 from tests.sim.broker import Broker
 from tests.sim.checker import Checker, Known
@@ -26,6 +28,7 @@ from tests.sim.clients import (
 from tests.sim.driven.changing import CAPTURING, CHANGING, COMPACTING, FORMED, PAUSING, Changing, captured
 from tests.sim.driven.nats import Server
 from tests.sim.driven.node import Bugs, DrivenBroker
+from tests.sim.driven.published import OWN, PUBLISHING, Published
 from tests.sim.driven.wire import Link
 from tests.sim.faults import CLOSING, ROTTING, Faults
 from tests.sim.held import SETTINGS
@@ -56,6 +59,8 @@ OVER_NATS = 3
 """So many publish to each stream over NATS, where there is a server."""
 AHEAD_BYTES = 16 << 10
 """So far files run ahead, at most: more than segments are long, and little enough for bits to flip in records."""
+OF_OURS = (AssertionError, AttributeError, InvalidStateError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors that are faults of a driver."""
 HEAL_MS = 60_000
 """R6: within so long after all faults everything is well."""
 
@@ -83,6 +88,7 @@ class Cluster:
         rots: Whether the files of its real replicas are damaged.
         changes: Changes streams of real brokers while they are written, in the seeds that have it.
         nats: A server that brokers capture streams from, in the seeds that have one.
+        published: Writes through sinks, in the seeds that have it.
         faults_are_over: Repeaters stop when they know where their last group is.
     """
 
@@ -136,6 +142,9 @@ class Cluster:
         checker.known = {f"p{number}": Known() for number in range(len(minima))}
         if is_pausing:
             checker.known[name_of(("p0", 1))] = Known()
+        is_publishing = driven and faults and seed % 16 in PUBLISHING
+        if is_publishing:
+            checker.known.update({name_of(at): Known() for at in OWN})
         self.level = {"feature_level_max": FEATURE_LEVEL} if seed % 4 == 2 else {}
         self.rewrites = seed % 8 in REWRITING and faults if rewrites is None else rewrites
         self.alters = seed % 16 in ALTERING and faults and rewrites is None
@@ -146,16 +155,18 @@ class Cluster:
             for name, known in checker.known.items():
                 known.rewritten = Rewritten(name in self.compacted and not self.alters)
         checker.partitions = metadata.states
-        is_internal = faults and len(minima) > 1 and rng.random() < 0.6
+        is_internal = faults and len(minima) > 1 and rng.random() < 0.6 and not is_publishing
         internal = f"p{count - 1}" if is_internal else ""
-        self._form(names, minima, "__offsets" if is_internal else "", FORMED if is_changing else {})
+        own = OWN if is_publishing else {}
+        self._form(names, minima, "__offsets" if is_internal else "", FORMED if is_changing else {}, own)
         self._processes = self._producers = 0
         self.brokers = {name: self._made(name) for name in names}
         checker.brokers = metadata.brokers = self.brokers
         metadata.failed, metadata.altered = checker.failed, checker.altered
         self.publishers: list[Publisher] = []
-        self.consumers = [Consumer(self, name) for name in metadata.states]
-        for name in metadata.states:
+        of_clients = [name for name in metadata.states if place_of(name) not in OWN]
+        self.consumers = [Consumer(self, name) for name in of_clients]
+        for name in of_clients:
             for number in range(2):
                 producer_id = self.next_producer_id() if number == 0 or rng.random() < 0.3 else 0
                 if self.rewrites and (number == 0 or rng.random() < 0.6):
@@ -175,10 +186,13 @@ class Cluster:
         self.has_folders = self.operator is not None or metadata.damages
         self.changes: Changing | None = None
         self.nats: Server | None = None
+        self.published = Published(self) if is_publishing else None
+        if is_publishing:
+            self.pace_ms = min(self.pace_ms, 60)
         self.repeaters: list[Repeater] = []
         if seed % 8 == 1 or (self.alters and not self.rewrites):
             self.trims = True
-            self.repeaters = [Repeater(self, name, self.next_producer_id()) for name in metadata.states]
+            self.repeaters = [Repeater(self, name, self.next_producer_id()) for name in of_clients]
         for broker in self.brokers.values():
             world.after(rng.uniform(0, 300), broker.start)
         checker.count_of, metadata.added = metadata.count_of, self._added
@@ -201,13 +215,21 @@ class Cluster:
         if seed % 16 in GROWING and faults and rewrites is None:
             world.after(self.luck_of_growth.uniform(1_000, 4_000), self.faults.add_partitions)
 
-    def _form(self, names: list[str], minima: list[int], internal: str, of_all: dict[str, Any]) -> None:
+    def _form(
+        self,
+        names: list[str],
+        minima: list[int],
+        internal: str,
+        of_all: dict[str, Any],
+        own: Mapping[Place, tuple[str, dict[str, Any]]],
+    ) -> None:
         """Tell the catalog of the brokers, and of a stream of one partition for each minimum.
 
         Args:
             internal: The name of the last stream, with two replicas, as if there had been two brokers; empty: none is
                 so.
             of_all: Settings of all streams.
+            own: Streams of one partition for the brokers themselves: name and settings.
         """
         began_with = {"feature_level": FEATURE_LEVEL} if self.level and self.seed % 8 == 2 else {}
         commands: list[dict[str, Any]] = [{"kind": "form_cluster", "cluster_id": "c", **began_with}]
@@ -229,6 +251,9 @@ class Cluster:
                 stream |= {"name": internal, "internal": True}
                 placed = {"replication_factor": 2, "min_insync_replicas": 1}
             commands.append({"kind": "create_stream", **stream, **placed})
+        for at, (name, settings) in own.items():
+            stream = {"name": name, "incarnation": at[0], "created_us": 1, "settings": settings, "internal": True}
+            commands.append({"kind": "create_stream", **stream, "replication_factor": 3})
         self.metadata.form(names, [{"v": 1, **command} for command in commands])
         self.began_ms = self.world.now_ms
 
@@ -237,6 +262,8 @@ class Cluster:
         if name in self.checker.known:
             return  # a scenario has clients of its own
         self.checker.known[name] = known = Known()
+        if self.published is not None and place_of(name)[0] in self.published.companions():
+            return
         self.consumers.append(Consumer(self, name))
         if self.changes is not None and self.rewrites:
             info = next(i for i in self.metadata.catalog.streams.values() if i.incarnation == place_of(name)[0])
@@ -313,13 +340,16 @@ class Cluster:
         self.faults_are_over = True
         for publisher in self.publishers:
             publisher.is_stopped = True
+        if self.published is not None:
+            self.published.stop()
         self.world.run(self.world.now_ms + HEAL_MS, self.is_well)
         if not self.is_well():
             self.checker.fail(f"R6: not well {HEAL_MS / 1000:.0f} s after all faults: {self.why()}")
         for name in self.metadata.states:
             self.checker.all_is_well(name)
-        if self.changes is not None:
-            self.changes.all_is_well()
+        for part in (self.changes, self.published):
+            if part is not None:
+                part.all_is_well()
         self.checker.only_members_are_left(self.metadata.catalog.cluster.leftovers)
         self.metadata.all_is_well()
 
@@ -352,7 +382,7 @@ class Cluster:
             if core.waiting_count or core.epoch != p.leader_epoch or not core.may_tell_end(core.high_watermark):
                 return f"{name}: {core.waiting_count} wait for epoch {core.epoch}"
         sent = None if self.nats is None else self.nats.delivered
-        for part in (self.operator, self.changes, sent, self.metadata):
+        for part in (self.operator, self.changes, sent, self.published, self.metadata):
             if part is not None and (why := part.why()):
                 return why
         grows = {info.incarnation for info in self.metadata.catalog.streams.values() if info.partitions_next}
@@ -392,7 +422,7 @@ def _played(cluster: Cluster) -> tuple[Cluster, str]:
             cluster.run()
     except Violation as violation:
         return cluster, str(violation)
-    except (AssertionError, LookupError, ValueError, AttributeError, TypeError, InvalidStateError) as error:
+    except OF_OURS as error:
         return cluster, f"{type(error).__name__}: {error}"
     finally:
         for broker in cluster.brokers.values():

@@ -137,6 +137,9 @@ class Faults(OfTheCatalog):
         self.weights = [WEIGHTS[kind] * rng.choice((0.3, 1, 1, 3)) for kind in self.kinds]
         if cluster.driven:
             self.kinds = [kind for kind in self.kinds if kind not in ROTS] or ["kill"]
+            if cluster.published is not None:  # whoever is elected unclean may publish a batch twice
+                self.kinds = [kind for kind in self.kinds if kind != "unclean"] or ["kill"]
+                self.pace_ms = max(self.pace_ms, 2_500)  # most of it goes wrong amid commits
             self.weights = [WEIGHTS[kind] * (OFTEN if kind in ("assign", "stop") else 1) for kind in self.kinds]
             if cluster.seed % 4 == CLOSING:
                 self.kinds, self.weights = [*self.kinds, *CLOSES], [*self.weights, *CLOSES.values()]

@@ -14,6 +14,7 @@ import pytest
 
 from tests.sim.driven.captured import CAPTURED
 from tests.sim.driven.changed import CHANGED, QUICK
+from tests.sim.driven.decided import DECIDED
 from tests.sim.driven.mutants import DRIVEN
 from tests.sim.mutants import GOLDEN, MUTANTS, PLAYED, STAGED, Mutant
 from tests.sim.raft import mutants as of_raft
@@ -40,7 +41,7 @@ FIELDS: Final = {
 }
 KINDS: Final = {
     "seed": {mutant.name for mutant in MUTANTS},
-    "driver": {mutant.name for mutant in (*DRIVEN, *QUICK, *CHANGED, *CAPTURED)},
+    "driver": {mutant.name for mutant in (*DRIVEN, *QUICK, *CHANGED, *CAPTURED, *DECIDED)},
     "scenario": {mutant.name for mutant in STAGED},
     "script": {mutant.name for mutant in PLAYED},
     "mutant": {*of_raft.MUTANTS},
@@ -85,7 +86,9 @@ def test_each_mistake_is_named_where_its_rule_stands(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "mutant", [*MUTANTS, *STAGED, *PLAYED, *DRIVEN, *QUICK, *CHANGED, *CAPTURED], ids=lambda mutant: mutant.name
+    "mutant",
+    [*MUTANTS, *STAGED, *PLAYED, *DRIVEN, *QUICK, *CHANGED, *CAPTURED, *DECIDED],
+    ids=lambda mutant: mutant.name,
 )
 def test_a_mistake_fits_the_code_as_it_is(mutant: Mutant) -> None:
     """The rule: the line that a mistake changes is in the code. A change of that line fails here, in a moment."""

@@ -20,7 +20,7 @@ from broker.api.stream import COMMITS_STREAM
 from broker.metadata.catalog import Catalog
 from broker.metadata.partition import Place
 from broker.runtime.cluster.sinks.beside import Companions
-from broker.runtime.cluster.sinks.service import PlacedSinks
+from broker.runtime.cluster.sinks.service import PlacedSinks, Runners
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
@@ -63,6 +63,7 @@ class NodeSinks(PlacedSinks):
             elapsed=lambda: all_.now_us,
             sweep_s=0.0,
             why_missing=lambda: "not made yet",
+            runners=Runners.of_threads(),
         )
 
     def _ask_broker(self, broker: str | None, what: str, target: str, body: Any, timeout_s: float) -> Any:

@@ -19,7 +19,7 @@ from tests.properties.replication import mutants as of_cores
 from tests.properties.sinks import test_mutants as of_sinks
 from tests.sim import mutants as of_protocol
 from tests.sim import test_joined
-from tests.sim.driven import captured, changed, test_driven
+from tests.sim.driven import captured, changed, decided, test_driven
 from tests.sim.driven import mutants as of_drivers
 from tests.sim.raft import mutants as of_raft
 from tests.sim.raft import test_raft
@@ -67,6 +67,8 @@ def of_the_drivers() -> Iterator[Found]:
     yield from (Found(each.name, test, f"seed {each.seed}") for each in (*of_drivers.DRIVEN, *changed.QUICK))
     test = _name(test_driven.test_a_mistake_in_a_change_is_found)
     yield from (Found(each.name, test, f"seed {each.seed}") for each in (*changed.CHANGED, *captured.CAPTURED))
+    test = _name(test_driven.test_a_mistake_in_a_sink_is_found)
+    yield from (Found(each.name, test, f"seed {each.seed}") for each in decided.DECIDED)
 
 
 def of_the_adapter() -> Iterator[Found]:

@@ -129,15 +129,15 @@ def test_the_guided_tour_has_every_thread_by_its_name() -> None:
 
 
 MAKERS = ("Thread", "Threads", "PoolExecutor", "Timer")
-MAKES_THREADS = {"partitions/sync.py"}
-"""The pool of fsyncs, which is handed to the drivers of roles."""
+MAKES_THREADS = {"partitions/sync.py", "cluster/sinks/service.py"}
+"""The pool of fsyncs, which is handed to the drivers of roles; and `Runners`, which are handed to the sinks."""
 
 
 def test_the_drivers_of_roles_are_handed_what_runs_them() -> None:
     """They make no thread, no pool and no timer, so that a simulator can step them (record 154)."""
     runtime, found = ROOT / "broker" / "runtime", set()
     driver = [runtime / "cluster" / "link" / f"{name}.py" for name in ("answering", "following", "outbox", "pace")]
-    folders = (runtime / "cluster" / "replicas", runtime / "partitions")
+    folders = (runtime / "cluster" / "replicas", runtime / "cluster" / "sinks", runtime / "partitions")
     for path in (*driver, *(path for folder in folders for path in folder.rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
@@ -148,10 +148,11 @@ def test_the_drivers_of_roles_are_handed_what_runs_them() -> None:
 
 
 def test_the_drivers_of_roles_are_handed_how_they_wait() -> None:
-    """Whoever closes something lets others go on in an order that a simulator chooses (record 172)."""
+    """Whoever waits lets others go on in an order that a simulator chooses (records 172, 211)."""
     cluster = ROOT / "broker" / "runtime" / "cluster"
     drivers = [cluster / "link" / f"{name}.py" for name in ("answering", "following")]
-    for path in (*drivers, *(cluster / "replicas").rglob("*.py")):
+    folders = (cluster / "replicas", cluster / "sinks", cluster.parent / "sinks")
+    for path in (*drivers, *(path for folder in folders for path in folder.rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 assert not ast.unparse(node.func).endswith((".wait", ".wait_for", ".sleep")), path

@@ -52,7 +52,7 @@ from broker.runtime.cluster.replicas.log_ends import FILE as ENDS_FILE
 from broker.runtime.cluster.replicas.log_ends import LogEnds
 from broker.runtime.cluster.replicas.replicas import Replicas
 from broker.runtime.cluster.sinks.beside import Companions
-from broker.runtime.cluster.sinks.service import PlacedSinks
+from broker.runtime.cluster.sinks.service import PlacedSinks, Runners
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.cluster.wiring import Host
 from broker.runtime.config.certificates import certificates_of
@@ -220,6 +220,7 @@ class ClusterBroker(Assembled):
             clock=self._clock.now_us,
             sweep_s=config.cleaner.interval_ms / 1000,
             why_missing=self._own[COMMITS_STREAM].why_missing,
+            runners=Runners.of_threads(),
             tls=self._tls,
             peer_key=self._auth_rules.peer_key,
         )

@@ -11,7 +11,6 @@ others are waited for, clients come again and again.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,7 +70,7 @@ class Consumers:
 
     async def commit(self, consumer: str, offsets: Sequence[ConsumerOffset]) -> None:
         """Store offsets; returns when they are committed."""
-        now_us = time.time_ns() // 1000
+        now_us = self._partition.replica.wall_us()
         stamped = [replace(o, consumer=consumer, timestamp_us=now_us) for o in offsets]
         await self._store([(o.key, o.value()) for o in stamped])
 
@@ -103,7 +102,7 @@ class Consumers:
         found = self._pins.get(name)
         if found.version != version:
             return found, False
-        placed = found.next(text, now_us=time.time_ns() // 1000)
+        placed = found.next(text, now_us=self._partition.replica.wall_us())
         await self._store_pins([(name, placed.value())])
         return placed, True
 
@@ -143,7 +142,7 @@ class Consumers:
         while self._waiting:
             told, entries = self._next()
             try:
-                rows = offset_rows(entries, timestamp_us=time.time_ns() // 1000)
+                rows = offset_rows(entries, timestamp_us=self._partition.replica.wall_us())
                 await asyncio.wrap_future(self._partition.append([RowBatch(rows)], leader_epoch=self._leader_epoch))
                 self._apply(rows)
             except Exception as error:

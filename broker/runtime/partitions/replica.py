@@ -19,6 +19,7 @@ from broker.runtime.background.disk_reserve import Account
 from broker.runtime.elapsed import Clocks
 from broker.runtime.partitions.open_logs import OpenLogs
 from broker.runtime.partitions.watch import ChangeHub
+from broker.runtime.waiting import THREADS, Waits
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece, scrub
 from broker.storage.log import AppendResult, PartitionLog
 
@@ -35,6 +36,7 @@ class Replica:
         room: What its stream draws on; None: a disk without a reserve.
         open_logs: R3; None: the log rests when it is told to.
         clocks: The machine's.
+        waits: For those who append to its log, or look for something in it, and wait for other replicas.
 
     Attributes:
         log: The partition's log.
@@ -59,6 +61,7 @@ class Replica:
         clocks: Clocks,
         room: Account | None = None,
         open_logs: OpenLogs | None = None,
+        waits: Waits = THREADS,
     ) -> None:
         self.stream = info.name
         self.partition = partition
@@ -73,6 +76,7 @@ class Replica:
         self.removed = self.is_closed = False
         self.sync_took_s = 0.0
         self.on_news: Callable[[], None] | None = None
+        self.waits = waits
         self.letting_go = threading.Lock()
         self.floor: Callable[[], int | None] = _no_floor
         self.may_let_go: Callable[[], bool] = _always

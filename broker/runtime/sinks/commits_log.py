@@ -15,7 +15,6 @@ C5  The epoch of a record is its offset + 1. Nobody else appends here, so it is 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -64,7 +63,7 @@ class CommitsLog:
         self._ledger: Ledger | None = None  # None: not read, or not to be trusted (C2)
         self._leader_epoch = partition.leader_epoch
         self._writes = 0
-        self._lock = threading.Lock()
+        self._lock = partition.replica.waits.lock()  # who holds it waits for the other replicas
 
     @property
     def leader_epoch(self) -> int:

@@ -17,7 +17,6 @@ W3  Where others keep the partition too, nothing is concluded from a log that la
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Final
@@ -44,20 +43,19 @@ class Awaited:
     def __call__(self, result: AppendResult, outcome: Outcome) -> None:
         self._told.set_result(outcome)
 
-    def wait(self, what: object, timeout_s: float = WAIT_S) -> None:
-        """Return once it is committed.
+    def outcome(self, partition: Partition, timeout_s: float = WAIT_S) -> None:
+        """Return once it is committed there.
 
         Raises:
             DeadlineExceeded: it is not known (W2). LiftlogError: as the partition said.
         """
-        try:
-            outcome = self._told.result(timeout_s)
-        except TimeoutError:
+        if not partition.replica.waits.ended(self._told, timeout_s):
             raise DeadlineExceeded(
-                f"{what}: not committed within {timeout_s:g} s, and it may still be: the other replicas are away, or"
-                " this broker is",
+                f"{partition}: not committed within {timeout_s:g} s, and it may still be: the other replicas are away,"
+                " or this broker is",
                 timeout_ms=int(timeout_s * 1000),
-            ) from None
+            )
+        outcome = self._told.result()
         if isinstance(outcome, LiftlogError):
             raise outcome
 
@@ -80,7 +78,7 @@ def append_durable(
     generation = partition.generation  # before the append: too early is an error too many
     awaited = Awaited()
     result = partition.append_now(batches, awaited, decided=decided, leader_epoch=leader_epoch)
-    awaited.wait(partition)
+    awaited.outcome(partition)
     if partition.log.durable_end < result.next_offset:
         partition.commit_all()
     if generation != partition.generation:
@@ -95,16 +93,17 @@ def await_committed(partition: Partition, timeout_s: float = COMMITTED_S) -> Non
         NotReady: it was not in time, or this broker does not lead the partition (any more).
         StorageFailed, DiskFull: it cannot be made durable.
     """
-    held, until_s = partition.log.log_end_offset, time.monotonic() + timeout_s
+    waits = partition.replica.waits
+    held, until_s = partition.log.log_end_offset, waits.now_s() + timeout_s
     partition.commit_all()
     held = min(held, partition.log.log_end_offset)  # a recovery cuts
     while (end := partition.end) is None or end < held:
-        if time.monotonic() > until_s or partition.removed or _is_led_elsewhere(partition):
+        if waits.now_s() > until_s or partition.removed or _is_led_elsewhere(partition):
             raise NotReady(
                 f"{partition}: what it holds, up to offset {held}, is not committed"
                 f" ({'this broker does not answer for it' if end is None else f'{end} is'})"
             )
-        time.sleep(LOOK_S)
+        waits.pause(LOOK_S)
 
 
 class WholeRead:

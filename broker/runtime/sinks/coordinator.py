@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -93,7 +92,8 @@ class Sinks:
         self.limits = limits or StageLimits()
         self.commits = CommitsLog(commits, clock)
         self.stores = stores
-        self.locks = KeyedLocks()
+        self._waits = commits.replica.waits
+        self.locks = KeyedLocks(self._waits)
         self.clock = clock
         self._tenure = Tenure(commits.leader_epoch, elapsed)
         self._signs_lock = threading.Lock()
@@ -152,9 +152,9 @@ class Sinks:
     def holdings(self) -> dict[Owner, tuple[Holding, Silence]]:
         """What is staged in all partitions that answer within `LOOK_S`, by owner."""
         found: dict[Owner, Holding] = {}
-        until_s = time.monotonic() + LOOK_S
+        until_s = self._waits.now_s() + LOOK_S
         for store in self.stores.stores():  # one after the other: a commit needs the executor more than a list does
-            if time.monotonic() > until_s:
+            if self._waits.now_s() > until_s:
                 break
             with suppress(LiftlogError):  # it is led by nobody now, or by a broker of an older release
                 for each in store.holdings():
@@ -459,9 +459,10 @@ class Sinks:
         if self._executor is None:
             return [act(item) for item in items]
         futures = [self._executor.submit(act, item) for item in items]
-        errors = [future.exception() for future in futures]
-        for error in errors:
-            if error is not None:
+        for future in futures:
+            self._waits.ended(future)
+        for future in futures:
+            if (error := future.exception()) is not None:
                 raise error
         return [future.result() for future in futures]
 

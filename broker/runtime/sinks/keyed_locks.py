@@ -6,13 +6,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from broker.runtime.waiting import Lock, Waits
+
 
 class KeyedLocks:
-    """Locks by name. Thread-safe; not reentrant."""
+    """Locks by name. Thread-safe. Whoever holds one may wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
         self._guard = threading.Lock()
-        self._locks: dict[str, tuple[threading.Lock, int]] = {}
+        self._locks: dict[str, tuple[Lock, int]] = {}
 
     @contextmanager
     def hold(self, key: str) -> Iterator[None]:
@@ -32,9 +35,9 @@ class KeyedLocks:
                     lock.release()
 
     @contextmanager
-    def _used(self, key: str) -> Iterator[threading.Lock]:
+    def _used(self, key: str) -> Iterator[Lock]:
         with self._guard:
-            lock, users = self._locks.get(key, (threading.Lock(), 0))
+            lock, users = self._locks.get(key) or (self._waits.lock(), 0)
             self._locks[key] = (lock, users + 1)
         try:
             yield lock

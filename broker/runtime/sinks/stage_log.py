@@ -15,7 +15,6 @@ G4  Notes that were judged under a leader epoch are appended under it, or not at
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
@@ -64,7 +63,7 @@ class HiddenLog:
 
     def __init__(self, main: Partition, *, clock: Callable[[], int]) -> None:
         self.exists = True
-        self.lock = threading.RLock()
+        self.lock = main.replica.waits.lock()
         self.generation = 0
         self.leader_epoch = main.leader_epoch
         self._main = main

@@ -12,7 +12,8 @@ rules of stages: `broker.sinks.stages` (T).
 
 G3  A group is appended at most once. Unless this process pinned its stages, in this leadership, and never tried, the
     partition's log is made durable first and searched for the decision, from where the first pin says on; nothing is
-    let go there meanwhile (`Replica.floor`). That is the *high watermark*: what lies behind it may be truncated, and
+    let go there meanwhile (`Replica.floor`; no group is appended before the pin has returned, and it waits for whoever
+    is just letting go by an older floor). That is the *high watermark*: what lies behind it may be truncated, and
     the group then stand before the place where it is looked for. With `fsync = interval` it may be above the durable
     end, and a power cut moves the end back: then that is the one.
 G5  A pinned stage is dropped only with the pin that was judged: the drop names its epoch, and the leader epoch, and a
@@ -26,7 +27,6 @@ G7  A part of a bundle may be answered before it is durable: its pin makes it so
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Unpack
@@ -37,6 +37,7 @@ from broker.runtime.elapsed import Tenure, elapsed_us
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.committed import WholeRead, append_durable, await_committed
 from broker.runtime.sinks.stage_log import FOLDER, FOREVER_US, HiddenLog
+from broker.runtime.waiting import Lock
 from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePart, StagePinned
 from broker.sinks.silence import Holding, Owner
 from broker.sinks.stages import Stage, StageTable, too_much_at_once
@@ -95,7 +96,7 @@ class StageStore:
         *,
         clock: Callable[[], int],
         elapsed: Callable[[], int] = elapsed_us,
-        finishing: threading.Lock | None = None,
+        finishing: Lock | None = None,
     ) -> None:
         self.main = main
         self.limits = limits
@@ -107,7 +108,7 @@ class StageStore:
         self._waiting_bytes = 0  # put since `make_durable` was called last
         self._noting: dict[str, tuple[int, int]] = {}  # by decision, of G6: the table's generation, and from where on
         self._lock = self._hidden.lock
-        self.finishing = finishing or threading.Lock()
+        self.finishing = finishing or main.replica.waits.lock()
 
     # --- the protocol ---------------------------------------------------------------------------------------
 
@@ -177,7 +178,7 @@ class StageStore:
             StageLost, InvalidRequest: nothing was pinned. (Lost is also what the scrub found damaged.)
         """
         self.main.check_open()
-        with self.main.replica.letting_go, self._lock:
+        with self._lock:
             table = self._hidden.ready()
             self._lead()
             new: list[Note] = []
@@ -210,6 +211,8 @@ class StageStore:
                 self._untried |= fresh
             refs = [self._ref(table, stage) for stage, _ in stages]
             generation = self._hidden.generation
+        with self.main.replica.letting_go:
+            pass  # whoever had asked for the floor before these pins were there is through (G3)
         self.make_durable(generation)
         return refs
 

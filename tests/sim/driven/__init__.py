@@ -14,10 +14,13 @@
     changing.py   an operator who changes streams, and what must hold; http.py  whom he asks
     nats.py       a NATS server, and connections to it that are lost; delivered.py  what it has sent, and must be stored
     intake.py     the real intake of each broker; loop.py  an asyncio loop that is stepped
+    sinks.py      the real sinks of each broker; published.py  drivers that write batches, and what must be published
+    offsets.py    consumers that commit offsets, and what must hold of these
 
 Each piece of work is begun at a time that luck chooses. It is interrupted where it waits, before and after an fsync of
 the pool, where threads of streams look into a log, where turns make or remove a folder, and where turns and stops
 close or recover a log. In one of four seeds little else goes wrong than what closes logs (`faults.CLOSES`), in another
 one files are damaged (`faults.ROTS`). In two of eight streams are paused, altered, given more partitions, deleted and
-made anew; in half of these brokers capture them from NATS. Not here yet: bulk transfers, sinks, the rest of HTTP.
+made anew; in half of these brokers capture them from NATS. In three of sixteen others drivers write through sinks, and
+consumers commit offsets. Not here yet: bulk transfers, the rest of HTTP.
 """

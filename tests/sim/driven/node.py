@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from broker.api.errors import DeadlineExceeded, LiftlogError, from_problem
-from broker.metadata.catalog import StreamInfo
+from broker.groups.offsets import ConsumerOffset
+from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.heard import Heard
 from broker.metadata.partition import PartitionState, Place
 from broker.metadata.session import Session
@@ -29,8 +30,10 @@ from tests.sim.broker import TICK_MS, Broker
 from tests.sim.driven.fibers import Fiber, Gone
 from tests.sim.driven.http import Answered, Http
 from tests.sim.driven.intake import SteppedIntake
+from tests.sim.driven.offsets import SteppedOffsets
 from tests.sim.driven.running import FiberWaits, PausedFolders, PausedReplica, Process, Stepped, Syncs, Threads
 from tests.sim.driven.seen import Seen
+from tests.sim.driven.sinks import SteppedSinks, read
 from tests.sim.driven.wire import Wire
 from tests.sim.metadata import name_of, place_of
 
@@ -77,6 +80,10 @@ class Service(Catalogs):
             raise from_problem(result["error"])
         return result["ok"]
 
+    def read(self, *, timeout_s: float = 5.0) -> Catalog:
+        read(self._process.broker, self._process, timeout_s)
+        return self.catalog
+
 
 class DrivenBroker(Broker):
     """See the module.
@@ -84,6 +91,7 @@ class DrivenBroker(Broker):
     Attributes:
         wire: None: no process runs.
         http: None: no process runs, or nobody changes streams in this run.
+        sinks: None: no process runs, or there are none in this run.
     """
 
     work: Process
@@ -91,11 +99,13 @@ class DrivenBroker(Broker):
     service: Service
     driver: Replicas
     intake: SteppedIntake | None
+    offsets: SteppedOffsets
 
     def __init__(self, cluster: Cluster, name: str, disk: SimDisk, rack: str = "") -> None:
         super().__init__(cluster, name, disk, rack)
         self.wire: Wire | None = None
         self.http: Http | None = None
+        self.sinks: SteppedSinks | None = None
         self.is_stopping = self._had_session = False
         self._is_looking = False
         self._cleaned_ms = self._scrubbed_ms = 0
@@ -133,18 +143,27 @@ class DrivenBroker(Broker):
             return
         self.wire = wire
         self.http = Http(work) if self.cluster.changes is not None else None
+        if self.cluster.published is not None:
+            self.sinks = SteppedSinks(work)
+            self.offsets = SteppedOffsets(self.sinks)
         self.look()
         self._register(found.sound, found.behind)
         self.driver.start()
+        if self.sinks is not None:
+            self.sinks.start()
         self.after(TICK_MS * self.world.rng.random(), self._tick)
 
     def _host(self, work: Process, wire: Wire) -> Host:
         clocks = Clocks(self.now_s, lambda: self.elapsed_us, lambda: self.wall_us)
         hub, appender = ChangeHub(cast(Any, None)), Threads(work, 2)
+        patience_s = 60.0 if self.cluster.published is None else self.cluster.published.patience_s()
 
         def made(info: StreamInfo, number: int, opened: PartitionLog) -> Replica:
-            replica = PausedReplica(info, number, opened, appender=appender, hub=hub, clocks=clocks)
+            waits = FiberWaits(work, patience_s)
+            replica = PausedReplica(info, number, opened, appender=appender, hub=hub, clocks=clocks, waits=waits)
             replica.process = work
+            if self.cluster.published is not None and not info.internal:
+                replica.floor = lambda: None if self.sinks is None else self.sinks.floor(info.incarnation, number)
             return replica
 
         folders = PausedFolders(
@@ -197,6 +216,8 @@ class DrivenBroker(Broker):
         driver.leave()
         if self.intake is not None:
             self.intake.drain()
+        if self.sinks is not None:
+            self.sinks.close()
         self.session = None
         with suppress(LiftlogError):
             self.service.execute({"kind": "fail_broker", **own})
@@ -234,6 +255,16 @@ class DrivenBroker(Broker):
         if self.http is not None:
             self.http.handle(what, stream, body, answered, by=by, position=position)
 
+    def asked_of_sinks(self, what: str, args: Mapping[str, Any], answered: Callable[..., None]) -> None:
+        """A request over HTTP, of a driver or of another broker."""
+        if self.process and self.sinks is not None:
+            self._do(self.process, self.sinks.handle, (what, args, answered))
+
+    def asked_of_offsets(self, consumer: str, offset: ConsumerOffset | None, done: Callable[..., None]) -> None:
+        """A request over HTTP: a commit, or what is committed."""
+        if self.process and self.sinks is not None:
+            self._do(self.process, self.offsets.handle, (consumer, offset, done))
+
     def waiting(self) -> str:
         """A partition of somebody who has appended, and still waits; empty: there is nobody."""
         return next(iter(self.work.waiting.values()), "") if self.process else ""
@@ -256,7 +287,7 @@ class DrivenBroker(Broker):
             return
         for replica in self.replicas.values():
             cast(Any, replica).freeze()
-        self.wire = self.http = None
+        self.wire = self.http = self.sinks = None
         super().crash(mode)
         self.work.end()
         for link in [link for link in self.cluster.links if self.work in (link.here, link.there)]:

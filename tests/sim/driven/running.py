@@ -174,10 +174,15 @@ class Threads(Executor):
 
 
 class FiberWaits:
-    """`Waits` of one process: the fiber is stopped at least once, and then looks again and again."""
+    """`Waits` of one process: the fiber is stopped at least once, and then looks again and again.
 
-    def __init__(self, process: Process) -> None:
+    Args:
+        patience_s: Who waits for an outcome for a while waits no longer.
+    """
+
+    def __init__(self, process: Process, patience_s: float = 60.0) -> None:
         self._process = process
+        self._patience_s = patience_s
 
     def until(self, changed: threading.Condition, is_so: Callable[[], bool]) -> None:
         is_waiting = True
@@ -191,6 +196,71 @@ class FiberWaits:
 
     def pause(self, seconds: float) -> None:
         self._process.pause(seconds * 1_000)
+
+    def now_s(self) -> float:
+        return self._process.broker.now_s()
+
+    def lock(self) -> FiberLock:
+        return FiberLock(self._process)
+
+    def ended(self, future: Future[Any], timeout_s: float | None = None) -> bool:
+        process, fiber, is_woken = self._process, Fiber.current, False
+        if future.done():
+            return True
+        assert fiber is not None, "who waits holds up others"
+        if process.is_gone:
+            raise Gone
+
+        def wake(_: object = None) -> None:
+            nonlocal is_woken
+            if not is_woken:
+                is_woken = True
+                process.later(BEGIN_MS, process.go_on, fiber)
+
+        future.add_done_callback(wake)
+        if timeout_s is not None:
+            process.broker.after(min(timeout_s, self._patience_s) * 1_000 / process.broker.clock.rate, wake)
+        fiber.wait()
+        return future.done()
+
+
+class FiberLock:
+    """A lock that a fiber holds while it waits (`waiting.Lock`). Who would wait for a while only does not."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._holder: object = None
+        self._depth = 0
+        self._waiting: list[Fiber] = []
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        fiber = Fiber.current
+        me = fiber or self._process
+        while self._holder not in (None, me):
+            if not blocking or timeout >= 0:
+                return False
+            assert fiber is not None, "who waits holds up others"
+            if self._process.is_gone:
+                raise Gone
+            self._waiting.append(fiber)
+            fiber.wait()
+        self._holder = me
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._holder = None
+            waiting, self._waiting = self._waiting, []
+            for fiber in waiting:
+                self._process.later(BEGIN_MS, self._process.go_on, fiber)
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +345,29 @@ class Stepped:
             due_s = self._step()
             if number == self._number:  # else it was woken meanwhile
                 self._at(due_s * 1_000 / self._process.broker.clock.rate)
+
+
+class SteppedWaiting(Stepped):
+    """One whose steps wait for something."""
+
+    _is_busy = False
+
+    def stop(self) -> None:
+        super().stop()
+        while self._is_busy:
+            self._process.pause(BEGIN_MS)
+
+    def _do(self, number: int) -> None:
+        if number == self._number and not self._is_over and not self._is_busy:
+            self._is_busy = True
+            self._process.run(self._waits)
+
+    def _waits(self) -> None:
+        try:
+            due_s = self._step()
+        finally:
+            self._is_busy = False
+        self._at(due_s * 1_000 / self._process.broker.clock.rate)
 
 
 class Syncs:

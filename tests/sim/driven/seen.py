@@ -198,6 +198,8 @@ class Seen:
             text = f"{self.name}: commits up to {{end}} in epoch {log.leader_epoch}"
             self.world.detail(self.broker.name, text, log.high_watermark, log.high_watermark)
             self.checker.commits(self, log.high_watermark, since=before)
+            if self.broker.cluster.published is not None:
+                self.broker.cluster.published.committed(self, log)
 
     def _is_new(self, log: PartitionLog) -> None:
         if log.log_end_offset == 0:

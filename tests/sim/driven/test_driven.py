@@ -17,7 +17,9 @@ import pytest
 from tests.sim.cluster import play
 from tests.sim.driven.captured import CAPTURED
 from tests.sim.driven.changed import CHANGED, QUICK
+from tests.sim.driven.decided import DECIDED
 from tests.sim.driven.mutants import DRIVEN, driven_by
+from tests.sim.driven.published import PUBLISHING
 from tests.sim.faults import ROTS
 from tests.sim.mutants import Mutant
 from tests.sim.story import shortened
@@ -50,6 +52,8 @@ SEEN = (
     *("change holds", "stream made anew", "added partitions counted", "retention lets go"),
     *("NATS: cut", "NATS: away", "NATS: close", "NATS connection refused", "message lost by NATS"),
     "taken in for a pause",
+    *("batch committed", "batch done already", "run died", "row published", "fault amid a commit", "sinks are well"),
+    *("offset committed", "offsets read"),
     *("catalog restored from a snapshot", "power cut in the midst of a change", "command of a deposed controller"),
 )
 """Happens in the first `MORE` seeds; a process gives up in few of them, and few indexes are damaged."""
@@ -82,24 +86,25 @@ def test_a_seed_that_found_something_holds(seed: int) -> None:
 
 
 DIGEST = """
-import hashlib
+import hashlib, sys
 from tests.sim.cluster import play
 from tests.sim.world import told
-cluster, _ = play(5, driven=True)
+cluster, _ = play(int(sys.argv[1]), driven=True)
 print(hashlib.sha256(told(cluster.world.story).encode()).hexdigest())
 """
 
 
 @pytest.mark.process
-def test_a_seed_repeats_itself_whatever_the_hashes_of_a_process() -> None:
+@pytest.mark.parametrize("seed", [5, pytest.param(8, marks=[pytest.mark.slow, pytest.mark.long])])
+def test_a_seed_repeats_itself_whatever_the_hashes_of_a_process(seed: int) -> None:
     digests = {
         subprocess.run(
-            [sys.executable, "-c", DIGEST],
-            env={**os.environ, "PYTHONHASHSEED": seed},
+            [sys.executable, "-c", DIGEST, f"{seed}"],
+            env={**os.environ, "PYTHONHASHSEED": of_process},
             capture_output=True,
             check=True,
         ).stdout
-        for seed in "12"
+        for of_process in "12"
     }
     assert len(digests) == 1
 
@@ -114,3 +119,10 @@ def test_a_mistake_in_a_driver_is_found(mutant: Mutant) -> None:
 @pytest.mark.parametrize("mutant", [*CHANGED, *CAPTURED], ids=lambda mutant: mutant.name)
 def test_a_mistake_in_a_change_is_found(mutant: Mutant) -> None:
     assert driven_by(mutant), f"{mutant.seeds} seeds do not find it"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("mutant", DECIDED, ids=lambda mutant: mutant.name)
+def test_a_mistake_in_a_sink_is_found(mutant: Mutant) -> None:
+    assert driven_by(mutant, of=PUBLISHING), f"{mutant.seeds} seeds do not find it"

@@ -23,6 +23,7 @@ class Held:
 
     def __init__(self) -> None:
         self.log = SimpleNamespace(log_start_offset=0, batches=lambda start: [])
+        self.replica = SimpleNamespace(wall_us=lambda: 0)
         self.appends: list[Future[Any]] = []
         self.rows: list[int] = []
 

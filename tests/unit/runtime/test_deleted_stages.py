@@ -125,7 +125,7 @@ async def test_a_group_of_a_stream_that_is_deleted_before_its_sync_is_done(
     async with running(tmp_path) as broker:
         await broker.create_stream("s", {"fsync": "interval", "fsync_interval_ms": 60_000})
         epoch = await stage(broker, "s")
-        tells = Held(monkeypatch, committed.Awaited, "wait", lambda _, what: getattr(what, "stream", "") == "s")
+        tells = Held(monkeypatch, committed.Awaited, "outcome", lambda _, what: getattr(what, "stream", "") == "s")
         call = asyncio.ensure_future(commit(broker, "s", epoch))
         await deleted_meanwhile(broker, tells, call)
         call.result()

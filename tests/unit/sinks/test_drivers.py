@@ -6,6 +6,7 @@ Power cuts are in tests/properties/sinks.
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -31,6 +32,7 @@ from broker.sinks.ledger import CommitRequest, Ledger, NamedStage
 from broker.sinks.notes import PartStored, StagePinned
 from broker.sinks.state import SinkState
 from broker.storage.log import WRITEBACK_BYTES
+from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 from tests.support.sinks import SINK, STREAM, Attempt, Driver, Rig, World, rows_of
 
@@ -79,6 +81,37 @@ def test_retention_and_trim_wait_for_pinned_stages(rig: Rig, driver: Driver) -> 
     end = partition.log.high_watermark
     assert partition.replica.trim(end) == end
     assert partition.replica.apply_retention(1 << 60) == end
+
+
+def test_a_pin_that_waits_for_its_stages_holds_up_nobody_who_lets_go(
+    rig: Rig, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where others keep the stages too, they may take seconds, and the cleaner looks after all partitions."""
+    attempt, was_free = staged(driver), []
+    ready = StageLog.ready
+
+    def waits(hidden: StageLog, **options: Any) -> Any:
+        was_free.append(not hidden._main.replica.letting_go.locked())
+        return ready(hidden, **options)
+
+    monkeypatch.setattr(StageLog, "ready", waits)
+    pin(driver, attempt)
+    assert was_free
+    assert all(was_free)
+
+
+def test_a_pin_waits_for_whoever_lets_go_by_the_floor_of_before(rig: Rig, driver: Driver) -> None:
+    """Else the group could be appended and let go of before its note is there, and be looked for in vain."""
+    attempt = staged(driver)
+    letting_go, order = rig.partitions[attempt.named()[0].partition].replica.letting_go, []
+    letting_go.acquire()
+    pinning = threading.Thread(target=lambda: (pin(driver, attempt), order.append("pinned")))
+    pinning.start()
+    eventually(lambda: rig.store(STREAM, attempt.named()[0].partition).staged().pins, what="a pin in the table")
+    order.append("let go")
+    letting_go.release()
+    pinning.join()
+    assert order == ["let go", "pinned"]
 
 
 def test_a_part_whose_fsync_fails_is_refused_and_stored_once_when_it_is_repeated(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Callable, Collection
 from typing import Any, Final
@@ -27,8 +26,10 @@ from broker.api.stream import StreamSettings, stages_of
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.partition import PartitionState, Place
 from broker.runtime.cluster.wiring import CatalogService
+from broker.runtime.elapsed import wall_us
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.sinks.stage_log import SEGMENT_BYTES
+from broker.runtime.waiting import THREADS, Waits
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +54,22 @@ class Companions:
 
     Args:
         find: The replica of a partition that is open here, led or not.
+        new_id: An incarnation that no stream has.
+        now_us: The time of day.
     """
 
-    def __init__(self, me: str, service: CatalogService, find: Callable[[Place], ReplicatedPartition | None]) -> None:
+    def __init__(
+        self,
+        me: str,
+        service: CatalogService,
+        find: Callable[[Place], ReplicatedPartition | None],
+        *,
+        waits: Waits = THREADS,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        now_us: Callable[[], int] = wall_us,
+    ) -> None:
+        self._waits = waits
+        self._new_id, self._now_us = new_id, now_us
         self._me = me
         self._service = service
         self._find = find
@@ -72,14 +86,14 @@ class Companions:
         Raises:
             NotReady: it is not, in time.
         """
-        until_s = time.monotonic() + wait_s
+        until_s = self._waits.now_s() + wait_s
         while True:
             found, why = self._look(main)
             if found is not None:
                 return found
-            if time.monotonic() >= until_s or not main.leads or main.removed:
+            if self._waits.now_s() >= until_s or not main.leads or main.removed:
                 raise NotReady(f"{main}: its stages are not led here yet: {why}")
-            time.sleep(LOOK_S)
+            self._waits.pause(LOOK_S)
 
     def _look(self, main: ReplicatedPartition) -> tuple[ReplicatedPartition | None, str]:
         catalog, at = self._service.catalog, (main.incarnation, main.partition)
@@ -105,7 +119,7 @@ class Companions:
     def _once(self, at: Place, act: Callable[..., None], *args: Any) -> None:
         """B3."""
         with self._lock:
-            if self._asked_s.get(at, 0.0) > time.monotonic():
+            if self._asked_s.get(at, 0.0) > self._waits.now_s():
                 return
             self._asked_s[at] = float("inf")
         try:
@@ -114,7 +128,7 @@ class Companions:
             log.info("sink.companion_not_led partition=%s/%d error=%s", *at, error)
         finally:
             with self._lock:
-                self._asked_s[at] = time.monotonic() + PAUSE_S
+                self._asked_s[at] = self._waits.now_s() + PAUSE_S
 
     def _make(self, catalog: Catalog, main: ReplicatedPartition, state: PartitionState) -> None:
         info, name = catalog.streams.get(main.stream), stages_of(main.incarnation)
@@ -128,8 +142,8 @@ class Companions:
         self._execute(
             "create_stream",
             name=name,
-            incarnation=uuid.uuid4().hex,
-            created_us=time.time_ns() // 1000,
+            incarnation=self._new_id(),
+            created_us=self._now_us(),
             settings={**SETTINGS, "partitions": count, **encryption},
             internal=True,
             replication_factor=max(len(state.replicas), min(REPLICAS, live)),

@@ -84,7 +84,7 @@ class ReplicatedStageLog(HiddenLog):
         """As `HiddenLog.make_durable`: on the disks of all that are in sync (Q2)."""
         last = self._last
         if last is not None:
-            last.wait(self.companion)
+            last.outcome(self.companion)
         if generation != self.generation or self._recoveries != self.companion.generation:
             raise StorageFailed(f"{self._main}: its stages are led anew; the request may have been done")
 

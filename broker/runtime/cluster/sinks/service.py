@@ -24,10 +24,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
@@ -41,6 +41,7 @@ from broker.runtime.cluster.sinks.hidden import ReplicatedStageLog
 from broker.runtime.cluster.sinks.questions import RemoteStages, answer, question_of
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.elapsed import elapsed_us
+from broker.runtime.looping import MakeLoop, ThreadLoop
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.sinks.coordinator import Sinks, renew_ms
@@ -48,6 +49,7 @@ from broker.runtime.sinks.room import make_all_durable, put_with_room
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.runtime.sinks.stores import Stages
+from broker.runtime.waiting import THREADS, Waits
 from broker.serving.http.peers import Peers
 from broker.serving.http.tls import TlsContexts
 from broker.serving.threads import Threads
@@ -70,6 +72,35 @@ CHECK_TIMEOUT_S: Final = 5.0
 READ_S: Final = 5.0
 REMEMBERED: Final = 10_000
 COMMITS: Final = (COMMITS_STREAM, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runners:
+    """What runs the sinks of a broker, handed in.
+
+    Attributes:
+        calls: For drivers and people.
+        answers: For other brokers (K5).
+        spread: For what one call does in several partitions at once.
+        make_loop: Makes the loop of the rounds.
+    """
+
+    calls: Executor
+    answers: Executor
+    spread: Executor
+    make_loop: MakeLoop
+    waits: Waits
+
+    @classmethod
+    def of_threads(cls) -> Runners:
+        """Those of a broker."""
+        return cls(
+            calls=Threads(CALL_THREADS, name="sink"),
+            answers=Threads(PEER_THREADS, name="sink-peer"),
+            spread=Threads(PARTITION_THREADS, name="sink-partition"),
+            make_loop=ThreadLoop,
+            waits=THREADS,
+        )
 
 
 class PlacedSinks:
@@ -100,6 +131,7 @@ class PlacedSinks:
         elapsed: Callable[[], int] = elapsed_us,
         sweep_s: float,
         why_missing: Callable[[], str],
+        runners: Runners,
         tls: TlsContexts | None = None,
         peer_key: bytes | None = None,
     ) -> None:
@@ -118,11 +150,11 @@ class PlacedSinks:
         self._coordinators: dict[Partition, Sinks] = {}
         self._stores: dict[Place, dict[tuple[ReplicatedPartition, ReplicatedPartition], StageStore]] = {}  # K7
         self._checked: dict[tuple[str, int], float] = {}
-        self._calls = Threads(CALL_THREADS, name="sink")
-        self._answers = Threads(PEER_THREADS, name="sink-peer")  # K5
-        self._spread = Threads(PARTITION_THREADS, name="sink-partition")
+        self._calls, self._answers, self._spread = runners.calls, runners.answers, runners.spread
+        self._waits = runners.waits
         self._is_stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sinks", daemon=True)
+        self._rounds = runners.make_loop(self._round, "sinks")
+        self._swept_s = self._waits.now_s()
         self.open, self.states = self._ask_sinks(Sinks.open), self._ask_sinks(Sinks.states)
         self.describe, self.commit = self._ask_sinks(Sinks.describe), self._ask_sinks(Sinks.commit)
         self.abort, self.reset = self._ask_sinks(Sinks.abort), self._ask_sinks(Sinks.reset)
@@ -137,7 +169,7 @@ class PlacedSinks:
 
     def start(self) -> None:
         """Begin to finish what was decided (K2)."""
-        self._thread.start()
+        self._rounds.start()
 
     async def end_asking(self) -> None:
         """Ask other brokers nothing more. On the data plane's loop."""
@@ -146,8 +178,7 @@ class PlacedSinks:
     def close(self) -> None:
         """End what is under way."""
         self._is_stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._rounds.stop()
         for executor in (self._calls, self._answers, self._spread):
             executor.shutdown(wait=True)
 
@@ -185,25 +216,25 @@ class PlacedSinks:
                 if all(main.replica.is_closed for main, _ in known):
                     del self._stores[at]
 
-    def _run(self) -> None:
-        swept_s = time.monotonic()
-        while not self._is_stopping.wait(ROUND_S):
-            try:
-                self._forget_closed()
-                sinks = self.coordinator()
-                rounds = SinkRounds(sinks)
-                sinks.forget_signs()
-                if sinks.commits.ledger().unfinished():
-                    rounds.recover()
-                if time.monotonic() - swept_s >= self._sweep_s:
-                    swept_s = time.monotonic()
-                    rounds.sweep()
-            except (NotLeader, NotReady):
-                continue
-            except LiftlogError as error:
-                log.warning("sink.round_failed error=%s", error)
-            except Exception:
-                log.exception("sink.round_bug at=cluster")
+    def _round(self) -> float:
+        """Returns in how many seconds the next one is due."""
+        try:
+            self._forget_closed()
+            sinks = self.coordinator()
+            rounds = SinkRounds(sinks)
+            sinks.forget_signs()
+            if sinks.commits.ledger().unfinished():
+                rounds.recover()
+            if self._waits.now_s() - self._swept_s >= self._sweep_s:
+                self._swept_s = self._waits.now_s()
+                rounds.sweep()
+        except (NotLeader, NotReady):
+            pass
+        except LiftlogError as error:
+            log.warning("sink.round_failed error=%s", error)
+        except Exception:
+            log.exception("sink.round_bug at=cluster")
+        return ROUND_S
 
     # --- the stages of every partition (`stores.Stores`) ------------------------------------------------
 
@@ -270,14 +301,10 @@ class PlacedSinks:
 
     def _waited(self, answer: Future[Any]) -> Any:
         """The answer; the loop may end meanwhile, and answer nobody."""
-        while True:
-            try:
-                return answer.result(LOOK_S)
-            except TimeoutError:
-                if answer.done():
-                    raise
-                if self._is_stopping.is_set():
-                    answer.cancel()
+        while not self._waits.ended(answer, LOOK_S):
+            if self._is_stopping.is_set():  # no `cancel`: it would ask a loop that has ended
+                raise CancelledError
+        return answer.result()
 
     # --- what is led here -----------------------------------------------------------------------------------
 
@@ -353,7 +380,7 @@ class PlacedSinks:
 
     def _may_stage(self, sink: str, epoch: int) -> None:
         """K6. Raises UnknownSink, SinkFenced; Retryable: nobody can tell now."""
-        now_s = time.monotonic()
+        now_s = self._waits.now_s()
         if self._checked.get((sink, epoch), 0.0) > now_s:
             return
         try:
