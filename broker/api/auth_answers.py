@@ -74,9 +74,15 @@ class Principals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessChanged:
-    """A change is committed. `version`: of tokens and grants, as of it or later."""
+    """A change is committed.
+
+    Attributes:
+        version: Of tokens and grants, as of it or later.
+        warnings: Remarks, as of a name that nothing has yet.
+    """
 
     version: Count
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

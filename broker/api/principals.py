@@ -157,7 +157,13 @@ def check_grant(principal: str, action: str, name: str) -> None:
     if principal == ANONYMOUS and action in NOBODYS:
         raise InvalidRequest(f"{action} cannot be granted to {ANONYMOUS}: it needs somebody", value=action)
     if action not in ACTIONS or action in BROKERS_ALONE:
-        raise InvalidRequest(f"action {action!r:.100} cannot be granted", value=action[:100], limit=sorted(ACTIONS))
+        import difflib
+
+        near = difflib.get_close_matches(action[:100], ACTIONS.keys() - BROKERS_ALONE, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InvalidRequest(
+            f"action {action!r:.100} cannot be granted{hint}", value=action[:100], limit=sorted(ACTIONS)
+        )
     if (kind_of(action) in UNNAMED) != (name == ""):
         needed = "no name" if name else "a name, or a prefix and *"
         raise InvalidRequest(f"{action}: a grant of it has {needed}", value=name[:100])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from broker.api.auth_answers import (
+    AccessChanged,
     AccessTested,
     PrincipalDescription,
     Principals,
@@ -57,9 +58,13 @@ class AccessCalls:
         value = self._calls.json("GET", path("auth", "grants"))
         return list(understand(Principals, value, where="listing grants").principals)
 
-    def grant(self, principal: str, action: str, name: str = "") -> None:
-        """Let a principal do this to what has this name, or to all whose name begins so (`orders*`)."""
-        self._change(principal, "add", action, name)
+    def grant(self, principal: str, action: str, name: str = "") -> tuple[str, ...]:
+        """Let a principal do this to what has this name, or to all whose name begins so (`orders*`).
+
+        Returns:
+            Warnings: nothing has such a name yet.
+        """
+        return self._change(principal, "add", action, name)
 
     def revoke(self, principal: str, action: str, name: str = "") -> None:
         """Take a grant back. The name is the one that was granted."""
@@ -75,8 +80,9 @@ class AccessCalls:
         """Have every broker enforce, whatever its configuration says; False: each goes by its own again."""
         self._calls.json("POST", path("auth", "require"), {"required": required})
 
-    def _change(self, principal: str, key: str, action: str, name: str) -> None:
+    def _change(self, principal: str, key: str, action: str, name: str) -> tuple[str, ...]:
         check_principal(principal)
         check_grant(principal, action, name)
         body = {"principal": principal, key: [{"action": action, "name": name}]}
-        self._calls.json("POST", path("auth", "grants"), body)
+        value = self._calls.json("POST", path("auth", "grants"), body)
+        return understand(AccessChanged, value, where="changing grants").warnings

@@ -124,6 +124,7 @@ class Lobby:
         conn.setOnMessageReceivedCallback(lambda message: self._heard(conn, message))
         conn.setOnDisconnectedCallback(lambda: self._guests.pop(conn, None))
         if self._tls is not None:
+            conn.tls = self._tls
             secure(conn, self._tls, None)
 
     def _heard(self, conn: TcpConnection, message: Any) -> None:
@@ -173,7 +174,7 @@ class _Call:
 
     def _connected(self) -> None:
         self._is_connected = True
-        if self._tls is None:
+        if self._tls is None or not self._tls.dials:
             self._greet()
         else:
             secure(self._conn, self._tls, self.address.rpartition(":")[0].strip("[]"), self._greet)

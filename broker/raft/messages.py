@@ -127,7 +127,7 @@ def _misfit_of_append(message: Mapping[str, Any], is_node_id: Callable[[str], bo
         return None if _is_piece(message.get("serialized")) else "append_entries without a sound piece of a snapshot"
     at = message["prevLogIdx"], message.get("prevLogTerm")
     entries = message.get("entries")
-    if at != (None, None) and not all(map(is_offset, at)):
+    if "prevLogTerm" not in message or (at != (None, None) and not all(map(is_offset, at))):
         return "append_entries without a sound place"
     if not isinstance(entries, list) or not all(_is_entry(each, is_node_id) for each in entries):
         return "append_entries without sound entries"

@@ -21,6 +21,8 @@ S6  Why the other side has ended a connection may still lie in the kernel when p
 S7  A turn is bounded. OpenSSL reads on within one call for as long as the kernel has bytes that are no data: a hello in
     pieces of one byte from anybody, new keys again and again from who has a certificate. It did so on the one thread
     of the group for seconds. So it reads from memory, where there is what one turn may take.
+S8  While brokers go from plain text to TLS one by one, a port takes both: the first bytes say which it is. They come at
+    once, or it is no broker.
 """
 
 from __future__ import annotations
@@ -63,12 +65,16 @@ class RaftTls:
         client: For those to others.
         needs_name: A certificate that names no broker is nobody's.
         revocations: What the CAs have revoked; None: nothing says.
+        takes_plain: Who says something else than TLS is heard, too (S8).
+        dials: Others are called over TLS; False: in plain text.
     """
 
     server: Callable[[], ssl.SSLContext]
     client: Callable[[], ssl.SSLContext]
     needs_name: bool = False
     revocations: Callable[[], Revocations | None] = lambda: None
+    takes_plain: bool = False
+    dials: bool = True
 
 
 class SecuredSocket:
@@ -257,6 +263,8 @@ def secure(conn: Any, tls: RaftTls, host: str | None, then: Callable[[], None] =
     Args:
         host, then: As of `SecuredSocket`.
     """
+    if host is None and tls.takes_plain and not _speaks_tls(conn):
+        return
     context = tls.server() if host is None else tls.client()
     plain = conn._TcpConnection__socket
     conn.secured = made = SecuredSocket(
@@ -268,14 +276,29 @@ def secure(conn: Any, tls: RaftTls, host: str | None, then: Callable[[], None] =
             made.step()
 
 
-def is_open(conn: Any) -> bool:
+def _speaks_tls(conn: Any) -> bool:
+    """S8: whether TLS is spoken on a connection that was accepted, as far as it has said something."""
+    try:
+        heard = conn._TcpConnection__socket.recv(3, socket.MSG_PEEK)
+    except OSError:
+        heard = b""
+    conn.is_undecided = len(heard) < 3
+    return bool(RECORD.match(heard))
+
+
+def is_open(conn: Any, takes_plain: bool = False) -> bool:
     """Whether messages may go out on a connection that is to speak TLS (S1)."""
     found = conn._TcpConnection__socket
-    return isinstance(found, SecuredSocket) and found.is_done
+    return found.is_done if isinstance(found, SecuredSocket) else takes_plain
 
 
 def go_on(conn: Any) -> bool:
     """Something came: go on with the handshake, if it is not done. Returns whether messages may be read."""
+    if getattr(conn, "is_undecided", False):
+        secure(conn, conn.tls, None)
+        if conn.is_undecided:  # it is over, or says so little as no broker does: the poller would ask again and again
+            conn.disconnect()
+            return False
     found = conn._TcpConnection__socket
     if not isinstance(found, SecuredSocket):
         return True

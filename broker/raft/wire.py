@@ -134,12 +134,13 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
         if len(self._unknownConnections) > STRANGERS_MAX:
             min(self._unknownConnections, key=lambda each: each.since_s).disconnect()
         if self.tls is not None and conn.state == CONNECTION_STATE.CONNECTED:
+            conn.tls = self.tls
             secure(conn, self.tls, None)
 
     def _onOutgoingConnected(self, conn: Any) -> None:
         """W13."""
         greet = super()._onOutgoingConnected
-        if self.tls is None:
+        if self.tls is None or not self.tls.dials:
             greet(conn)
         else:
             node = self._connToNode(conn)
@@ -153,7 +154,7 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
     def send(self, node: Node, message: dict[str, Any]) -> bool:
         """As pysyncobj's; W13."""
         conn = self._connections.get(node)
-        if self.tls is not None and conn is not None and not is_open(conn):
+        if self.tls is not None and conn is not None and not is_open(conn, self.tls.takes_plain):
             return False
         return bool(super().send(node, message))
 

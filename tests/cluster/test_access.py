@@ -6,21 +6,28 @@ ask each other what they lead. A revoked token is refused by all of them.
 
 from __future__ import annotations
 
+import asyncio
+import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import nats
+import nats.errors
 import pytest
 
 from broker.api.errors import InvalidRequest, LiftlogError, Unauthenticated, Unauthorized
 from broker.api.principals import Token, new_token
 from broker.client import Client, connect
 from tests.cluster.test_cli import Folder
+from tests.support.certificates import Authority
 from tests.support.clusters import RealCluster
-from tests.support.processes import eventually, free_port
+from tests.support.processes import NatsServer, eventually, free_port
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -143,10 +150,10 @@ def written(path: Path, token: Token | str) -> Path:
 class Load:
     """Numbers to a stream, each acknowledged before the next ones are sent, until `stop`."""
 
-    def __init__(self, cluster: RealCluster) -> None:
+    def __init__(self, brokers: list[str]) -> None:
         self.acknowledged = 0
-        self.token: Path | None = None
-        self._cluster = cluster
+        self.brokers = brokers
+        self.shows: dict[str, str] = {}
         self._is_over = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
@@ -155,17 +162,16 @@ class Load:
     def _run(self) -> None:
         try:
             while not self._is_over.is_set():
-                self._run_with(self.token)
+                self._run_with(self.brokers, self.shows)
         except BaseException as error:
             self._error = error
 
-    def _run_with(self, token: Path | None) -> None:
-        shown = str(token) if token else None
+    def _run_with(self, brokers: list[str], shows: dict[str, str]) -> None:
         with (
-            connect(self._cluster.addresses, token_file=shown) as client,
+            connect(brokers, **shows) as client,
             client.producer("s", deadline_s=120.0, linger_ms=1) as producer,
         ):
-            while not self._is_over.is_set() and token == self.token:
+            while not self._is_over.is_set() and (brokers, shows) == (self.brokers, self.shows):
                 sent = [producer.send(b"%d" % (self.acknowledged + number)) for number in range(20)]
                 for each in sent:
                     each.result(120)
@@ -194,7 +200,7 @@ def test_a_cluster_goes_from_off_to_enforce_under_load_and_loses_nothing(tmp_pat
         cluster.start()
         with cluster.client(deadline_s=60.0) as client:
             client.create_stream("s", partitions=3, replication_factor=3)
-        load = Load(cluster)
+        load = Load(cluster.addresses)
         stack.callback(load.stop)
         load.more()
 
@@ -208,7 +214,7 @@ def test_a_cluster_goes_from_off_to_enforce_under_load_and_loses_nothing(tmp_pat
                     cluster.in_sync("s", 3, partition)
                 load.more()
                 for address in cluster.addresses if mode == "enforce" else ():
-                    with connect([address], deadline_s=60.0, token_file=str(load.token)) as client:
+                    with connect([address], deadline_s=60.0, **load.shows) as client:
                         ends = [each.high_watermark for each in client.describe("s").partitions]
                         assert None not in ends, "brokers of both modes ask each other"
 
@@ -218,12 +224,12 @@ def test_a_cluster_goes_from_off_to_enforce_under_load_and_loses_nothing(tmp_pat
             token = client.create_token("svc:load", ttl_s=3600)
             for action, name in (("stream:append", "s"), ("stream:read", "s")):
                 client.grant("svc:load", action, name)
-        load.token = written(tmp_path / "load.token", token)
+        load.shows = {"token_file": str(written(tmp_path / "load.token", token))}
         load.more()
         restart_all("enforce")
         load.more()
         load.stop()
-        with connect(cluster.addresses, deadline_s=60.0, token_file=str(load.token)) as client:
+        with connect(cluster.addresses, deadline_s=60.0, **load.shows) as client:
             found = sorted(int(value) for value in client.read("s").to_table()["value"].to_pylist())
         assert found == list(range(load.acknowledged))
         with connect(cluster.addresses, deadline_s=60.0) as nobody, pytest.raises(Unauthorized):
@@ -254,6 +260,128 @@ def test_a_cluster_goes_from_off_to_enforce_under_load_and_loses_nothing(tmp_pat
                         nobody.describe("s")
                 else:
                     nobody.describe("s")
+
+
+class NatsLoad(Load):
+    """Numbers to `n.x` over NATS with TLS, each acked before the next one is sent, repeated under their ids until then.
+
+    Attributes:
+        longest_s: The longest that one waited for its ack.
+        told: Codes of the errors that it was told.
+    """
+
+    def __init__(self, url: str, ca: str) -> None:
+        self._url, self._ca = url.replace("nats://", "tls://"), ca
+        self.longest_s, self.told = 0.0, set[int]()
+        super().__init__([])
+
+    def _run_with(self, brokers: list[str], shows: dict[str, str]) -> None:
+        asyncio.run(self._publish())
+
+    async def _publish(self) -> None:
+        client = await nats.connect(self._url, tls=ssl.create_default_context(cafile=self._ca))
+        while not self._is_over.is_set():
+            begun_s = time.monotonic()
+            while not await self._is_acked(client, b"%d" % self.acknowledged):
+                assert time.monotonic() < begun_s + 120, f"{self.acknowledged} is not acked"
+                await asyncio.sleep(0.05)
+            self.longest_s = max(self.longest_s, time.monotonic() - begun_s)
+            self.acknowledged += 1
+        await client.close()
+
+    async def _is_acked(self, client: Any, value: bytes) -> bool:
+        try:
+            answer = await client.request("n.x", value, timeout=2.0, headers={"Nats-Msg-Id": value.decode()})
+        except nats.errors.Error:
+            return False
+        said = json.loads(answer.data)
+        if "error" in said:
+            self.told.add(said["error"]["err_code"])
+        return "error" not in said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_cluster_goes_from_plain_text_to_mtls_in_three_restarts_and_loses_nothing(tmp_path: Path) -> None:
+    """As the guide says it: all take both, all dial TLS, all require it and enforce. A producer over HTTP moves
+    to TLS and a certificate that says who it is; another one publishes over NATS, to which brokers come to speak TLS.
+    """
+    admin, authority = written(tmp_path / "admin.token", new_token()), Authority(tmp_path / "ca")
+    files = authority.issue("nats")
+    its_tls = f'tls {{ cert_file: "{files.cert}", key_file: "{files.key}" }}\nallow_non_tls: true'
+    mine = authority.issue("load", "load.example", uris=["liftlog:svc/load"])
+    laptop = authority.issue("laptop", "laptop.example")  # it names nobody: the admin's token says who asks
+    with ExitStack() as stack:
+        server = NatsServer(tmp_path / "nats", config=its_tls).start()
+        stack.callback(server.stop)
+        cluster = RealCluster(tmp_path, server)
+        stack.callback(cluster.stop)
+        cluster.start()
+        with cluster.client(deadline_s=60.0) as client:
+            client.create_stream("s", partitions=3, replication_factor=3)
+            client.create_stream("n", subject="n.>", partitions=1, replication_factor=3)
+        load, published = Load(cluster.addresses), NatsLoad(server.url, authority.ca)
+        for each in (load, published):
+            stack.callback(each.stop)
+        waits: dict[str, float] = {}
+
+        def restart_all(step: str, mode: str) -> None:
+            published.longest_s = 0.0
+            for broker, process in cluster.brokers.items():
+                shown = authority.issue(broker, uris=[f"liftlog:broker/{broker}"])
+                settings = {**authority.settings(shown), **authority.cluster_settings(shown)}
+                settings |= {"http.tls_client_ca": authority.ca, "cluster.tls_names": "required"}
+                settings |= {"http.tls": step, "cluster.tls": step, "nats.tls_ca": authority.ca}
+                settings |= {"auth.mode": mode, "auth.admin_token_file": str(admin)}
+                settings["nats.urls"] = server.url.replace("nats://", "tls://")
+                process.stop()
+                process.env |= {f"LIFTLOG_{key.upper().replace('.', '_')}": value for key, value in settings.items()}
+                process.tls = authority.client_context(laptop) if step == "required" else None
+                process.start(wait=False)
+                cluster.wait_ready(broker)
+                for place in (("s", 3, 0), ("s", 3, 1), ("s", 3, 2), ("n", 3, 0)):
+                    cluster.in_sync(*place)
+                load.more()
+                published.more()
+            waits[step] = published.longest_s
+
+        restart_all("accept", "permissive")
+        with connect(cluster.addresses, deadline_s=60.0, token_file=str(admin)) as client:
+            eventually(lambda: client.cluster().feature_level >= 6, what="the feature level")
+            for action in ("stream:append", "stream:read"):
+                client.grant("svc:load", action, "*")
+        restart_all("dial", "permissive")
+        load.shows = {"tls_ca": authority.ca, "tls_cert": mine.cert, "tls_key": mine.key}
+        load.brokers = [f"https://{address}" for address in cluster.addresses]
+        load.more()
+        for process in cluster.brokers.values():
+            process.tls = authority.client_context(laptop)
+        restart_all("required", "enforce")
+        load.more()
+        published.more()
+        for each in (load, published):
+            each.stop()
+        with connect(load.brokers, deadline_s=60.0, **load.shows) as client:
+            assert client.whoami().principal == "svc:load"
+            found = sorted(int(value) for value in client.read("s").to_table()["value"].to_pylist())
+            assert found == list(range(load.acknowledged))
+            stored = [int(value) for value in client.read("n").to_table()["value"].to_pylist()]
+            assert stored == list(range(published.acknowledged)), "once, and in the order in which they were acked"
+        assert published.told <= {10008, 10009}, "not now, and another one leads: hand-overs"
+        print(f"longest waits for an ack over NATS: {waits}")
+        for process in cluster.brokers.values():
+            said = process.output()
+            for line in ("replica.not_let_in", "http.handshake_failed", "no TLS with it"):
+                assert line not in said, line
+            assert said.count("tls.plain_taken setting=http.tls value=accept") == 1
+            assert said.count("tls.plain_taken setting=cluster.tls value=dial") == 1
+        for address in cluster.addresses:
+            for brokers, shown, says in (
+                (address, {}, "this port speaks TLS"),
+                (f"https://{address}", {"tls_ca": authority.ca}, "wants one"),
+            ):
+                with connect(brokers, deadline_s=5.0, **shown) as nobody, pytest.raises(LiftlogError, match=says):
+                    nobody.streams()
 
 
 def modes_of(client: Client) -> dict[str, str]:

@@ -139,13 +139,15 @@ class Authority:
         ca: str | None = None,
         names: str = "optional",
         crl: str | None = None,
+        tls: str = "required",
     ) -> Certificates:
         """What a broker makes of them, whichever it is.
 
         Args:
             ca: Whom it believes, if that is another one. names: `cluster.tls_names`. crl: `cluster.tls_crl`.
+            tls: `cluster.tls`.
         """
-        more = {"cluster.tls_ca": ca or self.ca, "cluster.tls_names": names}
+        more = {"cluster.tls_ca": ca or self.ca, "cluster.tls_names": names, "cluster.tls": tls}
         if crl is not None:
             more["cluster.tls_crl"] = crl
         return Certificates(load(None, {}, {**self.cluster_settings(issued), **more}).cluster)

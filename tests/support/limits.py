@@ -157,6 +157,12 @@ FIXED: Final = (
         "at the port for other brokers, strangers included",
         "another is closed; one without a stream is, after 5 s",
     ),
+    Row(
+        "broker.runtime.cluster.link.both:CONNECTIONS_MAX",
+        "connections",
+        "at the port for other brokers while it takes TLS and plain text",
+        "another is closed",
+    ),
     Row("broker.runtime.cluster.codec:BULK_BYTES_MAX", "bytes", "an answer of another broker in bulk", "goes by gRPC"),
     Row(
         "broker.runtime.cluster.link.bulk:TRANSFERS_MAX",

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -207,6 +208,7 @@ class BrokerProcess:
         }
         self._need_nats = url is not None
         self.process: Process | None = None
+        self.tls: ssl.SSLContext | None = None
 
     def start(self, *, wait: bool = True) -> BrokerProcess:
         self.process = Process(self._command, self.folder / "broker.log", self.env)
@@ -229,7 +231,8 @@ class BrokerProcess:
         try:
             return self.get("/readyz") is not None
         except urllib.error.HTTPError as error:
-            return set(json.loads(error.read())["missing"]) == {"disk"}  # it is up, for somebody to make room
+            missing = json.loads(error.read()).get("missing")  # not there: it does not know yet who may ask
+            return missing is not None and set(missing) == {"disk"}  # it is up, for somebody to make room
         except (OSError, urllib.error.URLError):
             return False
 
@@ -238,17 +241,21 @@ class BrokerProcess:
         file = self.env.get("LIFTLOG_AUTH_ADMIN_TOKEN_FILE")
         return {} if file is None else {"Authorization": f"Bearer {Path(file).read_text().strip()}"}
 
+    @property
+    def _url(self) -> str:
+        return f"{'http' if self.tls is None else 'https'}://{self.address}"
+
     def get(self, path: str) -> Any:
-        request = urllib.request.Request(f"http://{self.address}{path}", headers=self._shown())
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        request = urllib.request.Request(f"{self._url}{path}", headers=self._shown())
+        with urllib.request.urlopen(request, timeout=60, context=self.tls) as answer:
             body = answer.read()
         return json.loads(body) if body[:1] in (b"{", b"[") else body
 
     def request(self, method: str, path: str, body: Any = None) -> Any:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", **self._shown()}
-        request = urllib.request.Request(f"http://{self.address}{path}", data=data, method=method, headers=headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        request = urllib.request.Request(f"{self._url}{path}", data=data, method=method, headers=headers)
+        with urllib.request.urlopen(request, timeout=60, context=self.tls) as answer:
             raw = answer.read()
         return json.loads(raw) if raw else None
 

@@ -104,7 +104,9 @@ def grant(
 ) -> None:
     """Let a principal do something. The name need not be there yet."""
     with client_of(ctx, brokers) as client:
-        client.grant(principal, action, name)
+        warnings = client.grant(principal, action, name)
+    for warning in warnings:
+        note(f"warning: {warning}")
     said = {"principal": principal, "action": action, "name": name}
     answer(ctx, json, {**said, "granted": True}, f"{principal} may {action} {name}".rstrip())
 

@@ -140,7 +140,8 @@ def issue(
     _write(key, _key_pem(made), 0o600, force)
     _write(cert, _pem(builder.sign(ca_key, hashes.SHA256())), 0o644, force)
     whose = f"for {', '.join([*host, *(f'broker {each}' for each in broker or ())])}" if host else "a client's"
-    whose = ", ".join([whose, *named])
+    nameless = [] if host or named else ["which names nobody: a token says who asks"]
+    whose = ", ".join([whose, *named, *nameless])
     note(f"{cert}, {key}: {whose}, good until {until.isoformat(timespec='seconds')}")
 
 

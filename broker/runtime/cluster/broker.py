@@ -100,7 +100,9 @@ class ClusterBroker(Assembled):
         if self._certificate is not None:
             contexts = self._certificate.contexts
             needs_name, revocations = self._certificate.needs_name, contexts.revocations
-            identity = replace(identity, tls=RaftTls(contexts.server, contexts.client, needs_name, revocations))
+            plain = {"takes_plain": contexts.takes_plain, "dials": contexts.dials}
+            tls = RaftTls(contexts.server, contexts.client, needs_name, revocations, **plain)
+            identity = replace(identity, tls=tls)
         super().__init__(config, cluster_id=identity.cluster_id, secret=identity.secret)
         if self._disk.exists(self._catalog_path):
             raise WrongFolder(

@@ -96,6 +96,7 @@ class WantedTls:
         client_ca: Whom the server's side believes; None: it asks for no certificate.
         ca: Whom the client's side believes; None: the CAs of the system.
         crl: What the CAs that the server's side believes have revoked; between brokers those of both sides.
+        mode: `http.tls` or `cluster.tls`.
         speaks: What the client's side asks for by ALPN; the server's side, too, if it `offers` that.
     """
 
@@ -110,6 +111,7 @@ class WantedTls:
     offers: bool
     broker: str | None = None
     needs_name: bool = False
+    mode: str = "required"
 
     @property
     def files(self) -> list[Named]:
@@ -129,10 +131,24 @@ def wanted_by(config: HttpConfig | ClusterConfig, broker: str | None = None) -> 
     assert key is not None, "checked with the other"
     if isinstance(config, HttpConfig):
         version = ssl.TLSVersion.TLSv1_3 if config.tls_min_version == "1.3" else ssl.TLSVersion.TLSv1_2
-        return WantedTls(section, cert, key, named("tls_client_ca"), ca, crl, version, "http/1.1", offers=True)
+        clients = named("tls_client_ca")
+        return WantedTls(section, cert, key, clients, ca, crl, version, "http/1.1", offers=True, mode=config.tls)
     needs_name = config.tls_names == "required"
     version = ssl.TLSVersion.TLSv1_3
-    return WantedTls(section, cert, key, ca, ca, crl, version, "h2", offers=False, broker=broker, needs_name=needs_name)
+    return WantedTls(
+        section,
+        cert,
+        key,
+        ca,
+        ca,
+        crl,
+        version,
+        "h2",
+        offers=False,
+        broker=broker,
+        needs_name=needs_name,
+        mode=config.tls,
+    )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -191,11 +207,15 @@ class Certificates:
             server=lambda: self._loaded.server,
             client=lambda: self._loaded.client,
             revocations=lambda: self._loaded.revocations,
+            takes_plain=self._wanted.mode != "required",
+            dials=self._wanted.mode != "accept",
         )
 
     def start(self) -> None:
         """Start the thread."""
         self._taken()
+        if self._wanted.mode != "required":
+            log.warning("tls.plain_taken setting=%s.tls value=%s", self._wanted.section, self._wanted.mode)
         if (error := self.out_of_date) is not None:  # X3
             log.error("tls.certificate_refused error=%s", f"{error}: others refuse this broker")
         self._loop.start()

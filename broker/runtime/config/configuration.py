@@ -252,14 +252,17 @@ def open_doors(config: Config) -> dict[str, str]:
     missing = []
     if http.tls_cert is None:
         missing.append("http.tls_cert and http.tls_key")
-    if config.auth.mode != "enforce" and http.tls_client_ca is None:
+    elif http.tls != "required":
+        missing.append('http.tls = "required"')
+    if config.auth.mode != "enforce" and (http.tls_client_ca is None or http.tls != "required"):
         missing.append('auth.mode = "enforce"')
     if missing and not is_loopback(http.host):
         found["http.host"] = " and ".join(missing)
-    if cluster.voters and cluster.tls_cert is None:
+    if cluster.voters and (cluster.tls_cert is None or cluster.tls != "required"):
+        lacks = "cluster.tls_cert, cluster.tls_key and cluster.tls_ca"
         for key, host in (("grpc.host", config.grpc.host), ("raft.host", config.raft.host)):
             if not is_loopback(host):
-                found[key] = "cluster.tls_cert, cluster.tls_key and cluster.tls_ca"
+                found[key] = lacks if cluster.tls_cert is None else 'cluster.tls = "required"'
     return found
 
 
@@ -298,6 +301,8 @@ def _check_together(config: Config) -> None:
     problems["cluster.tls_crl"] = (
         config.cluster.tls_crl is not None and config.cluster.tls_cert is None and "needs cluster.tls_cert"
     )
+    for section, of in (("http", http), ("cluster", config.cluster)):
+        problems[f"{section}.tls"] = of.tls != "required" and of.tls_cert is None and f"needs {section}.tls_cert"
     if config.cluster.tls_names == "required" and config.cluster.tls_cert is None:
         problems["cluster.tls_names"] = "needs cluster.tls_cert"
     of_jwt = [key for key in ("issuer", "audience", "keys") if getattr(config.jwt, key) is None]

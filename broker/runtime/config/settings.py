@@ -76,6 +76,13 @@ class HttpConfig:
     tls_cert: str | None = _key(
         None, "Path of this broker's certificate (PEM), its chain behind it: the port then speaks TLS, and TLS alone."
     )
+    tls: str = _key(
+        "required",
+        "What `tls_cert` means, while brokers go from plain text to TLS one by one. `accept`: the port takes both, and"
+        " other brokers are asked in plain text. `dial`: it takes both, and they are asked over TLS. `required`: TLS"
+        " alone.",
+        limit=("accept", "dial", "required"),
+    )
     tls_key: str | None = _key(None, "Path of the key of `tls_cert` (PEM), which others cannot read.")
     tls_client_ca: str | None = _key(
         None,
@@ -287,6 +294,12 @@ class ClusterConfig:
         None,
         "Path of this broker's certificate for other brokers (PEM), its chain behind it. The ports of [grpc]"
         " and [raft] then speak TLS alone, with certificates on both sides: on all brokers, or on none.",
+    )
+    tls: str = _key(
+        "required",
+        "As `http.tls`, for the ports of [grpc] and [raft]: `accept`, then `dial`, then `required`, each on all brokers"
+        " before the next.",
+        limit=("accept", "dial", "required"),
     )
     tls_key: str | None = _key(None, "Path of the key of `tls_cert` (PEM), which others cannot read.")
     tls_ca: str | None = _key(

@@ -5,6 +5,7 @@ The secret of a token is made by who asks for it, and does not travel: the broke
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, Final
@@ -23,7 +24,7 @@ from broker.api.auth_answers import (
 )
 from broker.api.errors import InvalidRequest, UnknownToken
 from broker.api.permissions import ACTIONS, OPEN, UNNAMED, kind_of, needs
-from broker.api.principals import MODES, check_grant, check_principal
+from broker.api.principals import MODES, TOKEN_ID_PATTERN, check_grant, check_principal
 from broker.serving.contract.acts import NO_ACT, Act
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import AccessAsked, AuthRequired, GrantAsked, GrantsAsked, TokenAsked
@@ -104,7 +105,10 @@ async def put_token(serving: Serving, request: web.Request, query: Query) -> web
 )
 async def revoke(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Revoke a token. What is under way with it ends within two seconds."""
-    await _change(serving, "drop_token", token_id=request.match_info["token"])
+    token_id = request.match_info["token"]
+    if re.fullmatch(TOKEN_ID_PATTERN, token_id) is None:
+        raise UnknownToken(f"{token_id!r:.100} is no id of a token: these have 12 of a-z and 2-7", token=token_id[:100])
+    await _change(serving, "drop_token", token_id=token_id)
     return web.Response(status=204)
 
 
@@ -138,7 +142,9 @@ async def change_grants(serving: Serving, request: web.Request, query: Query) ->
     asked = await serving.asked(request, GrantsAsked)
     check_principal(asked.principal)
     add, remove = (_pairs(asked.principal, each) for each in (asked.add, asked.remove))
-    return await _change(serving, "put_grants", principal=asked.principal, add=add, remove=remove)
+    there = [info.name for info in serving.backend.streams(internal=True)]
+    warnings = tuple(filter(None, (_missing(there, *each) for each in add)))
+    return await _change(serving, "put_grants", warnings=warnings, principal=asked.principal, add=add, remove=remove)
 
 
 @ENDPOINTS.add(
@@ -177,11 +183,11 @@ async def require(serving: Serving, request: web.Request, query: Query) -> web.S
     return await _change(serving, "require_auth", required=asked.required)
 
 
-async def _change(serving: Serving, kind: str, **values: Any) -> web.Response:
+async def _change(serving: Serving, kind: str, *, warnings: tuple[str, ...] = (), **values: Any) -> web.Response:
     by = access_now.get().caller.principal
     version = await unbroken(serving.backend.change_access(kind, {**values, "by": by}))
     serving.gate.look()
-    return web.json_response(asdict(AccessChanged(version=version)))
+    return web.json_response(asdict(AccessChanged(version=version, warnings=warnings)))
 
 
 def _pairs(principal: str, grants: Iterable[GrantAsked]) -> list[list[str]]:
@@ -189,6 +195,17 @@ def _pairs(principal: str, grants: Iterable[GrantAsked]) -> list[list[str]]:
     for action, name in found:
         check_grant(principal, action, name)
     return found
+
+
+def _missing(there: list[str], action: str, name: str) -> str:
+    """What to say of a grant if no stream has its name; empty: nothing. Others come and go with who uses them."""
+    if kind_of(action) != "stream" or action == "stream:create":
+        return ""
+    prefix = name.removesuffix("*")
+    if name in there or (prefix != name and any(each.startswith(prefix) for each in there)):
+        return ""
+    which = f"has the name {name!r}" if prefix == name else f"begins with {prefix!r}"
+    return f"no stream {which} yet: the grant holds once there is one"
 
 
 def _grants(grants: Iterable[tuple[str, str]]) -> tuple[GrantDescription, ...]:

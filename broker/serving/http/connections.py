@@ -144,7 +144,9 @@ class Connections:
         """The factory for `loop.create_server`, which itself is not given any TLS: connections of this server."""
         loop = asyncio.get_running_loop()
         if tls is not None:
-            return lambda: Handshake(self, tls.server(), lambda: HttpConnection(self, server, loop))
+            return lambda: Handshake(
+                self, tls.server(), lambda: HttpConnection(self, server, loop), takes_plain=tls.takes_plain
+            )
         return lambda: HttpConnection(self, server, loop)
 
     def close(self) -> None:

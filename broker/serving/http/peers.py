@@ -7,7 +7,8 @@ E1  One hop: who is asked by a broker (header `Liftlog-Asked-By`) answers what i
 E2  A broker that does not answer in time is unknown, and says nothing about what it leads.
 E3  Where the cluster has a secret, each question carries a proof of who asks, and what changes something for whom it is
     asked (`access.A6`).
-E4  A broker with TLS asks over TLS alone, shows its own certificate, and believes those of `http.tls_ca`.
+E4  A broker with TLS asks over TLS alone, shows its own certificate, and believes those of `http.tls_ca`. Only while
+    `http.tls` is `accept` it asks in plain text: others may not speak TLS yet.
 E5  A question may name how far the catalog is applied where it is asked. Who is not that far refuses it: its words
     would be of an earlier time.
 E6  Who is refused where this broker asks for itself is this broker. For its client the other one does not answer: he
@@ -76,7 +77,7 @@ class Peers:
         self._me = me
         self._key = key
         self._headers = {http.ASKED_BY: me}
-        self._tls = tls
+        self._tls = tls if tls is not None and tls.dials else None
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(

@@ -11,7 +11,8 @@ idle: whoever opens connections and says nothing takes no place that another nee
 T1  A connection has one context for life: a renewed certificate is for those that come next.
 T2  A handshake that fails says why, by its alert, and is then closed as all that are cut (closing.py). asyncio would
     throw the alert away.
-T3  What is sent in plain text is never looked at as a request.
+T3  What is sent in plain text is never looked at as a request, unless the port takes both (`http.tls`): then the first
+    byte says which it is, and a plain connection goes on as on a port without TLS.
 T4  No session tickets: this project's clients resume no session, and take bytes that come for an answer.
 T5  A connection ends as a plain one: what was written is sent, however slowly it is taken, and the socket is closed
     then. Nobody waits for the other side to end TLS, as asyncio does for some seconds, after which it throws away what
@@ -60,11 +61,15 @@ class TlsContexts:
         server: For connections that are accepted.
         client: For questions to other brokers.
         revocations: What the CAs of clients have revoked; None: nothing says.
+        takes_plain: Connections without TLS are served, too.
+        dials: Other brokers are asked over TLS; False: in plain text.
     """
 
     server: Callable[[], ssl.SSLContext]
     client: Callable[[], ssl.SSLContext]
     revocations: Callable[[], Revocations | None] = lambda: None
+    takes_plain: bool = False
+    dials: bool = True
 
 
 class Handshake(asyncio.Protocol):
@@ -77,7 +82,15 @@ class Handshake(asyncio.Protocol):
     can_hear = False
     """Whether an answer in plain HTTP would be understood."""
 
-    def __init__(self, owner: Connections, context: ssl.SSLContext, make: Callable[[], HttpConnection]) -> None:
+    def __init__(
+        self,
+        owner: Connections,
+        context: ssl.SSLContext,
+        make: Callable[[], HttpConnection],
+        *,
+        takes_plain: bool = False,
+    ) -> None:
+        self._takes_plain = takes_plain
         self._owner = owner
         self._context = context
         self._make = make
@@ -99,6 +112,14 @@ class Handshake(asyncio.Protocol):
         """The first bytes; the next go to what takes over."""
         transport = self._transport
         assert transport is not None, "admitted"
+        if data[0] != HANDSHAKE_RECORD and self._takes_plain:
+            self.done()
+            connection = self._make()
+            transport.set_protocol(connection)
+            connection.connection_made(transport)
+            if connection.is_counted:  # else it is told why not
+                connection.data_received(data)
+            return
         if data[0] != HANDSHAKE_RECORD:
             self._end(transport, _PLAIN)  # T3
             self._owner.note_plain(transport)

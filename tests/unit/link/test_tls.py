@@ -69,6 +69,44 @@ def test_records_are_replicated_over_tls_and_in_bulk(two: Linked) -> None:
     assert not any(node.link.server.refused for node in two.nodes.values())
 
 
+@pytest.mark.parametrize(
+    ("leads", "follows"),
+    [
+        (None, "accept"),
+        ("accept", None),
+        ("accept", "dial"),
+        ("dial", "accept"),
+        ("dial", "required"),
+        ("required", "dial"),
+    ],
+)
+def test_brokers_of_two_steps_to_tls_replicate_and_in_bulk(
+    tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch, leads: str | None, follows: str | None
+) -> None:
+    """C8. Each pair of neighbouring steps; names are required of those who show a certificate."""
+    monkeypatch.setattr(answering, "BULK_BYTES_LEAST", 1 << 16)
+    with linked(tmp_path, ("a", "b")) as cluster:
+        cluster.start()
+        [at] = cluster.create(min_insync=1)
+        away = filled(cluster, at)
+        [leader] = set(cluster.names) - {away}
+        for name, mode in ((leader, leads), (away, follows)):
+            if mode is not None:
+                issued = ours.issue(name, uris=[f"liftlog:broker/{name}"])
+                cluster.certificates[name] = ours.cluster_certificates(issued, names="required", tls=mode)
+        cluster.stop(leader)
+        cluster.start(leader)
+        cluster.start(away)
+        cluster.in_sync(at)
+        cluster.same(at)
+        link = cluster.nodes[away].link
+        assert link.bulk_bytes > 1 << 16
+        assert link.counts["bulk_failed"] == 0
+        cluster.stored(at, BIG)
+        cluster.same(at)
+        assert not any(node.link.server.refused for node in cluster.nodes.values())
+
+
 def returns(cluster: Linked, at: Place, certificates: Certificates | None) -> str:
     """Let a follower come back with these. Its name."""
     away = filled(cluster, at, 1)

@@ -59,6 +59,15 @@ def test_each_field_of_a_message_is_looked_at(name: str) -> None:
         assert kept == of_its_kind, key
 
 
+def test_a_place_has_both_of_its_parts_or_the_message_does_not_fit() -> None:
+    """Seen before: half a place, which said that there is none, ended the thread of the group (KeyError)."""
+    append = messages()["heartbeat"]
+    nothing = {"prevLogIdx": None, "prevLogTerm": None}
+    assert is_sound({**append, **nothing})
+    for value in (None, 4):
+        assert not is_sound({**_with(append, "prevLogTerm", NOTHING), "prevLogIdx": value})
+
+
 def _with(message: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return {k: v for k, v in message.items() if k != key} | ({} if value is NOTHING else {key: value})
 

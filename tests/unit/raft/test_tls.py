@@ -50,9 +50,11 @@ def tls_of(
     hosts: Sequence[str] = (),
     uris: Sequence[str] = (),
     names: str = "optional",
+    mode: str = "required",
 ) -> RaftTls:
-    found = authority.cluster_certificates(authority.issue("broker", *hosts, uris=uris), ca=ca, names=names)
-    return RaftTls(found.contexts.server, found.contexts.client, found.needs_name)
+    found = authority.cluster_certificates(authority.issue("broker", *hosts, uris=uris), ca=ca, names=names, tls=mode)
+    plain = {"takes_plain": found.contexts.takes_plain, "dials": found.contexts.dials}
+    return RaftTls(found.contexts.server, found.contexts.client, found.needs_name, **plain)
 
 
 @contextlib.contextmanager
@@ -113,6 +115,60 @@ def test_three_brokers_carry_out_what_any_of_them_is_told(tmp_path: Path, ours: 
                 assert isinstance(found, SecuredSocket)
                 assert found._open.version() == "TLSv1.3"
         assert told == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    "modes",
+    [(None, "accept", "accept"), (None, None, "accept"), ("accept", "dial", "dial"), ("dial", "required", "required")],
+)
+def test_brokers_of_two_steps_to_tls_are_a_group(tmp_path: Path, ours: Authority, modes: Sequence[str | None]) -> None:
+    """S8. Each pair of neighbouring steps, whoever calls whom; names are required of those who show a certificate."""
+    tls = [
+        mode and tls_of(ours, uris=[f"liftlog:broker/n{i}"], names="required", mode=mode)
+        for i, mode in enumerate(modes)
+    ]
+    with group(tmp_path, [each or None for each in tls]) as (nodes, told):
+        until(nodes, lambda: any(node.has_begun for node in nodes) and all(node.controller for node in nodes))
+        for number, node in enumerate(nodes):
+            assert "ok" in carried_out(nodes, node, name=f"p{number}", request_id=f"{number}")
+        until(nodes, lambda: len({node.core.raftLastApplied for node in nodes}) == 1)
+        assert told == [[], [], []]
+
+
+def test_who_says_too_little_at_a_port_that_takes_both_is_cut_at_once(
+    tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S8. The poller would ask again and again what there is."""
+    monkeypatch.setattr(wire, "STRANGER_S", 3_600.0)
+    with (
+        group(tmp_path, [tls_of(ours, mode="accept")]) as ([node], _),
+        socket.create_connection(("127.0.0.1", port_of(node))) as sock,
+    ):
+        until([node], lambda: transport(node)._unknownConnections)
+        sock.sendall(b"\x16")
+        until([node], lambda: not transport(node)._unknownConnections)
+
+
+def test_a_lobby_that_takes_both_answers_both(ours: Authority) -> None:
+    [port] = ports(1)
+    address = f"127.0.0.1:{port}"
+    answer = {"type": "hello", "refusal": "not now"}
+    asks = {"plain": None, "accept": tls_of(ours, mode="accept"), "dial": tls_of(ours, mode="dial")}
+    of: Any = {"secret": SECRET, "answer": lambda hello: answer, "clock": time.monotonic}
+    for tls in (tls_of(ours, mode="accept"), tls_of(ours, mode="dial")):
+        with Lobby(bind=address, tls=tls, **of) as lobby:
+            for each in asks.values():
+                with Lobby(bind=None, tls=each, **of) as asking:
+                    found: list[Any] = []
+
+                    def ask(asking: Lobby = asking, found: list[Any] = found) -> None:
+                        found.append(asking.ask([address], HELLO, timeout_s=60))
+
+                    asked = threading.Thread(target=ask)
+                    asked.start()
+                    while asked.is_alive():
+                        lobby.wait(0.02)
+                    assert found == [{address: answer}]
 
 
 def test_a_command_of_many_records_of_tls_arrives(tmp_path: Path, ours: Authority) -> None:

@@ -76,6 +76,11 @@ def test_a_broker_that_others_reach_has_tls_and_knows_who_asks_or_does_not_start
         assert load(None, {}, {**at, **given, "insecure": True}).http.host == host
     assert load(None, {"LIFTLOG_INSECURE": "true"}, at).insecure
     assert load(None, {}, {**at, **SECURE}).http.host == host
+    for step in ("accept", "dial"):
+        with pytest.raises(InvalidSetting, match=r'without http\.tls = "required" \('):
+            load(None, {}, {**at, **SECURE, "http.tls": step})
+        with pytest.raises(InvalidSetting, match=r'without cluster\.tls = "required" \('):
+            load(None, {}, {"raft.host": host, **CLUSTER, **BETWEEN, "cluster.tls": step})
     of_clients = {"http.tls_cert": "a", "http.tls_key": "b", "http.tls_client_ca": "c"}
     assert load(None, {}, {**at, **of_clients}).http.host == host, "each client has a certificate of this CA"
     for key in ("grpc.host", "raft.host"):
@@ -284,6 +289,8 @@ def test_a_missing_or_binary_file_is_an_error_of_ours(tmp_path: Path) -> None:
         ({"nats.tls_key": "a.key"}, "nats.tls_key"),
         ({"nats.user": "a", "nats.token": "b"}, "nats.token"),
         ({"http.port": 9294}, "http.port"),
+        ({"http.tls": "dial"}, "http.tls"),
+        ({"cluster.tls": "accept"}, "cluster.tls"),
     ],
 )
 def test_keys_that_need_or_exclude_each_other(values: dict[str, object], key: str) -> None:

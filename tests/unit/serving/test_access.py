@@ -24,9 +24,9 @@ import pytest
 from click.testing import CliRunner
 
 from broker.api import http as names
-from broker.api.errors import NotReady
+from broker.api.errors import InvalidRequest, NotReady
 from broker.api.permissions import BROKERS_ALONE, Need, Where
-from broker.api.principals import Token, new_token
+from broker.api.principals import Token, check_grant, new_token
 from broker.cli.main import app
 from broker.runtime.config.certificates import Certificates
 from broker.runtime.config.configuration import load
@@ -484,6 +484,30 @@ def test_a_broker_is_believed_by_its_proof_alone_and_judged_for_whom_it_asks(tmp
         assert enforced.call("POST", trim, body=before, headers=bob)[1] == "unauthorized"
         grants = "/v1/auth/grants"
         assert enforced.call("GET", grants, headers=proven("GET", grants, port))[1] == "unauthorized"
+
+
+def test_a_grant_for_a_stream_that_is_not_there_is_accepted_and_said(tmp_path: Path) -> None:
+    with enforcing(tmp_path) as enforced:
+        enforced.call("POST", "/v1/streams", ADMIN, body={"name": OWN})
+        for action, name, is_there in (
+            ("stream:read", OWN, True),
+            ("stream:read", f"{OWN[:2]}*", True),
+            ("stream:read", "nowhere", False),
+            ("stream:append", "nowhere*", False),
+            ("stream:create", "nowhere", True),
+            ("consumer:read", "nowhere", True),
+        ):
+            add = [{"action": action, "name": name}]
+            status, _, said = enforced.call(
+                "POST", "/v1/auth/grants", ADMIN, body={"principal": "user:ana", "add": add}
+            )
+            assert (status, [name.rstrip("*") in each for each in said["warnings"]]) == (
+                200,
+                [] if is_there else [True],
+            )
+        assert enforced.call("DELETE", "/v1/auth/tokens/nothing", ADMIN)[:2] == (404, "unknown_token")
+        with pytest.raises(InvalidRequest, match=r"did you mean 'stream:read'"):
+            check_grant("user:ana", "stream:reed", OWN)
 
 
 def test_tokens_and_grants_are_the_admins_in_every_mode(tmp_path: Path) -> None:

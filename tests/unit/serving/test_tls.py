@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import http.client
+import json
 import logging
 import os
 import socket
@@ -228,6 +229,35 @@ async def test_brokers_ask_each_other_over_tls_and_believe_their_ca_alone(tmp_pa
                     await stranger.ask(address, "GET", "/v1/streams")
             finally:
                 await stranger.close()
+
+
+@pytest.mark.parametrize("mode", ["accept", "dial"])
+async def test_a_port_that_takes_both_serves_both_and_counts_them_alike(
+    tmp_path: Path, authority: Authority, mode: str
+) -> None:
+    """T3, while brokers go from plain text to TLS. Who asks others, asks as they all can by now."""
+    with running(tmp_path / "data") as server:
+        tls = Tls(server, authority, tls_client_ca=authority.ca, tls=mode)
+        owner = server.app[CONNECTIONS]
+        before = owner._open_count
+        for headers in ({}, {"Connection": "close"}):
+            plain = http.client.HTTPConnection("127.0.0.1", tls.port, timeout=60)
+            plain.request("GET", "/v1/streams", headers=headers)
+            assert json.loads(plain.getresponse().read())["streams"] == []
+            plain.close()
+        mine = authority.issue("b1")
+        for step, scheme in (("accept", None), ("dial", "TLSv1.3")):
+            asking = Peers("b1", authority.certificates(mine, tls=step).contexts)
+            assert (asking._tls is not None) == (scheme is not None)
+            assert (await asking.ask(f"127.0.0.1:{tls.port}", "GET", "/v1/streams"))["streams"] == []
+            await asking.close()
+        with tls.connect(authority.client_context(mine)) as client:
+            client.sendall(LIVEZ)
+            assert heard(client).startswith(b"HTTP/1.1 200 ")
+        with tls.raw() as client:
+            client.sendall(b"\0" * 20)
+            assert b" 400 " in heard(client)[:16], "what is neither"
+        eventually(lambda: owner._open_count == before, what="all are counted out")
 
 
 def test_a_page_of_another_site_is_refused_over_tls_too(tls: Tls) -> None:

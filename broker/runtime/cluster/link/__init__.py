@@ -12,6 +12,7 @@
 grpc: a single broker does not.
 
 link.py       Its server and its connections, and `Wiring` for replicas.
+both.py       A port for gRPC with TLS and without, while brokers go from one to the other.
 tls.py        Certificates on both sides, and why a handshake of TLS failed.
 handshake.py  Both sides prove who they are: secret, cluster, name and registration.
 directory.py  The brokers, and where they are.

@@ -32,7 +32,7 @@ from typing import Final
 from broker.api.errors import PortInUse
 from broker.api.tls_files import why_kept_out
 from broker.runtime.cluster.codec import TICKET_BYTES, Bulk
-from broker.runtime.cluster.link.tls import PIECE_BYTES, LinkTls, is_in_pieces, shut
+from broker.runtime.cluster.link.tls import PIECE_BYTES, LinkTls, is_in_pieces, is_plain, shut
 from broker.storage.read import ReadPlan
 
 log = logging.getLogger(__name__)
@@ -228,6 +228,7 @@ class BulkServer:
     def _serve(self, connection: socket.socket, who: str) -> None:
         transfer, until_s = None, time.monotonic() + GREETING_S
         try:
+            connection = self._unwrapped(connection)
             if isinstance(connection, ssl.SSLSocket) and not self._shook_hands(connection, who):
                 return
             transfer = self._claimed(connection, until_s)
@@ -254,6 +255,26 @@ class BulkServer:
             self._connections.discard(connection)
             self._strangers.pop(connection, None)
         connection.close()
+
+    def _unwrapped(self, connection: socket.socket) -> socket.socket:
+        """The connection without TLS, where none is spoken and that is taken (`tls.C8`)."""
+        if self._tls is None or not self._tls.takes_plain:
+            return connection
+        connection.settimeout(GREETING_S)
+        if not is_plain(connection):
+            return connection
+        with self._lock:
+            is_kept = connection in self._strangers
+            plain = socket.socket(fileno=connection.detach())
+            self._connections.discard(connection)
+            self._strangers.pop(connection, None)
+            if is_kept:
+                self._connections.add(plain)
+                self._strangers[plain] = None
+        if not is_kept:
+            plain.close()
+            raise ConnectionAbortedError("its place was needed")
+        return plain
 
     def _shook_hands(self, connection: ssl.SSLSocket, who: str) -> bool:
         """Whether it belongs to a broker, as far as its certificate says."""

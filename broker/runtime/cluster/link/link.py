@@ -182,7 +182,7 @@ class ReplicaLink:
                     key=self._key,
                     counts=self.counts,
                     now_s=time.monotonic,
-                    tls=self._tls,
+                    tls=self._tls if self._tls is not None and self._tls.dials else None,
                 )
                 found.start()
             return found

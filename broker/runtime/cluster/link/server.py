@@ -37,6 +37,7 @@ from broker.metadata.partition import Place
 from broker.replication.messages import AskRange
 from broker.runtime.cluster.codec import Asked, BadFrame, Question, decode_bytes
 from broker.runtime.cluster.link.answering import Answering, FollowerSlot
+from broker.runtime.cluster.link.both import Both
 from broker.runtime.cluster.link.directory import Directory
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Doorkeeper, Peer, Refused
 from broker.runtime.cluster.link.outbox import Outbox
@@ -176,6 +177,7 @@ class Server:
         self._greetings: dict[Any, float] = {}  # calls, and when they have to be over
         self._is_stopping = False
         self._server: Any = None
+        self._both: Both | None = None
 
     def start(self, host: str, port: int) -> int:
         """Listen. Returns the port.
@@ -189,10 +191,18 @@ class Server:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         shown = f"[{host}]" if ":" in host else host
         try:
-            bound = add_port(server, f"{shown}:{port}", self._tls)
-        except RuntimeError as error:
+            if self._tls is not None and self._tls.takes_plain:
+                self._both = both = Both(host, port)
+                add_port(server, f"unix:{both.plain}", None)
+                add_port(server, f"unix:{both.secured}", self._tls)
+                bound = both.port
+            else:
+                bound = add_port(server, f"{shown}:{port}", self._tls)
+        except (RuntimeError, OSError) as error:
             raise PortInUse(f"grpc: cannot listen on {shown}:{port}", port=port) from error
         server.start()
+        if self._both is not None:
+            self._both.start()
         self._server = server
         return bound
 
@@ -201,7 +211,10 @@ class Server:
         self._is_stopping = True
         for stream in self.streams():
             stream.end("UNAVAILABLE", "this broker stops")
-        return self._server is None or bool(self._server.stop(0.5).wait(timeout_s))
+        has_ended = self._server is None or bool(self._server.stop(0.5).wait(timeout_s))
+        if self._both is not None:
+            self._both.stop()
+        return has_ended
 
     def streams(self) -> list[FollowerStream]:
         """The streams of the brokers that are let in."""

@@ -18,12 +18,15 @@ C5  Where a certificate names brokers, the other side is one of them (`tls_files
 C6  A certificate is looked at again at each new connection, `SESSION_S` after it was shown at the latest. gRPC's server
     hands out tickets that are good for two days: who has one shows no certificate any more, whether it has expired
     or not. It has other keys for them after that time.
+C8  While brokers go from plain text to TLS one by one (`cluster.tls`), both ports take both. gRPC cannot: so two of its
+    own listen at sockets in a folder that is this user's alone, and `both.py` stands before them.
 C7  A stranger's hello at the port for bulk is in one record, as OpenSSL makes it. In pieces of one byte 0.8 MB took the
     time of a core for a second and more, and there may be many at a time.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import time
@@ -44,6 +47,8 @@ SESSION_S: Final = 60.0
 HELLO_HEAD_BYTES: Final = 9
 HANDSHAKE: Final = 22
 """A record: type, version, length; in it a message: type, length."""
+RECORD: Final = re.compile(rb"[\x15\x16]\x03[\x01-\x04]")
+"""How TLS begins. One in millions of tickets does: it is asked for anew."""
 PIECE_BYTES: Final = 64 << 10
 """One write of bulk over TLS. Each has to be gone within `bulk.STALLED_S`."""
 
@@ -58,6 +63,8 @@ class LinkTls:
         pem: For gRPC.
         needs_name: A certificate that names no broker is nobody's.
         revocations: What the CAs have revoked; None: nothing says.
+        takes_plain: Who speaks no TLS is heard, too (C8).
+        dials: Others are called over TLS; False: in plain text.
     """
 
     server: Callable[[], ssl.SSLContext]
@@ -65,6 +72,8 @@ class LinkTls:
     pem: Callable[[], Pem]
     needs_name: bool = False
     revocations: Callable[[], Revocations | None] = lambda: None
+    takes_plain: bool = False
+    dials: bool = True
 
     @staticmethod
     def of(certificates: Certificates | None) -> LinkTls | None:
@@ -73,7 +82,13 @@ class LinkTls:
             return None
         contexts = certificates.contexts
         return LinkTls(
-            contexts.server, contexts.client, lambda: certificates.pem, certificates.needs_name, contexts.revocations
+            contexts.server,
+            contexts.client,
+            lambda: certificates.pem,
+            certificates.needs_name,
+            contexts.revocations,
+            contexts.takes_plain,
+            contexts.dials,
         )
 
     def unfit(self, secured: ssl.SSLSocket, broker: str | None) -> str:
@@ -84,6 +99,8 @@ class LinkTls:
     def unfit_at(self, context: Any, broker: str) -> str:
         """Why the caller of a call of gRPC is not this broker. Empty: it may be (C5)."""
         shown, found = context.auth_context(), self.revocations()
+        if self.takes_plain and b"ssl" not in shown.get("transport_security_type", ()):
+            return ""
         why = "" if found is None else found.why_of_pem(b"".join(shown.get("x509_pem_cert", ())))
         uris = [uri.decode("utf-8", "replace") for uri in shown.get("peer_uri", ())]
         return f"it {why}" if why else self._misnamed(uris, broker)
@@ -179,6 +196,12 @@ def speaks_tls(host: str, port: int, timeout_s: float) -> bool:
     except OSError:
         pass
     return False
+
+
+def is_plain(connection: socket.socket) -> bool:
+    """Whether no TLS is spoken on a connection that was accepted (C8). Takes nothing. OSError: nothing comes."""
+    heard = socket.socket.recv(connection, HELLO_HEAD_BYTES, socket.MSG_PEEK)
+    return not RECORD.match(heard)
 
 
 def is_in_pieces(connection: ssl.SSLSocket, until_s: float) -> bool:
