@@ -86,6 +86,7 @@ def takes(client: Client, stream: str) -> bool:
     return True
 
 
+@pytest.mark.timeout(600)  # each of a hundred acts waits for its record, for which there is no room
 @pytest.mark.parametrize("disks", [(64, 64, 64)], ids=["alike"], indirect=True)
 def test_three_full_disks_are_told_to_make_room_also_after_a_start(
     cluster: RealCluster, disks: dict[str, Path]
@@ -95,6 +96,7 @@ def test_three_full_disks_are_told_to_make_room_also_after_a_start(
             api.create_stream(name, segment_bytes=SEGMENT_BYTES)
             cluster.in_sync(name, 3)
             api.append(name, 0, [{"value": name}])
+        cluster.in_sync("__audit", 3)  # while nobody leads it each act waits for 5 s, and it is made a moment after
         fill_by_appending(impatient, "s", DiskFull)
         assert len(cluster.state("s")["isr"]) == 3, "nobody leaves where all disks are alike"
         for disk in disks.values():
