@@ -345,15 +345,19 @@ def read_head(segment: Segment, file: File, index: IndexView, at: int) -> Peek:
     return head
 
 
-def check_head(segment: Segment, file: File, index: IndexView, at: int) -> None:
-    """Check the CRC of batch `at`, whose header decides something.
+def check_head(vault: Vault | None, segment: Segment, file: File, index: IndexView, at: int) -> None:
+    """Check the CRC of batch `at`, whose header decides something; of an encrypted one, that it opens.
 
     The index knows the place, the first offset and the CRC that a header names. A bit that flips in another field is
     seen by nothing else.
     """
     entry = index.entries[at]
     try:
-        verify_stored(file.pread(int(entry["length"]), int(entry["position"])))
+        message = file.pread(int(entry["length"]), int(entry["position"]))
+        if vault is None:
+            verify_stored(message)
+        else:
+            vault.open_message(message)
     except BadBatch as error:
         raise NeedsRepair(segment) from error
 
@@ -402,7 +406,7 @@ def _group_start(view: LogView, to: int) -> int:
                 if is_last and head.next_offset <= to and head.group_index == head.group_count - 1:
                     return to
                 if not is_last or head.group_index or view.next_of(index, at, view.end_of(number)) <= to:
-                    check_head(segment, file, index, at)  # else the index tells that the cut is within it
+                    check_head(view.vault, segment, file, index, at)  # else the index tells that the cut is within it
                 at -= 1
         finally:
             file.close()

@@ -23,6 +23,8 @@ R8  A replica that counts for commits had fsynced all that a high watermark cove
     So if the high watermark of its checkpoint, or of any intact batch, is above the log end, the disk has taken back
     what it had fsynced. With other replicas the log is cut all the same (R2), and is *behind*. The checkpoint has that
     high watermark from before the cut until the log is told whom it follows, or that it leads: the catalog knows then.
+R9  Of an encrypted log only batches that open decide anything (`encrypted/own.py`). One whose CRC fits and that does
+    not open ends the recovery, and nothing was cut or removed by it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,13 +41,17 @@ import numpy.typing as npt
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.disk import TEMPORARY, Disk
 from broker.storage.disk.unreadable import ReadAround
+from broker.storage.encrypted.own import check_of
 from broker.storage.memory.state_files import list_states
 from broker.storage.rewrite.joining import finish_joins
 from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint
 from broker.storage.segments.index import ENTRY, INDEX_CACHE, Entries, GrowingIndex, IndexView
-from broker.storage.segments.scan import Scan, scan
+from broker.storage.segments.scan import Check, Scan, scan
 from broker.storage.segments.segment import INDEX_ENDING, SEGMENT_ENDING, Segment, parse_name
 from broker.storage.torn_tail import judge_tail
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.vault import Vault
 
 Ranges = tuple[tuple[int, int], ...]
 FIRST_POSITION: Final = len(SCHEMA_BYTES)
@@ -149,16 +155,20 @@ def recover(
     *,
     now_us: int,
     is_sole: bool = True,
+    vault: Vault | None = None,
 ) -> RecoveredLog:
     """Bring a folder into a state that can be served and appended to; see the module's invariants.
 
     Args:
         is_sole: There is no other replica: high watermarks on disk are evidence (R1).
+        vault: Opens what is encrypted.
     Raises:
+        BadBatch: somebody has changed an encrypted batch (R9).
         UnknownFormatVersion: something in it was written by a later release; nothing was changed.
         OSError: the disk does not do what it is asked; nothing that was fsynced was changed.
     """
-    finish_joins(disk, folder, report.notes)
+    check = check_of(vault)
+    finish_joins(disk, folder, report.notes, check)
     segments = list_segments(disk, folder)
     known = checkpoint or _from_names(segments)
     _sweep(disk, folder, segments)
@@ -167,7 +177,7 @@ def recover(
         segments.pop(0).unlink(disk)
     if segments and (known.tail is None or known.tail.base_offset != segments[-1].base_offset):
         disk.sync_dir(folder)  # R5: who made the last one may have been killed before its name was durable
-    run = _Recovery(disk, folder, known, report, now_us, is_sole=is_sole)
+    run = _Recovery(disk, folder, known, report, now_us, is_sole=is_sole, check=check)
     run.lost(known.log_start_offset, segments[0].base_offset if segments else known.recovery_point)
     after = [segment.base_offset for segment in segments[1:]]
     was_tail = known.tail.base_offset if known.tail is not None else known.recovery_point
@@ -244,8 +254,10 @@ class _Recovery:
         now_us: int,
         *,
         is_sole: bool = True,
+        check: Check | None = None,
     ) -> None:
         self.disk = disk
+        self.check = check
         self.is_sole = is_sole
         self.folder = folder
         self.known = known
@@ -314,10 +326,18 @@ class _Recovery:
     def last(self, segment: Segment) -> Segment | None:
         """The last segment: may have a torn tail. Returns it if it can be appended to."""
         flushed, at = self._flushed_entries(segment)
-        kept = flushed[:at]
         begin = int(flushed["position"][at]) if len(flushed) else FIRST_POSITION
         expected = int(flushed["first_offset"][at]) if len(flushed) else segment.base_offset
         found = self._read(segment, begin, expected)
+        if (
+            self.check is not None
+            and begin > FIRST_POSITION
+            and (begin, expected)
+            not in zip(found.batches["position"][:1].tolist(), found.batches["first_offset"][:1].tolist(), strict=True)
+        ):  # whoever writes an index can have the scan begin behind batches (R9)
+            flushed, at, begin, expected = flushed[:0], 0, FIRST_POSITION, segment.base_offset
+            found = self._read(segment, begin, expected)
+        kept = flushed[:at]
         if len(found.batches) and int(found.batches["next_offset"][-1]) > self.known.recovery_point:
             self._write_once_more(segment, begin if begin > FIRST_POSITION else 0, found.size)
             found = self._read(segment, begin, expected)
@@ -393,7 +413,7 @@ class _Recovery:
         try:
             readable = ReadAround(file) if self.around_errors else file
             known = partial(segment.index, self.disk)
-            return scan(readable, start=start, first_offset=expected, where=segment.path, known=known)
+            return scan(readable, start=start, first_offset=expected, where=segment.path, known=known, check=self.check)
         finally:
             file.close()
 

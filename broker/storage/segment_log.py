@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from broker.api.errors import CorruptLog, KeyMissing, LiftlogError, StorageFailed, WrongFolder
 from broker.storage.disk import Disk, storage_error
 from broker.storage.encrypted.keyfile import has_keys
+from broker.storage.encrypted.own import check_of, is_end
 from broker.storage.log_reader import LogReader
 from broker.storage.read import LogView, group_start
 from broker.storage.recovery import Ranges, RecoveryReport, is_clean, list_segments, load_checkpoint, recover
@@ -135,6 +136,7 @@ class Log:
             KeyMissing: it is encrypted, and the key for it is not here; nothing was changed.
             CorruptLog: a file that cannot be rebuilt from others is damaged; nothing was changed. With other replicas
                 the checkpoint is one: log start and high watermark are not proven by segments.
+            BadBatch: somebody has changed an encrypted batch that the recovery meets (`recovery.R9`).
             StorageFailed, DiskFull: the disk refuses.
         """
         try:
@@ -158,7 +160,7 @@ class Log:
                 )
             if is_missing:
                 report.notes.append(f"{folder}: there is no checkpoint; recovered from the segments alone")
-            finish_joins(disk, folder, joins)
+            finish_joins(disk, folder, joins, check_of(vault))
             segments = list_segments(disk, folder)
             if not segments and report.notes and not is_missing:
                 raise CorruptLog(
@@ -166,7 +168,11 @@ class Log:
                     path=folder,
                 )
             log._checkpoints.note(checkpoint)
-            if checkpoint is not None and is_clean(disk, checkpoint, segments, boot_id):
+            if (
+                checkpoint is not None
+                and is_clean(disk, checkpoint, segments, boot_id)
+                and (vault is None or is_end(disk, folder, checkpoint, segments, vault))
+            ):
                 log._rest(checkpoint, segments)
             else:
                 log._recover(checkpoint, report, now_us)
@@ -237,7 +243,13 @@ class Log:
     def _recover(self, checkpoint: Checkpoint | None, report: RecoveryReport, now_us: int) -> None:
         state = self.state
         found = recover(
-            state.disk, state.folder, checkpoint, report, now_us=now_us, is_sole=state.settings.is_sole_replica
+            state.disk,
+            state.folder,
+            checkpoint,
+            report,
+            now_us=now_us,
+            is_sole=state.settings.is_sole_replica,
+            vault=state.vault,
         )
         lower_clean_state(state.disk, state.folder, found.log_end_offset)  # a log that is shorter than it was
         state.begin_from(found)
@@ -273,6 +285,7 @@ class Log:
 
         Raises:
             StorageFailed, DiskFull: the disk still refuses; the log stays failed, and this may be tried again.
+            BadBatch: as `open`; likewise.
         """
         state = self.state
         with self.checkpoint_lock, self.sync_lock, self.lock:

@@ -24,6 +24,7 @@ import pytest
 from broker.api.errors import InvalidSetting
 from broker.client import connect
 from tests.cluster.test_faults import damage
+from tests.support.encrypted_logs import forge_last
 from tests.support.processes import BrokerProcess, NatsServer, eventually
 
 pytestmark = pytest.mark.process
@@ -209,6 +210,34 @@ def test_rot_is_told_and_read_around(tmp_path: Path) -> None:
         assert found == [str(number) for number in range(20) if not start <= number < end]
         assert end - start == 1
         assert f"partition.damaged partition=orders/0 lost=(({start}, {end}),)" in broker.output()
+    finally:
+        broker.stop()
+
+
+def test_a_stream_that_somebody_changed_while_its_broker_was_down_is_offline_until_it_is_put_back(
+    tmp_path: Path,
+) -> None:
+    key = key_file(tmp_path, "key")
+    broker = broker_of(tmp_path, None, LIFTLOG_ENCRYPTION_KEY_FILE=str(key)).start()
+    try:
+        create(broker)
+        with connect(broker.address) as client:
+            for number in range(20):
+                client.append("orders", 0, pa.table({"value": [b"%d" % number]}))
+        broker.kill9()
+        (segment,) = (broker.folder / "data" / "streams" / "orders").glob("*/0/*.arrows")
+        before = forge_last(segment, "group_count", 2)
+        broker.start(wait=False)
+        eventually(lambda: missing(broker) == {"stream orders"}, what="it says that a stream is offline")
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            broker.get("/v1/streams/orders/partitions/0/records?offset=0")
+        assert json.loads(raised.value.read())["reason"] == "bad_batch"
+        assert "put the file back as it was" in broker.output()
+        assert broker.stop() == 0
+        assert "tampered" in liftlog("log", "verify", segment.parent, "--key-file", key, code=1)
+        segment.write_bytes(before)
+        broker.start()
+        assert values(broker) == [str(number) for number in range(20)]
     finally:
         broker.stop()
 

@@ -21,6 +21,7 @@ import pytest
 
 from broker.storage.encrypted.message import is_encrypted
 from tests.support.clusters import IDS, RealCluster, store
+from tests.support.encrypted_logs import forge_last
 from tests.support.processes import NatsServer, eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -152,3 +153,22 @@ def test_a_broker_without_its_key_does_not_start_and_gives_nothing_up(cluster: R
         process.start()
         cluster.in_sync("s", 3)
     assert values(cluster, "s") == expected(2)
+
+
+def test_a_replica_whose_last_batch_was_changed_is_filled_by_the_others(cluster: RealCluster) -> None:
+    with cluster.client(deadline_s=60.0) as client:
+        client.create_stream("s", encryption="aes-256-gcm")
+        cluster.in_sync("s", 3)
+        for number in range(5):
+            store(client, "s", 0, records(number))
+        victim = sorted({*IDS} - {cluster.leader("s")})[0]
+        process = cluster.brokers[victim]
+        process.kill9()
+        (segment,) = (process.folder / "data" / "streams" / "s").glob("*/0/*.arrows")
+        forge_last(segment, "last_offset", 1_000)
+        store(client, "s", 0, records(5))
+        process.start()
+        cluster.in_sync("s", 3)
+    assert "replica.cannot_open partition=s/0" in process.output()
+    assert "put the file back as it was" in process.output()
+    assert values(cluster, "s") == expected(6)

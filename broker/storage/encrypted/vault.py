@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -22,7 +23,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from broker.api.batch import read_header, verify_batch
-from broker.api.errors import BadBatch
+from broker.api.errors import BadBatch, UnknownFormatVersion
 from broker.storage.disk import Disk
 from broker.storage.encrypted.keyfile import load_keys
 from broker.storage.encrypted.keys import Keyring, name_of
@@ -126,7 +127,8 @@ class Vault:
             else:
                 into[:] = aes.decrypt(nonce, data, aad)
         except InvalidTag:
-            verify_stored(view, where=where)
+            with suppress(UnknownFormatVersion):  # it says so, and was not encrypted here
+                verify_stored(view, where=where)
             raise BadBatch(
                 f"{where}not what was encrypted here: changed, moved, or of another log, and the CRC made to fit"
             ) from None

@@ -45,7 +45,7 @@ CONSEQUENCES: Final = {
 REPAIRABLE: Final = frozenset(
     {"torn_tail", "leftover", "lost_range", "wrong_index", "wrong_epochs", "wrong_checkpoint"}
 )
-BLOCKING: Final = frozenset({"wrong_identity", "wrong_keys", "unknown_version", "not_readable"})
+BLOCKING: Final = frozenset({"wrong_identity", "wrong_keys", "tampered", "unknown_version", "not_readable"})
 """With one of these nothing in the folder may be changed."""
 
 

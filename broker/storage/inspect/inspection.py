@@ -129,6 +129,7 @@ class _Inspector:
         self.epochs: Epochs | None = None
         self.log_start = 0
         self.cut: int | None = None  # where recovery would cut the last segment
+        self.refused: BadBatch | None = None  # recovery would not (`recovery.R9`)
         self.epoch_before = -1
 
     def run(self) -> Inspection:
@@ -154,6 +155,7 @@ class _Inspector:
             except OSError as error:
                 self.add("not_readable", segment.path, error.strerror or str(error))
         self.known_losses()
+        self.not_recovered()
         return found
 
     def add(
@@ -268,7 +270,10 @@ class _Inspector:
             return
         overlay, report = OverlayDisk(self.disk), RecoveryReport()
         try:
-            would = recover(overlay, self.folder, known, report, now_us=0)
+            would = recover(overlay, self.folder, known, report, now_us=0, vault=self.vault)
+        except BadBatch as error:
+            self.refused = error
+            return
         except (LiftlogError, OSError):  # met again, and told, when the segment is read
             return
         found.log_start_offset, found.log_end_offset = would.log_start_offset, would.log_end_offset
@@ -293,6 +298,16 @@ class _Inspector:
             if not any(first <= start and end <= after for first, after in told):
                 path = f"{self.folder}/{CHECKPOINT_FILE}"
                 self.lost(path, start, end, "the checkpoint says so")
+
+    def not_recovered(self) -> None:
+        """The batch by which recovery would not go on, if it is not told of yet: its header may fit nowhere."""
+        if self.refused is None:
+            return
+        path, position = self.refused.fields["path"], self.refused.fields["position"]
+        if self.only is None and not any(
+            (each.path, each.position) == (path, position) for each in self.found.of_kind("tampered")
+        ):
+            self.add("tampered", path, self.refused.message, place=(position, position))
 
     # --- one segment ----------------------------------------------------------------------------------------
 

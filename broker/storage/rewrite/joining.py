@@ -25,7 +25,7 @@ from typing import Final
 
 from broker.api.schema import SCHEMA_BYTES
 from broker.storage.disk import Disk
-from broker.storage.segments.scan import scan
+from broker.storage.segments.scan import Check, scan
 from broker.storage.segments.segment import SEGMENT_ENDING, Segment, parse_name
 
 _NAME: Final = re.compile(r"join-([0-9]{20})-([0-9]{20})")
@@ -42,11 +42,12 @@ def retract(disk: Disk, folder: str, start: int, end: int) -> None:
     disk.unlink(_path(folder, start, end))
 
 
-def finish_joins(disk: Disk, folder: str, notes: list[str]) -> None:
+def finish_joins(disk: Disk, folder: str, notes: list[str], check: Check | None = None) -> None:
     """Finish or forget the joins that a crash has left (J2). Nothing to do costs one listing.
 
     Args:
         notes: Gets what was done, in words.
+        check: As for `scan`: a batch that it refuses removes nothing, and its error is raised.
     Raises:
         UnknownFormatVersion: a batch of a later release; nothing was changed.
         OSError: the disk refuses; it is tried again at the next open.
@@ -57,15 +58,15 @@ def finish_joins(disk: Disk, folder: str, notes: list[str]) -> None:
         parsed = filter(None, map(parse_name, disk.listdir(folder)))
         bases = sorted(base for base, ending in parsed if ending == SEGMENT_ENDING and start <= base < end)
         if len(bases) > 1 and bases[0] == start:
-            _finish(disk, folder, bases, end, notes)
+            _finish(disk, folder, bases, end, notes, check)
         retract(disk, folder, start, end)
 
 
-def _finish(disk: Disk, folder: str, bases: list[int], end: int, notes: list[str]) -> None:
+def _finish(disk: Disk, folder: str, bases: list[int], end: int, notes: list[str], check: Check | None) -> None:
     first, others = Segment(folder, bases[0]), [Segment(folder, base) for base in bases[1:]]
     file = disk.open(first.path, readonly=True)
     try:
-        found = scan(file, start=len(SCHEMA_BYTES), first_offset=first.base_offset, where=first.path)
+        found = scan(file, start=len(SCHEMA_BYTES), first_offset=first.base_offset, where=first.path, check=check)
     finally:
         file.close()
     begins, afters = found.batches["first_offset"].tolist(), found.batches["next_offset"].tolist()

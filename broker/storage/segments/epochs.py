@@ -8,8 +8,9 @@ are found by bisection over batch headers.
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from broker.api.plain import pairs_of_offsets
 from broker.storage.disk import Disk, File
@@ -17,6 +18,9 @@ from broker.storage.read import LogView, check_head, read_head
 from broker.storage.segments.checkpoint import open_json, seal_json
 from broker.storage.segments.index import IndexView
 from broker.storage.segments.segment import Segment
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.vault import Vault
 
 EPOCHS_FILE: Final = "epochs"
 
@@ -105,17 +109,17 @@ def derive_epochs(view: LogView) -> Epochs:
         index = view.index(segment)
         file = view.disk.open(segment.path, readonly=True)
         try:
-            at = 0
+            at, epoch_of = 0, partial(_epoch_at, view.vault, segment, file, index)
             while at < len(index):
-                epoch = _epoch_at(segment, file, index, at)
+                epoch = epoch_of(at)
                 if epoch > epochs.latest:
                     epochs.begin(epoch, int(index.first_offsets[at]))
-                at = bisect_right(range(len(index)), epoch, at + 1, key=lambda i: _epoch_at(segment, file, index, i))
+                at = bisect_right(range(len(index)), epoch, at + 1, key=epoch_of)
         finally:
             file.close()
     return epochs
 
 
-def _epoch_at(segment: Segment, file: File, index: IndexView, at: int) -> int:
-    check_head(segment, file, index, at)
+def _epoch_at(vault: Vault | None, segment: Segment, file: File, index: IndexView, at: int) -> int:
+    check_head(vault, segment, file, index, at)
     return read_head(segment, file, index, at).leader_epoch

@@ -71,6 +71,7 @@ FOUND: Final = np.dtype(
         ("crc", "<u4"),
     ]
 )
+Check = Callable[[memoryview, str, int], object]
 _PREFIX_WORDS: Final = tuple(int.from_bytes(prefix, "little") for prefix in STORED_LENGTHS)
 _CRC_DIGITS: Final = 8
 _CRC_ZERO: Final = b"0" * _CRC_DIGITS
@@ -137,7 +138,13 @@ class Scan:
 
 
 def scan(
-    file: Readable, *, start: int, first_offset: int, where: str, known: Callable[[], IndexView | None] = lambda: None
+    file: Readable,
+    *,
+    start: int,
+    first_offset: int,
+    where: str,
+    known: Callable[[], IndexView | None] = lambda: None,
+    check: Check | None = None,
 ) -> Scan:
     """Scan from `start` (a batch's position) to the end of the file.
 
@@ -147,10 +154,12 @@ def scan(
         first_offset: Least offset that may come.
         where: The file's name, for errors.
         known: Its index, if there is one; asked for where something is damaged.
+        check: Given each batch that the scan meets and whose CRC fits, also one with offsets that do not fit, its file
+            and its position. An error of it ends the scan.
     Raises:
         UnknownFormatVersion: an intact batch of a later release: nothing of this log may be touched.
     """
-    return _Scanner(file, start, first_offset, where, known).run()
+    return _Scanner(file, start, first_offset, where, known, check).run()
 
 
 def is_zeros(file: Readable, position: int) -> bool:
@@ -164,10 +173,17 @@ def is_zeros(file: Readable, position: int) -> bool:
 
 class _Scanner:
     def __init__(
-        self, file: Readable, start: int, first_offset: int, where: str, known: Callable[[], IndexView | None]
+        self,
+        file: Readable,
+        start: int,
+        first_offset: int,
+        where: str,
+        known: Callable[[], IndexView | None],
+        check: Check | None,
     ) -> None:
         self.file = file
         self.known = known
+        self.check = check
         self.size = file.size()
         self.start = start
         self.where = where
@@ -183,6 +199,8 @@ class _Scanner:
         at = self.start
         while at < self.size:
             batch = self.verified(at)
+            if batch is not None and self.check is not None:
+                self.check(self.bytes_at(at, batch.length), self.where, at)
             if batch is not None and batch.first_offset >= self.next_offset:
                 self.take(batch, at)
                 at += batch.length

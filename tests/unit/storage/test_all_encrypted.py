@@ -19,6 +19,7 @@ LOOK_AT_BYTES = (
     "test_a_group_is_what_an_append_at_once_writes",
     "test_a_log_that_ends_below_the_high_watermark_of_its_checkpoint_is_behind",
     "test_a_log_with_producers_or_ids_begins_to_track_in_a_file_of_the_same_offset",
+    "test_a_log_without_producers_has_no_state_and_reads_nothing",
     "test_a_real_partition_is_read_by_the_document",
     "test_a_repair_keeps_what_the_broker_would_have_noticed",
     "test_a_second_read_looks_at_what_may_hold_it_alone",
@@ -26,10 +27,13 @@ LOOK_AT_BYTES = (
     "test_a_sole_replica_keeps_to_its_lost_ranges",
     "test_an_open_segment_is_an_arrow_stream_with_room_behind_it",
     "test_batch_that_cannot_stand_there_is_not_believed",
+    "test_clean_mark_stays_while_nothing_is_appended",
     "test_clean_restart_reads_no_segment",
     "test_epochs_are_not_derived_from_a_damaged_header",
     "test_golden_joined_segment_is_still_written_and_read_the_same",
     "test_index_that_disagrees_with_its_segment_is_found_at_the_read_and_rebuilt",
+    "test_index_that_is_missing_or_wrong_is_rebuilt",
+    "test_intact_batch_of_a_later_version_is_refused_and_nothing_is_cut",
     "test_it_is_behind_at_each_open_until_it_was_told_whom_it_follows",
     "test_polars_and_pyarrow_read_segment_files_as_they_are",
     "test_pyarrow_and_polars_read_a_joined_segment",
@@ -51,7 +55,8 @@ LOOK_AT_BYTES = (
     "test_whoever_leads_with_it_is_behind_no_more",
 )
 """Tests that look at bytes of a segment or state file themselves, at places that a plan names, or at what is remembered
-between reads: of an encrypted log these are others. `test_encrypted.py` has what holds of it instead."""
+between reads: of an encrypted log these are others, and its clean open looks at its last batch. `test_encrypted.py` and
+`test_encrypted_recovery.py` have what holds of it instead."""
 
 
 def test_the_other_tests_of_this_folder_hold_of_encrypted_logs() -> None:
