@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import broker
 from broker.api.errors import DiskFull
@@ -31,6 +31,7 @@ from broker.runtime.background.cleaner import Cleaner
 from broker.runtime.background.compactor import Chores, Compactor
 from broker.runtime.background.disk_reserve import Room
 from broker.runtime.background.doubted_clock import kept_clock
+from broker.runtime.background.master_keys import MasterKeys
 from broker.runtime.background.scrubber import Scrubber
 from broker.runtime.config.auth import auth_rules_of
 from broker.runtime.config.certificates import certificates_of
@@ -62,7 +63,10 @@ from broker.serving.http.tls import TlsContexts
 from broker.serving.threads import Threads
 from broker.storage.disk import OsDisk
 from broker.storage.disk.spare_files import Spares, sizes_with
-from broker.storage.folder import DataFolder
+from broker.storage.folder import STREAMS_FOLDER, DataFolder
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.keys import Keyring
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +157,14 @@ class Assembled:
         self._threads: list[Callable[[], None]] = []  # how those are stopped that have begun
         self.http_address = ""
 
-    def _assemble(self, streams: Lookup, control: Changes, *, scrub_stages: Callable[[Partition], Any]) -> None:
+    def _assemble(
+        self,
+        streams: Lookup,
+        control: Changes,
+        *,
+        scrub_stages: Callable[[Partition], Any],
+        keyring: Keyring | None,
+    ) -> None:
         """Answer what the HTTP API asks by these, and look after them in the background."""
         config = self.config
         self.streams, self.stream = streams.infos, streams.info
@@ -166,8 +177,9 @@ class Assembled:
         self._used_producers = UsedProducers(config.producers, control.note_producers)
         self._changes = control
         self._clock = kept_clock(self._disk, self._folder.path, self._folder.boot_id())
+        self._master_keys = MasterKeys(self._disk, f"{self._folder.path}/{STREAMS_FOLDER}", keyring)
         self._cleaner = Cleaner(
-            config, streams.all_partitions, moved=self._hub.take_moved, also=self._each_round, clock=self._clock
+            config, streams.all_partitions, moved=self._hub.take_moved, also=self._round, clock=self._clock
         )
         self._compactor = Compactor(config, streams.chores, also=self._expire_offsets, clock=self._clock)
         self._scrubber = Scrubber(config, self._disk, streams.all_partitions, stages=scrub_stages)
@@ -190,6 +202,10 @@ class Assembled:
     def _closing(self) -> tuple[Callable[[], None], ...]:
         """Steps that close things at the end, in order, before the data folder is closed."""
         raise NotImplementedError
+
+    def _round(self) -> None:
+        self._each_round()
+        self._master_keys.look()
 
     def _each_round(self) -> None:
         """Done in each round of the cleaner."""
@@ -377,6 +393,7 @@ class Assembled:
         yield from self._compactor.samples()
         yield from self._scrubber.samples()
         yield from self._room.samples()
+        yield from self._master_keys.samples()
         if self._certificates is not None:
             yield from self._certificates.samples()
         if self._jwks is not None:

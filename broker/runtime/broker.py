@@ -90,7 +90,12 @@ class Broker(Assembled):
         )
         self.audit = AuditLog(self._streams.partition, lambda: f"stream {AUDIT_STREAM} could not be made at the start")
         self.admin = AloneAdmin(config.broker_id, self._streams.all_partitions)
-        self._assemble(self._streams, self._control, scrub_stages=lambda partition: self.sinks.staged_in(partition))
+        self._assemble(
+            self._streams,
+            self._control,
+            scrub_stages=lambda partition: self.sinks.staged_in(partition),
+            keyring=self._streams.keyring,
+        )
 
     @property
     def _catalog(self) -> Catalog:

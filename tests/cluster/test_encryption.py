@@ -23,6 +23,7 @@ import pytest
 
 from broker.api.errors import InvalidSetting
 from broker.client import connect
+from broker.storage.encrypted.keys import MasterKey
 from tests.cluster.test_faults import damage
 from tests.support.encrypted_logs import forge_last
 from tests.support.processes import BrokerProcess, NatsServer, eventually
@@ -184,6 +185,12 @@ def test_without_its_key_a_stream_is_offline_and_with_it_it_is_back(tmp_path: Pa
         broker.env["LIFTLOG_ENCRYPTION_FORMER_KEY_FILES"] = str(key)
         broker.start()
         assert values(broker) == [CANARY]
+        new, old = (
+            f'liftlog_encryption_logs{{master="{MasterKey.parse(file.read_bytes(), where="").id}"}}'
+            for file in (other, key)
+        )
+        eventually(lambda: broker.metric(new) == 1.0, what="it has looked which master keys are needed")
+        assert f"{old} 0.0" in broker.get("/metrics").decode().splitlines()
         assert broker.stop() == 0
         del broker.env["LIFTLOG_ENCRYPTION_FORMER_KEY_FILES"]
         broker.start()

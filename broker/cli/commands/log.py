@@ -7,6 +7,7 @@ broker has the folder open, reading goes on beside it and stops at what it has m
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,14 +33,19 @@ Path = Annotated[
 ]
 
 
-KeyFile = Annotated[
-    str | None,
+def _not_empty(paths: tuple[str, ...]) -> tuple[str, ...]:
+    for path in paths:
+        not_empty(path)
+    return paths
+
+
+KeyFiles = Annotated[
+    list[str] | None,
     Option(
         "--key-file",
         metavar="FILE",
-        help="The master key, where records are encrypted.",
-        envvar="LIFTLOG_ENCRYPTION_KEY_FILE",
-        callback=not_empty,
+        help="A master key, where records are encrypted; repeatable, the present one first [those of the broker].",
+        callback=_not_empty,
     ),
 ]
 
@@ -53,7 +59,7 @@ def verify(
     known_ok: Annotated[
         bool, Option("--known-ok", help="Exit code 0 also with losses that the log has noted, and nothing else.")
     ] = False,
-    key_file: KeyFile = None,
+    key_file: KeyFiles = None,
     json: Json = False,
 ) -> None:
     """Check every batch, index and small file. Nothing is changed. The exit code is 1 if anything is wrong."""
@@ -94,7 +100,7 @@ def repair(
     ctx: click.Context,
     path: Path,
     dry_run: Annotated[bool, Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
-    key_file: KeyFile = None,
+    key_file: KeyFiles = None,
     json: Json = False,
 ) -> None:
     """Repair a log as the next start would. Torn tails are cut, indexes are rebuilt, losses are noted."""
@@ -139,7 +145,7 @@ def dump(
     limit: Annotated[
         int | None, Option("--limit", "-n", metavar="N", min=0, help="Stop after this many lines.")
     ] = None,
-    key_file: KeyFile = None,
+    key_file: KeyFiles = None,
     json: Json = False,
 ) -> None:
     """Show what is stored, a line for each batch or record. Records are shown with --records."""
@@ -182,7 +188,7 @@ def export(
         Option("--payload", metavar="json", help="With --brokers: values as columns, by the schema of the stream."),
     ] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a file that exists.")] = False,
-    key_file: KeyFile = None,
+    key_file: KeyFiles = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -229,14 +235,20 @@ def export(
 # --- helpers ----------------------------------------------------------------------------------------------------
 
 
-def _keyring_of(key_file: str | None) -> Keyring | None:
-    """The master key that was named. Raises InvalidSetting."""
-    if key_file is None:
+def _keyring_of(key_files: Sequence[str] | None) -> Keyring | None:
+    """The master keys that were named, else those that the environment names to a broker. Raises InvalidSetting."""
+    if not key_files:
+        import os
+
+        present = os.environ.get("LIFTLOG_ENCRYPTION_KEY_FILE", "")
+        former = os.environ.get("LIFTLOG_ENCRYPTION_FORMER_KEY_FILES", "")
+        key_files = [path for path in (present, *former.split(",")) if path]
+    if not key_files:
         return None
     from broker.runtime.config.master_keys import from_file
     from broker.storage.encrypted.keys import Keyring
 
-    return Keyring([from_file(key_file, setting="--key-file")])
+    return Keyring([from_file(path, setting="--key-file") for path in key_files])
 
 
 def _payload_of(stream: StreamDescription) -> JsonPayload:

@@ -47,7 +47,7 @@ def doctor(
     from broker.api.errors import LiftlogError
     from broker.cli.commands.broker import assigned
     from broker.cli.doctor.checks import OK, WRONG, Check, as_json, worst_of
-    from broker.cli.doctor.folder import check_catalog, check_file_times, check_folder
+    from broker.cli.doctor.folder import check_catalog, check_file_times, check_folder, check_master_keys
     from broker.cli.doctor.machine import (
         check_certificate,
         check_compiled,
@@ -93,6 +93,7 @@ def doctor(
     checks += check_folder(folder, loaded.broker_id)
     of_catalog, partitions = check_catalog(folder)
     checks += of_catalog
+    checks += check_master_keys(folder, loaded.encryption)
     checks += check_disk(folder)
     checks += check_fsync(folder)
     checks += check_limits(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from broker.api.errors import LiftlogError
 from broker.cli.doctor.checks import OK, WARNING, WRONG, Check
@@ -13,6 +13,9 @@ from broker.cli.doctor.machine import existing_folder
 from broker.cli.output import counted
 from broker.storage.folder import BROKER_FILE, FORMAT_VERSION, STREAMS_FOLDER, brokers_in, partition_folder
 from broker.storage.inspect.places import owner_of, used_by
+
+if TYPE_CHECKING:
+    from broker.runtime.config.settings import EncryptionConfig
 
 _CATALOG_GONE: Final = (
     "restore the file from a backup: without it nobody knows the streams, although their records are there"
@@ -132,6 +135,43 @@ def _unknown_folders(path: str, known: Collection[tuple[str, str]]) -> list[Chec
             {"unknown": found},
         )
     ]
+
+
+def check_master_keys(path: str, encryption: EncryptionConfig) -> Iterator[Check]:
+    """Which master keys the encrypted logs of a data folder need, and whether the configuration names them.
+
+    A command that prints a key is not run.
+    """
+    from broker.runtime.config.master_keys import from_file
+    from broker.storage.disk import OsDisk
+    from broker.storage.encrypted.in_use import count_masters
+
+    try:
+        counts = count_masters(OsDisk(), f"{path}/{STREAMS_FOLDER}")
+        named = {} if encryption.key_file is None else {encryption.key_file: "encryption.key_file"}
+        named |= dict.fromkeys(encryption.former_key_files, "encryption.former_key_files")
+        keys = {from_file(file, setting=setting).id: setting for file, setting in named.items()} if counts else {}
+    except OSError:
+        return  # the check of the folder tells
+    except LiftlogError as error:
+        yield Check("master keys", WRONG, str(error), "correct it: logs cannot be opened without it")
+        return
+    if not counts:
+        return
+    found = ", ".join(
+        f"{counts[key]} by {key} ({keys.get(key, 'not in a file that is named')})" for key in sorted({*counts, *keys})
+    )
+    found, values = f"encrypted logs: {found}", {"logs": dict(counts)}
+    unknown = sorted(counts.keys() - keys.keys())
+    idle = sorted(key for key, setting in keys.items() if setting.endswith("former_key_files") and not counts[key])
+    if unknown and not encryption.key_command:
+        advice = f"name the file of {', '.join(unknown)}: as encryption.key_file, or as a former one"
+        yield Check("master keys", WRONG, found, advice, values)
+    elif idle:
+        advice = f"no log here needs {', '.join(idle)} any more: it may go from former_key_files. Keep it for backups"
+        yield Check("master keys", WARNING, found, advice, values)
+    else:
+        yield Check("master keys", OK, found, values=values)
 
 
 def check_file_times(path: str, now_s: float) -> Iterator[Check]:

@@ -211,7 +211,7 @@ class ClusterBroker(Assembled):
         self._next_look: asyncio.Future[None] | None = None
         self._one_look, self._looked_s = asyncio.Lock(), -CAUGHT_UP_S
         self._looking = asyncio.Semaphore(LOOKING)
-        self._assemble(self._streams, self._control, scrub_stages=lambda partition: None)
+        self._assemble(self._streams, self._control, scrub_stages=lambda partition: None, keyring=keyring)
         self.sinks = PlacedSinks(
             config.broker_id,
             self._streams,

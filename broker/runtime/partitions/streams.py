@@ -125,7 +125,7 @@ class Streams:
         self.offline: dict[str, LiftlogError] = {}  # the others, and why
         self._leader_epoch: int | None = None  # none before `lead`
         self._config = config
-        self._keyring = load_keyring(config.encryption)
+        self.keyring = load_keyring(config.encryption)
         self._disk = disk
         self._folder = folder
         self._root = Path(config.data_dir) / "streams"
@@ -452,13 +452,13 @@ class Streams:
 
     def check_encryption(self, settings: StreamSettings) -> None:
         """As `master_keys.check_encryption`."""
-        check_encryption(settings, has_key=self._keyring is not None)
+        check_encryption(settings, has_key=self.keyring is not None)
 
     def _log_settings(self, settings: StreamSettings) -> LogSettings:
         ours = self._config.producers
         return LogSettings.of(
             settings,
-            LogSettings(producer_id_expiry_ms=ours.id_expiry_ms, producer_ids_max=ours.ids_max, keyring=self._keyring),
+            LogSettings(producer_id_expiry_ms=ours.id_expiry_ms, producer_ids_max=ours.ids_max, keyring=self.keyring),
         )
 
     def _folder_of(self, stream: str, incarnation: str, partition: int | None = None) -> str:

@@ -96,9 +96,9 @@ def load_keys(disk: Disk, folder: str, identity: LogIdentity, keyring: Keyring, 
 
 
 def masters_of(disk: Disk, folder: str) -> set[str]:
-    """The ids of the master keys that a log needs. OSError passes through."""
-    found = _read(disk, f"{folder}/{KEYS_FILE}") or _read(disk, f"{folder}/{KEYS_COPY}") or ()
-    return {each.master for each in found}
+    """The ids of the master keys that the files of a log name. OSError passes through."""
+    files = [_read(disk, f"{folder}/{name}") or () for name in (KEYS_FILE, KEYS_COPY)]
+    return {each.master for found in files for each in found}
 
 
 def _wrapped(keys: dict[int, bytes], identity: LogIdentity, keyring: Keyring) -> tuple[WrappedKey, ...]:

@@ -6,6 +6,7 @@ network ones talk to small servers of the test's own, and to a real broker and a
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -26,13 +28,19 @@ from click.testing import CliRunner
 from broker.cli.doctor import machine as checks_machine
 from broker.cli.doctor import network as checks_network
 from broker.cli.doctor.checks import OK, SKIPPED, WARNING, WRONG, Check
-from broker.cli.doctor.folder import check_catalog, check_file_times, check_folder
+from broker.cli.doctor.folder import check_catalog, check_file_times, check_folder, check_master_keys
 from broker.cli.doctor.machine import check_disk, check_fsync, check_limits, check_versions
 from broker.cli.doctor.network import check_broker, check_nats
 from broker.cli.local import nats_server, readiness
 from broker.cli.main import app
+from broker.runtime.config.settings import EncryptionConfig
 from broker.runtime.partitions.open_logs import connections_within
+from broker.storage.disk import OsDisk
+from broker.storage.encrypted.keys import Keyring, MasterKey
 from broker.storage.folder import DataFolder
+from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogSettings
+from tests.support.logs import IDENTITY
 from tests.support.processes import BrokerProcess, NatsServer, free_port, running
 
 ROOT = Path(__file__).parents[3]
@@ -53,6 +61,38 @@ def _by_name(found: Iterator[Check] | list[Check]) -> dict[str, Check]:
 
 
 # --- this machine ---------------------------------------------------------------------------------------------
+
+
+def _key_file(folder: Path, name: str) -> tuple[str, MasterKey]:
+    path, key = folder / name, os.urandom(32)
+    path.write_bytes(base64.b64encode(key))
+    path.chmod(0o600)
+    return str(path), MasterKey(key)
+
+
+def test_master_keys_are_told_and_one_that_no_log_needs(tmp_path: Path) -> None:
+    (file, key), (former_file, former) = _key_file(tmp_path, "key"), _key_file(tmp_path, "former")
+    assert list(check_master_keys(str(tmp_path), EncryptionConfig())) == [], "nothing is encrypted"
+    folder = tmp_path / "streams" / "orders" / "i1" / "0"
+    settings = LogSettings(is_encrypted=True, keyring=Keyring([former]))
+    PartitionLog.create(OsDisk(), str(folder), IDENTITY, settings, now_us=0).close()
+
+    def told(**named: Any) -> Check:
+        (found,) = check_master_keys(str(tmp_path), EncryptionConfig(**named))
+        return found
+
+    assert told().status == WRONG
+    assert told(key_file=file).status == WRONG
+    assert former.id in told(key_file=file).advice
+    assert told(key_file=file, former_key_files=(former_file,)).status == OK
+    assert told(key_file=file, former_key_files=(former_file,)).values == {"logs": {former.id: 1}}
+    assert told(key_command=("false",)).status == OK
+    settings = replace(settings, keyring=Keyring([key, former]))
+    PartitionLog.open(OsDisk(), str(folder), settings, boot_id="", now_us=0).close()
+    assert told(key_file=file).status == OK
+    idle = told(key_file=file, former_key_files=(former_file,))
+    assert (idle.status, former.id in idle.advice) == (WARNING, True)
+    assert told(key_file=str(tmp_path / "none")).status == WRONG
 
 
 def test_versions_are_those_that_the_project_asks_for() -> None:

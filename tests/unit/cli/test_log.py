@@ -6,6 +6,7 @@ that `export --brokers` asks is a real process.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from broker.cli.commands.export import ParquetFile
 from broker.cli.main import app
 from broker.client import connect
 from broker.storage.disk import OsDisk
+from broker.storage.encrypted.keys import Keyring, MasterKey
 from broker.storage.folder import DataFolder
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
@@ -74,6 +76,41 @@ def _flip(path: Path, at: int) -> None:
 
 def _files(data: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in data.rglob("*") if path.is_file()}
+
+
+# --- master keys ----------------------------------------------------------------------------------------------
+
+
+def test_several_master_keys_may_be_named_where_logs_need_different_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = []
+    with DataFolder.open(tmp_path / "data", broker_id="broker-0", cluster_id="c1") as folder:
+        for number in range(2):
+            files.append(tmp_path / f"key {number}")
+            key = bytes([number]) * 32
+            files[-1].write_bytes(base64.b64encode(key))
+            files[-1].chmod(0o600)
+            settings = LogSettings(is_encrypted=True, keyring=Keyring([MasterKey(key)]))
+            identity = LogIdentity(cluster_id="c1", stream="orders", incarnation="i1", partition=number)
+            path = f"{folder.path}/streams/orders/i1/{number}"
+            log = PartitionLog.create(OsDisk(), path, identity, settings, now_us=0)
+            log.append([row_batch([b"value"])], leader_epoch=1, now_us=0)
+            commit(log)
+            log.close()
+    data = tmp_path / "data"
+    named = ["--key-file", files[1], "--key-file", files[0]]
+    assert "all is well" in _run("log", "verify", data, *named)[0]
+    assert "wrong_keys" in _run("log", "verify", data, *named[:2], code=1)[0]
+    assert _run("log", "dump", data, "--records", *named)[0].count("value") >= 2
+    _run("log", "export", data / "streams/orders", "--parquet", tmp_path / "out.parquet", *named)
+    assert pq.read_table(tmp_path / "out.parquet").num_rows == 2
+    before = (data / "streams/orders/i1/0/keys").read_bytes()
+    monkeypatch.setenv("LIFTLOG_ENCRYPTION_KEY_FILE", str(files[1]))
+    assert "wrong_keys" in _run("log", "verify", data, code=1)[0]
+    monkeypatch.setenv("LIFTLOG_ENCRYPTION_FORMER_KEY_FILES", f"{files[0]},")
+    assert "all is well" in _run("log", "verify", data)[0]
+    assert (data / "streams/orders/i1/0/keys").read_bytes() == before, "verify writes nothing"
 
 
 # --- verify ---------------------------------------------------------------------------------------------------

@@ -216,6 +216,7 @@ def test_nothing_else_makes_a_path_of_an_incarnation() -> None:
     """Those that are named here list what is on the disk."""
     listed = {
         "broker/storage/folder.py": 1,
+        "broker/storage/encrypted/in_use.py": 2,
         "broker/runtime/cluster/replicas/folders.py": 2,
         "broker/runtime/partitions/orphans.py": 2,
         "broker/storage/inspect/places.py": 1,  # a label
