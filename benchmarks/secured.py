@@ -1,8 +1,9 @@
 """Secured: what certificates, tokens and grants cost, beside the same without them.
 
 `calls`: one client asks again and again for a stream's description, over loopback in plain. `liftlog` has `auth.mode =
-enforce`, and judges each call by a token and a grant; `off` does not. `more_us` is the broker's CPU time that a judged
-call takes beyond the other: the calls of both brokers are made in turns of `BLOCK`, in the same seconds.
+enforce`, and judges each call by a token and a grant; `off` does not. `more_us` is the server's CPU time that a judged
+call takes beyond the other. The server runs in this process and changes its mode every `BLOCK` calls: two processes
+that do the same differ by 40 us a call.
 
 `fetch`: the client reads a whole stream, as in fetch.py. `liftlog` speaks TLS 1.3, `plain` does not; each has a copy of
 the same log, in the page cache. `server_cpu_s_per_gb` is what the broker's process used, `client_cpu_s_per_gb` what
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from time import process_time, thread_time
 from typing import Any
 
 from benchmarks.acked import Place, turns
@@ -33,8 +35,10 @@ from benchmarks.proc import cpu_s, fresh
 from benchmarks.window import run_window
 from broker.api.principals import new_token
 from broker.client.client import connect
+from broker.serving.http.access import AuthRules
 from tests.support.certificates import Authority
 from tests.support.processes import BrokerProcess, eventually
+from tests.unit.serving.server import running
 
 SEED = 5
 BLOCK = 250
@@ -74,33 +78,42 @@ def cases(*, tiny: bool) -> Sequence[Case]:
 
 def _calls(count: int) -> Callable[[Path], Any]:
     @contextmanager
-    def open_sides(folder: Path) -> Iterator[Mapping[str, Side]]:
-        admin = folder / "admin.token"
-        admin.write_text(new_token().text)
-        admin.chmod(0o600)
-        env = {"LIFTLOG_AUTH_MODE": "enforce", "LIFTLOG_AUTH_ADMIN_TOKEN_FILE": str(admin)}
-        with Liftlog(folder, env=env) as judging, Liftlog(folder) as off:
-            with connect(judging.address, token_file=str(admin)) as client:
-                shown = client.create_token("user:reader", ttl_s=86_400).text
-                client.grant("user:reader", "stream:read", f"{STREAM}*")
-            asked = {
-                judging.pid: _asker(judging.broker.port, {"Authorization": f"Bearer {shown}"}),
-                off.pid: _asker(off.broker.port, {}),
-            }
+    def open_sides(outer: Path) -> Iterator[Mapping[str, Side]]:
+        shown, rules = new_token(), {"liftlog": AuthRules(mode="enforce"), "off": AuthRules()}
+        with fresh(outer) as folder, running(folder) as server:
+            server.api.create(STREAM, subject=SUBJECT)
+            grant = {"kind": "put_grants", "principal": "user:reader", "add": [["stream:read", f"{STREAM}*"]]}
+            token = {"kind": "put_token", "token_id": shown.id, "sha256": shown.sha256, "principal": "user:reader"}
+            server.backend._execute({**grant, "remove": [], "by": "user:ops"})
+            server.backend._execute({**token, "expires_ms": 1 << 60, "at_ms": 1, "by": "user:ops"})
+            ask = _asker(server.port, {"Authorization": f"Bearer {shown.text}"})
+
+            def block(side: str) -> tuple[float, list[float]]:
+                server.serving.gate.rules = rules[side]
+                ask(BLOCK // 25)
+                used_s = thread_time() - process_time()
+                took = ask(BLOCK)
+                return 1e6 * (used_s - thread_time() + process_time()) / BLOCK, took
 
             def both() -> Measures:
-                used_s, took = {pid: -cpu_s(pid) for pid in asked}, []
-                for _ in range(count // BLOCK):
-                    took += asked[judging.pid](BLOCK)
-                    asked[off.pid](BLOCK)
-                cpu_us = {pid: 1e6 * (before + cpu_s(pid)) / count for pid, before in used_s.items()}
-                more_us = cpu_us[judging.pid] - cpu_us[off.pid]
-                return {"p50_us": statistics.median(took), "cpu_us": cpu_us[judging.pid], "more_us": more_us}
+                cpu_us: dict[str, list[float]] = {side: [] for side in rules}
+                took: list[float] = []
+                for turn in range(count // BLOCK):
+                    for side in sorted(rules, reverse=turn % 2 == 0):
+                        used_us, lasted = block(side)
+                        cpu_us[side].append(used_us)
+                        took += lasted if side == "liftlog" else []
+                more_us = statistics.median(a - b for a, b in zip(cpu_us["liftlog"], cpu_us["off"], strict=True))
+                return {
+                    "p50_us": statistics.median(took),
+                    "cpu_us": statistics.median(cpu_us["liftlog"]),
+                    "more_us": more_us,
+                }
 
             def alone() -> Measures:
-                used_s = cpu_s(off.pid)
-                took = asked[off.pid](count)
-                return {"p50_us": statistics.median(took), "cpu_us": 1e6 * (cpu_s(off.pid) - used_s) / count}
+                blocks = [block("off") for _ in range(count // BLOCK)]
+                took = [each for _, lasted in blocks for each in lasted]
+                return {"p50_us": statistics.median(took), "cpu_us": statistics.median(used for used, _ in blocks)}
 
             yield {"liftlog": both, "off": alone}
 

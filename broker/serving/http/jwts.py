@@ -10,9 +10,9 @@ J2  `iss`, `aud` and `exp` have to be there, and a token that is good for longer
     ends it sooner. Clocks may differ by `LEEWAY_S`. One that the issuer has made for something else is refused: of
     another type (`TYPES`), or bound to a key of its bearer (`cnf`), which nobody shows here.
 J3  It is a user or a service, as the configuration says: never a broker, and never `admin`.
-J4  A token that was good is known by its SHA-256 until it ends, and `KNOWN_MAX` of them. When the issuer's keys change
-    all are judged anew, and requests under way go on if the key of their token is still there. One that was refused is
-    not kept: strangers could fill the table.
+J4  A token that was good is known by its mark (`access.A3`) until it ends, and `KNOWN_MAX` of them. When the issuer's
+    keys change all are judged anew, and requests under way go on if the key of their token is still there. One that
+    was refused is not kept: strangers could fill the table.
 J5  Signatures are checked beside the loop, `AT_ONCE` at a time, so strangers with forged ones hold up each other. What
     is no JWT of this issuer by its form, algorithm or key gets no further than a look at its header.
 J6  Why one is refused is for the log. No error has the token in it.
@@ -109,17 +109,17 @@ class Jwts:
         self._now_ms = now_ms
         self._beside = beside
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._known: OrderedDict[str, Bearer] = OrderedDict()
+        self._known: OrderedDict[bytes, Bearer] = OrderedDict()
         self._keys: Keys = ()
 
-    def known(self, sha256: str) -> Bearer | None:
+    def known(self, mark: bytes) -> Bearer | None:
         """Whom a token names that was good; None: it has to be judged (J4)."""
         if (keys := self._rules.keys()) is not self._keys:
             self._keys = keys
             self._known.clear()
-        found = self._known.get(sha256)
+        found = self._known.get(mark)
         if found is not None:
-            self._known.move_to_end(sha256)
+            self._known.move_to_end(mark)
         return found
 
     def believes(self, key: Key) -> bool:
@@ -127,7 +127,7 @@ class Jwts:
         keys = self._rules.keys()
         return key in keys
 
-    async def judge(self, text: str, sha256: str) -> None:
+    async def judge(self, text: str, mark: bytes) -> None:
         """Have a good token known. Raises InvalidRequest: it is not (J6). NotReady: J7."""
         keys = self._rules.keys()
         try:
@@ -140,8 +140,8 @@ class Jwts:
         async with self._turns:
             now_ms = self._now_ms()
             found = await self._beside(lambda: judged(text, algorithm, key, self._rules, now_ms))
-        if self.known(sha256) is None and keys is self._keys:
-            self._known[sha256] = found
+        if self.known(mark) is None and keys is self._keys:
+            self._known[mark] = found
             while len(self._known) > KNOWN_MAX:
                 self._known.popitem(last=False)
 
