@@ -53,7 +53,7 @@ RECORD: Final = re.compile(rb"[\x15\x16]\x03[\x01-\x04]")
 """How the first record of TLS begins: an alert, or a handshake. As the length of a message it would be too much."""
 CUT: Final = "it cut the connection; is its raft.secret another one? Or has one of the two cluster.tls_cert?"
 CUT_WITHIN: Final = "it cut the connection after the handshake of TLS; is its raft.secret another one?"
-SPEAKS_TLS: Final = "it speaks TLS, and this broker does not: it has no cluster.tls_cert"
+SPEAKS_TLS: Final = "it speaks TLS, and this broker does not: it has no cluster.tls_cert, or cluster.tls is accept"
 
 
 @dataclass(frozen=True, slots=True)

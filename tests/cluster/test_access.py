@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -150,10 +153,10 @@ def written(path: Path, token: Token | str) -> Path:
 class Load:
     """Numbers to a stream, each acknowledged before the next ones are sent, until `stop`."""
 
-    def __init__(self, brokers: list[str]) -> None:
+    def __init__(self, brokers: list[str], **shows: str) -> None:
         self.acknowledged = 0
         self.brokers = brokers
-        self.shows: dict[str, str] = {}
+        self.shows = shows
         self._is_over = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
@@ -328,14 +331,11 @@ def test_a_cluster_goes_from_plain_text_to_mtls_in_three_restarts_and_loses_noth
         def restart_all(step: str, mode: str) -> None:
             published.longest_s = 0.0
             for broker, process in cluster.brokers.items():
-                shown = authority.issue(broker, uris=[f"liftlog:broker/{broker}"])
-                settings = {**authority.settings(shown), **authority.cluster_settings(shown)}
-                settings |= {"http.tls_client_ca": authority.ca, "cluster.tls_names": "required"}
-                settings |= {"http.tls": step, "cluster.tls": step, "nats.tls_ca": authority.ca}
-                settings |= {"auth.mode": mode, "auth.admin_token_file": str(admin)}
+                settings = tls_of(authority, broker, step)
+                settings |= {"auth.mode": mode, "auth.admin_token_file": str(admin), "nats.tls_ca": authority.ca}
                 settings["nats.urls"] = server.url.replace("nats://", "tls://")
                 process.stop()
-                process.env |= {f"LIFTLOG_{key.upper().replace('.', '_')}": value for key, value in settings.items()}
+                process.env |= as_env(settings)
                 process.tls = authority.client_context(laptop) if step == "required" else None
                 process.start(wait=False)
                 cluster.wait_ready(broker)
@@ -382,6 +382,108 @@ def test_a_cluster_goes_from_plain_text_to_mtls_in_three_restarts_and_loses_noth
             ):
                 with connect(brokers, deadline_s=5.0, **shown) as nobody, pytest.raises(LiftlogError, match=says):
                     nobody.streams()
+
+
+def tls_of(authority: Authority, broker: str, step: str) -> dict[str, str]:
+    """The settings of a broker at one step from plain text to mTLS."""
+    shown = authority.issue(broker, uris=[f"liftlog:broker/{broker}"])
+    more = {"http.tls_client_ca": authority.ca, "cluster.tls_names": "required"}
+    return {
+        **authority.settings(shown),
+        **authority.cluster_settings(shown),
+        **more,
+        "http.tls": step,
+        "cluster.tls": step,
+    }
+
+
+def as_env(settings: dict[str, str]) -> dict[str, str]:
+    return {f"LIFTLOG_{key.upper().replace('.', '_')}": value for key, value in settings.items()}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_same_steps_lead_back_under_load_though_brokers_are_killed(tmp_path: Path) -> None:
+    """From mTLS to plain text, as the guide says it, with kills in place of stops. Each broker first comes back with
+    the certificate of another one, does not start, and is put right. Strangers say something at each port all the time.
+    """
+    authority = Authority(tmp_path / "ca")
+    mine = authority.issue("load", "load.example")
+    with ExitStack() as stack:
+        cluster = RealCluster(tmp_path, None)
+        stack.callback(cluster.stop)
+        for broker, process in cluster.brokers.items():
+            process.env |= as_env(tls_of(authority, broker, "required"))
+            process.tls = authority.client_context(mine)
+        cluster.start()
+        shows = {"tls_ca": authority.ca, "tls_cert": mine.cert, "tls_key": mine.key}
+        https = [f"https://{address}" for address in cluster.addresses]
+        with connect(https, deadline_s=60.0, **shows) as client:
+            client.create_stream("s", partitions=3, replication_factor=3)
+        load = Load(https, **shows)
+        stack.callback(load.stop)
+        load.more()
+        stack.callback(
+            strangers([process.port + number for process in cluster.brokers.values() for number in range(3)])
+        )
+        for step in ("dial", "accept", "none"):
+            for broker, process in cluster.brokers.items():
+                process.kill9()
+                for name in as_env(tls_of(authority, broker, step)):
+                    process.env.pop(name)
+                if step != "none":
+                    process.env |= as_env(tls_of(authority, broker, step))
+                    another = authority.issue("another", uris=["liftlog:broker/another"])
+                    right = process.env
+                    process.env = {**right, **as_env(authority.cluster_settings(another))}
+                    process.start(wait=False)
+                    assert process.process is not None
+                    assert process.process.popen.wait(60) == 1
+                    assert f"is the certificate of another, and not of {broker}" in process.output()
+                    process.env = right
+                process.tls = None
+                process.start(wait=False)
+                cluster.wait_ready(broker)
+                for partition in range(3):
+                    cluster.in_sync("s", 3, partition)
+                load.more()
+            if step == "dial":
+                load.shows, load.brokers = {}, cluster.addresses
+                load.more()
+        load.stop()
+        with connect(cluster.addresses, deadline_s=60.0) as client:
+            found = sorted(int(value) for value in client.read("s").to_table()["value"].to_pylist())
+        assert found == list(range(load.acknowledged))
+
+
+def strangers(ports: list[int]) -> Callable[[], None]:
+    """Connections that say a little at each of these, some of which stay. Returns what ends them."""
+    is_over, held = threading.Event(), deque[socket.socket](maxlen=60)
+    words = (
+        *(b"", b"G", b"\x16", b"\x16\x03\x01\xff\xff", b"\x15\x03\x01\0\2\2\x28"),
+        b"\x16\x03\x01GET / HTTP/1.1\r\n\r\n",
+        b"GET /v1/streams HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
+    )
+
+    def speak() -> None:
+        for port, said in cycle(product(ports, words)):
+            if is_over.wait(0.03):
+                return
+            with suppress(OSError):
+                held.append(socket.create_connection(("127.0.0.1", port), 2))
+                held[-1].sendall(said)
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+
+    def end() -> None:
+        is_over.set()
+        thread.join()
+        for each in held:
+            each.close()
+
+    return end
 
 
 def modes_of(client: Client) -> dict[str, str]:

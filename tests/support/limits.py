@@ -161,7 +161,7 @@ FIXED: Final = (
         "broker.runtime.cluster.link.both:CONNECTIONS_MAX",
         "connections",
         "at the port for other brokers while it takes TLS and plain text",
-        "another is closed",
+        "the oldest stranger's is closed",
     ),
     Row("broker.runtime.cluster.codec:BULK_BYTES_MAX", "bytes", "an answer of another broker in bulk", "goes by gRPC"),
     Row(

@@ -447,7 +447,7 @@ class Gate:
         is_refused = self.is_enforced or needed.is_admins
         is_asked = not self.is_off or needed.says_who or is_refused or self._may_be_peer(request)
         if needed.is_open or not is_asked:
-            return Asking(self, NOBODY, is_judged=False, is_refused=False)
+            return Asking(self, NOBODY, is_judged=False, is_refused=is_refused)
         try:
             caller = self._identified_at_once(request, is_refused=is_refused)
             if caller is None:
@@ -456,6 +456,8 @@ class Gate:
             if is_refused:
                 raise
             caller = NOBODY
+        if self.is_enforced and not is_refused:  # it is required since
+            return await self._begun(request, needed)
         return Asking(self, caller, is_judged=is_refused or not self.is_off, is_refused=is_refused)
 
     def why_revoked(self, certificate: Mapping[str, Any] | None) -> str:
@@ -473,7 +475,10 @@ class Gate:
         self._has_heard = True
 
     def watch_over(self, asking: Asking) -> None:
-        """A4, until `let_go`."""
+        """A4, until `let_go`. Raises Unauthenticated, Unauthorized: what has changed since it was judged ends it. That
+        may have waited for keys or the cluster, and nobody would look at it again."""
+        if (refusal := asking.refused_now()) is not None:
+            raise refusal
         self._under_way.add(asking)
 
     def let_go(self, asking: Asking) -> None:
@@ -649,7 +654,7 @@ class Asking:
 
     def look(self) -> None:
         """End this request if it could not begin now. What stopped its limit meanwhile is ended anew."""
-        refusal = self._refused_now()
+        refusal = self.refused_now()
         if refusal is None:
             return
         if self.refusal is None:
@@ -658,7 +663,8 @@ class Asking:
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time())
 
-    def _refused_now(self) -> InvalidRequest | None:
+    def refused_now(self) -> InvalidRequest | None:
+        """Why it could not begin now; None: it could."""
         if self.gate.why_revoked(self.certificate):
             return Unauthenticated("unauthenticated")
         if not self.is_refused:  # it began before the catalog that requires it was known here

@@ -13,6 +13,7 @@ E5  A question may name how far the catalog is applied where it is asked. Who is
     would be of an earlier time.
 E6  Who is refused where this broker asks for itself is this broker. For its client the other one does not answer: he
     may do what he asks for, and the audit must not say that he was refused.
+E7  A broker that takes TLS alone, where this one asks in plain text, does not answer either: its words are for clients.
 """
 
 from __future__ import annotations
@@ -132,6 +133,8 @@ class Peers:
         if answer.status >= 300:
             if isinstance(value, dict) and "reason" in value:
                 problem = from_problem(value)
+                if self._tls is None and problem.fields.get("tls") is True:  # E7
+                    raise Unavailable(f"{address} is asked in plain text, and {problem}", address=address, sent=False)
                 if behalf is None and isinstance(problem, Unauthenticated | Unauthorized):  # E6
                     sent = bool(problem.fields.get("sent"))
                     raise Unavailable(f"{address} refuses this broker: {problem}", address=address, sent=sent)

@@ -297,5 +297,5 @@ def unsent(transport: asyncio.Transport) -> int:
 
 _WRAPPED, _UNWRAPPED = SSLProtocolState.WRAPPED, SSLProtocolState.UNWRAPPED
 _PLAIN: Final = last_words(
-    InvalidRequest("this port speaks TLS: give its address as https://host:port"), HTTPStatus.BAD_REQUEST
+    InvalidRequest("this port speaks TLS: give its address as https://host:port", tls=True), HTTPStatus.BAD_REQUEST
 )

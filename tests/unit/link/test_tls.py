@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from broker.metadata.partition import Place
-from broker.runtime.cluster.link import answering, bulk
+from broker.runtime.cluster.link import answering, both, bulk
 from broker.runtime.cluster.link import tls as tls_module
 from broker.runtime.cluster.link.bulk import CONNECTIONS_MAX, BulkServer, Transfer
 from broker.runtime.cluster.link.bulk_reader import BulkReader
@@ -105,6 +105,32 @@ def test_brokers_of_two_steps_to_tls_replicate_and_in_bulk(
         cluster.stored(at, BIG)
         cluster.same(at)
         assert not any(node.link.server.refused for node in cluster.nodes.values())
+
+
+@pytest.mark.long
+def test_who_sends_much_and_reads_nothing_keeps_nobody_out_while_both_are_taken(
+    tmp_path: Path, ours: Authority
+) -> None:
+    """C8. gRPC has the system cut him, and cannot at the sockets behind the port: he held a place for ever."""
+    asks = b"\0\0\x08\6\0\0\0\0\0abcdefgh" * 4_000  # PING, each of which is answered
+    with linked(tmp_path, ("a", "b")) as cluster, contextlib.ExitStack() as stack:
+        for name in cluster.names:
+            cluster.certificates[name] = ours.cluster_certificates(ours.issue(name), tls="accept")
+        cluster.start()
+        [at] = cluster.create(min_insync=1)
+        away = filled(cluster, at, 1)
+        server = cluster.leader(at).link.server
+        for _ in range(both.CONNECTIONS_MAX):
+            stranger = stack.enter_context(
+                socket.create_connection(("127.0.0.1", cluster.relays[cluster.leader(at).me].target), 1)
+            )
+            stranger.settimeout(0.2)
+            with contextlib.suppress(OSError):
+                stranger.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0" + 20 * asks)
+        cluster.start(away)
+        cluster.in_sync(at)
+        assert server.refused["crowded"] >= 1
+        assert [each.is_known for each in server._both._open.values()].count(True) == 1, "it is known, and stays"
 
 
 def returns(cluster: Linked, at: Place, certificates: Certificates | None) -> str:

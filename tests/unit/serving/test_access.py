@@ -393,6 +393,25 @@ def test_a_revoked_token_ends_what_is_under_way(tmp_path: Path) -> None:
         assert enforced.call("GET", "/v1/watch", token)[0] == 401
 
 
+def test_a_grant_that_is_taken_back_while_another_one_is_looked_for_is_not_used(tmp_path: Path) -> None:
+    """A4. It was judged already, and the request was not under way yet when the gate looked."""
+    with enforcing(tmp_path) as enforced:
+        enforced.call("POST", "/v1/streams", ADMIN, body={"name": OWN})
+        gate, ana = enforced.server.serving.gate, enforced.grant("user:ana", ("stream:append", OWN))
+        [endpoint] = [each for each in ENDPOINTS if each.operation == "stage_records"]
+        assert enforced.ask(endpoint, OWN, ana)[:2] == (403, "unauthorized")
+
+        async def catch_up() -> None:
+            enforced.grant("user:ana", ("sink:write", OWN))
+            gate.look()
+
+        gate.catch_up = catch_up
+        assert enforced.ask(endpoint, OWN, ana)[:2] == (403, "unauthorized")
+        enforced.grant("user:ana", ("stream:append", OWN), ("sink:write", OWN))
+        assert enforced.ask(endpoint, OWN, ana)[0] != 403, "with both it is let in"
+        assert enforced.call("GET", "/livez")[0] == 200
+
+
 def test_who_watches_is_told_when_more_or_less_may_be_seen(tmp_path: Path) -> None:
     """A4. Also a watch that sees nothing yet."""
     with enforcing(tmp_path) as enforced:

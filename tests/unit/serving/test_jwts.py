@@ -354,6 +354,31 @@ def test_a_jwt_that_ends_and_a_key_that_is_taken_back_end_what_is_under_way(
         assert found.pop() == (401, "unauthenticated")
 
 
+@pytest.mark.parametrize("sub", ["ana", "bo"])
+def test_what_is_judged_while_auth_becomes_required_is_judged_by_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sub: str
+) -> None:
+    """`access.A4`: it is not under way yet when the gate looks, and went on for as long as it liked."""
+    issuer, real = Issuer(), jwts.judged
+    with enforcing(tmp_path, "permissive", jwt=issuer.rules()) as server:
+        server.call("POST", "/v1/streams", body={"name": "s"})
+        server.grant("user:ana", ("stream:read", "s"))
+        gate = server.server.serving.gate
+
+        def late(*given: Any) -> Bearer:
+            server.server.backend._execute({"kind": "require_auth", "by": "admin", "required": True})
+            server.server.call(_looked(gate))
+            return real(*given)
+
+        monkeypatch.setattr(jwts, "judged", late)
+        path = "/v1/streams/s/partitions/0/records?max_wait_ms=1"
+        assert server.call("GET", path, signed(**LONG, sub=sub))[0] == (200 if sub == "ana" else 403)
+
+
+async def _looked(gate: access.Gate) -> None:
+    gate.look()
+
+
 def test_who_shows_a_jwt_to_a_broker_without_any_key_asks_again(tmp_path: Path) -> None:
     """J7: one that has just begun, or whose issuer has been silent for a day."""
     issuer = Issuer()

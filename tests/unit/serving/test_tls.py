@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import Unavailable
 from broker.api.http import PROBLEM_JSON
 from broker.serving.http import closing, connections
 from broker.serving.http.app import CONNECTIONS
@@ -225,8 +225,9 @@ async def test_brokers_ask_each_other_over_tls_and_believe_their_ca_alone(tmp_pa
         for contexts in (foreign.certificates().contexts, None):
             stranger = Peers("b2", contexts)
             try:
-                with pytest.raises(LiftlogError, match=r"certificate verify failed|this port speaks TLS"):
+                with pytest.raises(Unavailable, match=r"certificate verify failed|this port speaks TLS") as caught:
                     await stranger.ask(address, "GET", "/v1/streams")
+                assert caught.value.sent == (contexts is not None), "E7"
             finally:
                 await stranger.close()
 

@@ -32,6 +32,7 @@ from typing import Final
 from broker.api.errors import PortInUse
 from broker.api.tls_files import why_kept_out
 from broker.runtime.cluster.codec import TICKET_BYTES, Bulk
+from broker.runtime.cluster.link.both import listener_at
 from broker.runtime.cluster.link.tls import PIECE_BYTES, LinkTls, is_in_pieces, is_plain, shut
 from broker.storage.read import ReadPlan
 
@@ -132,9 +133,8 @@ class BulkServer:
         Raises:
             PortInUse: somebody else does.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._listener = socket.create_server((host, port), family=family, backlog=CONNECTIONS_MAX)
+            self._listener = listener_at(host, port, CONNECTIONS_MAX)
         except OSError as error:
             raise PortInUse(f"grpc.bulk_port: cannot listen on {host}, port {port}: {error}", port=port) from error
         self.told_port = int(self._listener.getsockname()[1])

@@ -442,7 +442,8 @@ class Connection:
         code, details = error.code(), error.details()
         is_unheard = not stream.welcomed_s and self._tls is None and code is grpc.StatusCode.UNAVAILABLE
         if is_unheard and speaks_tls(*host_and_port(stream.entry.address), CONNECT_S):
-            self._not_let_in("tls", "TLS is spoken there, and not by this broker: it has no cluster.tls_cert")
+            lacks = "it has no cluster.tls_cert, or cluster.tls is accept"
+            self._not_let_in("tls", f"TLS is spoken there, and not by this broker: {lacks}")
         elif not stream.welcomed_s and code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             self._not_let_in(code.name.lower(), details)
         else:

@@ -192,14 +192,16 @@ class Server:
         shown = f"[{host}]" if ":" in host else host
         try:
             if self._tls is not None and self._tls.takes_plain:
-                self._both = both = Both(host, port)
+                self._both = both = Both(host, port, self.refuse)
                 add_port(server, f"unix:{both.plain}", None)
                 add_port(server, f"unix:{both.secured}", self._tls)
                 bound = both.port
             else:
                 bound = add_port(server, f"{shown}:{port}", self._tls)
         except (RuntimeError, OSError) as error:
-            raise PortInUse(f"grpc: cannot listen on {shown}:{port}", port=port) from error
+            if self._both is not None:
+                self._both.stop()
+            raise PortInUse(f"grpc: cannot listen on {shown}:{port}: {error}", port=port) from error
         server.start()
         if self._both is not None:
             self._both.start()
@@ -209,12 +211,19 @@ class Server:
     def stop(self, timeout_s: float) -> bool:
         """End all streams, and take no others. Returns whether all calls have ended: a disk may hang."""
         self._is_stopping = True
+        if self._both is not None:
+            self._both.close()
         for stream in self.streams():
             stream.end("UNAVAILABLE", "this broker stops")
         has_ended = self._server is None or bool(self._server.stop(0.5).wait(timeout_s))
         if self._both is not None:
             self._both.stop()
         return has_ended
+
+    def _who(self, context: Any) -> str:
+        """The address of a caller."""
+        peer = str(context.peer())
+        return peer if self._both is None else self._both.who(peer)
 
     def streams(self) -> list[FollowerStream]:
         """The streams of the brokers that are let in."""
@@ -231,17 +240,20 @@ class Server:
     # -- one stream (a thread of the pool) ---------------------------------------------------------------------
 
     def _exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        place = str(context.peer())
         try:
             peer = yield from self._greet(requests, context)
         except Refused as error:
             if not context.is_active():  # it is gone
                 return
-            self.refuse(error.reason, context.peer(), error.text)
+            self.refuse(error.reason, self._who(context), error.text)
             context.abort(grpc.StatusCode[error.status], str(error))
         except grpc.RpcError:  # it is gone
             return
         stream = FollowerStream(peer, self._now_s)
         self.let_in(stream)
+        if self._both is not None:
+            self._both.know(place, is_known=True)
         context.add_callback(stream.outbox.close)
         reader = threading.Thread(
             target=self._listen, args=(requests, stream), name=f"link-from-{peer.broker_id}", daemon=True
@@ -259,6 +271,8 @@ class Server:
                     yield HEARTBEAT  # E5
         finally:
             self.over(stream)
+            if self._both is not None:
+                self._both.know(place, is_known=False)
         if stream.ended is not None:
             context.abort(grpc.StatusCode[stream.ended[0]], stream.ended[1])
 
@@ -269,7 +283,7 @@ class Server:
             self._greetings.pop(oldest, None)
             self._greetings[context] = self._now_s() + GREETING_S
         if oldest is not None:
-            self.refuse("crowded", oldest.peer(), f"{STRANGERS_MAX} others are being greeted")
+            self.refuse("crowded", self._who(oldest), f"{STRANGERS_MAX} others are being greeted")
             oldest.cancel()
         try:
             door = Doorkeeper(
