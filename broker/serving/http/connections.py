@@ -136,6 +136,7 @@ class Connections:
         self._refused_log = RateLimitedLog()
         self._malformed = RateLimitedLog()
         self._plain = RateLimitedLog()
+        self._plain_taken = RateLimitedLog()
         self._failed = RateLimitedLog()
 
     def protocol_factory(
@@ -313,6 +314,12 @@ class Connections:
         self.meters.requests.labels("none", 400).inc()
         if count := self._plain.due():
             log.warning("http.not_tls count=%d remote=%s", count, transport.get_extra_info("peername"))
+
+    def note_plain_taken(self, transport: asyncio.BaseTransport) -> None:
+        """Somebody speaks plain text where both are taken: he would be refused after the next step."""
+        self.meters.plain_taken.inc()
+        if count := self._plain_taken.due():
+            log.info("http.plain_taken count=%d remote=%s", count, transport.get_extra_info("peername"))
 
     def note_failed(self, transport: asyncio.BaseTransport, error: str) -> None:
         """A handshake failed."""

@@ -38,6 +38,8 @@ class Meters:
             "Handshakes of TLS that failed: the client's certificate, or its refusal of this broker's, or its version"
         )
         self.failed_handshakes = counter("liftlog_http_handshakes_failed", text)
+        text = "Connections in plain text to a port that takes TLS, too (`http.tls` is `accept` or `dial`)"
+        self.plain_taken = counter("liftlog_http_plain_taken", text)
         self.sent_bytes = counter("liftlog_http_records_sent_bytes", "Bytes of record batches sent to readers")
         text = "Answers of records cut off: `storage`: the stored bytes could not be read; `reader`: it stood still"
         self.cut_answers = counter("liftlog_http_answers_cut", text, ["by"])

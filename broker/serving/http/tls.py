@@ -113,6 +113,7 @@ class Handshake(asyncio.Protocol):
         transport = self._transport
         assert transport is not None, "admitted"
         if data[0] != HANDSHAKE_RECORD and self._takes_plain:
+            self._owner.note_plain_taken(transport)
             self.done()
             connection = self._make()
             transport.set_protocol(connection)

@@ -108,7 +108,7 @@ def test_brokers_of_two_steps_to_tls_replicate_and_in_bulk(
 
 
 @pytest.mark.long
-def test_who_sends_much_and_reads_nothing_keeps_nobody_out_while_both_are_taken(
+def test_who_sends_much_and_reads_nothing_keeps_nobody_out_where_both_are_taken(
     tmp_path: Path, ours: Authority
 ) -> None:
     """C8. gRPC has the system cut him, and cannot at the sockets behind the port: he held a place for ever."""

@@ -234,9 +234,10 @@ async def test_brokers_ask_each_other_over_tls_and_believe_their_ca_alone(tmp_pa
 
 @pytest.mark.parametrize("mode", ["accept", "dial"])
 async def test_a_port_that_takes_both_serves_both_and_counts_them_alike(
-    tmp_path: Path, authority: Authority, mode: str
+    tmp_path: Path, authority: Authority, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """T3, while brokers go from plain text to TLS. Who asks others, asks as they all can by now."""
+    caplog.set_level(logging.INFO)
     with running(tmp_path / "data") as server:
         tls = Tls(server, authority, tls_client_ca=authority.ca, tls=mode)
         owner = server.app[CONNECTIONS]
@@ -259,6 +260,9 @@ async def test_a_port_that_takes_both_serves_both_and_counts_them_alike(
             client.sendall(b"\0" * 20)
             assert b" 400 " in heard(client)[:16], "what is neither"
         eventually(lambda: owner._open_count == before, what="all are counted out")
+        assert tls.metric("liftlog_http_plain_taken_total 4.0"), "two clients, a broker, and what is neither"
+        lines = [each.getMessage().rpartition(" remote=")[0] for each in caplog.records]
+        assert [line for line in lines if "taken" in line] == ["http.plain_taken count=1"]
 
 
 def test_a_page_of_another_site_is_refused_over_tls_too(tls: Tls) -> None:
