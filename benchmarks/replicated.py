@@ -105,7 +105,7 @@ def _failovers(kills: int) -> Callable[[Path], Any]:
     def open_sides(folder: Path) -> Iterator[Mapping[str, Side]]:
         def killed() -> Measures:
             with LiftlogCluster(folder) as place:
-                return asyncio.run(_rounds(place, kills, lambda broker: place.brokers.brokers[broker].kill9()))
+                return killed_leaders(place, kills)
 
         def handed_over() -> Measures:
             with LiftlogCluster(folder) as place:
@@ -114,6 +114,11 @@ def _failovers(kills: int) -> Callable[[Path], Any]:
         yield {"liftlog": killed, "liftlog-handover": handed_over}
 
     return open_sides
+
+
+def killed_leaders(place: LiftlogCluster, rounds: int) -> Measures:
+    """Kill the leader so often under paced load. Seconds until the next ack: `median_s` and `max_s`."""
+    return asyncio.run(_rounds(place, rounds, lambda broker: place.brokers.brokers[broker].kill9()))
 
 
 async def _rounds(place: LiftlogCluster, rounds: int, end: Callable[[str], None]) -> Measures:

@@ -11,6 +11,9 @@ this one did.
 
 `window`: three brokers, three replicas, an ack when all in sync have the record on disk, as in replicated.py. The ports
 of `liftlog` for Raft, gRPC and bulk need certificates on both sides; those of `plain` do not.
+
+`failover`: the same two clusters, and as in replicated.py: the leader is killed with -9 under paced load, again and
+again; each time counts until the next ack.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from benchmarks.ours import Liftlog
 from benchmarks.ours_cluster import LiftlogCluster
 from benchmarks.peers import STREAM, SUBJECT
 from benchmarks.proc import cpu_s, fresh
+from benchmarks.replicated import killed_leaders
 from benchmarks.window import run_window
 from broker.api.principals import new_token
 from broker.client.client import connect
@@ -47,7 +51,7 @@ BODY_BYTES = 1024
 
 
 def cases(*, tiny: bool) -> Sequence[Case]:
-    calls, records, messages = (500, 5_000, 5_000) if tiny else (20_000, 400_000, 1_000_000)
+    calls, records, messages, kills = (500, 5_000, 5_000, 1) if tiny else (20_000, 400_000, 1_000_000, 20)
     return [
         Case(
             name="secured-calls",
@@ -72,6 +76,15 @@ def cases(*, tiny: bool) -> Sequence[Case]:
             parameters={"value_bytes": 100, "messages": messages, "window": WINDOW, "replicas": 3, "seed": SEED},
             open=_window(messages),
             targets=(Target(of="liftlog/plain", least=0.9),),
+        ),
+        Case(
+            name="secured-failover",
+            metric="median_s",
+            unit="s",
+            parameters={"rounds": kills, "replicas": 3, "brokers": 3, "publisher": "nats-py, one message in flight"},
+            open=_failover(kills),
+            targets=(Target(of="median_s", most=1.5), Target(of="max_s", most=5.0)),
+            repeats_max=1,
         ),
     ]
 
@@ -195,10 +208,28 @@ def _window(count: int) -> Callable[[Path], Any]:
         return {"rate": run.count / run.seconds, "acked": run.count, "p99_ms": run.percentile_ms(99)}
 
     def places(folder: Path) -> Mapping[str, Callable[[], AbstractContextManager[Place]]]:
-        authority = Authority(folder / "ca")
-        issued = authority.issue("among", uris=[f"liftlog:broker/{name}" for name in "abc"])
-        settings = {**authority.cluster_settings(issued), "cluster.tls_names": "required"}
-        env = {f"LIFTLOG_{key.replace('.', '_').upper()}": value for key, value in settings.items()}
-        return {"liftlog": lambda: LiftlogCluster(folder, env=env), "plain": lambda: LiftlogCluster(folder)}
+        return {"liftlog": lambda: LiftlogCluster(folder, env=_mtls(folder)), "plain": lambda: LiftlogCluster(folder)}
 
     return turns(publish, places)
+
+
+def _failover(kills: int) -> Callable[[Path], Any]:
+    @contextmanager
+    def open_sides(folder: Path) -> Iterator[Mapping[str, Side]]:
+        def side(env: Mapping[str, str]) -> Measures:
+            with LiftlogCluster(folder, env=dict(env)) as place:
+                return killed_leaders(place, kills)
+
+        with fresh(folder) as certificates:
+            env = _mtls(certificates)
+            yield {"liftlog": lambda: side(env), "plain": lambda: side({})}
+
+    return open_sides
+
+
+def _mtls(folder: Path) -> dict[str, str]:
+    """Settings by which three brokers speak TLS among each other, and to nobody without a certificate."""
+    authority = Authority(folder / "ca")
+    issued = authority.issue("among", uris=[f"liftlog:broker/{name}" for name in "abc"])
+    settings = {**authority.cluster_settings(issued), "cluster.tls_names": "required"}
+    return {f"LIFTLOG_{key.replace('.', '_').upper()}": value for key, value in settings.items()}
