@@ -31,7 +31,8 @@ A7  A proof holds for one method, target, host, asker and caller, and for `PROOF
 A8  Who is refused for what the catalog does not have, is so by a broker that knows all that was acknowledged before. A
     token or grant may just have been made at another broker, and one that has begun knows nothing yet: `not_ready`, and
     the client tries again. Nor does one that has begun go by what its disk says: a token may have been revoked
-    meanwhile. Admins of the configuration and brokers need no catalog.
+    meanwhile. Admins of the configuration and brokers need no catalog. While nobody is refused, who shows a token that
+    is not known here is looked for as well: another broker may refuse what is asked on behalf of nobody.
 A9  Who shows a certificate that its CA has revoked is refused in every mode, health checks too, as who shows none is by
     the handshake. What is under way over its connection ends as what is no longer granted does (A4).
 """
@@ -281,7 +282,7 @@ class Gate:
                 if self._is_believed(found, is_refused=is_refused):
                     return found
             except _NotKnown:
-                if not is_refused:
+                if not is_refused and self.is_off:
                     raise
             await self.hear_all()
             return await self._judged(request)

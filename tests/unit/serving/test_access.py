@@ -412,6 +412,24 @@ def test_a_grant_that_is_taken_back_while_another_one_is_looked_for_is_not_used(
         assert enforced.call("GET", "/livez")[0] == 200
 
 
+def test_a_token_that_was_just_made_elsewhere_is_known_where_nobody_is_refused(tmp_path: Path) -> None:
+    """A8. A command for its bearer went to a broker that enforces as nobody's, and was refused for good."""
+    with enforcing(tmp_path, "permissive") as enforced:
+        gate, token = enforced.server.serving.gate, new_token()
+
+        async def catch_up() -> None:
+            of = {"token_id": token.id, "sha256": token.sha256, "principal": "user:ana", "by": "user:ops"}
+            enforced.server.backend._execute({"kind": "put_token", **of, "expires_ms": 1 << 60, "at_ms": 1})
+
+        async def nobody_knows() -> None:
+            raise NotReady("no controller")
+
+        gate.catch_up = nobody_knows
+        assert enforced.call("GET", "/v1/auth/whoami", token)[2]["principal"] == "anonymous", "and nobody is refused"
+        gate.catch_up = catch_up
+        assert enforced.call("GET", "/v1/auth/whoami", token)[2]["principal"] == "user:ana"
+
+
 def test_who_watches_is_told_when_more_or_less_may_be_seen(tmp_path: Path) -> None:
     """A4. Also a watch that sees nothing yet."""
     with enforcing(tmp_path) as enforced:
