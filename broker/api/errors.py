@@ -59,6 +59,7 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         FolderInUse             folder_in_use          another process has the data folder open
         FolderNotAllowed        folder_not_allowed     no permission for the data folder
       KeyMissing                key_missing            records are encrypted, and the key for them is not here
+        WrongKeys              wrong_keys             a log's own files of keys are lost, or another log's
 """
 
 from __future__ import annotations
@@ -370,6 +371,10 @@ class FolderNotAllowed(CorruptLog):
 
 class KeyMissing(LiftlogError):
     reason = "key_missing"
+
+
+class WrongKeys(KeyMissing):
+    reason = "wrong_keys"
 
 
 def _tree(cls: type[LiftlogError]) -> dict[str, type[LiftlogError]]:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from broker.api.errors import CorruptLog, KeyMissing, LiftlogError, StorageFailed, WrongFolder
 from broker.storage.disk import Disk, storage_error
-from broker.storage.encrypted.keyfile import has_keys
+from broker.storage.encrypted.keyfile import has_files
 from broker.storage.encrypted.own import check_of, is_end
 from broker.storage.log_reader import LogReader
 from broker.storage.read import LogView, group_start
@@ -43,7 +43,7 @@ from broker.storage.segments.checkpoint import (
     LogSettings,
     check_identity,
     mark_encrypted,
-    read_identity,
+    read_marked,
     write_identity,
 )
 from broker.storage.segments.epochs import EPOCHS_FILE
@@ -134,13 +134,14 @@ class Log:
             WrongFolder: no log is there, or that of another partition.
             UnknownFormatVersion: a later release wrote it; nothing was changed.
             KeyMissing: it is encrypted, and the key for it is not here; nothing was changed.
+            WrongKeys: its own files of keys are lost, or another log's; nothing was changed.
             CorruptLog: a file that cannot be rebuilt from others is damaged; nothing was changed. With other replicas
                 the checkpoint is one: log start and high watermark are not proven by segments.
             BadBatch: somebody has changed an encrypted batch that the recovery meets (`recovery.R9`).
             StorageFailed, DiskFull: the disk refuses.
         """
         try:
-            identity = read_identity(disk, folder)
+            identity, is_marked = read_marked(disk, folder)
             if expected is not None:
                 check_identity(identity, expected, folder=folder)
                 identity = expected  # its texts are shared with the other partitions of the stream
@@ -149,8 +150,8 @@ class Log:
             checkpoint = load_checkpoint(disk, folder, report)
             kept = () if checkpoint is None else checkpoint.ages
             # what its folder says counts, too: else a log whose catalog has forgotten of it went on in clear
-            is_encrypted = settings.is_encrypted or has_keys(disk, folder)
-            vault = _vault_of(disk, folder, identity, settings) if is_encrypted else None
+            is_encrypted = settings.is_encrypted or is_marked or has_files(disk, folder)
+            vault = _vault_of(disk, folder, identity, settings, boot_id) if is_encrypted else None
             log = cls(LogState(disk, folder, identity, settings, now_us=now_us, kept=kept, vault=vault), boot_id)
             is_missing = checkpoint is None and not report.notes and _holds_records(disk, folder)
             if (report.notes or is_missing) and not settings.is_sole_replica:  # at each open, until it is made anew
@@ -536,7 +537,7 @@ class Log:
         state = self.state
         if settings.is_encrypted and state.vault is None:  # it was opened before the catalog told of its stream
             with state.guarded("read keys"):
-                state.vault = _vault_of(state.disk, state.folder, state.identity, settings)
+                state.vault = _vault_of(state.disk, state.folder, state.identity, settings, "")
         state.settings = settings
 
     @property
@@ -572,13 +573,14 @@ class Log:
         return self.ask(lambda view: sum(segment.size(view.disk) for segment in view.segments))
 
 
-def _vault_of(disk: Disk, folder: str, identity: LogIdentity, settings: LogSettings) -> Vault:
-    """What an encrypted log seals and opens with. Raises KeyMissing, CorruptLog."""
+def _vault_of(disk: Disk, folder: str, identity: LogIdentity, settings: LogSettings, boot_id: str) -> Vault:
+    """What an encrypted log seals and opens with. Raises KeyMissing, WrongKeys, UnknownFormatVersion."""
     from broker.storage.encrypted.vault import Vault  # most brokers need none of it
 
     if settings.keyring is None:
         raise _no_key(folder)
-    vault = Vault.open(disk, folder, identity, settings.keyring, is_empty=not _holds_records(disk, folder))
+    is_empty = not _holds_records(disk, folder)
+    vault = Vault.open(disk, folder, identity, settings.keyring, is_empty=is_empty, boot_id=boot_id)
     mark_encrypted(disk, folder, identity)
     return vault
 

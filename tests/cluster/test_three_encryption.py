@@ -172,3 +172,75 @@ def test_a_replica_whose_last_batch_was_changed_is_filled_by_the_others(cluster:
     assert "replica.cannot_open partition=s/0" in process.output()
     assert "put the file back as it was" in process.output()
     assert values(cluster, "s") == expected(6)
+
+
+def taken(cluster: RealCluster, to: Path) -> None:
+    """Take both files of keys of stream `s` away from every broker."""
+    for broker in IDS:
+        folder = next((cluster.brokers[broker].folder / "data" / "streams" / "s").glob("*/0"))
+        (to / broker).mkdir()
+        for name in ("keys", "keys.copy"):
+            (folder / name).rename(to / broker / name)
+
+
+def given_back(cluster: RealCluster, kept: Path, broker: str) -> None:
+    folder = next((cluster.brokers[broker].folder / "data" / "streams" / "s").glob("*/0"))
+    for path in (kept / broker).iterdir():
+        shutil.copy(path, folder / path.name)
+
+
+def test_keys_that_are_gone_on_all_brokers_at_once_take_no_replica(cluster: RealCluster, tmp_path: Path) -> None:
+    """Seen before: each began anew from the next one that had lost its own."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    with cluster.client(deadline_s=60.0) as client:
+        client.create_stream("s", encryption="aes-256-gcm")
+        client.create_stream("plain")
+        cluster.in_sync("s", 3)
+        store(client, "s", 0, records(0))
+        for broker in IDS:
+            cluster.brokers[broker].kill9()
+        taken(cluster, kept)
+        for broker in IDS:
+            cluster.brokers[broker].start(wait=False)
+        for broker in IDS:
+            cluster.wait_ready(broker)
+        for broker in IDS:
+            process = cluster.brokers[broker]
+            eventually(lambda p=process: p.metric("liftlog_replicas_shut") == 1, what="it says so")  # type: ignore[misc]
+            assert "replica.shut partition=s/0" in process.output()
+            assert "is missing" in process.get("/readyz")["warnings"]["keys"]
+            folder = next((process.folder / "data" / "streams" / "s").glob("*/0"))
+            assert [path.name for path in folder.parent.iterdir()] == ["0"]
+            assert list(folder.glob("*.arrows"))
+        store(client, "plain", 0, [{"value": b"in clear"}])
+        for broker in IDS:
+            cluster.brokers[broker].stop()
+            given_back(cluster, kept, broker)
+            cluster.brokers[broker].start()
+        cluster.in_sync("s", 3)
+        store(client, "s", 0, records(1))
+    assert values(cluster, "s") == expected(2)
+    assert all(searched(cluster).values())
+
+
+def test_one_replica_without_its_keys_is_made_anew_when_an_operator_says_so(cluster: RealCluster) -> None:
+    with cluster.client(deadline_s=60.0) as client:
+        client.create_stream("s", encryption="aes-256-gcm")
+        cluster.in_sync("s", 3)
+        store(client, "s", 0, records(0))
+        victim = sorted({*IDS} - {cluster.leader("s")})[0]
+        process = cluster.brokers[victim]
+        process.kill9()
+        folder = next((process.folder / "data" / "streams" / "s").glob("*/0"))
+        for name in ("keys", "keys.copy"):
+            (folder / name).write_bytes(b"")
+        process.start()
+        store(client, "s", 0, records(1))
+        assert process.metric("liftlog_replicas_shut") == 1
+        process.stop()
+        folder.rename(folder.with_name("0.lost"))
+        process.start()
+        cluster.in_sync("s", 3)
+        assert process.metric("liftlog_replicas_shut") == 0
+    assert values(cluster, "s") == expected(2)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from broker.api.batch import BatchHeader, encode_batch, seal, verify_batch
-from broker.api.errors import BadBatch, CorruptLog, KeyMissing, UnknownFormatVersion
+from broker.api.errors import BadBatch, KeyMissing, UnknownFormatVersion
 from broker.storage.encrypted.keyfile import load_keys
 from broker.storage.encrypted.keys import Keyring, MasterKey
 from broker.storage.encrypted.vault import Vault
@@ -79,7 +79,7 @@ ENCRYPTED: Final = (
         name="file-keys",
         modules=("broker/storage/encrypted/keyfile.py", "broker/storage/encrypted/keys.py"),
         check=check_keys,
-        errors=(CorruptLog, KeyMissing),
+        errors=(KeyMissing, UnknownFormatVersion),
         form="json",
         words=JSON_WORDS,
         unseal=unseal_json,

@@ -27,6 +27,11 @@ from broker.client.http.tls import TlsFiles, why_refused
 from broker.runtime.config.settings import HttpConfig
 
 SKEW_MAX_S: Final = 2.0
+_ADVICE: Final = {
+    "auth": "docs/guides/security.md says how all brokers get to enforce, and stay there",
+    "keys": "docs/guides/security.md, Keys that are lost, says what to do",
+}
+"""By the key of a broker's warning."""
 
 
 def files_of(given: TlsFiles, config: HttpConfig) -> TlsFiles:
@@ -76,7 +81,7 @@ def check_broker(address: str, *, in_use: bool, source: str = "", tls: TlsFiles 
         yield Check("broker", OK, f"{address}{from_it} is ready")
         warnings = values.get("warnings")
         for key, value in warnings.items() if isinstance(warnings, dict) else ():
-            advice = "docs/guides/security.md says how all brokers get to enforce, and stay there"
+            advice = _ADVICE.get(str(key), "docs/guides/operations.md says what to do about each")
             yield Check(str(key), WARNING, f"{address}{from_it}: {value}", advice)
     else:
         told = values.get("missing")

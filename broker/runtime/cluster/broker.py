@@ -385,9 +385,13 @@ class ClusterBroker(Assembled):
 
     def warnings(self) -> dict[str, str]:
         """As `Backend.warnings`."""
-        weaker = self._modes.weaker()
-        told = ", ".join(f"{broker} ({mode})" for broker, mode in sorted(weaker.items()))
-        return {"auth": f"brokers whose auth.mode is weaker than {self.config.auth.mode}: {told}"} if weaker else {}
+        warnings, weaker, shut = {}, self._modes.weaker(), sorted(self._replicas.shut().values())
+        if weaker:
+            told = ", ".join(f"{broker} ({mode})" for broker, mode in sorted(weaker.items()))
+            warnings["auth"] = f"brokers whose auth.mode is weaker than {self.config.auth.mode}: {told}"
+        if shut:
+            warnings["keys"] = f"{len(shut)} replicas here are kept shut, the first: {shut[0]}"
+        return warnings
 
     def _missing(self) -> dict[str, str]:
         """This broker needs one thing of the others to serve: a session, and for that a majority."""
@@ -425,6 +429,7 @@ class ClusterBroker(Assembled):
             raft_refused=self._plane.refusals,
             group=self._group(),
             weaker=len(self._modes.weaker()),
+            shut=len(self._replicas.shut()),
         )
         yield from sink_samples(self.sinks.counts)
         with suppress(Retryable):

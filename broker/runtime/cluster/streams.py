@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterator
 
 from broker.api.answers import LeaderAddress
-from broker.api.errors import NotLeader, NotReady, UnknownPartition, UnknownStream
+from broker.api.errors import NotLeader, NotReady, UnknownPartition, UnknownStream, WrongKeys
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.partition import PartitionState
@@ -73,6 +73,7 @@ class PlacedStreams:
             UnknownStream, UnknownPartition: not there.
             NotLeader: another broker leads it: `leader`; or nobody does now.
             NotReady: this broker has just begun to lead, or has no session.
+            WrongKeys: it leads nobody: its log is kept shut (`replicas.G18`), and no other broker may lead.
         """
         info, count = self.info(stream), self.info(stream).settings.partitions
         if not 0 <= partition < count:
@@ -89,6 +90,9 @@ class PlacedStreams:
         if state.leader != self._me:
             raise self._elsewhere(stream, partition, state)
         found = self._replicas.partition((info.incarnation, partition))
+        placed = self._replicas.replica((info.incarnation, partition))
+        if placed is not None and placed.shut is not None:
+            raise WrongKeys(placed.shut, stream=stream, partition=partition)
         if found is None or not found.serves:
             raise NotReady(
                 f"{stream}/{partition}: this broker leads it in epoch {state.leader_epoch}, and does not serve it"

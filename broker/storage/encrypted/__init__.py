@@ -4,6 +4,7 @@ message.py   one batch message encrypted, and opened again: the format
 keys.py      master keys, and the keys of logs that they wrap
 keyfile.py   the file `keys` of a log
 in_use.py    which master keys the logs of a data folder need
+proof.py     whether keys are those of a log
 vault.py     what one log seals and opens with
 own.py       what a recovery goes by: batches that open
 plans.py     a read plan whose messages are opened in memory

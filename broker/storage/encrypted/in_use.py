@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from broker.api.errors import LiftlogError
 from broker.storage.disk import Disk
-from broker.storage.encrypted.keyfile import has_keys, load_keys, masters_of
+from broker.storage.encrypted.keyfile import has_files, load_keys, masters_of
 from broker.storage.encrypted.keys import Keyring
 from broker.storage.segments.checkpoint import read_identity
 
@@ -28,7 +28,7 @@ def encrypted_folders(disk: Disk, root: str) -> Iterator[str]:
             for number in _entries(disk, f"{root}/{stream}/{incarnation}"):
                 folder = f"{root}/{stream}/{incarnation}/{number}"
                 for beside in ("", *(f"/{name}" for name in _entries(disk, folder) if "." not in name)):
-                    if has_keys(disk, folder + beside):
+                    if has_files(disk, folder + beside):
                         yield folder + beside
 
 

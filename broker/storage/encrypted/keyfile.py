@@ -8,19 +8,23 @@ Q1  It is on disk before the first record is. A log with records and without it 
 Q2  Where one of both is damaged, missing or cannot be read, the other counts, and is written over it.
 Q3  No whole file is written over by another key. Where both are whole and of different keys, somebody has put one back
     from elsewhere: nothing is opened until one of them is gone. One that this process cannot unwrap stays as it is.
+Q4  Whatever is wrong with both files is WrongKeys, also where they cannot be read: they may be brought back. So nobody
+    takes the log for lost because of them.
+Q5  Nothing is written before it is known that the keys are this log's (`proof.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from broker.api.errors import CorruptLog, KeyMissing
+from broker.api.errors import KeyMissing, WrongKeys
 from broker.api.validation import build
-from broker.storage.disk import Disk
+from broker.storage.disk import NO_DESCRIPTORS, Disk
 from broker.storage.encrypted.message import KEY_BYTES
-from broker.storage.segments.checkpoint import LogIdentity, open_json, seal_json
+from broker.storage.segments.checkpoint import LogIdentity, is_marked_encrypted, open_json, seal_json
 
 if TYPE_CHECKING:
     from broker.storage.encrypted.keys import Keyring
@@ -38,25 +42,40 @@ class WrappedKey:
     wrapped: str
 
 
-def has_keys(disk: Disk, folder: str) -> bool:
-    """Whether the records of a log are encrypted, by its folder."""
+def has_files(disk: Disk, folder: str) -> bool:
+    """Whether one of both is there."""
     return any(disk.exists(f"{folder}/{name}") for name in (KEYS_FILE, KEYS_COPY))
 
 
-def load_keys(disk: Disk, folder: str, identity: LogIdentity, keyring: Keyring, *, is_empty: bool) -> dict[int, bytes]:
+def has_keys(disk: Disk, folder: str) -> bool:
+    """Whether the records of a log are encrypted, by its folder. One that has lost its keys says so all the same."""
+    return has_files(disk, folder) or is_marked_encrypted(disk, folder)
+
+
+def load_keys(
+    disk: Disk,
+    folder: str,
+    identity: LogIdentity,
+    keyring: Keyring,
+    *,
+    is_empty: bool,
+    prove: Callable[[dict[int, bytes]], None] = lambda keys: None,
+) -> dict[int, bytes]:
     """The keys of a log by their numbers; the greatest encrypts. One is made for a log that has no record yet.
 
     Args:
         is_empty: It has none, and never had.
+        prove: Raises WrongKeys where these are not the keys of this log (Q5).
     Raises:
-        KeyMissing: this process lacks the master key; or both files are whole, and of different keys.
-        CorruptLog: both are damaged, or missing beside records, or they are another log's.
+        KeyMissing: this process lacks the master key.
+        WrongKeys: both files are damaged, missing beside records, or cannot be read (Q4); or they are another log's; or
+            both are whole, and of different keys.
         OSError: the disk refuses.
     """
     path = f"{folder}/{KEYS_FILE}"
     whole: dict[str, tuple[WrappedKey, ...]] = {}
     opened: dict[str, dict[int, bytes]] = {}
-    trouble: list[KeyMissing | CorruptLog | OSError] = []
+    trouble: list[KeyMissing] = []
     for name in (KEYS_FILE, KEYS_COPY):
         where = f"{folder}/{name}"
         try:
@@ -66,25 +85,30 @@ def load_keys(disk: Disk, folder: str, identity: LogIdentity, keyring: Keyring, 
                     each.number: keyring.unwrap(each.master, each.wrapped, each.number, identity, where=where)
                     for each in found
                 }
-        except (KeyMissing, CorruptLog, OSError) as error:
+        except KeyMissing as error:
             trouble.append(error)
+        except OSError as error:
+            if error.errno in NO_DESCRIPTORS:
+                raise
+            trouble.append(WrongKeys(f"{where} cannot be read: {error.strerror or error}", path=where))
     if not opened:
         if trouble:
-            raise trouble[0]
-        if has_keys(disk, folder):
-            raise CorruptLog(f"{path} is damaged, and so is its copy: nothing of this log can be read", path=path)
+            raise next((each for each in trouble if not isinstance(each, WrongKeys)), trouble[0])
+        if has_files(disk, folder):
+            raise WrongKeys(f"{path} is damaged, and so is its copy: nothing of this log can be read", path=path)
         if not is_empty:
-            raise CorruptLog(f"{path} is missing, and so is its copy: nothing of this log can be read", path=path)
+            raise WrongKeys(f"{path} is missing, and so is its copy: nothing of this log can be read", path=path)
         made = {1: keyring.random(KEY_BYTES)}
         _write(disk, folder, _wrapped(made, identity, keyring))
         return made
     keys, *others = opened.values()
     if any(each != keys for each in others):
-        raise KeyMissing(
+        raise WrongKeys(
             f"{path} and {KEYS_COPY} beside it are of different keys, and nothing says which is this log's: take the"
             " one away that was put there",
             path=path,
         )
+    prove(keys)
     if opened.keys() == whole.keys():  # Q3
         used = next(iter(whole.values()))
         with suppress(OSError):  # a full disk: at the next open

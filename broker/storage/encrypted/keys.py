@@ -23,7 +23,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from broker.api.errors import CorruptLog, InvalidSetting, KeyMissing
+from broker.api.errors import InvalidSetting, KeyMissing, WrongKeys
 from broker.storage.encrypted.message import KEY_BYTES
 from broker.storage.segments.checkpoint import LogIdentity
 
@@ -101,7 +101,7 @@ class Keyring:
 
         Raises:
             KeyMissing: the master key is not among these.
-            CorruptLog: it is, and does not unwrap this.
+            WrongKeys: it is, and does not unwrap this.
         """
         found = next((each for each in self.masters if each.id == master), None)
         if found is None:
@@ -115,7 +115,7 @@ class Keyring:
             data = b""
         key = found.unwrap(data, _context(number, identity)) if len(data) == _WRAPPED_BYTES else None
         if key is None:
-            raise CorruptLog(f"{where}: the wrapped key is damaged, or it is that of another log", path=where)
+            raise WrongKeys(f"{where}: the wrapped key is damaged, or it is that of another log", path=where)
         return key
 
 

@@ -43,10 +43,12 @@ from broker.storage.encrypted.message import (
     verify_stored,
     with_tag,
 )
+from broker.storage.encrypted.proof import check_keys
 from broker.storage.segments.checkpoint import LogIdentity
 
 MESSAGES_PER_SALT: Final = 1 << 20
 """By then the chance that two of their nonces are the same is 1 in 2^57."""
+CHECK_BYTES: Final = 8
 KEYS_REMEMBERED_MAX: Final = 256
 """Message keys, so that they need not be derived for each message that is opened."""
 _INTO: Final = hasattr(AESGCM, "decrypt_into")
@@ -60,21 +62,44 @@ class Vault:
 
     Args:
         keys: The log's, by their numbers; the greatest encrypts.
+
+    Attributes:
+        check: Tells this key from others, and nothing of it. The log's checkpoint has it (`proof.py`).
     """
 
     def __init__(self, keys: dict[int, bytes], identity: LogIdentity, keyring: Keyring) -> None:
         self._keys = keys
         self._latest = max(keys)
         self._name = name_of(identity)
+        self.check = self._check_of(self._latest)
         self._random = keyring.random
         self._derived: OrderedDict[tuple[int, bytes], AESGCM] = OrderedDict()
         self._salt = b""
         self._left = 0
 
     @classmethod
-    def open(cls, disk: Disk, folder: str, identity: LogIdentity, keyring: Keyring, *, is_empty: bool) -> Vault:
-        """The vault of a log. As `keyfile.load_keys`."""
-        return cls(load_keys(disk, folder, identity, keyring, is_empty=is_empty), identity, keyring)
+    def open(
+        cls, disk: Disk, folder: str, identity: LogIdentity, keyring: Keyring, *, is_empty: bool, boot_id: str = ""
+    ) -> Vault:
+        """The vault of a log. As `keyfile.load_keys`.
+
+        Args:
+            boot_id: Of this run of the machine (`proof.py`).
+        """
+
+        def prove(keys: dict[int, bytes]) -> None:
+            if not is_empty:
+                check_keys(cls(keys, identity, keyring), disk, folder, boot_id=boot_id)
+
+        return cls(load_keys(disk, folder, identity, keyring, is_empty=is_empty, prove=prove), identity, keyring)
+
+    def is_of(self, check: str) -> bool:
+        """Whether one of its keys has this check value."""
+        return any(self._check_of(number) == check for number in self._keys)
+
+    def _check_of(self, number: int) -> str:
+        info = b"liftlog key check\0" + self._name
+        return HKDF(SHA256(), CHECK_BYTES, None, info).derive(self._keys[number]).hex()
 
     # --- messages -------------------------------------------------------------------------------------------
 

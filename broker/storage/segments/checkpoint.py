@@ -125,6 +125,7 @@ class Checkpoint:
         lost_ranges: Half-open ranges of offsets that were fsynced and are damaged on disk.
         clean_boot_id: The machine's boot id when the log was closed cleanly; None: it is open, or was killed.
         ages: (microseconds, end): all below `end` had been here for so long (`ages.A3`). Other ages are nothing new.
+        key: The check value of the key that encrypts the log (`Vault.check`); empty: it is not encrypted.
     """
 
     high_watermark: int = 0
@@ -135,9 +136,10 @@ class Checkpoint:
     lost_ranges: tuple[tuple[int, int], ...] = ()
     clean_boot_id: str | None = None
     ages: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    key: str = field(default="", compare=False)
 
     def encode(self) -> bytes:
-        values = {name: getattr(self, name) for name in _NAMES if name != "ages" or self.ages}
+        values = {name: getattr(self, name) for name in _NAMES if name not in _LEFT_OUT or getattr(self, name)}
         return seal_json({**values, "tail": None if self.tail is None else asdict(self.tail)})
 
     @classmethod
@@ -175,6 +177,8 @@ class Checkpoint:
 
 
 _NAMES: Final = tuple(each.name for each in fields(Checkpoint))
+_LEFT_OUT: Final = {"ages", "key"}
+"""Where they say nothing."""
 
 
 ENCRYPTED_VERSION: Final = 2
@@ -196,13 +200,27 @@ def read_identity(disk: Disk, folder: str) -> LogIdentity:
         UnknownFormatVersion: a later release wrote the folder.
         CorruptLog: it cannot be read.
     """
-    return _identity_and_version(disk, folder)[0]
+    return read_marked(disk, folder)[0]
+
+
+def read_marked(disk: Disk, folder: str) -> tuple[LogIdentity, bool]:
+    """As `read_identity`, and whether `mark_encrypted` was there."""
+    identity, version = _identity_and_version(disk, folder)
+    return identity, version == ENCRYPTED_VERSION
 
 
 def mark_encrypted(disk: Disk, folder: str, identity: LogIdentity) -> None:
     """Have earlier releases refuse a folder (`ENCRYPTED_VERSION`). Raises as `read_identity`, and OSError."""
-    if _identity_and_version(disk, folder)[1] != ENCRYPTED_VERSION:
+    if not read_marked(disk, folder)[1]:
         write_identity(disk, folder, identity, version=ENCRYPTED_VERSION)
+
+
+def is_marked_encrypted(disk: Disk, folder: str) -> bool:
+    """Whether `mark_encrypted` was there. A folder that does not tell is not. OSError passes through."""
+    try:
+        return read_marked(disk, folder)[1]
+    except CorruptLog:
+        return False
 
 
 def _identity_and_version(disk: Disk, folder: str) -> tuple[LogIdentity, int]:

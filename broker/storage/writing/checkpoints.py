@@ -107,17 +107,21 @@ class Checkpoints:
             self._state.check_writable()
         if point != self.written or not self.is_sure:
             self.is_sure = False
-            self._state.disk.replace_file(f"{self._state.folder}/{CHECKPOINT_FILE}", point.encode(), frees=frees)
+            self._state.disk.replace_file(f"{self._state.folder}/{CHECKPOINT_FILE}", self._encoded(point), frees=frees)
             self.note(point)
 
     def may_say(self, point: Checkpoint) -> bool:
         """Whether a write of it that failed is in the file all the same."""
         try:
-            return self._state.disk.read_file(f"{self._state.folder}/{CHECKPOINT_FILE}") == point.encode()
+            return self._state.disk.read_file(f"{self._state.folder}/{CHECKPOINT_FILE}") == self._encoded(point)
         except FileNotFoundError:
             return False
         except OSError:
             return True
+
+    def _encoded(self, point: Checkpoint) -> bytes:
+        vault = self._state.vault
+        return (point if vault is None else replace(point, key=vault.check)).encode()
 
     def note(self, point: Checkpoint | None) -> None:
         """This is in the file."""

@@ -163,6 +163,7 @@ def test_metrics_tell_who_is_in_sync_and_how_far_behind_a_follower_is(
             raft_refused=0,
             group=None,
             weaker=0,
+            shut=0,
         )
         wanted = f"liftlog_{name}"
         found = [v for n, _, keys, of, v in samples if n == wanted and labels == dict(zip(keys, of, strict=True))]

@@ -35,6 +35,7 @@ LOOK_AT_BYTES = (
     "test_index_that_is_missing_or_wrong_is_rebuilt",
     "test_intact_batch_of_a_later_version_is_refused_and_nothing_is_cut",
     "test_it_is_behind_at_each_open_until_it_was_told_whom_it_follows",
+    "test_log_that_cannot_be_opened_says_why",
     "test_polars_and_pyarrow_read_segment_files_as_they_are",
     "test_pyarrow_and_polars_read_a_joined_segment",
     "test_ranges_between_schema_and_marker_are_a_stream",

@@ -11,6 +11,7 @@ import errno
 import json
 import random
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 
 import pyarrow as pa
@@ -20,7 +21,15 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from broker.api.batch import BatchHeader, decode_batch, encode_batch, read_header, seal, verify_batch
-from broker.api.errors import BadBatch, CorruptLog, DiskFull, InvalidSetting, KeyMissing
+from broker.api.errors import (
+    BadBatch,
+    CorruptLog,
+    DiskFull,
+    InvalidSetting,
+    KeyMissing,
+    StorageFailed,
+    WrongKeys,
+)
 from broker.api.schema import HEADERS_TYPE, SCHEMA, SCHEMA_BYTES
 from broker.storage.encrypted.keys import Keyring, MasterKey
 from broker.storage.encrypted.message import is_encrypted, read_stored_header, stored_bytes, verify_stored
@@ -34,7 +43,7 @@ from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.rows import RowBatch
-from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings, seal_json
 from tests.support.encrypted_logs import KEYRING, encrypted
 from tests.support.logs import (
     FOLDER,
@@ -49,7 +58,7 @@ from tests.support.logs import (
     verified_records,
 )
 from tests.support.rows import random_rows
-from tests.support.simdisk import SimDisk
+from tests.support.simdisk import Crashed, SimDisk
 
 CANARY = b"canary-of-a-user"
 SETTINGS = encrypted(LogSettings(segment_bytes=6_000, dedup_window_ms=1_000_000))
@@ -253,9 +262,8 @@ def test_a_log_that_was_opened_before_its_stream_was_known_is_encrypted_from_the
     assert not any(CANARY in bytes(inode.content) for inode in disk.names.values())
     disk.lose(f"{FOLDER}1/keys")
     disk.lose(f"{FOLDER}1/keys.copy")
-    log = open_log(disk, folder=f"{FOLDER}1", settings=replace(SETTINGS, is_encrypted=False))
-    with pytest.raises(CorruptLog, match="missing"):
-        log.update_settings(SETTINGS)
+    with pytest.raises(WrongKeys, match="missing"):
+        open_log(disk, folder=f"{FOLDER}1", settings=replace(SETTINGS, is_encrypted=False))
 
 
 def test_a_log_is_wrapped_anew_when_it_is_opened_by_another_master_key() -> None:
@@ -292,12 +300,14 @@ def test_without_both_nothing_is_made_anew() -> None:
     for name in ("keys", "keys.copy"):
         disk.lose(f"{FOLDER}/{name}")
         flipped.flip(f"{FOLDER}/{name}", 300)
-    with pytest.raises(CorruptLog, match="missing"):
+    with pytest.raises(WrongKeys, match="missing"):
         open_log(disk, settings=SETTINGS)
     assert not disk.exists(f"{FOLDER}/keys")
-    with pytest.raises(CorruptLog, match="damaged"):
+    with pytest.raises(WrongKeys, match="damaged"):
         open_log(flipped, settings=SETTINGS)
-    assert inspect_partition(flipped, FOLDER, keyring=KEYRING).of_kind("wrong_keys")
+    for each in (disk, flipped):
+        assert inspect_partition(each, FOLDER, keyring=KEYRING).of_kind("wrong_keys")
+        assert repair(each, FOLDER, now_us=0, keyring=KEYRING).refused
 
 
 def test_on_a_full_disk_no_log_is_made_and_one_that_is_there_opens() -> None:
@@ -321,7 +331,7 @@ def test_keys_that_were_put_back_from_elsewhere_are_not_taken_and_write_over_not
         there = disk.after_crash("lost")
         there.replace_file(f"{FOLDER}/{name}", other.read_file(f"{FOLDER}/{name}"))
         before = {each: there.read_file(f"{FOLDER}/{each}") for each in ("keys", "keys.copy")}
-        with pytest.raises(KeyMissing, match="of different keys"):
+        with pytest.raises(WrongKeys, match="of different keys"):
             open_log(there, settings=SETTINGS)
         assert before == {each: there.read_file(f"{FOLDER}/{each}") for each in before}
         there.lose(f"{FOLDER}/{name}")
@@ -388,8 +398,173 @@ def test_keys_of_another_log_are_refused() -> None:
     PartitionLog.create(other, FOLDER, replace(IDENTITY, stream="other"), SETTINGS, now_us=0).close()
     for name in ("keys", "keys.copy"):
         disk.replace_file(f"{FOLDER}/{name}", other.read_file(f"{FOLDER}/{name}"))
-    with pytest.raises(CorruptLog, match="another log"):
+    with pytest.raises(WrongKeys, match="another log"):
         open_log(disk, settings=SETTINGS)
+
+
+def contents(disk: SimDisk) -> dict[str, bytes]:
+    return {name: bytes(inode.content) for name, inode in disk.names.items()}
+
+
+def with_keys_of(disk: SimDisk, other: SimDisk, *more: str) -> SimDisk:
+    """A copy of a log's disk with both files of keys, and more files, of another replica of it."""
+    there = disk.after_crash("lost")
+    for name in ("keys", "keys.copy", *more):
+        there.replace_file(f"{FOLDER}/{name}", other.read_file(f"{FOLDER}/{name}"))
+    return there
+
+
+def check_refused(disk: SimDisk, **options: str) -> None:
+    """Nothing is opened or written, by whatever door."""
+    before = contents(disk)
+    for settings in (SETTINGS, replace(SETTINGS, is_sole_replica=False), replace(SETTINGS, is_encrypted=False)):
+        with pytest.raises(WrongKeys, match="those of another replica"):
+            open_log(disk, settings=settings, **options)  # type: ignore[arg-type]
+    assert inspect_partition(disk, FOLDER, keyring=KEYRING).of_kind("wrong_keys")
+    assert "another replica" in str(repair(disk, FOLDER, now_us=0, keyring=KEYRING).refused)
+    assert contents(disk) == before
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_keys_of_another_replica_or_of_before_it_began_anew_open_nothing(is_clean: bool) -> None:
+    """Seen before: the log opened, all that was stored was `bad_batch`, and records came with the other key."""
+    disk, other = SimDisk(), SimDisk()
+    for each in (disk, other):
+        filled(each).close(clean=is_clean)
+    check_refused(with_keys_of(disk, other))
+    check_refused(with_keys_of(disk, other), boot_id="another")
+    back = open_log(with_keys_of(disk, disk), settings=SETTINGS)
+    commit(back)
+    assert len(verified_records(back)) == 30
+
+
+def test_keys_that_were_put_back_with_all_small_files_open_nothing() -> None:
+    """As a copy of before the replica began anew, without its segments, brings them."""
+    disk, other = SimDisk(), SimDisk()
+    filled(disk).close(clean=False)
+    filled(other, 20).close()
+    check_refused(with_keys_of(disk, other, "checkpoint", "partition.json", "epochs"), boot_id="another")
+
+
+def test_a_log_without_a_batch_knows_its_keys_by_its_checkpoint() -> None:
+    disk, other = SimDisk(), SimDisk()
+    for each in (disk, other):
+        log = filled(each)
+        log.reset(30)
+        assert verified_records(log) == []
+        log.close()
+    check_refused(with_keys_of(disk, other))
+
+
+def test_a_log_whose_checkpoint_says_nothing_is_proven_by_its_batches() -> None:
+    """It is damaged, or of a build that did not write the check value yet; the next checkpoint has it."""
+    disk, other = SimDisk(), SimDisk()
+    for each in (disk, other):
+        filled(each).close()
+    flipped = disk.after_crash("lost")
+    flipped.flip(f"{FOLDER}/checkpoint", 300)
+    check_refused(with_keys_of(flipped, other))
+    path = f"{FOLDER}/checkpoint"
+    values = json.loads(disk.read_file(path).rpartition(b" ")[0])
+    assert values.pop("key") == open_vault(disk).check
+    del values["format_version"]
+    disk.replace_file(path, seal_json(values))
+    check_refused(with_keys_of(disk, other))
+    log = open_log(disk, settings=SETTINGS)
+    log.append([told(b"more")], leader_epoch=1, now_us=40)
+    commit(log)
+    log.close()
+    assert json.loads(disk.read_file(path).rpartition(b" ")[0])["key"] == open_vault(disk).check
+
+
+def open_vault(disk: SimDisk) -> Vault:
+    return Vault.open(disk, FOLDER, IDENTITY, KEYRING, is_empty=False)
+
+
+def test_batches_that_are_damaged_or_changed_do_not_speak_against_the_keys() -> None:
+    disk = SimDisk()
+    log = filled(disk, 6, replace(SETTINGS, segment_bytes=1 << 20))
+    forged(disk, log, 0)
+    entry = log.log.view().index(log.log.view().segments[0]).entries[1]
+    disk.flip(segments(disk)[0], 8 * (int(entry["position"]) + 700))
+    log.close(clean=False)
+    vault = open_vault(disk.after_crash("lost"))
+    assert vault.is_of(open_vault(disk).check)
+
+
+def test_a_disk_that_does_not_read_a_batch_does_not_speak_against_the_keys() -> None:
+    disk = SimDisk()
+    filled(disk).close(clean=False)
+    for call in ("open", "pread"):
+        found = disk.after_crash("lost")
+        found.fail(call, errno.EIO, path=segments(disk)[-1])
+        assert open_log(found, settings=SETTINGS, boot_id="another").log_end_offset == 30
+        found = disk.after_crash("lost")
+        found.lose(f"{FOLDER}/checkpoint")
+        found.fail(call, errno.EIO, path=".arrows", times=len(segments(disk)))
+        with pytest.raises(StorageFailed):
+            open_log(found, settings=SETTINGS, boot_id="another")
+        assert open_log(found, settings=SETTINGS, boot_id="another").log_end_offset == 30
+
+
+def test_without_both_files_a_log_is_not_taken_for_one_in_clear() -> None:
+    """Nor where the catalog does not know its stream."""
+    disk = SimDisk()
+    filled(disk).close()
+    for name in ("keys", "keys.copy"):
+        disk.lose(f"{FOLDER}/{name}")
+    for keyring, error in ((KEYRING, WrongKeys), (None, KeyMissing)):
+        with pytest.raises(error):
+            open_log(disk, settings=replace(SETTINGS, is_encrypted=False, keyring=keyring))
+
+
+def test_files_of_keys_that_cannot_be_read_may_be_brought_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk()
+    filled(disk).close()
+    before = contents(disk)
+    for number, raised in ((errno.EACCES, WrongKeys), (errno.EIO, WrongKeys), (errno.EMFILE, StorageFailed)):
+        real = disk.read_file
+
+        def read_file(path: str, number: int = number, real: Callable[[str], bytes] = real) -> bytes:
+            if path.startswith(f"{FOLDER}/keys"):
+                raise OSError(number, "refused")
+            return real(path)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(disk, "read_file", read_file)
+            with pytest.raises(raised):
+                open_log(disk, settings=SETTINGS)
+    assert contents(disk) == before
+    assert len(verified_records(open_log(disk, settings=SETTINGS))) == 30
+
+
+def test_the_power_goes_at_any_step_of_the_first_open_and_of_another_master_key() -> None:
+    new = Keyring([MasterKey(b"n" * 32), *KEYRING.masters])
+    steps = 0
+    for made in (False, True):
+        for crash_at in range(1, 200):
+            disk = SimDisk()
+            if made:
+                filled(disk, 3).close()
+                disk = disk.after_crash("lost", crash_at=crash_at)
+            else:
+                disk.crash_at = crash_at
+            try:
+                if made:
+                    open_log(disk, settings=encrypted(SETTINGS, new)).close()
+                else:
+                    filled(disk, 1).close()
+                break
+            except Crashed:
+                steps += 1
+            found = disk.after_crash("lost")
+            if found.exists(f"{FOLDER}/partition.json"):
+                log = open_log(found, settings=encrypted(SETTINGS, new), boot_id="another")
+                log.append([told(b"more")], leader_epoch=1, now_us=9)
+                commit(log)
+                assert verified_records(log)[-1][2] == CANARY + b"more"
+                assert not made or len(verified_records(log)) == 4
+    assert steps > 20
 
 
 # --- a log ----------------------------------------------------------------------------------------------------------

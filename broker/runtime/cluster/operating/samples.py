@@ -27,6 +27,7 @@ def cluster_samples(
     raft_refused: int,
     group: Mapping[str, Any] | None,
     weaker: int,
+    shut: int,
 ) -> Iterator[Sample]:
     """All samples of one broker. A partition's numbers come from its leader; each replica tells of its log.
 
@@ -34,6 +35,7 @@ def cluster_samples(
         connections, refused, bulk_bytes: As the link counts them.
         group: As of `plane.status`; None: the Raft thread gives no answer.
         weaker: Brokers with a weaker `auth.mode`.
+        shut: Replicas here whose keys are lost.
     """
     yield from common_samples(intake, started=started)
     yield "liftlog_session_open", "1 while this broker may lead", (), (), float(has_session)
@@ -42,6 +44,7 @@ def cluster_samples(
     yield "liftlog_partitions_led", "Partitions that this broker leads", (), (), len(led)
     few = sum(len(state.isr) < len(state.replicas) for state in led)
     yield "liftlog_partitions_under_replicated", "Partitions led here with replicas out of sync", (), (), few
+    yield "liftlog_replicas_shut", "Replicas here whose keys are lost, or another log's", (), (), shut
     below = sum(len(state.isr) < state.min_insync_replicas for state in led)
     yield "liftlog_partitions_below_minimum", "Partitions led here that take no records", (), (), below
     nobody = sum(state.leader is None for state in states.values())

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from broker.api.errors import LiftlogError, UnknownFormatVersion
+from broker.api.errors import KeyMissing, LiftlogError, UnknownFormatVersion
 from broker.api.stream import StreamSettings
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.cluster.replicas.log_ends import LogEnds
@@ -125,9 +125,12 @@ class Folders:
         """A new, empty log where none may be (D1, D2).
 
         Raises:
-            DiskFull, StorageFailed: there is none.
+            DiskFull, StorageFailed, KeyMissing: there is none.
         """
         self.may_make(info)
+        settings = self.log_settings(info.settings)
+        if settings.is_encrypted and settings.keyring is None:  # before anything is moved
+            raise KeyMissing(f"{info.name}/{number}: its records are encrypted, and this broker has no master key")
         with disk_errors(f"make the folder of {info.name}/{number}"):
             folder = self.path(info.name, info.incarnation, number)
             if self.disk.exists(folder):
@@ -136,7 +139,6 @@ class Folders:
         identity = LogIdentity(
             cluster_id=self.cluster_id, stream=info.name, incarnation=info.incarnation, partition=number
         )
-        settings = self.log_settings(info.settings)
         log = PartitionLog.create(self.disk, folder, identity, settings, boot_id=self.boot_id, now_us=self.elapsed_us())
         try:
             with disk_errors(f"make {folder}"):

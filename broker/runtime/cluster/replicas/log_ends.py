@@ -68,10 +68,11 @@ class LogEnds:
         opened.log.state.before_cut = partial(self._lower, at)
 
     def note(self, *, kept: Collection[Place] = ()) -> None:
-        """Write down how far the logs are. `kept`: the end of these stays as it is (E4)."""
+        """Write down how far the logs are. `kept`: the end of these stays as it is (E4), open or not."""
         with self._lock:
             logs = self._logs.items()
-            ends = {at: self._ends.get(at, 0) if at in kept else self._end(at, opened) for at, opened in logs}
+            ends = {at: self._end(at, opened) for at, opened in logs if at not in kept}
+            ends |= {at: self._ends.get(at, 0) for at in kept}
             try:
                 self._write({at: end for at, end in ends.items() if end})
             except LiftlogError as error:

@@ -28,6 +28,7 @@ V9  A fault of ours in a turn is followed by another turn. A log that was found 
 V10  A replica that the catalog knows no other of does with its log what a broker does that is alone: what is damaged is
     lost, and told; acknowledged records behind it stay, with their offsets; and they are read. It stops doing so before
     it leads, or follows, in the epoch in which there are others.
+V11  What is kept shut (`replicas.G18`) has no role, and nothing is made in its place. It goes when it is to be deleted.
 V12  It stops taking messages, and goes on, in turns, as it was told: a stop is confirmed as of the moment of its turn.
 
 Design: docs/explain/replication.md. The model is `tests/sim/replica.py`.
@@ -41,7 +42,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from broker.api.errors import DiskFull, LiftlogError, NotLeader
+from broker.api.errors import DiskFull, KeyMissing, LiftlogError, NotLeader
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.growth import GrowthStage
 from broker.metadata.partition import PartitionState, Place
@@ -61,6 +62,8 @@ log = logging.getLogger(__name__)
 
 AGAIN_MS: Final = 300
 """After so long one tries again what a disk or the catalog has refused."""
+SELDOM_MS: Final = 30_000
+"""And a log that cannot be made or taken after twice as long each time, and this at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,7 @@ class PlacedReplica:
     Args:
         name: The stream's.
         found: Its log, if the start of this process has found one. is_old: That was put back.
+        shut: Why that is kept shut; None: it is not.
         woken: Called when it wants to step out, or is to be looked at.
         mender: The broker's.
 
@@ -105,6 +109,7 @@ class PlacedReplica:
         stepping: None: it is not about to step out.
         is_damaged: Something that was fsynced cannot be read, or is not there (`is_old`).
         is_old: Its log was put back from a copy (`replicas.G13`).
+        shut: Why its log is not opened; None: nothing is wrong with its keys (V11).
         mending: None: nothing has been damaged here since the log was opened.
         is_fresh: Its log was made while the catalog still waited for a former one to be deleted.
         is_gone: It was removed, and so was its folder.
@@ -122,6 +127,7 @@ class PlacedReplica:
         mender: Mender,
         *,
         is_old: bool = False,
+        shut: str | None = None,
     ) -> None:
         self.at = at
         self.partition: ReplicatedPartition | None = None
@@ -129,6 +135,7 @@ class PlacedReplica:
         self._former: Stepping | None = None  # one that was asked for, and is not any more
         self.is_damaged = self.is_fresh = self.is_gone = False
         self.is_old = is_old
+        self.shut = shut
         self._host = host
         self._name = name
         self._found = found
@@ -152,6 +159,7 @@ class PlacedReplica:
         self._following: tuple[int, Incarnation] | None = None
         self._is_unfinished = False
         self._tried_ms = 0
+        self._again_ms = AGAIN_MS
 
     def __str__(self) -> str:
         return f"{self._name}/{self.at[1]}"
@@ -236,7 +244,7 @@ class PlacedReplica:
                     self.step_out("damage", life)
             if self._capturing.is_wanted(partition, told.info) != self._capturing.is_begun:
                 self._turns.ask()
-        if self._is_unfinished and now_ms - self._tried_ms >= AGAIN_MS:
+        if self._is_unfinished and now_ms - self._tried_ms >= self._again_ms:
             self._tried_ms = now_ms
             self._turns.ask()
 
@@ -332,6 +340,8 @@ class PlacedReplica:
         stepping = self.stepping or self._former
         if stepping is not None and self._incarnation > stepping.incarnation:
             self._stepped_out(stepping.why)
+        if self.shut is not None:  # V11
+            return True
         partition = self.partition or self._open(told)
         if partition is None:
             return False
@@ -431,14 +441,20 @@ class PlacedReplica:
             opened = found or host.folders.create(told.info, number)
         except LiftlogError as error:
             log.warning("replica.not_made partition=%s error=%s", self, error)
+            self._again_ms = min(2 * self._again_ms, SELDOM_MS)
             return None
         try:
             partition = self._take(told, opened, is_new=found is None)
+        except KeyMissing as error:  # it was opened before the catalog told that it is encrypted
+            log.warning("replica.not_made partition=%s error=%s", self, error)
+            self._found = opened
+            self._again_ms = min(2 * self._again_ms, SELDOM_MS)
+            return None
         except Exception:  # V9
             log.exception("replica.turn_bug partition=%s", self)
             self._found = opened
             return None
-        self.partition = partition
+        self.partition, self._again_ms = partition, AGAIN_MS
         return partition
 
     def _take(self, told: Told, opened: PartitionLog, *, is_new: bool) -> ReplicatedPartition:
@@ -491,6 +507,7 @@ class PlacedReplica:
         self.is_damaged = self.is_fresh = False
         self._host.folders.remove(self._name, *self.at)
         self.is_gone = True
+        self.shut = None
         log.info("replica.left partition=%s", self)
 
     def _forget_aside(self) -> None:

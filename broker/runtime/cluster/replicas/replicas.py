@@ -33,6 +33,11 @@ G16  Time costs the broker the same however many replicas it has: a round ticks 
     ticks all where something has changed that they do not hear of otherwise (`look`), and while the broker stops.
 G17  Who stops hears nothing more of the catalog: a log that is made or taken then is closed by nobody. The catalog's
     thread may be amid a change: it makes and takes nothing more from the moment on that the stop begins to count.
+G18  A log whose own keys are lost, or another log's, is kept shut: nothing opens it, moves it aside or makes another in
+    its place, whatever the catalog says, until it is to be deleted. The keys may be brought back, and they may be gone
+    on all brokers at once: each would begin anew from the next one. The catalog hears of it as of one that is behind,
+    so others lead, and an operator may choose it once it opens. So it is with a folder that the catalog places nowhere
+    here, if the master key for it is not here: nobody else's start waits for that.
 G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
 """
 
@@ -44,13 +49,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from broker.api.errors import DiskFull, KeyMissing, LiftlogError, StorageFailed, UnknownFormatVersion
+from broker.api.errors import DiskFull, KeyMissing, LiftlogError, StorageFailed, UnknownFormatVersion, WrongKeys
 from broker.api.stream import settings_from
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.metadata.cluster import Touched
 from broker.metadata.growth import GrowthStage, stage_of
 from broker.metadata.heard import Heard
-from broker.metadata.partition import Place
+from broker.metadata.partition import PartitionState, Place
 from broker.metadata.session import slower
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.replicas.mending import Mender
@@ -111,6 +116,7 @@ class Replicas:
         self._replicas: dict[Place, PlacedReplica] = {}
         self._found: dict[Place, tuple[str, PartitionLog]] = {}
         self._old: set[Place] = set()  # of those (G13)
+        self._shut: dict[Place, tuple[str, str]] = {}  # found, and not open: the stream, and why (G18)
         self._seen: dict[Place, Told | None] = {}  # what each was told last
         self._ending: set[Place] = set()  # told that they are over, and not gone yet
         self._leftovers: frozenset[Place] = frozenset()
@@ -158,7 +164,13 @@ class Replicas:
             )
             try:
                 opened = folders.open(identity, settings)
-            except (DiskFull, KeyMissing, UnknownFormatVersion):  # nothing of it is lost
+            except KeyMissing as error:
+                is_placed = state is not None and self._host.me in state.replicas
+                if is_placed and not isinstance(error, WrongKeys):  # this process lacks the master key
+                    raise
+                self._keep_shut(at, identity.stream, str(error), found, state)
+                continue
+            except (DiskFull, UnknownFormatVersion):  # nothing of it is lost
                 raise
             except LiftlogError as error:  # the catalog takes it for lost, and it begins anew
                 who = catalog.cluster.who()
@@ -177,6 +189,14 @@ class Replicas:
             found.epoch_seen = max(found.epoch_seen, opened.leader_epoch)
         self._has_opened = True
         return found
+
+    def _keep_shut(self, at: Place, stream: str, why: str, found: FoundReplicas, state: PartitionState | None) -> None:
+        """G18. The only member of both sets stays one: to go on without it an operator has to say so."""
+        log.error("replica.shut partition=%s/%d error=%s", stream, at[1], why)
+        self._shut[at] = stream, why
+        found.sound.setdefault(at[0], []).append(at[1])
+        if state is None or {*state.isr, *state.last_isr} != {self._host.me}:
+            found.behind.setdefault(at[0], []).append(at[1])
 
     def _is_old(self, at: Place, opened: PartitionLog) -> bool:
         """G13."""
@@ -198,7 +218,7 @@ class Replicas:
             partition = None if replica is None else replica.partition
             if replica is not None and partition is not None and (partition.leads or not replica.is_old):
                 self._old.discard(at)
-        self._host.folders.ends.note(kept=self._old)
+        self._host.folders.ends.note(kept=self._old | self.shut().keys())
 
     def start(self) -> None:
         """Take roles as the catalog says, now and from now on. The registration was sent before, or will be."""
@@ -352,8 +372,9 @@ class Replicas:
 
     def _name_unknown(self) -> None:
         """G6."""
-        if self._found:
-            names = [f"{name}/{number}" for (_, number), (name, _) in self._found.items()]
+        if self._found or self._shut:
+            unknown = {at: name for at, (name, _) in (*self._found.items(), *self._shut.items())}
+            names = [f"{name}/{number}" for (_, number), name in unknown.items()]
             log.warning("replica.unknown count=%d partitions=%s", len(names), names)
 
     def _tell(self, at: Place, name: str, told: Told | None) -> None:
@@ -367,7 +388,8 @@ class Replicas:
         replica.tell(told)
 
     def _add(self, at: Place, name: str) -> PlacedReplica:
-        found_name, found = self._found.pop(at, (name, None))
+        shut_name, shut = self._shut.pop(at, (name, None))
+        found_name, found = self._found.pop(at, (shut_name, None))
         replica = self._replicas[at] = PlacedReplica(
             self._host,
             at,
@@ -378,8 +400,14 @@ class Replicas:
             self._changes,
             self._mender,
             is_old=at in self._old,
+            shut=shut,
         )
         return replica
+
+    def shut(self) -> dict[Place, str]:
+        """The logs that are kept shut, and why (G18)."""
+        placed = {replica.at: replica.shut for replica in self.replicas() if replica.shut is not None}
+        return {at: why for at, (_, why) in list(self._shut.items())} | placed
 
     def _drop_gone(self) -> None:
         for at in [at for at in self._ending if at not in self._leftovers]:
