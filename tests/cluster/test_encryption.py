@@ -257,3 +257,36 @@ def test_a_broker_without_a_master_key_makes_no_such_stream(tmp_path: Path) -> N
         assert not (broker.folder / "data" / "streams" / "orders").exists()
     finally:
         broker.stop()
+
+
+def test_without_the_keys_of_a_log_its_stream_is_offline_and_nothing_is_changed(tmp_path: Path) -> None:
+    broker = broker_of(tmp_path, None, LIFTLOG_ENCRYPTION_KEY_FILE=str(key_file(tmp_path, "key"))).start()
+    try:
+        create(broker)
+        create(broker, "other")
+        with connect(broker.address) as client:
+            for stream in ("orders", "other"):
+                client.append(stream, 0, pa.table({"value": [CANARY.encode()]}))
+        broker.kill9()
+        folder, other = (next((broker.folder / "data/streams" / name).glob("*/0")) for name in ("orders", "other"))
+        kept = {name: (folder / name).read_bytes() for name in ("keys", "keys.copy")}
+        for harm in ("lost", "of another log"):
+            for name in kept:
+                (folder / name).unlink()
+                if harm != "lost":
+                    (folder / name).write_bytes((other / name).read_bytes())
+            before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+            broker.start(wait=False)
+            eventually(lambda: missing(broker) == {"stream orders"}, what="it says that a stream is offline")
+            assert values(broker, "other") == [CANARY]
+            with pytest.raises(urllib.error.HTTPError) as raised:
+                broker.get("/v1/streams/orders/partitions/0/records?offset=0")
+            assert json.loads(raised.value.read())["reason"] == "wrong_keys"
+            assert broker.stop() == 0
+            assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+            for name, data in kept.items():
+                (folder / name).write_bytes(data)
+        broker.start()
+        assert values(broker) == [CANARY]
+    finally:
+        broker.stop()

@@ -244,3 +244,22 @@ def test_one_replica_without_its_keys_is_made_anew_when_an_operator_says_so(clus
         cluster.in_sync("s", 3)
         assert process.metric("liftlog_replicas_shut") == 0
     assert values(cluster, "s") == expected(2)
+
+
+def test_keys_that_go_while_brokers_run_are_written_anew(cluster: RealCluster, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    with cluster.client(deadline_s=60.0) as client:
+        client.create_stream("s", encryption="aes-256-gcm")
+        cluster.in_sync("s", 3)
+        store(client, "s", 0, records(0))
+        taken(cluster, kept)
+        for broker in IDS:
+            cluster.brokers[broker].stop()
+            cluster.brokers[broker].start()
+            assert cluster.brokers[broker].metric("liftlog_replicas_shut") == 0
+            cluster.in_sync("s", 3)
+        store(client, "s", 0, records(1))
+        for process in cluster.brokers.values():
+            assert "replica.stepped_out" not in process.output()
+    assert values(cluster, "s") == expected(2)

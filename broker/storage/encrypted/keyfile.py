@@ -11,6 +11,8 @@ Q3  No whole file is written over by another key. Where both are whole and of di
 Q4  Whatever is wrong with both files is WrongKeys, also where they cannot be read: they may be brought back. So nobody
     takes the log for lost because of them.
 Q5  Nothing is written before it is known that the keys are this log's (`proof.py`).
+Q6  What goes of them while the log is open is written anew with its checkpoint. Its memory is the last place that has
+    the key, if both are gone.
 """
 
 from __future__ import annotations
@@ -81,10 +83,7 @@ def load_keys(
         try:
             if (found := _read(disk, where)) is not None:
                 whole[name] = found
-                opened[name] = {
-                    each.number: keyring.unwrap(each.master, each.wrapped, each.number, identity, where=where)
-                    for each in found
-                }
+                opened[name] = _unwrapped(found, identity, keyring, where)
         except KeyMissing as error:
             trouble.append(error)
         except OSError as error:
@@ -119,6 +118,24 @@ def load_keys(
     return keys
 
 
+def keep_keys(disk: Disk, folder: str, keys: dict[int, bytes], identity: LogIdentity, keyring: Keyring) -> None:
+    """Write what is missing, damaged or not readable of the files of a log that is open (Q6), and nothing else (Q3).
+
+    Raises:
+        OSError, LiftlogError: the disk refuses; or they are whole, and of a later release.
+    """
+    found = {path: _readable(disk, path) for path in (f"{folder}/{KEYS_FILE}", f"{folder}/{KEYS_COPY}")}
+    whole = [each for each in found.values() if each is not None]
+    if len(whole) == len(found):
+        return
+    if any(_unwrapped(each, identity, keyring, folder) != keys for each in whole):
+        return  # somebody has put it there: the next open tells
+    data = _sealed(whole[0] if whole else _wrapped(keys, identity, keyring))
+    for path, each in found.items():
+        if each is None:
+            disk.replace_file(path, data)
+
+
 def masters_of(disk: Disk, folder: str) -> set[str]:
     """The ids of the master keys that the files of a log name. OSError passes through."""
     files = [_read(disk, f"{folder}/{name}") or () for name in (KEYS_FILE, KEYS_COPY)]
@@ -133,10 +150,28 @@ def _wrapped(keys: dict[int, bytes], identity: LogIdentity, keyring: Keyring) ->
     return tuple(found)
 
 
+def _unwrapped(keys: tuple[WrappedKey, ...], identity: LogIdentity, keyring: Keyring, where: str) -> dict[int, bytes]:
+    return {key.number: keyring.unwrap(key.master, key.wrapped, key.number, identity, where=where) for key in keys}
+
+
+def _sealed(keys: tuple[WrappedKey, ...]) -> bytes:
+    return seal_json({"keys": [asdict(key) for key in keys]})
+
+
 def _write(disk: Disk, folder: str, keys: tuple[WrappedKey, ...]) -> None:
-    data = seal_json({"keys": [asdict(key) for key in keys]})
+    data = _sealed(keys)
     for name in (KEYS_FILE, KEYS_COPY):
         disk.replace_file(f"{folder}/{name}", data)
+
+
+def _readable(disk: Disk, path: str) -> tuple[WrappedKey, ...] | None:
+    """As `_read`; None also where the disk does not read it."""
+    try:
+        return _read(disk, path)
+    except OSError as error:
+        if error.errno in NO_DESCRIPTORS:
+            raise
+        return None
 
 
 def _read(disk: Disk, path: str) -> tuple[WrappedKey, ...] | None:

@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from broker.api.batch import read_header, verify_batch
-from broker.api.errors import BadBatch, UnknownFormatVersion
+from broker.api.errors import BadBatch, LiftlogError, UnknownFormatVersion
 from broker.storage.disk import Disk
-from broker.storage.encrypted.keyfile import load_keys
+from broker.storage.encrypted.keyfile import keep_keys, load_keys
 from broker.storage.encrypted.keys import Keyring, name_of
 from broker.storage.encrypted.message import (
     ENCRYPTED_AT,
@@ -72,7 +72,7 @@ class Vault:
         self._latest = max(keys)
         self._name = name_of(identity)
         self.check = self._check_of(self._latest)
-        self._random = keyring.random
+        self._identity, self._keyring, self._random = identity, keyring, keyring.random
         self._derived: OrderedDict[tuple[int, bytes], AESGCM] = OrderedDict()
         self._salt = b""
         self._left = 0
@@ -92,6 +92,11 @@ class Vault:
                 check_keys(cls(keys, identity, keyring), disk, folder, boot_id=boot_id)
 
         return cls(load_keys(disk, folder, identity, keyring, is_empty=is_empty, prove=prove), identity, keyring)
+
+    def keep(self, disk: Disk, folder: str) -> None:
+        """Have the files of the log's keys on disk, if the disk lets it (`keyfile.Q6`)."""
+        with suppress(OSError, LiftlogError):
+            keep_keys(disk, folder, self._keys, self._identity, self._keyring)
 
     def is_of(self, check: str) -> bool:
         """Whether one of its keys has this check value."""

@@ -78,6 +78,8 @@ class Checkpoints:
                 if self._state.is_closed:
                     self._state.check_writable()
                 point = self.point(clean=clean and self._state.durable_end == self._state.log_end_offset)
+            if self._state.vault is not None and not withdraw:  # an append waits for that
+                self._state.vault.keep(self._state.disk, self._state.folder)
             is_new = point != replace(self.written or EMPTY, clean_boot_id=None)
             if clean or withdraw or is_new or not self.is_sure:
                 self.write(point)

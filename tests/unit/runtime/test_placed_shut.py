@@ -143,6 +143,16 @@ def test_the_last_one_that_could_lead_stays_that_and_says_why(tmp_path: Path, cl
         assert three.leading(at).log.log_end_offset == 1
 
 
+def test_in_a_rescue_a_broker_says_nothing_without_it(tmp_path: Path, cluster: Cluster) -> None:
+    """Its log may be the one that has most."""
+    cluster.apply(kind="form_cluster", cluster_id="c")
+    an_encrypted_log(tmp_path, cluster)
+    lost(tmp_path / "streams/s/i-s/0")
+    cluster.apply(kind="begin_rescue", cluster_id="c", epoch_last=cluster.catalog.epoch_last)
+    with node(tmp_path, cluster, "p2") as two, pytest.raises(WrongKeys):
+        with_key(two).start()
+
+
 def test_an_operator_lets_it_begin_anew_by_taking_its_folder_away(tmp_path: Path, cluster: Cluster) -> None:
     at = an_encrypted_log(tmp_path, cluster)
     folder = tmp_path / "streams/s/i-s/0"

@@ -538,6 +538,44 @@ def test_files_of_keys_that_cannot_be_read_may_be_brought_back(monkeypatch: pyte
     assert len(verified_records(open_log(disk, settings=SETTINGS))) == 30
 
 
+@pytest.mark.parametrize("how", ["checkpoint", "close"])
+@pytest.mark.parametrize("names", [("keys",), ("keys.copy",), ("keys", "keys.copy")])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_what_goes_of_the_keys_of_an_open_log_is_written_anew(how: str, names: tuple[str, ...], is_lost: bool) -> None:
+    """As a tool for backups does it on all brokers at once: the memory of an open log is the last place with them."""
+    disk = SimDisk()
+    filled(disk).close()
+    log = open_log(disk, settings=SETTINGS)
+    for name in names:
+        if is_lost:
+            disk.lose(f"{FOLDER}/{name}")
+        else:
+            disk.flip(f"{FOLDER}/{name}", 300)
+    if how == "close":
+        log.close()
+    else:
+        log.append([told(b"more")], leader_epoch=1, now_us=40)
+        commit(log)
+        log.checkpoint()
+    found = disk.after_crash("lost")
+    assert found.read_file(f"{FOLDER}/keys") == found.read_file(f"{FOLDER}/keys.copy")
+    log = open_log(found, settings=SETTINGS, boot_id="another")
+    commit(log)
+    assert len(verified_records(log)) == (30 if how == "close" else 31)
+
+
+def test_keys_that_were_put_beside_an_open_log_are_not_written_over() -> None:
+    disk, other = SimDisk(), SimDisk()
+    log = filled(disk)
+    filled(other).close()
+    for name, gone in (("keys", "keys.copy"), ("keys.copy", "keys")):
+        disk.replace_file(f"{FOLDER}/{name}", other.read_file(f"{FOLDER}/{name}"))
+        disk.unlink(f"{FOLDER}/{gone}")
+        log.checkpoint()
+        assert not disk.exists(f"{FOLDER}/{gone}")
+        assert disk.read_file(f"{FOLDER}/{name}") == other.read_file(f"{FOLDER}/{name}")
+
+
 def test_the_power_goes_at_any_step_of_the_first_open_and_of_another_master_key() -> None:
     new = Keyring([MasterKey(b"n" * 32), *KEYRING.masters])
     steps = 0

@@ -37,7 +37,8 @@ G18  A log whose own keys are lost, or another log's, is kept shut: nothing open
     its place, whatever the catalog says, until it is to be deleted. The keys may be brought back, and they may be gone
     on all brokers at once: each would begin anew from the next one. The catalog hears of it as of one that is behind,
     so others lead, and an operator may choose it once it opens. So it is with a folder that the catalog places nowhere
-    here, if the master key for it is not here: nobody else's start waits for that.
+    here, if the master key for it is not here: nobody else's start waits for that. While the catalog is rescued the
+    start fails instead: another log would be taken for the one that has most (G7).
 G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
 """
 
@@ -166,7 +167,8 @@ class Replicas:
                 opened = folders.open(identity, settings)
             except KeyMissing as error:
                 is_placed = state is not None and self._host.me in state.replicas
-                if is_placed and not isinstance(error, WrongKeys):  # this process lacks the master key
+                is_lost = isinstance(error, WrongKeys)  # else this process lacks the master key
+                if (is_placed and not is_lost) or catalog.cluster.rescue is not None:
                     raise
                 self._keep_shut(at, identity.stream, str(error), found, state)
                 continue
