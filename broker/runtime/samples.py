@@ -67,6 +67,9 @@ def partition_samples(partition: Partition, at: tuple[str, ...]) -> Iterator[Sam
     yield "liftlog_partition_high_watermark", "First offset not committed", labels, at, log.high_watermark
     yield "liftlog_partition_bytes", "Bytes on disk", labels, at, log.byte_count
     yield "liftlog_partition_segments", "Segments", labels, at, log.segment_count
+    if log.is_encrypted:
+        text = "Ranges that somebody has changed, found since the log was opened"
+        yield "liftlog_partition_tampered_ranges", text, labels, at, log.tampered_count
     yield "liftlog_partition_lost_ranges", "Ranges lost to corruption", labels, at, len(log.lost_ranges)
 
 

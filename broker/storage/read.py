@@ -27,7 +27,7 @@ from broker.api.errors import BadBatch, CorruptLog, OffsetOutOfRange
 from broker.storage.blooms import BLOOMS, Mask, Questions
 from broker.storage.disk import Disk, File
 from broker.storage.encrypted.message import stored_bytes, verify_stored
-from broker.storage.recovery import Ranges
+from broker.storage.recovery import Ranges, merge_ranges
 from broker.storage.segments.checkpoint import LogIdentity
 from broker.storage.segments.index import IndexView
 from broker.storage.segments.scan import Peek, peek
@@ -147,11 +147,18 @@ class LogView:
     log_end_offset: int
     lost_ranges: Ranges
     vault: Vault | None = None
+    tampered: Ranges = ()
 
     def stored(self) -> LogView:
         """The same log, as if all that is stored were committed."""
         start, end = self.log_start_offset, self.log_end_offset
-        return LogView(self.identity, self.disk, self.segments, start, end, end, self.lost_ranges, self.vault)
+        lost, tampered = self.lost_ranges, self.tampered
+        return LogView(self.identity, self.disk, self.segments, start, end, end, lost, self.vault, tampered)
+
+    @property
+    def gaps(self) -> Ranges:
+        """The offsets that no index has an entry for: lost, or tampered."""
+        return merge_ranges([*self.lost_ranges, *self.tampered]) if self.tampered else self.lost_ranges
 
     def index(self, segment: Segment) -> IndexView:
         found = segment.index(self.disk)
@@ -179,7 +186,7 @@ class LogView:
 
     def _must_be_lost(self, segment: Segment, start: int, end: int) -> None:
         start = max(start, self.log_start_offset)
-        if start < end and self.after_lost(start) < end:
+        if start < end and self.after_gap(start) < end:
             raise NeedsRepair(segment)
 
     def segment_of(self, offset: int) -> int:
@@ -194,11 +201,15 @@ class LogView:
         """`offset`, or the end of the lost range that it lies in."""
         return next((end for start, end in self.lost_ranges if start <= offset < end), offset)
 
+    def after_gap(self, offset: int) -> int:
+        """As `after_lost`, of both."""
+        return next((end for start, end in self.gaps if start <= offset < end), offset)
+
     def next_of(self, index: IndexView, at: int, segment_end: int) -> int:
         """Offset after batch `at`: where the next begins, or a lost range behind it."""
         end = int(index.first_offsets[at + 1]) if at + 1 < len(index) else segment_end
         first = int(index.first_offsets[at])
-        return min([end, *(start for start, _ in self.lost_ranges if first < start)])
+        return min([end, *(start for start, _ in self.gaps if first < start)])
 
 
 def out_of_range(
@@ -233,6 +244,7 @@ def plan_read(
     Raises:
         OffsetOutOfRange: `offset` is not in [log start, high watermark].
         CorruptLog: `offset` is lost, and that is not to be skipped.
+        BadBatch: somebody has changed the batch there.
         NeedsRepair: see there.
     """
     if not view.log_start_offset <= offset <= view.high_watermark:
@@ -240,6 +252,8 @@ def plan_read(
     stop = view.high_watermark if end is None else min(end, view.high_watermark)
     if view.lost_ranges and not skips_lost:
         stop = _before_lost(view, offset, stop)
+    if view.tampered:
+        stop = _before_tampered(view, offset, stop)
     plan = ReadPlan(min(view.after_lost(offset), max(stop, offset)))
     try:
         number = view.segment_of(plan.next_offset)
@@ -251,9 +265,17 @@ def plan_read(
     except BaseException:
         plan.close()
         raise
-    if not skips_lost:
+    if not skips_lost or view.tampered:
         plan.next_offset = min(plan.next_offset, max(stop, offset))
     return plan
+
+
+def _before_tampered(view: LogView, offset: int, stop: int) -> int:
+    for start, end in view.tampered:
+        if start <= offset < min(end, stop):
+            where = f"{view.identity.stream}/{view.identity.partition}"
+            raise BadBatch(f"{where}: what is stored of [{start}, {end}) was not encrypted here", offset=offset)
+    return min([stop, *(start for start, _ in view.tampered if start > offset)])
 
 
 def _before_lost(view: LogView, offset: int, stop: int) -> int:
@@ -387,7 +409,7 @@ def group_start(view: LogView, to: int | None = None) -> int:
 
 def _group_start(view: LogView, to: int) -> int:
     last = view.segment_of(to - 1)
-    if any(start < to <= end for start, end in view.lost_ranges):
+    if any(start < to <= end for start, end in view.gaps):
         return to
     head: Peek | None = None
     for number in range(last, -1, -1):  # a segment that grew old was sealed wherever it ended
@@ -429,7 +451,7 @@ def batch_start(view: LogView, offset: int) -> int:
         return offset
     index = view.index(view.segments[view.segment_of(offset)])
     at = index.find(offset)
-    return int(index.first_offsets[at]) if at >= 0 and view.after_lost(offset) == offset else offset
+    return int(index.first_offsets[at]) if at >= 0 and view.after_gap(offset) == offset else offset
 
 
 def verified_messages(file: File, place: FileRange, vault: Vault | None = None) -> Iterator[tuple[memoryview, int]]:

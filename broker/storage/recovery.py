@@ -41,7 +41,7 @@ import numpy.typing as npt
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.disk import TEMPORARY, Disk
 from broker.storage.disk.unreadable import ReadAround
-from broker.storage.encrypted.own import check_of
+from broker.storage.encrypted.own import ForeignBatches, check_of
 from broker.storage.memory.state_files import list_states
 from broker.storage.rewrite.joining import finish_joins
 from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint
@@ -198,30 +198,48 @@ class Rescan:
         entries: Of all its intact batches.
         size: Length of the file without its room.
         lost: Offsets that should be there and are not.
+        tampered: Likewise, where something stands that somebody else has written (`encrypted/own.O3`).
         is_indexed: The index file of a sealed segment has these entries.
     """
 
     entries: Entries
     size: int
     lost: Sequence[tuple[int, int]]
+    tampered: Sequence[tuple[int, int]]
     is_indexed: bool
 
 
-def rescan(disk: Disk, segment: Segment, end: int, *, around_errors: bool = False) -> Rescan:
+def rescan(
+    disk: Disk, segment: Segment, end: int, *, around_errors: bool = False, vault: Vault | None = None
+) -> Rescan:
     """Read a segment anew because its index is missing or wrong, or a batch is not where it says. Changes nothing.
 
     All below `end` was written, and what a sealed one has was fsynced: gaps are lost.
 
     Args:
         around_errors: Count as a gap what the disk cannot read, as long as it is little (`ReadAround`).
+        vault: Opens what is encrypted.
     """
-    run = _Recovery(disk, "", Checkpoint(), RecoveryReport(), 0)
+    foreign = None if vault is None else ForeignBatches(vault)
+    run = _Recovery(disk, "", Checkpoint(), RecoveryReport(), 0, check=None if foreign is None else foreign.check)
     run.around_errors = around_errors
     found, batches = run.batches_of(segment, end)
     entries = _entries(batches)
     there = segment.stored_entries(disk) if segment.partial is None else None
     is_indexed = there is not None and np.array_equal(there, entries)
-    return Rescan(entries=entries, size=found.size, lost=run.report.lost, is_indexed=is_indexed)
+    lost, tampered = run.report.lost, []
+    if foreign is not None and foreign.positions:
+        is_foreign = [foreign.within(*_place_of(gap, batches, found.size)) for gap in lost]
+        tampered = [gap for gap, is_one in zip(lost, is_foreign, strict=True) if is_one]
+        lost = [gap for gap, is_one in zip(lost, is_foreign, strict=True) if not is_one]
+    return Rescan(entries=entries, size=found.size, lost=lost, tampered=tampered, is_indexed=is_indexed)
+
+
+def _place_of(gap: tuple[int, int], batches: npt.NDArray[np.void], size: int) -> tuple[int, int]:
+    """The bytes between the batches around missing offsets."""
+    after = int(np.searchsorted(batches["first_offset"], gap[1]))
+    start = 0 if after == 0 else int(batches["position"][after - 1] + batches["length"][after - 1])
+    return start, size if after == len(batches) else int(batches["position"][after])
 
 
 def _from_names(segments: list[Segment]) -> Checkpoint:

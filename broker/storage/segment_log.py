@@ -539,6 +539,8 @@ class Log:
             with state.guarded("read keys"):
                 state.vault = _vault_of(state.disk, state.folder, state.identity, settings, "")
         state.settings = settings
+        if not settings.is_sole_replica:
+            state.has_others()
 
     @property
     def leader_epoch(self) -> int:

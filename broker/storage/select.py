@@ -61,7 +61,7 @@ def after_older(log: PartitionLog, offset: int, end: int | None, wanted: Conditi
         return offset
     found = log.offset_for_time(wanted.since_us)
     stop = min(each for each in (stop, found, end) if each is not None)
-    is_lost = any(first < stop and offset < last for first, last in log.lost_ranges)
+    is_lost = any(first < stop and offset < last for first, last in (*log.lost_ranges, *log.tampered))
     return offset if is_lost else max(offset, stop)
 
 

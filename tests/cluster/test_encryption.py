@@ -25,7 +25,7 @@ from broker.api.errors import InvalidSetting
 from broker.client import connect
 from broker.storage.encrypted.keys import MasterKey
 from tests.cluster.test_faults import damage
-from tests.support.encrypted_logs import forge_last
+from tests.support.encrypted_logs import forge_one
 from tests.support.processes import BrokerProcess, NatsServer, eventually
 
 pytestmark = pytest.mark.process
@@ -233,7 +233,7 @@ def test_a_stream_that_somebody_changed_while_its_broker_was_down_is_offline_unt
                 client.append("orders", 0, pa.table({"value": [b"%d" % number]}))
         broker.kill9()
         (segment,) = (broker.folder / "data" / "streams" / "orders").glob("*/0/*.arrows")
-        before = forge_last(segment, "group_count", 2)
+        before = forge_one(segment, "group_count", 2)
         broker.start(wait=False)
         eventually(lambda: missing(broker) == {"stream orders"}, what="it says that a stream is offline")
         with pytest.raises(urllib.error.HTTPError) as raised:

@@ -21,7 +21,7 @@ import pytest
 
 from broker.storage.encrypted.message import is_encrypted
 from tests.support.clusters import IDS, RealCluster, store
-from tests.support.encrypted_logs import forge_last
+from tests.support.encrypted_logs import forge_one
 from tests.support.processes import NatsServer, eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -165,7 +165,7 @@ def test_a_replica_whose_last_batch_was_changed_is_filled_by_the_others(cluster:
         process = cluster.brokers[victim]
         process.kill9()
         (segment,) = (process.folder / "data" / "streams" / "s").glob("*/0/*.arrows")
-        forge_last(segment, "last_offset", 1_000)
+        forge_one(segment, "last_offset", 1_000)
         store(client, "s", 0, records(5))
         process.start()
         cluster.in_sync("s", 3)
@@ -263,3 +263,24 @@ def test_keys_that_go_while_brokers_run_are_written_anew(cluster: RealCluster, t
         for process in cluster.brokers.values():
             assert "replica.stepped_out" not in process.output()
     assert values(cluster, "s") == expected(2)
+
+
+def test_what_somebody_changed_is_found_by_the_scrub_and_mended_by_the_others(cluster: RealCluster) -> None:
+    with cluster.client(deadline_s=60.0) as client:
+        client.create_stream("s", encryption="aes-256-gcm")
+        cluster.in_sync("s", 3)
+        for number in range(5):
+            store(client, "s", 0, records(number))
+        victim = sorted({*IDS} - {cluster.leader("s")})[0]
+        process = cluster.brokers[victim]
+        process.stop()
+        (segment,) = (process.folder / "data" / "streams" / "s").glob("*/0/*.arrows")
+        before = forge_one(segment, "last_offset", 70, 1)
+        process.env["LIFTLOG_SCRUB_INTERVAL_MS"] = "50"
+        process.start()
+        eventually(lambda: "replica.mended partition=s/0" in process.output(), what="it is mended")
+        cluster.in_sync("s", 3)
+        assert "partition.tampered partition=s/0" in process.output()
+        assert process.metric('liftlog_partition_tampered_ranges{stream="s",partition="0"}') == 1.0
+        assert segment.read_bytes() != before
+    assert values(cluster, "s") == expected(5)

@@ -33,11 +33,11 @@ def forged(batch: bytes, field: str, value: int) -> bytes:
     return bytes(message)
 
 
-def forge_last(path: Path, field: str, value: int) -> bytes:
-    """Forge the header of the last batch in a segment file of a broker that does not run. Returns what was there."""
+def forge_one(path: Path, field: str, value: int, number: int = -1) -> bytes:
+    """Forge the header of a batch in a segment file of a broker that does not run. Returns what was there."""
     before, segment = path.read_bytes(), OsDisk().open(str(path), readonly=True)
     try:
-        batch = scan(segment, start=len(SCHEMA_BYTES), first_offset=0, where=str(path)).batches[-1]
+        batch = scan(segment, start=len(SCHEMA_BYTES), first_offset=0, where=str(path)).batches[number]
     finally:
         segment.close()
     start, end = int(batch["position"]), int(batch["position"] + batch["length"])

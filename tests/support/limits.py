@@ -70,6 +70,12 @@ FIXED: Final = (
         "derived again",
     ),
     Row(
+        "broker.storage.writing.state:TAMPERED_RANGES_MAX",
+        "ranges",
+        "of an encrypted log, changed by somebody, that are told apart",
+        "the last ones count as one",
+    ),
+    Row(
         "broker.runtime.config.master_keys:KEY_FILE_BYTES_MAX",
         "bytes",
         "read of a file with a master key",

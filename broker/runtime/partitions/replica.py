@@ -163,6 +163,8 @@ class Replica:
     def scrub(self, offset: int, *, bytes_max: int = PIECE_BYTES, give_up: bool = False) -> Piece | None:
         """Check what is stored from `offset` on, as `storage.scrub.scrub` does; what is lost is told and remembered."""
         piece = scrub(self.log, offset, bytes_max=bytes_max, give_up=give_up)
+        if piece is not None and piece.tampered and not self.removed:
+            log.error("partition.tampered partition=%s ranges=%s", self, self.log.tampered or piece.lost)
         if piece is not None and piece.lost and not self.removed:
             log.error("partition.damaged partition=%s lost=%s", self, piece.lost)
             self.note_change()

@@ -190,8 +190,8 @@ class HiddenLog:
         return piece
 
     def is_intact(self, stage: Stage) -> bool:
-        """Whether nothing of a stage is known to be lost. Under the lock."""
-        lost = self.open().lost_ranges
+        """Whether nothing of a stage is known to be lost, or changed by somebody. Under the lock."""
+        lost = (*self.open().lost_ranges, *self.open().tampered)
         return not lost or not any(
             start < part.next_offset and part.first_offset < end for part in stage.parts.values() for start, end in lost
         )

@@ -375,6 +375,8 @@ class StageStore:
     def scrub(self, offset: int, *, give_up: bool = False) -> Piece | None:
         """Check what is staged, as `Partition.scrub` does: a stage that is found damaged is not decided any more."""
         piece = self._hidden.scrub(offset, give_up=give_up)
+        if piece is not None and piece.tampered:
+            log.error("partition.tampered partition=%s ranges=%d", self, piece.tampered)
         if piece is not None and piece.lost:
             log.error("partition.damaged partition=%s lost=%s", self, piece.lost)
         return piece

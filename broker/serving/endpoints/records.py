@@ -213,7 +213,7 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
         handle = find(serving, request, query, again=handle, leader_epoch=query["epoch"], for_reading=True)
     if query["verify"]:
         await serving.in_worker(verify, handle, offset)
-    holds = bool(wanted or columns or handle.log.settings.is_encrypted)
+    holds = bool(wanted or columns or handle.log.is_encrypted)
     with serving.lines_budget.reserved() if holds else nullcontext() as reservation:
         plan, epochs = await plan_read(serving, request, query, handle, offset, wanted, columns, reservation)
         if not wanted and plan.columns is None and not plan.is_opened:
@@ -534,7 +534,7 @@ def planned(
         try:
             return read(offset, reserve=reserve, repairs=False)
         except BadBatch:  # as a client that finds one damaged: what is lost is told, and passed over
-            if is_verified:
+            if is_verified or any(first <= offset < after for first, after in handle.log.tampered):
                 raise
             is_verified = True
             verify(handle, offset)

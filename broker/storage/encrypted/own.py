@@ -8,11 +8,16 @@ O1  By what does not open nothing is cut, removed, noted as lost or committed. T
     the file back as it was has lost nothing.
 O2  A clean mark counts where the last batch opens, ends where the mark says, and ends the file. Else somebody could
     make an older mark fit, and what was appended behind it would be passed over.
-O3  Where bytes are missing at the end, or do not verify, it looks like a crash. Nothing here can tell.
+O3  A log that is open goes on. What stands in the place of the batches that do not open is *tampered*: a read ends
+    before it, one at it is `bad_batch`, and the segment is not read again to find that out. Of the only replica it is
+    not lost, and is not written down: who puts the file back has lost nothing. Of several it is lost, and copied anew
+    from the others.
+O4  Where bytes are missing at the end, or do not verify, it looks like a crash. Nothing here can tell.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from broker.api.batch import HEADER_BYTES, read_header
@@ -45,13 +50,37 @@ class OwnBatches:
         self._block[:length] = message
         return self._vault.open_into(self._block, length, self._plain, where=where)
 
-    def check(self, message: memoryview, path: str, position: int) -> None:
-        """Raise BadBatch, with the place: its CRC fits, and it is not this log's (O1)."""
+    def check(self, message: memoryview, path: str, position: int) -> bool:
+        """True. Raises BadBatch, with the place: its CRC fits, and it is not this log's (O1)."""
         try:
             self.open(message, f"{path} at {position}: ")
         except BadBatch as error:
             text = f"{error.message}. Nothing is cut, and the log is not opened: put the file back as it was"
             raise BadBatch(text, path=path, position=position) from error
+        return True
+
+
+class ForeignBatches:
+    """Where a scan has met batches whose CRC fits and that do not open (O3), as `positions`, which rise. `check`: for
+    `scan`."""
+
+    def __init__(self, vault: Vault) -> None:
+        self._own = OwnBatches(vault)
+        self.positions: list[int] = []
+
+    def check(self, message: memoryview, path: str, position: int) -> bool:
+        """Whether a batch is this log's."""
+        try:
+            self._own.open(message, "")
+        except BadBatch:
+            self.positions.append(position)
+            return False
+        return True
+
+    def within(self, start: int, end: int) -> bool:
+        """Whether one lies in these bytes."""
+        at = bisect_left(self.positions, start)
+        return at < len(self.positions) and self.positions[at] < end
 
 
 def check_of(vault: Vault | None) -> Check | None:

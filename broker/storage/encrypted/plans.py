@@ -6,6 +6,9 @@
 P1  Plain messages are nowhere but in memory: a machine without files in memory opens none.
 P2  The plan ends before a message that cannot be opened. If that is its first one, that is the error.
 P3  The messages of at most `OPENED_BYTES_MAX` are opened for one plan, or a single one that is longer.
+P4  What is taken is reserved before: what is opened already, the message as it is stored and as it is opened, each in
+    memory as long as the longest so far, and its place among those that are opened. No memory is left for new before
+    it is given back.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from broker.storage.disk import File, disk_errors
 from broker.storage.disk.osfile import OsFile
 from broker.storage.encrypted.message import TAG_BYTES, stored_bytes
 from broker.storage.encrypted.vault import Vault
-from broker.storage.made import COPIES, MadeFile
+from broker.storage.made import MadeFile
 from broker.storage.read import FileRange, ReadPlan
 
 OPENED_BYTES_MAX: Final = 8 << 20
@@ -59,14 +62,17 @@ def open_plan(plan: ReadPlan, vault: Vault, reserve: Callable[[int], None]) -> N
                 if plan.bytes and plan.bytes + length > OPENED_BYTES_MAX:
                     plan.next_offset = begin
                     break
-                reserve(made.size + COPIES * length)
+                longest = max(length, len(plain))
+                reserve(made.size + length + 2 * longest + TAG_BYTES + vault.taken_by(length))
                 if length > len(plain):  # the memory of the one before is used again: fresh memory costs more
+                    block = plain = bytearray()  # P4
                     block, plain = bytearray(length + TAG_BYTES), bytearray(length)
                 if len(_read(stored, part, block, length, at)) < length:
                     raise BadBatch(f"{where}the file ends within a batch")
                 message = vault.open_into(block, length, plain, where=where)
                 place = made.write(message)
                 begin = read_header(message).next_offset
+                message.release()  # P4
                 if made.size - length == opened_at:
                     ranges.append(place)
                 else:

@@ -167,6 +167,11 @@ class Vault:
         read_header(found, where=where)
         return found
 
+    @staticmethod
+    def taken_by(length: int) -> int:
+        """So many bytes the opening of a message of this length takes beside the memory that it is given."""
+        return 0 if _INTO else length
+
     # --- files ----------------------------------------------------------------------------------------------
 
     def encrypt_file(self, data: bytes, name: str) -> bytes:

@@ -17,16 +17,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from broker.api.batch import read_header
 from broker.api.errors import BadBatch
 from broker.storage.disk import File
 from broker.storage.encrypted.message import verify_stored
+from broker.storage.encrypted.own import OwnBatches
 from broker.storage.log import PartitionLog
 from broker.storage.read import LogView, NeedsRepair
 from broker.storage.recovery import Ranges
 from broker.storage.segments.index import IndexView
 from broker.storage.segments.segment import Segment
+
+if TYPE_CHECKING:
+    from broker.storage.encrypted.vault import Vault
 
 PIECE_BYTES: Final = 256 << 10
 """A reader of several pieces pauses between them, so that acks do not wait for it."""
@@ -40,12 +45,15 @@ class Piece:
         bytes: So many were read.
         batches: So many were checked.
         lost: Ranges that this step found damaged, and that `lost_ranges` has since.
+        tampered: So many ranges were found that somebody has changed (`encrypted/own.O3`). Where there are others, they
+            are among the lost ones.
     """
 
     next_offset: int
     bytes: int
     batches: int
     lost: Ranges = ()
+    tampered: int = 0
 
 
 def scrub(log: PartitionLog, offset: int, *, bytes_max: int = PIECE_BYTES, give_up: bool = False) -> Piece | None:
@@ -60,18 +68,19 @@ def scrub(log: PartitionLog, offset: int, *, bytes_max: int = PIECE_BYTES, give_
         StorageFailed: the disk cannot read; nothing was marked.
         CorruptLog: the files change while they are read.
     """
-    before = log.lost_ranges
+    before, known = log.lost_ranges, log.tampered_count
     piece = log.log.ask(lambda view: _check(view, offset, log.durable_end, bytes_max, give_up))
-    if log.lost_ranges == before:
+    tampered = log.tampered_count - known
+    if log.lost_ranges == before and not tampered:
         return piece
     lost = _added(before, log.lost_ranges)
     if piece is None:  # all that there was from the offset on
         piece = Piece(next_offset=max(offset + 1, min(log.high_watermark, log.durable_end)), bytes=0, batches=0)
-    return Piece(next_offset=piece.next_offset, bytes=piece.bytes, batches=piece.batches, lost=lost)
+    return Piece(next_offset=piece.next_offset, bytes=piece.bytes, batches=piece.batches, lost=lost, tampered=tampered)
 
 
 def _check(view: LogView, offset: int, durable_end: int, bytes_max: int, give_up: bool) -> Piece | None:
-    offset = view.after_lost(max(offset, view.log_start_offset))
+    offset = view.after_gap(max(offset, view.log_start_offset))
     end = min(view.high_watermark, durable_end)
     if offset >= end or not view.segments:
         return None
@@ -91,10 +100,11 @@ def _check(view: LogView, offset: int, durable_end: int, bytes_max: int, give_up
     try:
         if segment.is_replaced:
             raise NeedsRepair(segment)
-        bad = _first_bad(file, segment, index, begin, stop)
+        vault = view.vault
+        bad = _first_bad(file, segment, index, begin, stop, vault)
         if bad is not None:
             file.forget(file.size(), 0)  # all of it: Linux lets no part of a large folio go
-            if _first_bad(file, segment, index, bad, bad + 1) is not None:
+            if _first_bad(file, segment, index, bad, bad + 1, vault) is not None:
                 raise NeedsRepair(segment)
     except OSError as error:
         if not give_up:
@@ -106,8 +116,11 @@ def _check(view: LogView, offset: int, durable_end: int, bytes_max: int, give_up
     return Piece(next_offset=min(next_offset, end), bytes=size, batches=stop - begin)
 
 
-def _first_bad(file: File, segment: Segment, index: IndexView, begin: int, stop: int) -> int | None:
-    """The first of the batches [begin, stop) that is not what the index says; None: all are."""
+def _first_bad(
+    file: File, segment: Segment, index: IndexView, begin: int, stop: int, vault: Vault | None
+) -> int | None:
+    """The first of the batches [begin, stop) that is not what the index says, or does not open; None: all are well."""
+    own = None if vault is None else OwnBatches(vault)
     start = int(index.positions[begin])
     data = memoryview(file.pread_cold(index.end_of(stop - 1) - start, start))
     for at in range(begin, stop):
@@ -115,7 +128,10 @@ def _first_bad(file: File, segment: Segment, index: IndexView, begin: int, stop:
         position, length = int(entry["position"]) - start, int(entry["length"])
         message = data[position : position + length]
         try:
-            header = verify_stored(message, where=f"{segment.path}: ")
+            if own is None:
+                header = verify_stored(message, where=f"{segment.path}: ")
+            else:
+                header = read_header(own.open(message, f"{segment.path}: "))
         except BadBatch:
             return at
         if len(message) != length or header.first_offset != int(entry["first_offset"]):

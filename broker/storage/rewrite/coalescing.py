@@ -20,7 +20,7 @@ P1  Nothing is written unless one of these holds before, and it does not hold af
 P2  A joined segment covers at most an eighth of what retention keeps, by time, bytes and records: retention takes
     whole segments, and so nothing stays noticeably longer than it would have.
 P3  One call writes one file, and is stopped or killed anywhere: the old segments are there, or the new one (J1).
-P4  A log in which something is lost is left alone.
+P4  A log in which something is lost, or was changed by somebody, is left alone.
 
 How the new file is made and what it looks like: rewriting.py. How several files become one: joining.py.
 """
@@ -229,7 +229,7 @@ def _candidates(log: PartitionLog, settings: CoalescingSettings, memory: KnownSe
     sealed = log.sealed_segments()
     for serial in memory.keys() - {segment.serial for segment, _ in sealed}:
         del memory[serial]
-    if not sealed or log.lost_ranges:
+    if not sealed or log.lost_ranges or log.tampered:
         return []
     limit = log.high_watermark
     if settings.is_compacted:
@@ -321,8 +321,9 @@ def _write(
     if staged is None:
         return None
     if not log.replace_segments(segments, staged.path, staged.entries, staged.bytes, is_whole=True):
-        why = "something of it is lost" if log.lost_ranges else "retention took it meanwhile"
-        return CoalescingReport(failed=why)
+        if log.lost_ranges or log.tampered:
+            return CoalescingReport(failed="something of it is lost" if log.lost_ranges else "somebody has changed it")
+        return CoalescingReport(failed="retention took it meanwhile")
     return CoalescingReport(
         start=segments[0].base_offset,
         end=group[-1].end,

@@ -21,7 +21,8 @@ Q4  A pass is stopped or killed anywhere: each segment is the old one or the new
     Done again it gives the same.
 Q5  Where records are taken back under a pass, nothing more is written anew by what was read of them, and the state that
     the truncation lowered stays.
-Q6  A log in which something is lost is left alone: what cannot be read cannot be shown to be older (Q2, Q3).
+Q6  A log in which something is lost, or was changed by somebody, is left alone: what cannot be read cannot be shown to
+    be older (Q2, Q3).
 
 The file `compaction` holds these marks, and when the offsets below `cleaned_to` became clean (`clean_state.py`).
 
@@ -221,8 +222,8 @@ class _Pass:
         self._let_wait(state, wanted)
         if not is_due(sizes, state, self.settings, tombstone_end=self.tombstone_end, is_awaited=is_awaited):
             return None
-        if self.log.lost_ranges:
-            return CompactionReport(cleaned_to=state.cleaned_to, uncleanable="some of its records are lost")
+        if why := self._uncleanable():
+            return CompactionReport(cleaned_to=state.cleaned_to, uncleanable=why)
         if not self.log.settings.is_sole_replica:
             self.log.log.checkpoint()  # `handover.H4`
         limit = segments[-1][1]
@@ -252,8 +253,8 @@ class _Pass:
                 gone += staged.records_gone
                 before += size
                 after += staged.bytes
-        if self.log.lost_ranges:
-            return CompactionReport(cleaned_to=state.cleaned_to, uncleanable="some of its records are lost")
+        if why := self._uncleanable():
+            return CompactionReport(cleaned_to=state.cleaned_to, uncleanable=why)
         with self.log.log.checkpoint_lock:  # a truncation lowers the state under it
             if self.log.log.cuts != cuts:
                 return CompactionReport(cleaned_to=0, uncleanable="records were taken back meanwhile")
@@ -275,6 +276,12 @@ class _Pass:
             bytes_before=before,
             bytes_after=after,
         )
+
+    def _uncleanable(self) -> str:
+        """Q6."""
+        if self.log.lost_ranges:
+            return "some of its records are lost"
+        return "somebody has changed some of its records" if self.log.tampered else ""
 
     def _note_superseded(self, staged: str, cuts: int) -> bool:
         """Q4. False: records were taken back meanwhile."""

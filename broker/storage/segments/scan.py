@@ -71,7 +71,7 @@ FOUND: Final = np.dtype(
         ("crc", "<u4"),
     ]
 )
-Check = Callable[[memoryview, str, int], object]
+Check = Callable[[memoryview, str, int], bool]
 _PREFIX_WORDS: Final = tuple(int.from_bytes(prefix, "little") for prefix in STORED_LENGTHS)
 _CRC_DIGITS: Final = 8
 _CRC_ZERO: Final = b"0" * _CRC_DIGITS
@@ -155,7 +155,7 @@ def scan(
         where: The file's name, for errors.
         known: Its index, if there is one; asked for where something is damaged.
         check: Given each batch that the scan meets and whose CRC fits, also one with offsets that do not fit, its file
-            and its position. An error of it ends the scan.
+            and its position. False: it is none, as if its CRC did not fit. An error of it ends the scan.
     Raises:
         UnknownFormatVersion: an intact batch of a later release: nothing of this log may be touched.
     """
@@ -200,7 +200,7 @@ class _Scanner:
         while at < self.size:
             batch = self.verified(at)
             if batch is not None and self.check is not None:
-                self.check(self.bytes_at(at, batch.length), self.where, at)
+                batch = batch if self.check(self.bytes_at(at, batch.length), self.where, at) else None
             if batch is not None and batch.first_offset >= self.next_offset:
                 self.take(batch, at)
                 at += batch.length

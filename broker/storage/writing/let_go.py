@@ -33,6 +33,7 @@ def let_go(state: LogState, checkpoints: Checkpoints, start: int) -> int:
                         state.chain.begin(start, frees=True)  # its name keeps the next offset
                 state.log_start_offset = start
                 state.lost_ranges = merge_ranges(state.lost_ranges, log_start_offset=start)
+                state.tampered = merge_ranges(state.tampered, log_start_offset=start)
             start, known = state.log_start_offset, checkpoints.written
         if start > (known.log_start_offset if known is not None else 0):
             with state.guarded("checkpoint"):

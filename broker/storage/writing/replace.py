@@ -61,7 +61,9 @@ def replace_segments(
                     replaced = state.disk.open(old[0].path, readonly=True)
                 with state.lock, state.guarded("replace"):
                     state.check_writable()
-                    if (cuts is None or cuts == state.cuts) and not (is_whole and state.lost_ranges):
+                    if (cuts is None or cuts == state.cuts) and not (
+                        is_whole and (state.lost_ranges or state.tampered)
+                    ):
                         is_done = state.chain.replace(old, staged, entries, size)
         finally:
             if replaced is not None:

@@ -37,9 +37,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from broker.api.errors import CorruptLog, DiskFull, LiftlogError, StorageFailed
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from broker.storage.encrypted.vault import Vault
 
 REPAIRS_PER_CALL_MAX: Final = 8
+TAMPERED_RANGES_MAX: Final = 1_000
+"""Beyond so many the last ones count as one range, with what lies between."""
 T = TypeVar("T")
 
 
@@ -85,6 +88,9 @@ class LogState:
             above it count as one group.
         lost_ranges: Half-open ranges of offsets, at or above the log start, that were fsynced and
             cannot be read any more.
+        tampered: Likewise, where an encrypted log has batches that somebody has changed (`encrypted/own.O3`): of the
+            only replica, found since the open, and not written down. tampered_count: So many such ranges were found
+            since the open, those too that other replicas mend.
         committed_to: So far records were committed that the log does not have (`recovery.R8`); 0: none that it knows
             of, or it was told since whom it follows.
         recovery: The findings and acts of the last open or `recover`.
@@ -119,6 +125,8 @@ class LogState:
         self.high_watermark = 0
         self.group_ends: list[int] = []
         self.lost_ranges: Ranges = ()
+        self.tampered: Ranges = ()
+        self.tampered_count = 0
         self.committed_to = 0
         self.recovery = RecoveryReport()
         self.failure: LiftlogError | None = None
@@ -147,6 +155,7 @@ class LogState:
         with self._high_watermark_lock:  # who was told of a sync may have moved it meanwhile
             self.high_watermark = min(max(self.high_watermark, found.high_watermark), found.log_end_offset)
         self.lost_ranges, self.committed_to = found.lost_ranges, found.committed_to
+        self.tampered = ()
         self._compacted_to, self.waits_to = -1, 0
         self.group_as_one()
         self.begin_ages()
@@ -186,7 +195,7 @@ class LogState:
         with self._high_watermark_lock:
             self.high_watermark = min(self.high_watermark, to)
         self.group_ends = [end for end in self.group_ends if end <= to]
-        self.lost_ranges = below(self.lost_ranges, to)
+        self.lost_ranges, self.tampered = below(self.lost_ranges, to), below(self.tampered, to)
         self.log_end_offset = self.durable_end = to
         self.ages.cut(to)
         self._compacted_to, self.waits_to = min(self._compacted_to, to), 0  # -1 stays
@@ -245,17 +254,22 @@ class LogState:
         """A sealed segment was fsynced whole, with all before it (`chain.C2`, `chain.C4`)."""
         self.durable_end = self.log_end_offset
 
+    @property
+    def is_encrypted(self) -> bool:
+        return self.vault is not None
+
     # --- questions ------------------------------------------------------------------------------------------
 
     def view(self) -> LogView:
         """The log at this moment (L11)."""
         while True:
             # In this order: what a later attribute holds covers what an earlier one says.
-            lost = self.lost_ranges
+            lost, tampered = self.lost_ranges, self.tampered
             high_watermark, end, segments = self.high_watermark, self.log_end_offset, self.chain.segments
             start = self.log_start_offset
-            if lost is self.lost_ranges:
-                return LogView(self.identity, self.disk, segments, start, high_watermark, end, lost, self.vault)
+            if lost is self.lost_ranges and tampered is self.tampered:
+                vault = self.vault
+                return LogView(self.identity, self.disk, segments, start, high_watermark, end, lost, vault, tampered)
 
     def ask(self, question: Callable[[LogView], T]) -> T:
         """Ask again after each repair, or when a segment went away after the view was taken, or others have found or
@@ -264,7 +278,7 @@ class LogState:
             view = self.view()
             try:
                 found = question(view)
-                if self.lost_ranges == view.lost_ranges:
+                if self.lost_ranges == view.lost_ranges and self.tampered == view.tampered:
                     return found
                 if isinstance(found, ReadPlan):
                     found.close()
@@ -287,7 +301,7 @@ class LogState:
         while (as_of := self._scannable(segment)) is not None:
             found: Rescan | None = None
             with self.guarded("scan"), suppress(FileNotFoundError):
-                found = rescan(self.disk, segment, as_of.end, around_errors=around_errors)
+                found = rescan(self.disk, segment, as_of.end, around_errors=around_errors, vault=self.vault)
             with self.lock:
                 if self._scannable(segment, as_of.end) == as_of:
                     return self._take_anew(segment, found, as_of.end)
@@ -314,6 +328,8 @@ class LogState:
         lost = found.lost if found is not None else [(segment.base_offset, end)]
         was_tail = segment is self.chain.tail
         self.lost_ranges = merge_ranges([*self.lost_ranges, *lost], log_start_offset=self.log_start_offset)  # L11
+        if found is not None and found.tampered:
+            self._note_tampered(found.tampered)
         with self.guarded("scan"):
             if found is not None:
                 self.chain.take_anew(segment, found, end)
@@ -321,6 +337,26 @@ class LogState:
                 self.chain.remove(segment)
         if was_tail and self.chain.tail is None:
             self.note_roll()
+
+    def _note_tampered(self, found: Sequence[tuple[int, int]]) -> None:
+        """`encrypted/own.O3`."""
+        is_sole = self.settings.is_sole_replica
+        known = self.tampered if is_sole else self.lost_ranges
+        for start, end in found:
+            at = bisect_right(known, start, key=itemgetter(0))
+            self.tampered_count += at == 0 or known[at - 1][1] < end
+        ranges = merge_ranges([*known, *found], log_start_offset=self.log_start_offset)
+        if is_sole:
+            few, rest = ranges[: TAMPERED_RANGES_MAX - 1], ranges[TAMPERED_RANGES_MAX - 1 :]
+            self.tampered = (*few, (rest[0][0], rest[-1][1])) if rest else few
+        else:
+            self.lost_ranges = ranges
+
+    def has_others(self) -> None:
+        """It is not the only replica any more: what is tampered is lost, and they mend it."""
+        if self.tampered:
+            with self.lock:
+                self.lost_ranges, self.tampered = merge_ranges([*self.lost_ranges, *self.tampered]), ()
 
     def awake(self) -> GrowingIndex | None:
         """The tail's index, its file open; None: there is no tail."""

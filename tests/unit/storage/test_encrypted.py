@@ -9,10 +9,14 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import os
 import random
 import struct
+import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -31,6 +35,7 @@ from broker.api.errors import (
     WrongKeys,
 )
 from broker.api.schema import HEADERS_TYPE, SCHEMA, SCHEMA_BYTES
+from broker.storage.disk import OsDisk
 from broker.storage.encrypted.keys import Keyring, MasterKey
 from broker.storage.encrypted.message import is_encrypted, read_stored_header, stored_bytes, verify_stored
 from broker.storage.encrypted.vault import Vault
@@ -705,6 +710,8 @@ def test_a_batch_that_was_changed_is_not_served_and_those_before_it_are() -> Non
         assert plan.next_offset == 4
         assert plan.batch_count == len(plan_bytes(plan)) // (plan.bytes // plan.batch_count) == 2
     with pytest.raises(BadBatch, match="changed, moved"):
+        log.read(4, repairs=False)
+    with pytest.raises(BadBatch, match="not encrypted here"):
         log.read(4)
     with pytest.raises(CorruptLog):
         list(log.batches(0))
@@ -793,3 +800,45 @@ def test_a_log_that_is_not_encrypted_has_none_of_this() -> None:
     stored = bytes(disk.names[segments(disk)[0]].content)
     with pa.ipc.open_stream(stored) as stream:
         assert CANARY in stream.read_all().column("value")[0].as_py()
+
+
+@pytest.mark.parametrize("into", [True, False])
+def test_a_read_reserves_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, into: bool) -> None:
+    """Long messages behind short ones: memory that is used again grows."""
+    monkeypatch.setattr("broker.storage.encrypted.vault._INTO", into)
+    log = PartitionLog.create(OsDisk(), str(tmp_path / "log"), IDENTITY, encrypted(LogSettings()), now_us=0)
+    for size in (1_000_000, 2_000_000, 1_500_000):
+        log.append([row_batch([bytes(size)])], leader_epoch=1, now_us=0)
+    commit(log)
+    reserved = [0]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+
+        def reserve(byte_count: int) -> None:
+            """What was reserved last was enough until now."""
+            assert tracemalloc.get_traced_memory()[1] - before + held() <= max(reserved) + 100_000
+            tracemalloc.reset_peak()
+            reserved.append(byte_count)
+
+        def held() -> int:
+            """Of the file in memory, which is no memory of Python."""
+            return sum(os.stat(f"/proc/self/fd/{fd}").st_size for fd in memory_files())
+
+        with log.read(0, reserve=reserve) as plan:
+            assert plan.batch_count == 3
+            peak = tracemalloc.get_traced_memory()[1] - before + plan.bytes
+    finally:
+        tracemalloc.stop()
+        log.close()
+    assert peak <= max(reserved) + 100_000
+    assert max(reserved) < 12_000_000
+
+
+def memory_files() -> list[str]:
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if "liftlog-made" in os.readlink(f"/proc/self/fd/{fd}"):
+                found.append(fd)
+    return found
