@@ -66,7 +66,10 @@ class NodeSinks(PlacedSinks):
             runners=Runners.of_threads(),
         )
 
-    def _ask_broker(self, broker: str | None, what: str, target: str, body: Any, timeout_s: float) -> Any:
+    def _ask_leading(
+        self, leader: Callable[[], str | None], what: str, target: str, body: Any, timeout_s: float
+    ) -> Any:
+        broker = leader()
         found = self._all.of.get(broker or "")
         if found is None:
             raise Unavailable(f"{broker} does not answer", sent=True)

@@ -17,6 +17,8 @@ K7  One leadership has one table of stages, and one ledger: a thread that has lo
     under which groups are appended with those from before (`stages.G3`).
 K8  Signs of life of owners go to the coordinator alone: a broker whose partition is full asks it who is silent. One
     of an older release cannot tell: then nobody is.
+K9  A broker is waited for while it leads what it was asked about. The question goes to the next leader, with the next
+    round or the driver's next try.
 """
 
 from __future__ import annotations
@@ -101,6 +103,10 @@ class Runners:
             make_loop=ThreadLoop,
             waits=THREADS,
         )
+
+
+class _Over(Exception):
+    """What was asked is another broker's to answer by now (K9)."""
 
 
 class PlacedSinks:
@@ -274,36 +280,47 @@ class PlacedSinks:
     def _ask_leader(
         self, stream: str, incarnation: str, partition: int, act: str, what: dict[str, Any], timeout_s: float
     ) -> Any:
-        state = self._service.catalog.cluster.partitions.get((incarnation, partition))
-        leader = None if state is None else state.leader
-        if leader == self._me:
+        def leader() -> str | None:
+            state = self._service.catalog.cluster.partitions.get((incarnation, partition))
+            return None if state is None else state.leader
+
+        if leader() == self._me:
             return self._answer(stream, partition, incarnation, act, what)
         body = {"incarnation": incarnation, "act": act, "what": what}
         target = f"/v1/streams/{stream}/partitions/{partition}/stages/ask"
         try:
-            return self._ask_broker(leader, f"{stream}/{partition}", target, body, timeout_s)
+            return self._ask_leading(leader, f"{stream}/{partition}", target, body, timeout_s)
         except StaleIncarnation as error:  # that broker does not know of this one yet, or of the next one already
             raise NotReady(str(error)) from error
 
-    def _ask_broker(self, broker: str | None, what: str, target: str, body: Any, timeout_s: float) -> Any:
+    def _ask_leading(
+        self, leader: Callable[[], str | None], what: str, target: str, body: Any, timeout_s: float
+    ) -> Any:
+        """What the leader says. Raises NotReady, also as soon as another one leads (K9)."""
+        broker = leader()
         known = None if broker is None else self._service.catalog.brokers.get(broker)
         if known is None:
             raise NotReady(f"{what}: nobody leads it now")
         query = {"timeout_ms": str(int(timeout_s * 1000))}
         asked = self._peers.ask(known.http, "POST", target, query=query, body=body, timeout_s=timeout_s)
         try:
-            return self._waited(asyncio.run_coroutine_threadsafe(asked, self._loop))
+            return self._waited(asyncio.run_coroutine_threadsafe(asked, self._loop), lambda: leader() != broker)
+        except _Over:
+            raise NotReady(f"{what}: {broker} has not answered, and leads it no longer") from None
         except NotLeader as error:  # its leader has changed, and this broker has not heard of it, or that one has not
             raise NotReady(f"{what}: {error}") from error
         except (RuntimeError, CancelledError) as error:
             asked.close()
             raise NotReady(f"{what}: the broker stops") from error
 
-    def _waited(self, answer: Future[Any]) -> Any:
-        """The answer; the loop may end meanwhile, and answer nobody."""
+    def _waited(self, answer: Future[Any], is_over: Callable[[], bool]) -> Any:
+        """The answer; the loop may end meanwhile, and answer nobody. Raises _Over."""
         while not self._waits.ended(answer, LOOK_S):
             if self._is_stopping.is_set():  # no `cancel`: it would ask a loop that has ended
                 raise CancelledError
+            if is_over():  # the machine may be silent: it would be waited for as long as a group may take (K9)
+                answer.cancel()
+                raise _Over
         return answer.result()
 
     # --- what is led here -----------------------------------------------------------------------------------
@@ -393,9 +410,11 @@ class PlacedSinks:
             self._checked[sink, epoch] = now_s + CHECKED_S
 
     def _ask_coordinator(self, target: str, body: dict[str, Any]) -> Any:
-        state = self._streams.whereabouts(COMMITS_STREAM)[0]
-        leader = None if state.leader is None else state.leader.id
-        return self._ask_broker(leader, "sinks", target, body, CHECK_TIMEOUT_S)
+        def leader() -> str | None:
+            state = self._streams.whereabouts(COMMITS_STREAM)[0]
+            return None if state.leader is None else state.leader.id
+
+        return self._ask_leading(leader, "sinks", target, body, CHECK_TIMEOUT_S)
 
     # --- what other brokers ask (K5) -------------------------------------------------------------------------
 
