@@ -151,7 +151,7 @@ class Log:
             kept = () if checkpoint is None else checkpoint.ages
             # what its folder says counts, too: else a log whose catalog has forgotten of it went on in clear
             is_encrypted = settings.is_encrypted or is_marked or has_files(disk, folder)
-            vault = _vault_of(disk, folder, identity, settings, boot_id) if is_encrypted else None
+            vault = _vault_of(disk, folder, identity, settings) if is_encrypted else None
             log = cls(LogState(disk, folder, identity, settings, now_us=now_us, kept=kept, vault=vault), boot_id)
             is_missing = checkpoint is None and not report.notes and _holds_records(disk, folder)
             if (report.notes or is_missing) and not settings.is_sole_replica:  # at each open, until it is made anew
@@ -537,7 +537,7 @@ class Log:
         state = self.state
         if settings.is_encrypted and state.vault is None:  # it was opened before the catalog told of its stream
             with state.guarded("read keys"):
-                state.vault = _vault_of(state.disk, state.folder, state.identity, settings, "")
+                state.vault = _vault_of(state.disk, state.folder, state.identity, settings)
         state.settings = settings
         if not settings.is_sole_replica:
             state.has_others()
@@ -575,14 +575,14 @@ class Log:
         return self.ask(lambda view: sum(segment.size(view.disk) for segment in view.segments))
 
 
-def _vault_of(disk: Disk, folder: str, identity: LogIdentity, settings: LogSettings, boot_id: str) -> Vault:
+def _vault_of(disk: Disk, folder: str, identity: LogIdentity, settings: LogSettings) -> Vault:
     """What an encrypted log seals and opens with. Raises KeyMissing, WrongKeys, UnknownFormatVersion."""
     from broker.storage.encrypted.vault import Vault  # most brokers need none of it
 
     if settings.keyring is None:
         raise _no_key(folder)
     is_empty = not _holds_records(disk, folder)
-    vault = Vault.open(disk, folder, identity, settings.keyring, is_empty=is_empty, boot_id=boot_id)
+    vault = Vault.open(disk, folder, identity, settings.keyring, is_empty=is_empty)
     mark_encrypted(disk, folder, identity)
     return vault
 

@@ -7,9 +7,9 @@ is stored would be taken for changed, and what comes would be encrypted with a k
     batches       if one opens the keys are the log's
 
 F1  Keys that the checkpoint does not name are refused.
-F2  Where that says nothing (a log of before it had the value; a damaged checkpoint), and after each stop that was not
-    clean, a batch has to open: small files may have been put back together, from before the log began anew. If the
-    first batch of the newest segment does not, others are tried. Keys that open none of them are refused.
+F2  A batch has to open, too: small files may have been put back together, from before the log began anew, a clean
+    checkpoint among them. If the first batch of the newest segment does not, others are tried. Keys that open none of
+    them are refused.
 F3  A damaged batch says nothing, and neither does one that was written in clear.
 """
 
@@ -35,11 +35,9 @@ TRIED_COUNT: Final = 64
 """Batches of each segment, from its beginning."""
 
 
-def check_keys(vault: Vault, disk: Disk, folder: str, *, boot_id: str) -> None:
+def check_keys(vault: Vault, disk: Disk, folder: str) -> None:
     """Refuse keys that are not those of the log in a folder.
 
-    Args:
-        boot_id: Of this run of the machine; empty: not known, so no stop counts as clean.
     Raises:
         WrongKeys: they are another log's.
         UnknownFormatVersion: a later release wrote the checkpoint.
@@ -49,16 +47,14 @@ def check_keys(vault: Vault, disk: Disk, folder: str, *, boot_id: str) -> None:
     named = "" if checkpoint is None else checkpoint.key
     if named and not vault.is_of(named):
         raise _wrong(folder, f"{CHECKPOINT_FILE} names another key")
-    is_clean = checkpoint is not None and boot_id != "" and checkpoint.clean_boot_id == boot_id
-    if not named or not is_clean:
-        try:
-            opens = _opens(vault, disk, folder)
-        except OSError:
-            if not named:
-                raise
-            return  # F1 alone: what cannot be read is for recovery
-        if not opens:
-            raise _wrong(folder, "no batch here opens with it")
+    try:
+        opens = _opens(vault, disk, folder)
+    except OSError:
+        if not named:
+            raise
+        return  # F1 alone: what cannot be read is for recovery
+    if not opens:
+        raise _wrong(folder, "no batch here opens with it")
 
 
 def _wrong(folder: str, why: str) -> WrongKeys:

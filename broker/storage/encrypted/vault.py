@@ -78,18 +78,12 @@ class Vault:
         self._left = 0
 
     @classmethod
-    def open(
-        cls, disk: Disk, folder: str, identity: LogIdentity, keyring: Keyring, *, is_empty: bool, boot_id: str = ""
-    ) -> Vault:
-        """The vault of a log. As `keyfile.load_keys`.
-
-        Args:
-            boot_id: Of this run of the machine (`proof.py`).
-        """
+    def open(cls, disk: Disk, folder: str, identity: LogIdentity, keyring: Keyring, *, is_empty: bool) -> Vault:
+        """The vault of a log. As `keyfile.load_keys`."""
 
         def prove(keys: dict[int, bytes]) -> None:
             if not is_empty:
-                check_keys(cls(keys, identity, keyring), disk, folder, boot_id=boot_id)
+                check_keys(cls(keys, identity, keyring), disk, folder)
 
         return cls(load_keys(disk, folder, identity, keyring, is_empty=is_empty, prove=prove), identity, keyring)
 

@@ -443,12 +443,17 @@ def test_keys_of_another_replica_or_of_before_it_began_anew_open_nothing(is_clea
     assert len(verified_records(back)) == 30
 
 
-def test_keys_that_were_put_back_with_all_small_files_open_nothing() -> None:
-    """As a copy of before the replica began anew, without its segments, brings them."""
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("count", [10, 20])
+@pytest.mark.parametrize("boot", [{}, {"boot_id": "another"}], ids=["same boot", "another boot"])
+def test_keys_that_were_put_back_with_all_small_files_open_nothing(
+    is_clean: bool, count: int, boot: dict[str, str]
+) -> None:
+    """As a copy of before the replica began anew, without its segments, brings them. Its checkpoint may be clean."""
     disk, other = SimDisk(), SimDisk()
-    filled(disk).close(clean=False)
-    filled(other, 20).close()
-    check_refused(with_keys_of(disk, other, "checkpoint", "partition.json", "epochs"), boot_id="another")
+    filled(disk).close(clean=is_clean)
+    filled(other, count).close()
+    check_refused(with_keys_of(disk, other, "checkpoint", "partition.json", "epochs"), **boot)
 
 
 def test_a_log_without_a_batch_knows_its_keys_by_its_checkpoint() -> None:
