@@ -49,12 +49,20 @@ def _may_be_compacted(disk: Disk, folder: str) -> bool:
 
 
 def read_aside(
-    disk: Disk, folder: str, start: int, end: int, *, bytes_max: int, keyring: Keyring | None = None
+    disk: Disk,
+    folder: str,
+    start: int,
+    end: int,
+    *,
+    bytes_max: int,
+    is_encrypted: bool,
+    keyring: Keyring | None = None,
 ) -> bytes:
     """Batches that follow one another, from the first whole one on that holds something of [start, end).
 
     Args:
         bytes_max: At least one batch comes, if there is any; further ones while they fit.
+        is_encrypted: The log beside it is. Then nothing comes of a folder that is not: anybody may have written it.
         keyring: Of the log beside it; without it nothing comes of one that is encrypted.
     Returns:
         None of them: no bytes. What cannot be read is passed over.
@@ -64,7 +72,7 @@ def read_aside(
     try:
         if not disk.exists(folder) or _may_be_compacted(disk, folder):
             return b""
-        vault = _vault_of(disk, folder, keyring)
+        vault = _vault_of(disk, folder, keyring) if is_encrypted or has_keys(disk, folder) else None
         segments = list_segments(disk, folder)
         afters = [segment.base_offset for segment in segments[1:]] + [end]
         for segment, after in zip(segments, afters, strict=True):
@@ -80,10 +88,8 @@ def read_aside(
     return b"".join(taken)
 
 
-def _vault_of(disk: Disk, folder: str, keyring: Keyring | None) -> Vault | None:
-    """None: it is not encrypted. Raises LiftlogError, OSError: the key for it is not here."""
-    if not has_keys(disk, folder):
-        return None
+def _vault_of(disk: Disk, folder: str, keyring: Keyring | None) -> Vault:
+    """Raises LiftlogError, OSError: the key for it is not here."""
     from broker.storage.encrypted.vault import Vault  # most brokers need none of it
 
     if keyring is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from broker.api.errors import BadBatch, CorruptLog
 from broker.storage.blooms import Questions
 from broker.storage.read import (
+    InOrder,
     LogView,
     ReadPlan,
     batch_start,
@@ -140,11 +141,15 @@ class LogReader:
                 lambda view, at=offset: plan_read(seen(view), at, end=end, max_bytes=BATCHES_READ_BYTES)  # type: ignore[misc]
             ) as plan:
                 next_offset, is_empty = plan.next_offset, not plan.ranges
+                vault, below = self._state.vault, ((0, self._state.log_start_offset),) if whole else ()
+                order = None if vault is None else InOrder(plan, below)
                 for place, (segment, file) in zip(plan.ranges, plan.sources, strict=True):
                     try:
-                        for message, after in verified_messages(file, place, self._state.vault):
+                        for message, after in verified_messages(file, place, vault, order):
                             messages.append(message)
                             offset = after
+                        if order is not None and place is plan.ranges[-1]:
+                            order.check_end(f"{place.path}: ")
                     except BadBatch:
                         damaged = segment
                         break

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from broker.api.batch import HEADER_BYTES, decode_batch, read_header, verify_batch
+from broker.api.batch import HEADER_BYTES, BatchHeader, decode_batch, read_header, verify_batch
 from broker.api.columns import Columns
 from broker.api.errors import BadBatch, CorruptLog, OffsetOutOfRange
 from broker.storage.blooms import BLOOMS, Mask, Questions
@@ -59,6 +59,37 @@ class FileRange:
     path: str
 
 
+class InOrder:
+    """Whether the batches of a plan of an encrypted log are those that belong there, and all of them.
+
+    Each batch of a log opens with its key, wherever in the log somebody has put it, and an index says what anybody has
+    written. What the batches themselves say of their offsets is authenticated: each begins where the one before it
+    ends, and what lies between is known to be missing.
+    """
+
+    __slots__ = ("_expected", "_gaps", "_next_offset")
+
+    def __init__(self, plan: ReadPlan, also: Ranges = ()) -> None:
+        self._expected = plan.begins[0] if plan.begins else plan.next_offset
+        self._gaps = (*plan.gaps, *also)
+        self._next_offset = plan.next_offset
+
+    def check(self, header: BatchHeader, where: str) -> None:
+        """The next batch. Raises BadBatch."""
+        self._check(header.first_offset, where)
+        self._expected = header.next_offset
+
+    def check_end(self, where: str) -> None:
+        """Nothing comes any more. Raises BadBatch: there was more than that."""
+        if self._expected < self._next_offset:
+            self._check(self._next_offset, where)
+
+    def _check(self, first: int, where: str) -> None:
+        expected = self._expected
+        if first != expected and not any(start <= expected < first <= end for start, end in self._gaps):
+            raise BadBatch(f"{where}what stands there begins at {first}, what belongs there at {expected}: moved there")
+
+
 class ReadPlan:
     """Where the records of a read lie. A context manager: owns the files until it is closed.
 
@@ -69,6 +100,8 @@ class ReadPlan:
         bytes: Sum of the ranges.
         sources: Of each range its segment and file.
         begins: Of each range the first offset of its first batch.
+        asked: Where to begin.
+        gaps: The offsets that no batch has, as far as was known.
         batch_count: Batches in them.
         columns: None: the ranges have whole batches. Else messages with these columns of theirs (`project.py`).
         is_opened: Its messages were encrypted, and are held in memory (`encrypted/plans.py`).
@@ -77,18 +110,22 @@ class ReadPlan:
     __slots__ = (
         "_fds",
         "_files",
+        "asked",
         "batch_count",
         "begins",
         "bytes",
         "columns",
         "first_offset",
+        "gaps",
         "is_opened",
         "next_offset",
         "ranges",
         "sources",
     )
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, gaps: Ranges = ()) -> None:
+        self.asked = offset
+        self.gaps = gaps
         self.ranges: list[FileRange] = []
         self.sources: list[tuple[Segment, File]] = []
         self.begins: list[int] = []
@@ -254,7 +291,7 @@ def plan_read(
         stop = _before_lost(view, offset, stop)
     if view.tampered:
         stop = _before_tampered(view, offset, stop)
-    plan = ReadPlan(min(view.after_lost(offset), max(stop, offset)))
+    plan = ReadPlan(min(view.after_lost(offset), max(stop, offset)), view.gaps)
     try:
         number = view.segment_of(plan.next_offset)
         last = min(len(view.segments), number + SEGMENTS_PER_PLAN_MAX)
@@ -454,11 +491,15 @@ def batch_start(view: LogView, offset: int) -> int:
     return int(index.first_offsets[at]) if at >= 0 and view.after_gap(offset) == offset else offset
 
 
-def verified_messages(file: File, place: FileRange, vault: Vault | None = None) -> Iterator[tuple[memoryview, int]]:
+def verified_messages(
+    file: File, place: FileRange, vault: Vault | None = None, order: InOrder | None = None
+) -> Iterator[tuple[memoryview, int]]:
     """Each message of a range, opened where a vault is given, and the offset after it.
 
+    Args:
+        order: Of an encrypted log.
     Raises:
-        BadBatch: one is damaged.
+        BadBatch: one is damaged, or does not belong there.
     """
     view = memoryview(file.pread(place.length, place.position))
     while view:
@@ -468,7 +509,10 @@ def verified_messages(file: File, place: FileRange, vault: Vault | None = None) 
             yield message, verify_batch(message, where=f"{place.path}: ").next_offset
         else:
             message = vault.open_message(message, where=f"{place.path}: ")
-            yield message, read_header(message).next_offset
+            header = read_header(message)
+            if order is not None:
+                order.check(header, f"{place.path}: ")
+            yield message, header.next_offset
         view = view[length:]
 
 

@@ -220,7 +220,7 @@ def rescan(
         around_errors: Count as a gap what the disk cannot read, as long as it is little (`ReadAround`).
         vault: Opens what is encrypted.
     """
-    foreign = None if vault is None else ForeignBatches(vault)
+    foreign = None if vault is None else ForeignBatches(vault, segment.base_offset, end)
     run = _Recovery(disk, "", Checkpoint(), RecoveryReport(), 0, check=None if foreign is None else foreign.check)
     run.around_errors = around_errors
     found, batches = run.batches_of(segment, end)
@@ -228,8 +228,9 @@ def rescan(
     there = segment.stored_entries(disk) if segment.partial is None else None
     is_indexed = there is not None and np.array_equal(there, entries)
     lost, tampered = run.report.lost, []
-    if foreign is not None and foreign.positions:
-        is_foreign = [foreign.within(*_place_of(gap, batches, found.size)) for gap in lost]
+    if foreign is not None:
+        places = [_place_of(gap, batches, found.size) for gap in lost]
+        is_foreign = [foreign.within(start, end) or start == end < found.size for start, end in places]
         tampered = [gap for gap, is_one in zip(lost, is_foreign, strict=True) if is_one]
         lost = [gap for gap, is_one in zip(lost, is_foreign, strict=True) if not is_one]
     return Rescan(entries=entries, size=found.size, lost=lost, tampered=tampered, is_indexed=is_indexed)
@@ -238,7 +239,7 @@ def rescan(
 def _place_of(gap: tuple[int, int], batches: npt.NDArray[np.void], size: int) -> tuple[int, int]:
     """The bytes between the batches around missing offsets."""
     after = int(np.searchsorted(batches["first_offset"], gap[1]))
-    start = 0 if after == 0 else int(batches["position"][after - 1] + batches["length"][after - 1])
+    start = FIRST_POSITION if after == 0 else int(batches["position"][after - 1] + batches["length"][after - 1])
     return start, size if after == len(batches) else int(batches["position"][after])
 
 

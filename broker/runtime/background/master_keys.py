@@ -1,7 +1,8 @@
 """Which master keys the logs in the data folder need: looked at now and then, and told.
 
 What nobody opens (moved aside, staged, of a stream that the catalog does not name) is wrapped by the present master key
-here. So a former one that no log needs any more may go, and a metric says so.
+here. So a former one that no log needs any more may go, and a metric says so. A log whose files of keys cannot be read
+may need any of them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from broker.api.errors import LiftlogError
 from broker.runtime.metrics import Sample
 from broker.storage.disk import Disk
 
@@ -52,13 +54,17 @@ class MasterKeys:
         from broker.storage.encrypted.in_use import encrypted_folders, wrap_anew
         from broker.storage.encrypted.keyfile import masters_of
 
+        all_of_them = {each.id for each in keyring.masters}
         counts: Counter[str] = Counter()
         left: dict[str, str] = {}
         try:
             for folder in encrypted_folders(self._disk, self._root):
                 if why := wrap_anew(self._disk, folder, keyring):
                     left[folder] = why
-                counts.update(masters_of(self._disk, folder))
+                try:
+                    counts.update(masters_of(self._disk, folder))
+                except (LiftlogError, OSError):  # of this one alone
+                    counts.update(all_of_them)
         except OSError as error:  # a folder went meanwhile, or the disk refuses: what was counted before stands
             log.info("encryption.not_looked path=%s error=%s", self._root, error)
             return

@@ -294,8 +294,8 @@ class StageLog(HiddenLog):
                 incarnation=main.incarnation,
                 partition=main.partition,
             )
-            ours, now_us = main.log.settings, elapsed_us()
-            settings = LogSettings(segment_bytes=SEGMENT_BYTES, is_encrypted=ours.is_encrypted, keyring=ours.keyring)
+            keyring, now_us = main.log.settings.keyring, elapsed_us()
+            settings = LogSettings(segment_bytes=SEGMENT_BYTES, is_encrypted=main.log.is_encrypted, keyring=keyring)
             if not self.exists:
                 self._make(identity)
             self._log = PartitionLog.open(

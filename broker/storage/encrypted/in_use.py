@@ -6,7 +6,8 @@
 
 I1  A log is counted for each master key that one of its two files of keys names: it needs both as long as they differ.
 I2  A log that is opened is wrapped by the present master key (`keys.V3`). `wrap_anew` does that for those that nobody
-    opens. It changes no other file, and nothing where a file of keys is damaged or cannot be unwrapped.
+    opens. It changes no other file, and nothing where a file of keys cannot be unwrapped, or the keys are not those of
+    the log (`proof.py`): then its own may still be brought back.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Iterator
 
 from broker.api.errors import LiftlogError
 from broker.storage.disk import Disk
-from broker.storage.encrypted.keyfile import has_files, load_keys, masters_of
+from broker.storage.encrypted.keyfile import has_files, masters_of
 from broker.storage.encrypted.keys import Keyring
+from broker.storage.encrypted.vault import Vault
 from broker.storage.segments.checkpoint import read_identity
 
 
@@ -45,7 +47,7 @@ def wrap_anew(disk: Disk, folder: str, keyring: Keyring) -> str:
     try:
         if masters_of(disk, folder) <= {keyring.current}:
             return ""
-        load_keys(disk, folder, read_identity(disk, folder), keyring, is_empty=False)
+        Vault.open(disk, folder, read_identity(disk, folder), keyring, is_empty=False)
         left = masters_of(disk, folder) - {keyring.current}
     except (LiftlogError, OSError) as error:
         return str(error)

@@ -13,10 +13,15 @@ Q4  Whatever is wrong with both files is WrongKeys, also where they cannot be re
 Q5  Nothing is written before it is known that the keys are this log's (`proof.py`).
 Q6  What goes of them while the log is open is written anew with its checkpoint. Its memory is the last place that has
     the key, if both are gone.
+Q7  One thread at a time reads and writes those of a folder. Two would write one temporary file at once, and rename what
+    the other one has half written. And whoever had read the files of a log that was moved away could write them over
+    those of the one that was made in its place, whose records nothing would open again.
 """
 
 from __future__ import annotations
 
+import threading
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
 
 KEYS_FILE: Final = "keys"
 KEYS_COPY: Final = "keys.copy"
+_LOCKS: Final = tuple(threading.Lock() for _ in range(64))
+"""Q7: a folder has one of them. Innermost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +81,22 @@ def load_keys(
             both are whole, and of different keys.
         OSError: the disk refuses.
     """
+    with _lock_of(folder):
+        return _load(disk, folder, identity, keyring, is_empty, prove)
+
+
+def _lock_of(folder: str) -> threading.Lock:
+    return _LOCKS[zlib.crc32(folder.encode()) % len(_LOCKS)]
+
+
+def _load(
+    disk: Disk,
+    folder: str,
+    identity: LogIdentity,
+    keyring: Keyring,
+    is_empty: bool,
+    prove: Callable[[dict[int, bytes]], None],
+) -> dict[int, bytes]:
     path = f"{folder}/{KEYS_FILE}"
     whole: dict[str, tuple[WrappedKey, ...]] = {}
     opened: dict[str, dict[int, bytes]] = {}
@@ -124,6 +147,11 @@ def keep_keys(disk: Disk, folder: str, keys: dict[int, bytes], identity: LogIden
     Raises:
         OSError, LiftlogError: the disk refuses; or they are whole, and of a later release.
     """
+    with _lock_of(folder):
+        _keep(disk, folder, keys, identity, keyring)
+
+
+def _keep(disk: Disk, folder: str, keys: dict[int, bytes], identity: LogIdentity, keyring: Keyring) -> None:
     found = {path: _readable(disk, path) for path in (f"{folder}/{KEYS_FILE}", f"{folder}/{KEYS_COPY}")}
     whole = [each for each in found.values() if each is not None]
     if len(whole) == len(found):

@@ -12,6 +12,9 @@ O3  A log that is open goes on. What stands in the place of the batches that do 
     before it, one at it is `bad_batch`, and the segment is not read again to find that out. Of the only replica it is
     not lost, and is not written down: who puts the file back has lost nothing. Of several it is lost, and copied anew
     from the others.
+    Each of its batches opens wherever somebody has put it. One that lies in a segment of others, or behind one that
+    follows on it, is taken for none. Offsets that are missing between batches that touch are tampered with, too: rot
+    leaves bytes, and this broker no such gap.
 O4  Where bytes are missing at the end, or do not verify, it looks like a crash. Nothing here can tell.
 """
 
@@ -61,20 +64,28 @@ class OwnBatches:
 
 
 class ForeignBatches:
-    """Where a scan has met batches whose CRC fits and that do not open (O3), as `positions`, which rise. `check`: for
-    `scan`."""
+    """Where the scan of a segment has met batches whose CRC fits and that do not open, or belong elsewhere (O3), as
+    `positions`, which rise. `check`: for `scan`.
 
-    def __init__(self, vault: Vault) -> None:
+    Args:
+        start, end: The offsets of the segment.
+    """
+
+    def __init__(self, vault: Vault, start: int, end: int) -> None:
         self._own = OwnBatches(vault)
+        self._next_offset, self._end = start, end
         self.positions: list[int] = []
 
     def check(self, message: memoryview, path: str, position: int) -> bool:
-        """Whether a batch is this log's."""
+        """Whether a batch is this log's, and belongs there."""
         try:
-            self._own.open(message, "")
+            header = read_header(self._own.open(message, ""))
         except BadBatch:
+            header = None
+        if header is None or header.first_offset < self._next_offset or header.next_offset > self._end:
             self.positions.append(position)
             return False
+        self._next_offset = header.next_offset
         return True
 
     def within(self, start: int, end: int) -> bool:

@@ -4,7 +4,8 @@
     opened    | plain  | plain  | plain  |      each as long as it was
 
 P1  Plain messages are nowhere but in memory: a machine without files in memory opens none.
-P2  The plan ends before a message that cannot be opened. If that is its first one, that is the error.
+P2  The plan ends before a message that cannot be opened, or is not the one that belongs there. If nothing of what was
+    asked for lies before it, that is the error.
 P3  The messages of at most `OPENED_BYTES_MAX` are opened for one plan, or a single one that is longer.
 P4  What is taken is reserved before: what is opened already, the message as it is stored and as it is opened, each in
     memory as long as the longest so far, and its place among those that are opened. No memory is left for new before
@@ -24,7 +25,7 @@ from broker.storage.disk.osfile import OsFile
 from broker.storage.encrypted.message import TAG_BYTES, stored_bytes
 from broker.storage.encrypted.vault import Vault
 from broker.storage.made import MadeFile
-from broker.storage.read import FileRange, ReadPlan
+from broker.storage.read import FileRange, InOrder, ReadPlan
 
 OPENED_BYTES_MAX: Final = 8 << 20
 """More is asked for again."""
@@ -42,17 +43,18 @@ def open_plan(plan: ReadPlan, vault: Vault, reserve: Callable[[int], None]) -> N
     Args:
         reserve: Takes so many bytes of memory in all.
     Raises:
-        BadBatch: the first one cannot be opened.
+        BadBatch: the first one cannot be opened, or belongs elsewhere.
         StorageFailed: it cannot be read; or there is no room.
         Overloaded: as `reserve`.
     """
     check_machine()
     made, block, plain = MadeFile(plan), bytearray(HEADER_BYTES + TAG_BYTES), bytearray()
     ranges: list[FileRange] = []
-    sources, begins = plan.sources, plan.begins
+    sources = plan.sources
     plan.batch_count = plan.bytes = 0
+    order, after = InOrder(plan), plan.next_offset
     try:
-        for part, (_, stored), begin in zip(plan.ranges, sources, begins, strict=True):
+        for part, (_, stored) in zip(plan.ranges, sources, strict=True):
             at, stop, opened_at = part.position, part.position + part.length, made.size
             while at < stop:
                 where = f"{part.path} at {at}: "
@@ -60,7 +62,7 @@ def open_plan(plan: ReadPlan, vault: Vault, reserve: Callable[[int], None]) -> N
                 if at + length > stop:
                     raise BadBatch(f"{where}a batch of {length} bytes, {stop - at} are there")
                 if plan.bytes and plan.bytes + length > OPENED_BYTES_MAX:
-                    plan.next_offset = begin
+                    plan.next_offset = after
                     break
                 longest = max(length, len(plain))
                 reserve(made.size + length + 2 * longest + TAG_BYTES + vault.taken_by(length))
@@ -70,8 +72,10 @@ def open_plan(plan: ReadPlan, vault: Vault, reserve: Callable[[int], None]) -> N
                 if len(_read(stored, part, block, length, at)) < length:
                     raise BadBatch(f"{where}the file ends within a batch")
                 message = vault.open_into(block, length, plain, where=where)
+                header = read_header(message)
+                order.check(header, where)
                 place = made.write(message)
-                begin = read_header(message).next_offset
+                after = header.next_offset
                 message.release()  # P4
                 if made.size - length == opened_at:
                     ranges.append(place)
@@ -83,12 +87,14 @@ def open_plan(plan: ReadPlan, vault: Vault, reserve: Callable[[int], None]) -> N
                 plan.batch_count += 1
             if at < stop:
                 break
+        else:
+            order.check_end(f"{plan.ranges[-1].path}: " if plan.ranges else "")
     except BadBatch:
-        if not ranges:
+        if not ranges or after <= plan.asked:
             raise
-        plan.next_offset = begin
+        plan.next_offset = after
     plan.ranges[:] = ranges
-    plan.begins[:] = begins[: len(ranges)]
+    del plan.begins[len(ranges) :]
     file = OsFile(ranges[0].fd, ranges[0].path) if ranges else None  # the plan closes its descriptor
     plan.sources[:] = [(segment, file) for (segment, _), _ in zip(sources, ranges, strict=False) if file is not None]
     plan.is_opened = True

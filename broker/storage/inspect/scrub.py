@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from broker.api.batch import read_header
 from broker.api.errors import BadBatch
@@ -27,11 +27,8 @@ from broker.storage.encrypted.own import OwnBatches
 from broker.storage.log import PartitionLog
 from broker.storage.read import LogView, NeedsRepair
 from broker.storage.recovery import Ranges
-from broker.storage.segments.index import IndexView
+from broker.storage.segments.index import IndexView, is_in_place, places_of
 from broker.storage.segments.segment import Segment
-
-if TYPE_CHECKING:
-    from broker.storage.encrypted.vault import Vault
 
 PIECE_BYTES: Final = 256 << 10
 """A reader of several pieces pauses between them, so that acks do not wait for it."""
@@ -100,11 +97,10 @@ def _check(view: LogView, offset: int, durable_end: int, bytes_max: int, give_up
     try:
         if segment.is_replaced:
             raise NeedsRepair(segment)
-        vault = view.vault
-        bad = _first_bad(file, segment, index, begin, stop, vault)
+        bad = _first_bad(file, segment, index, begin, stop, view)
         if bad is not None:
             file.forget(file.size(), 0)  # all of it: Linux lets no part of a large folio go
-            if _first_bad(file, segment, index, bad, bad + 1, vault) is not None:
+            if _first_bad(file, segment, index, bad, bad + 1, view) is not None:
                 raise NeedsRepair(segment)
     except OSError as error:
         if not give_up:
@@ -116,26 +112,26 @@ def _check(view: LogView, offset: int, durable_end: int, bytes_max: int, give_up
     return Piece(next_offset=min(next_offset, end), bytes=size, batches=stop - begin)
 
 
-def _first_bad(
-    file: File, segment: Segment, index: IndexView, begin: int, stop: int, vault: Vault | None
-) -> int | None:
+def _first_bad(file: File, segment: Segment, index: IndexView, begin: int, stop: int, view: LogView) -> int | None:
     """The first of the batches [begin, stop) that is not what the index says, or does not open; None: all are well."""
-    own = None if vault is None else OwnBatches(vault)
-    start = int(index.positions[begin])
+    own = None if view.vault is None else OwnBatches(view.vault)
+    places = places_of(index.entries[begin : stop + 1])
+    start = places[0].position
     data = memoryview(file.pread_cold(index.end_of(stop - 1) - start, start))
-    for at in range(begin, stop):
-        entry = index.entries[at]
-        position, length = int(entry["position"]) - start, int(entry["length"])
-        message = data[position : position + length]
+    for at in range(stop - begin):
+        place = places[at]
+        message = data[place.position - start : place.end - start]
         try:
             if own is None:
                 header = verify_stored(message, where=f"{segment.path}: ")
             else:
                 header = read_header(own.open(message, f"{segment.path}: "))
         except BadBatch:
-            return at
-        if len(message) != length or header.first_offset != int(entry["first_offset"]):
-            return at
+            return begin + at
+        is_known = view.after_gap(header.next_offset) != header.next_offset  # that something is missing behind it
+        is_there = len(message) == place.end - place.position
+        if not is_there or not is_in_place(header, places[: at + 1] if is_known else places, at):
+            return begin + at
     return None
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from broker.api.batch import BatchHeader, crc_of, encode_batch
+from broker.api.batch import BatchHeader, crc_of, encode_batch, read_header
 from broker.api.errors import BadBatch, CorruptLog, LiftlogError, StorageFailed
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.disk import TEMPORARY, Disk, File
@@ -128,7 +128,7 @@ class GapRewrite:
                 first, position = int(entry["first_offset"]), int(entry["position"])
                 try:
                     message = source.pread(int(entry["length"]), position)
-                    header = verify_stored(message, where=f"{segment.path}: ")
+                    header = self._checked(message, first, f"{segment.path}: ")
                 except (BadBatch, OSError) as error:
                     if any(start <= first < stop for start, stop in self.log.lost_ranges):
                         continue  # the index is older than what is known to be lost
@@ -151,6 +151,15 @@ class GapRewrite:
         except BaseException:
             copy.abandon()
             raise
+
+    def _checked(self, message: bytes, first: int, where: str) -> BatchHeader:
+        """The header of a batch that is to be copied. What does not open is not: a header decides which offsets are
+        missing, and what is in clear would be encrypted (`GapCopy.add`), and be this log's from then on."""
+        vault = self.log.log.state.vault
+        header = verify_stored(message, where=where) if vault is None else read_header(vault.open_message(message))
+        if header.first_offset != first:
+            raise BadBatch(f"{where}a batch that begins at {header.first_offset} stands in the place of {first}")
+        return header
 
     def _index_of(self, segment: Segment) -> IndexView:
         for _ in range(2):

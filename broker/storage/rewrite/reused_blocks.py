@@ -13,7 +13,7 @@ from broker.api.batch import HEADER_BYTES, BatchHeader, read_header, verify_batc
 from broker.api.errors import BadBatch, CorruptLog
 from broker.storage.disk import File, storage_error
 from broker.storage.encrypted.message import stored_bytes
-from broker.storage.read import FileRange, LogView, ReadPlan, plan_read
+from broker.storage.read import FileRange, InOrder, LogView, ReadPlan, plan_read
 from broker.storage.segments.segment import Segment
 
 if TYPE_CHECKING:
@@ -48,12 +48,17 @@ def messages_in_turn(
     while True:
         damaged: Segment | None = None
         with ask(lambda view, at=offset: plan_read(view, at, end=end, max_bytes=None)) as plan:  # type: ignore[misc]
+            order = None if vault is None else InOrder(plan)
             for place, (segment, file) in zip(plan.ranges, plan.sources, strict=True):
                 turns = block.messages(file, place)
                 try:
                     for header, message in turns:
+                        if order is not None:
+                            order.check(header, f"{place.path}: ")
                         yield header, message
                         offset = header.next_offset
+                    if order is not None and place is plan.ranges[-1]:
+                        order.check_end(f"{place.path}: ")
                 except BadBatch:
                     damaged = segment
                     break

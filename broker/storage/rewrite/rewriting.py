@@ -42,7 +42,7 @@ from broker.api.errors import BadBatch
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
 from broker.storage.disk import TEMPORARY, Disk, File, ReadableBuffer
 from broker.storage.read import NeedsRepair
-from broker.storage.segments.index import ENTRY, LEAST_TIMESTAMP_US, Entries, IndexView
+from broker.storage.segments.index import ENTRY, LEAST_TIMESTAMP_US, Entries, IndexView, is_in_place, places_of
 from broker.storage.segments.segment import Segment
 
 if TYPE_CHECKING:
@@ -117,16 +117,18 @@ def windows(
             )
             data = memoryview(file.pread(index.end_of(end - 1) - position, position))
             throttle(len(data))
-            yield _stored(segment, data, index.entries[at:end], position, vault)
+            yield _stored(segment, data, index.entries[at : end + 1], end - at, position, vault)
             at = end
     finally:
         file.close()
 
 
-def _stored(segment: Segment, data: memoryview, entries: Entries, start: int, vault: Vault | None) -> list[StoredBatch]:
-    """The batches that lie at these places of `data`, which begins at `start` of the segment."""
-    begins = (entries["position"] - start).tolist()
-    there = [data[at : at + length] for at, length in zip(begins, entries["length"].tolist(), strict=True)]
+def _stored(
+    segment: Segment, data: memoryview, entries: Entries, count: int, start: int, vault: Vault | None
+) -> list[StoredBatch]:
+    """The batches that lie at the first `count` of these places of `data`, which begins at `start` of the segment."""
+    begins = (entries["position"][:count] - start).tolist()
+    there = [data[at : at + length] for at, length in zip(begins, entries["length"].tolist(), strict=False)]
     where = f"{segment.path}: "
     try:
         messages = there if vault is None else [vault.open_message(message, where=where) for message in there]
@@ -138,6 +140,9 @@ def _stored(segment: Segment, data: memoryview, entries: Entries, start: int, va
                 rows = list(stream)
     except (BadBatch, pa.ArrowException, OSError) as error:
         raise NeedsRepair(segment) from error
+    places = places_of(entries)
+    if not all(is_in_place(header, places, at) for at, header in enumerate(headers)):
+        raise NeedsRepair(segment)
     return [StoredBatch(*stored) for stored in zip(messages, headers, rows, there, strict=True)]
 
 

@@ -419,7 +419,7 @@ class Chain:
         view = IndexView(entries)
         if segment is not self.tail:
             self._seal_anew(segment, view, size, is_indexed=found.is_indexed)
-        elif view.contiguous and view.end == size and not found.lost:
+        elif view.contiguous and view.end == size and not found.lost and not found.tampered:
             segment.partial, segment.live = (0, 0), GrowingIndex(entries)
         else:
             self._give_up_tail()

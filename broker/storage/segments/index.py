@@ -28,12 +28,15 @@ import struct
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Sequence
+from operator import add
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from broker.api.batch import BatchHeader
 from broker.api.schema import SCHEMA_BYTES
 
 ENTRY: Final = np.dtype(
@@ -191,6 +194,30 @@ def is_sound(entries: Entries) -> bool:
         and (position[1:] > position[:-1]).all()
         and (position[1:] - position[:-1] >= length[:-1]).all()
         and (entries["max_timestamp_us"][1:] >= entries["max_timestamp_us"][:-1]).all()
+    )
+
+
+class EntryPlace(NamedTuple):
+    """Where an entry says that a batch lies."""
+
+    first_offset: int
+    position: int
+    end: int
+
+
+def places_of(entries: Entries) -> list[EntryPlace]:
+    """The places of entries."""
+    positions, lengths = entries["position"].tolist(), entries["length"].tolist()
+    ends = map(add, positions, lengths)
+    return list(map(EntryPlace, entries["first_offset"].tolist(), positions, ends))
+
+
+def is_in_place(header: BatchHeader, places: Sequence[EntryPlace], at: int) -> bool:
+    """Whether a batch that is whole begins where the index says, and ends where the next one begins that touches it."""
+    place, after = places[at], places[at + 1] if at + 1 < len(places) else None
+    touches = after is not None and after.position == place.end
+    return header.first_offset == place.first_offset and (
+        after is None or not touches or header.next_offset == after.first_offset
     )
 
 

@@ -57,7 +57,15 @@ def held(log: PartitionLog, ask: AskRange, *, bytes_max: int = RANGE_BYTES) -> P
 
 def aside(log: PartitionLog, start: int, end: int, *, bytes_max: int = RANGE_BYTES) -> PartHeld | None:
     """What was moved aside from this log's folder."""
-    data = read_aside(log.disk, log.folder + ASIDE, start, end, bytes_max=bytes_max, keyring=log.settings.keyring)
+    data = read_aside(
+        log.disk,
+        log.folder + ASIDE,
+        start,
+        end,
+        bytes_max=bytes_max,
+        is_encrypted=log.is_encrypted,
+        keyring=log.settings.keyring,
+    )
     return _held(data, start, end, False) if data else None
 
 

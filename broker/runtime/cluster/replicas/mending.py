@@ -297,6 +297,7 @@ class Mending:
                     start,
                     end,
                     bytes_max=ASIDE_BYTES,
+                    is_encrypted=opened.is_encrypted,
                     keyring=opened.settings.keyring,
                 )
                 if data and self._mend(asked.lost, data, "aside", (0, -1)) is None:
