@@ -5,7 +5,7 @@ Hypothesis   tries the same examples in each run; `make prop` sets LIFTLOG_PROP_
 output       A long comparison is cut and a long log ends with its end; the last lines name each failure once more.
 processes    A test that starts one is marked `process`; the audit hook here ends any other one that tries.
 lanes        `--lane NAME` runs the tests of a lane (lanes.py), those with processes first, so that no worker ends with
-             a long one. Workers get whole files (support/by_file.py).
+             a long one. Files without any are not even imported. Workers get whole files (support/by_file.py).
 slow tests   `make check` leaves out what is marked `slow`: tests that take about a second of a core, or wait for some,
              and all seeds but the first of a heavy test. What is marked `long` is not in `make test`.
 """
@@ -18,6 +18,7 @@ import random
 import signal
 import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from broker.storage.rewrite import keymap
-from tests.lanes import FIRST, PROCESS_FOLDERS, SHARDS, lane_of
+from tests.lanes import FIRST, PROCESS_FOLDERS, SHARDS, has_some, lane_of
 from tests.support import spark_classes, spark_home
 from tests.support.by_file import ByFile
 
@@ -73,6 +74,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lane", choices=[FIRST, *SHARDS], help="only the tests of this lane (tests/lanes.py)")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    lane = config.option.lane
+    if not lane or not collection_path.is_relative_to(config.rootpath):
+        return None
+    return None if has_some(lane, collection_path.relative_to(config.rootpath).as_posix()) else True
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Without searches for cycles: next to nothing is dropped, and each goes through all modules and tests so far."""
@@ -84,8 +92,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    gc.collect()
-    gc.freeze()  # each later collection leaves the modules and tests alone: they are most of what there is
+    """Each later search for cycles leaves the modules and tests alone: with them it takes seconds. A test that calls
+    `gc.unfreeze` freezes again in its end."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

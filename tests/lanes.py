@@ -6,6 +6,7 @@ its folder's shard, unless `END_TO_END` names it: the main paths, each once.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Final
 
 FIRST: Final = "first"
@@ -73,6 +74,19 @@ def lane_of(nodeid: str, marks: frozenset[str]) -> str:
     if not marks & {"process", "long"} or any(each in END_TO_END for each in (path, name, plain)):
         return FIRST
     return shard
+
+
+def has_some(lane: str, path: str) -> bool:
+    """Whether the lane may have tests of a file or folder. `path`: from the root, `tests/folder/...`.
+
+    The first lane has few files of the folders with processes, and each worker would import all of them.
+    """
+    folder = path.removeprefix("tests/").partition("/")[0]
+    if lane != FIRST:
+        return folder in SHARDS[lane] or folder not in chain(*SHARDS.values())  # without a shard: `lane_of` says so
+    return folder not in PROCESS_FOLDERS or any(
+        f"{each.partition('::')[0]}/".startswith(f"{path}/") for each in END_TO_END
+    )
 
 
 def shard_of(path: str) -> str:

@@ -16,7 +16,7 @@ from tests.sim.raft.mutants import mutated
 from tests.sim.story import shortened
 from tests.support.effort import examples, first_short, seeded
 
-SEEDS = 12
+SEEDS = 4
 MORE = 48
 DAMAGES = 2
 """A seed in which journals are damaged."""
@@ -37,7 +37,7 @@ def quiet() -> Iterator[None]:
     logger.setLevel(before)
 
 
-@pytest.mark.parametrize("seeds", first_short([range(SEEDS), range(SEEDS, examples(MORE))]), ids=["first", "others"])
+@pytest.mark.parametrize("seeds", first_short([range(SEEDS), range(examples(MORE))]), ids=["first", "all"])
 def test_what_was_acknowledged_is_there_and_no_command_is_lost(seeds: range) -> None:
     seen: Counter[str] = Counter()
     for seed in map(seeded, seeds):
@@ -46,7 +46,7 @@ def test_what_was_acknowledged_is_there_and_no_command_is_lost(seeds: range) -> 
         if failure:
             print(shortened(cluster, failure))
         assert not failure, f"python -m tests.sim --raft --seed {seed}"
-    assert not [what for what in SEEN if not seen[what]], "never happened"
+    assert len(seeds) < MORE or not [what for what in SEEN if not seen[what]], "never happened"
 
 
 @pytest.mark.parametrize(

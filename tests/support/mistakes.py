@@ -34,22 +34,28 @@ PAGE: Final = ROOT / "docs" / "explain" / "mistakes.md"
 
 
 class Found(NamedTuple):
-    """That a test finds a mistake: `test` as pytest names it, without its case; `how`: a seed, a script, a cell."""
+    """That a test finds a mistake: `test` as pytest names it, without its case; `how`: a seed, a script, a cell;
+    `case`: the one of its cases, by its name, where they are in several lanes."""
 
     mistake: str
     test: str
     how: str = ""
+    case: str = ""
 
 
-def lane(test: str) -> str:
-    """The lane of a test, by its marks, those of its module, and those of its folder."""
+def lane(test: str, case: str = "") -> str:
+    """The lane of a test, by its marks, those of its case, of its module, and of its folder.
+
+    `case`: its name, or empty: one that is in the first lane, if any is.
+    """
     path, _, name = test.partition("::")
     module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
     function = getattr(module, name.partition("[")[0])
     given = [getattr(module, "pytestmark", []), getattr(function, "pytestmark", [])]
     marks = {mark.name for each in given for mark in (each if isinstance(each, list) else [each])}
-    cases = [case for mark in _parameters(function) for case in mark.args[1]]
-    assert not any(getattr(case, "marks", ()) for case in cases), f"{test}: its cases may be in several lanes"
+    for parameters in _parameters(function):
+        cases = [each for each in parameters.args[1] if not case or _name_of(each) == case]
+        marks |= min(({mark.name for mark in getattr(each, "marks", ())} for each in cases), key=len, default=set())
     if path.split("/")[1] in PROCESS_FOLDERS:
         marks.add("process")
     return lane_of(test, frozenset(marks))
@@ -151,7 +157,7 @@ def by_mistake(found: Iterator[Found]) -> dict[str, tuple[list[str], list[str]]]
     """What finds each mistake in the first lane, and in the shards."""
     rows: dict[str, tuple[list[str], list[str]]] = {}
     for each in found:
-        of = lane(each.test)
+        of = lane(each.test, each.case)
         cell = f"`{each.test.partition('::')[2]}`{each.how and f': {each.how}'}{'' if of == FIRST else f' ({of})'}"
         rows.setdefault(each.mistake, ([], []))[of != FIRST].append(cell)
     return rows
@@ -190,12 +196,19 @@ def _parameters(test: Any) -> list[Any]:
     return [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
 
 
+def _name_of(case: Any) -> str:
+    """Of a case of `parametrize`, with marks or without: that of its first value."""
+    values = getattr(case, "values", case)
+    value = values[0] if isinstance(values, tuple) and not hasattr(values, "name") else values
+    return str(getattr(value, "name", value))
+
+
 def _cases(test: Any, first: str) -> Iterator[tuple[Any, Any]]:
     """Of a test with two parameters of which the first is called so."""
     for mark in _parameters(test):
         names, values = mark.args
         if tuple(names)[:1] == (first,):
-            yield from values
+            yield from (getattr(each, "values", each) for each in values)
 
 
 HEAD: Final = """# Deliberate mistakes

@@ -179,14 +179,14 @@ def scenario(disk: SimDisk, model: Model, ends: list[int]) -> None:
     log.close()
 
 
-@pytest.mark.parametrize("part", first_short(range(3)))
+@pytest.mark.parametrize("part", first_short(range(6)))
 def test_a_power_cut_at_any_step_loses_nothing_and_shows_nothing_twice(part: int) -> None:
-    """Every step, in three parts."""
+    """Every step, in six parts."""
     whole = SimDisk(runs_ahead=True)
     scenario(whole, Model(), [])
     assert whole.steps > 200
     joined = 0
-    for crash_at in range(1 + part, whole.steps + 1, 3):
+    for crash_at in range(1 + part, whole.steps + 1, 6):
         disk, model, ends = SimDisk(crash_at=crash_at, seed=crash_at, runs_ahead=True), Model(), [0]
         with suppress(Crashed):
             scenario(disk, model, ends)

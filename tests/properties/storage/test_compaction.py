@@ -126,13 +126,13 @@ def scenario(disk: SimDisk, model: Model) -> None:
     log.close()
 
 
-@pytest.mark.parametrize("part", first_short(range(3)))
+@pytest.mark.parametrize("part", first_short(range(6)))
 def test_a_power_cut_at_any_step_loses_nothing_and_brings_nothing_back(part: int) -> None:
-    """Every step, in three parts."""
+    """Every step, in six parts."""
     whole = SimDisk(runs_ahead=True)
     scenario(whole, Model())
     assert whole.steps > 100
-    for crash_at in range(1 + part, whole.steps + 1, 3):
+    for crash_at in range(1 + part, whole.steps + 1, 6):
         disk, model = SimDisk(crash_at=crash_at, seed=crash_at, runs_ahead=True), Model()
         with suppress(Crashed):
             scenario(disk, model)

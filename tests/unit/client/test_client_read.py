@@ -374,5 +374,4 @@ def test_a_reader_that_the_collector_of_cycles_ends_harms_no_other(client: Clien
         del cycle
         gc.collect()
         assert client.describe(one).name == one
-    gc.unfreeze()
     assert all(c.sock.fileno() >= 0 for idle in client.brokers.pool._idle.values() for c, _ in idle)

@@ -20,8 +20,10 @@ class Thing:
 
 @pytest.fixture
 def frozen() -> Iterator[None]:
+    """In the end all is frozen again that was before (tests/conftest.py)."""
     yield
-    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.mark.usefixtures("frozen")

@@ -142,15 +142,15 @@ def lived(disk: SimDisk) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", first_short([(kind, part) for kind in (MovingDisk, NotingDisk) for part in range(3)]))
+@pytest.mark.parametrize("case", first_short([(kind, part) for kind in (MovingDisk, NotingDisk) for part in range(6)]))
 def test_no_log_is_taken_for_an_old_one_whenever_the_power_goes(case: tuple[type[MovingDisk], int]) -> None:
-    """Every step, in three parts."""
+    """Every step, in six parts."""
     kind, part = case
     whole = kind()
     lived(whole)
     assert folders_on(whole.after_kill()).ends.known(AT) == 2
     assert whole.steps > 100
-    for step in range(1 + part, whole.steps + 1, 3):
+    for step in range(1 + part, whole.steps + 1, 6):
         disk = kind(crash_at=step)
         with suppress(Crashed):  # in some lives there are fewer steps
             lived(disk)

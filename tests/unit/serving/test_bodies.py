@@ -32,7 +32,7 @@ from broker.serving.contract import endpoint as contract
 from broker.serving.contract.endpoint import CHECKED_INLINE_BYTES, Endpoint, Serving
 from broker.serving.endpoints import append, bundles, sinks
 from broker.serving.endpoints.watch import STARS_MAX, Patterns
-from broker.serving.http import body, json_text, peers
+from broker.serving.http import body, connections, json_text, peers
 from broker.serving.http.app import BODIES_AT_ONCE, ENDPOINTS
 from broker.serving.http.body import JSON_MEDIA, MEMBERS_MAX, BodyBudget
 from broker.serving.http.callers import CallerLimits
@@ -358,6 +358,7 @@ def test_what_goes_on_when_nobody_waits_stays_reserved_while_it_is_there(
 ) -> None:
     """B6. Before, whoever cut his connections had any number of bodies wait for a slow disk. One that is on the disk,
     and waits for others to have it, takes none."""
+    monkeypatch.setattr(connections, "HALF_CLOSED_S", 0.2)
     with running(tmp_path) as server:
         server.api.create("orders")
         handle, queue = server.backend.partition("orders", 0), list[Any]()
@@ -459,6 +460,7 @@ def test_a_change_keeps_its_memory_when_nobody_waits_and_so_there_are_not_too_ma
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B6. Of pins with one name each waits for the one before; who cut his connections had any number wait."""
+    monkeypatch.setattr(connections, "HALF_CLOSED_S", 0.2)
     with running(tmp_path, caller_limits=ALL) as server:
         budget, ends = server.serving.json_budget, list[asyncio.Future[None]]()
 

@@ -133,8 +133,9 @@ def test_a_broker_has_no_other_pools() -> None:
     makers = {
         str(path.relative_to(BROKER))
         for path in BROKER.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call | ast.ClassDef) and "ThreadPoolExecutor" in ast.unparse(node).partition("\n")[0]
+        if "ThreadPoolExecutor" in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call | ast.ClassDef)
         for name in (node.bases if isinstance(node, ast.ClassDef) else [node.func])
         if ast.unparse(name).endswith("ThreadPoolExecutor")
     }

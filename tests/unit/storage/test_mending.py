@@ -436,13 +436,15 @@ def test_the_log_starts_within_the_first_batch_and_its_file_is_gone() -> None:
     assert log.batch_start(11) == 10
 
 
-def test_power_may_go_while_the_first_file_is_made() -> None:
+@pytest.mark.parametrize("part", first_short(range(4)))
+def test_power_may_go_while_the_first_file_is_made(part: int) -> None:
+    """Every step, in four parts."""
     other = another()
     disk, log = loses(0)
     begun = disk.steps
     mend_all(log, other)
     total = disk.steps
-    for step in range(begun + 1, total + 1):
+    for step in range(begun + 1 + part, total + 1, 4):
         for mode in (*modes_at(step), "kill"):
             disk, log = loses(0)
             disk.crash_at = step

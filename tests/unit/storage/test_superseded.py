@@ -20,6 +20,7 @@ from broker.storage.rewrite.compaction import CompactionReport, CompactionSettin
 from broker.storage.rewrite.mending import mend
 from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint, LogSettings
 from tests.support.compacting import keyed_batch, keyed_records
+from tests.support.effort import first_short
 from tests.support.followed import follow
 from tests.support.logs import FOLDER, create_log, open_log
 from tests.support.simdisk import Crashed, SimDisk
@@ -91,12 +92,19 @@ def outcomes(disk: SimDisk) -> Iterator[PartitionLog]:
         yield open_log(disk.after_crash(mode, seed=disk.steps), settings=SETTINGS, boot_id="")  # type: ignore[arg-type]
 
 
-def each_step(make: Callable[[], PartitionLog], act: Callable[[PartitionLog], object]) -> Iterator[PartitionLog]:
-    """The power is cut at each step that `act` makes on the disk; then the log as it is found."""
-    step, is_done, first = 0, False, make().disk
+PARTS = 3
+each_part = pytest.mark.parametrize("part", first_short(range(PARTS)))
+
+
+def each_step(
+    make: Callable[[], PartitionLog], act: Callable[[PartitionLog], object], part: int | None = None
+) -> Iterator[PartitionLog]:
+    """The power is cut at each step that `act` makes on the disk, or at a part of them; then the log as it is found."""
+    stride = 1 if part is None else PARTS
+    step, is_done, first = 1 + (part or 0) - stride, False, make().disk
     assert isinstance(first, SimDisk)
     while not is_done:
-        step += 1
+        step += stride
         disk = first.after_kill()
         log = open_log(disk, settings=SETTINGS, boot_id="")
         disk.crash_at = disk.steps + step
@@ -105,7 +113,7 @@ def each_step(make: Callable[[], PartitionLog], act: Callable[[PartitionLog], ob
             is_done = True
         except Crashed:
             yield from outcomes(disk)
-    assert step > 3
+    assert step > 3 * stride
 
 
 def test_half_a_pass_and_a_leader_that_ends_within_it() -> None:
@@ -118,14 +126,15 @@ def test_half_a_pass_and_a_leader_that_ends_within_it() -> None:
 
 
 @pytest.mark.slow
-def test_a_power_cut_at_each_step_of_a_pass() -> None:
+@each_part
+def test_a_power_cut_at_each_step_of_a_pass(part: int) -> None:
     gone, leader = 0, chosen()
 
     def committed(log: PartitionLog) -> None:
         log.advance_high_watermark(log.log_end_offset)
         run_pass(log)
 
-    for log in each_step(lambda: log_of(END), committed):
+    for log in each_step(lambda: log_of(END), committed, part):
         log.advance_high_watermark(log.log_end_offset)
         gone += OLD not in keyed_records(log)
         check_follows(log, leader)
@@ -133,7 +142,8 @@ def test_a_power_cut_at_each_step_of_a_pass() -> None:
 
 
 @pytest.mark.slow
-def test_a_power_cut_at_each_step_of_beginning_anew() -> None:
+@each_part
+def test_a_power_cut_at_each_step_of_beginning_anew(part: int) -> None:
     def make() -> PartitionLog:
         log = log_of(END)
         run_pass(log)
@@ -144,12 +154,13 @@ def test_a_power_cut_at_each_step_of_beginning_anew() -> None:
         log.reset(0)
 
     leader = chosen()
-    for log in each_step(make, reset):
+    for log in each_step(make, reset, part):
         check_follows(log, leader, epoch=5)
 
 
 @pytest.mark.slow
-def test_a_power_cut_at_each_step_of_a_copy_of_a_compacted_log() -> None:
+@each_part
+def test_a_power_cut_at_each_step_of_a_copy_of_a_compacted_log(part: int) -> None:
     """It has the leader's gaps, and no leader's mark but that one's."""
     source = log_of(END)
     run_pass(source)
@@ -162,7 +173,7 @@ def test_a_power_cut_at_each_step_of_a_copy_of_a_compacted_log() -> None:
 
     source.lead(2)
     gone, leader = 0, chosen()
-    for log in each_step(make, copy):
+    for log in each_step(make, copy, part):
         gone += log.log_end_offset > OLD
         check_follows(log, leader)
     assert gone
