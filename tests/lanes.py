@@ -54,6 +54,7 @@ WORKERS_DEFAULT: Final = 2
 
 MOSTLY_WAITS: Final = (
     *(f"tests/{folder}" for folder in PROCESS_FOLDERS),
+    "tests/properties/gates/",
     *(f"tests/unit/{part}" for part in ("client/", "link/", "serving/", "raft/test_wire", "runtime/test_placed")),
 )
 """How paths begin of tests that wait for sockets, threads and processes longer than they compute. One worker of the

@@ -14,7 +14,7 @@ from tests.sim import joined
 from tests.sim.cluster import play
 from tests.sim.raft.mutants import mutated
 from tests.sim.story import shortened
-from tests.support.effort import examples, first_short, seeded
+from tests.support.effort import LONG, examples, first_short, seeded
 
 SEEDS = 4
 MORE = 48
@@ -55,8 +55,8 @@ def test_what_was_acknowledged_is_there_and_no_command_is_lost(seeds: range) -> 
         ("forgets_results", 0),
         ("counts_on_from_a_snapshot", 0),
         ("vote_not_synced", 488),
-        ("no_append_filter", 1),
-        ("unsynced_sends", 4),
+        pytest.param("no_append_filter", 1, marks=LONG),
+        pytest.param("unsynced_sends", 4, marks=LONG),
     ],
 )
 def test_a_mistake_in_the_adapter_of_raft_is_found_here_too(mutant: str, seed: int) -> None:

@@ -8,7 +8,7 @@ LIFTLOG_PROP_SEED     moves every seed that a test fixes itself: fault positions
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 import pytest
@@ -41,6 +41,17 @@ def first_short(cases: Iterable[Any], count: int = 1) -> list[Any]:
     first, *others = cases
     marks = ([pytest.mark.slow], [pytest.mark.slow, pytest.mark.long])
     return [first, *(pytest.param(case, marks=marks[at >= count]) for at, case in enumerate(others, 1))]
+
+
+LONG: Final = (pytest.mark.slow, pytest.mark.long)
+"""Marks of a case that a shard of `make test-long` plays."""
+
+
+def short_but(cases: Iterable[Any], costly: Collection[str]) -> list[Any]:
+    """Cases with a `name`. `make test` plays all but the costly ones, a shard of `make test-long` those."""
+    given = list(cases)
+    assert {*costly} <= {case.name for case in given}, "a case has another name"
+    return [pytest.param(case, marks=LONG) if case.name in costly else case for case in given]
 
 
 def seeded(number: int) -> int:

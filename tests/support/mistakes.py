@@ -63,14 +63,16 @@ def lane(test: str, case: str = "") -> str:
 
 def of_the_protocol() -> Iterator[Found]:
     test = "tests/sim/test_mutants.py::test_a_mistake_is_"
-    yield from (Found(each.name, f"{test}found", f"seed {each.seed}") for each in of_protocol.MUTANTS)
-    yield from (Found(each.name, f"{test}noticed_in_its_scenario", f"`{each.script}`") for each in of_protocol.STAGED)
+    yield from (Found(each.name, f"{test}found", f"seed {each.seed}", each.name) for each in of_protocol.MUTANTS)
+    scenario = f"{test}noticed_in_its_scenario"
+    yield from (Found(each.name, scenario, f"`{each.script}`", each.name) for each in of_protocol.STAGED)
     yield from (Found(each.name, f"{test}shown", f"`{each.script}`") for each in of_protocol.PLAYED)
 
 
 def of_the_drivers() -> Iterator[Found]:
     test = _name(test_driven.test_a_mistake_in_a_driver_is_found)
-    yield from (Found(each.name, test, f"seed {each.seed}") for each in (*of_drivers.DRIVEN, *changed.QUICK))
+    cases = (*of_drivers.DRIVEN, *changed.QUICK)
+    yield from (Found(each.name, test, f"seed {each.seed}", each.name) for each in cases)
     test = _name(test_driven.test_a_mistake_in_a_change_is_found)
     yield from (Found(each.name, test, f"seed {each.seed}") for each in (*changed.CHANGED, *captured.CAPTURED))
     test = _name(test_driven.test_a_mistake_in_a_sink_is_found)
@@ -81,10 +83,10 @@ def of_the_adapter() -> Iterator[Found]:
     for name in of_raft.MUTANTS:
         words = f"`{name}`, without the rule: {of_raft.MUTANTS[name].what}"
         if name in of_raft.BY_LUCK:
-            yield Found(words, _name(test_raft.test_mutant_is_found), f"seed {of_raft.MUTANTS[name].known}")
+            yield Found(words, _name(test_raft.test_mutant_is_found), f"seed {of_raft.MUTANTS[name].known}", name)
         for module in (test_raft, test_joined):
             yield from (
-                Found(words, _name(function), f"`{case}`" if isinstance(case, str) else f"seed {case}")
+                Found(words, _name(function), f"`{case}`" if isinstance(case, str) else f"seed {case}", name)
                 for function in _tests(module)
                 for given, case in _cases(function, "mutant")
                 if given == name

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("change", [change for change in CHANGES if change != "stop"])
-@pytest.mark.parametrize("kind", first_short(KINDS, count=(len(KINDS) + 1) // 2))
+@pytest.mark.parametrize("kind", first_short(KINDS, count=len(KINDS) // 3))
 async def test_both_end_as_if_one_had_come_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, change: str
 ) -> None:

@@ -22,7 +22,7 @@ def test_any_commands(steps: list[int]) -> None:
     cluster.finish()
 
 
-@pytest.mark.parametrize("seed", first_short(range(0, examples(120), 10), count=3))
+@pytest.mark.parametrize("seed", first_short(range(0, examples(120), 10)))
 def test_long_lives(seed: int) -> None:
     """Long enough for reassignments, unclean elections and brokers that are removed."""
     for each in range(seed, seed + 10):

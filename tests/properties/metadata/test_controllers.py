@@ -9,11 +9,11 @@ import pytest
 from broker.metadata import cluster
 from broker.metadata.session import SESSION_MS
 from tests.properties.metadata.controllers import World
-from tests.support.effort import examples, seeded
+from tests.support.effort import examples, first_short, seeded
 
 
 @pytest.mark.parametrize("is_lax", [False, True])
-@pytest.mark.parametrize("seed", range(0, examples(12), 4))
+@pytest.mark.parametrize("seed", first_short(range(0, examples(12), 4)))
 def test_controllers_come_and_go(seed: int, is_lax: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "session_ms", lambda partitions: SESSION_MS + 500 * max(0, partitions - 4))
     for each in range(seed, seed + 4):

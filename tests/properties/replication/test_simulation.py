@@ -16,7 +16,7 @@ import pytest
 from broker.replication import leader
 from tests.properties.replication.alone import Life
 from tests.properties.replication.cluster import Cluster
-from tests.support.effort import examples, seeded
+from tests.support.effort import examples, first_short, seeded
 
 LIVES = 60
 CLUSTERS = 600
@@ -33,13 +33,13 @@ def played(life: Life | Cluster) -> None:
         raise
 
 
-@pytest.mark.parametrize("first", range(0, examples(LIVES), IN_ONE))
+@pytest.mark.parametrize("first", first_short(range(0, examples(LIVES), IN_ONE)))
 def test_alone_every_acknowledged_record_is_there(first: int) -> None:
     for seed in range(first, first + IN_ONE):
         played(Life(leader, seeded(seed)))
 
 
-@pytest.mark.parametrize("first", range(0, examples(CLUSTERS), IN_ONE))
+@pytest.mark.parametrize("first", first_short(range(0, examples(CLUSTERS), IN_ONE), count=10))
 def test_of_three_only_what_every_possible_leader_has_is_committed(first: int) -> None:
     for seed in range(first, first + IN_ONE):
         played(Cluster(leader, seeded(seed)))

@@ -14,13 +14,13 @@ import pytest
 from broker.api.errors import LiftlogError
 from tests.properties.sinks.test_crash import BATCHES, prepared
 from tests.properties.sinks.test_faults import go_on
-from tests.support.effort import EFFORT, seeded
+from tests.support.effort import EFFORT, first_short, seeded
 from tests.support.sinks import Driver, Rig, World
 
 SECOND = 36
 
 
-@pytest.mark.parametrize("same_run", [True, False], ids=["same run", "next run"])
+@pytest.mark.parametrize("same_run", first_short([True, False]), ids=["same run", "next run"])
 def test_a_second_failure_while_the_first_is_made_good_loses_and_doubles_nothing(same_run: bool) -> None:
     sound = prepared()
     rig = Rig(sound, boot=2)

@@ -22,7 +22,7 @@ import pytest
 from broker.api.batch import decode_batch
 from broker.api.stream import settings_from
 from tests.support.acks import offset_of
-from tests.support.effort import examples, seeded
+from tests.support.effort import examples, first_short, seeded
 from tests.unit.ingest.twins import TWIN_IDS
 from tests.unit.ingest.wire import answers_in, hmsg
 from tests.unit.runtime.test_acks_apart import Replicated, ReplicatedIntake
@@ -233,9 +233,12 @@ def implementation(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("is_replicated", [True, False], ids=["three replicas", "one replica"])
-def test_each_is_acked_once_and_not_before_what_it_asked_for(implementation: str, is_replicated: bool) -> None:
+@pytest.mark.parametrize("part", first_short(range(3)))
+def test_each_is_acked_once_and_not_before_what_it_asked_for(
+    implementation: str, is_replicated: bool, part: int
+) -> None:
     told: set[str] = set()
-    for seed in range(examples(30)):
+    for seed in range(part, examples(30), 3):
         rng = random.Random(seeded(seed))
         pool = PoolByHand()
         with ThreadPoolExecutor(1) as appender:

@@ -209,6 +209,7 @@ class Led(Broker):
             self.begin(number)
 
 
+KEYS = (b"a", b"b", b"c", b"d", b"e")
 LED_CHANGES: dict[str, Callable[[Led], None]] = {
     "one comes": lambda b: b.begin(2),
     "one goes": lambda b: b.end(1),
@@ -221,17 +222,18 @@ LED_CHANGES: dict[str, Callable[[Led], None]] = {
 
 
 @pytest.mark.parametrize("change", LED_CHANGES.values(), ids=LED_CHANGES)
-@pytest.mark.parametrize("key", first_short([b"a", b"b", b"c", b"d", b"e"]))
+@pytest.mark.parametrize("case", first_short([(key, part) for key in KEYS for part in range(3)]))
 def test_partitions_come_and_go_in_the_midst_of_a_message(
-    implementation: str, key: bytes, change: Callable[[Led], None]
+    implementation: str, case: tuple[bytes, int], change: Callable[[Led], None]
 ) -> None:
     """The rule for each partition: one that is led throughout stores the message; any other stores it once, or not at
-    all."""
+    all. Wherever the message is cut, in three parts."""
+    key, part = case
     wire = hmsg("s.1", VALUE, ("Liftlog-Key", key.decode()), sid=3, reply="half")
     stored: set[tuple[int, int]] = set()
     pool = SyncPool(1)
     with ThreadPoolExecutor(1) as appender:
-        for cut in range(1, len(wire)):
+        for cut in range(1 + part, len(wire), 3):
             broker = Led(implementation, appender, pool)
             broker.receive(wire[:cut])
             change(broker)
@@ -252,7 +254,7 @@ def test_partitions_come_and_go_in_the_midst_of_a_message(
     assert len(stored) <= 1, "of one partition"
 
 
-@pytest.mark.parametrize("key", first_short([b"a", b"b", b"c", b"d", b"e"], count=2))
+@pytest.mark.parametrize("key", first_short(KEYS, count=2))
 def test_a_message_amid_another_number_of_partitions_is_sorted_by_the_new_one_or_refused(
     implementation: str, key: bytes
 ) -> None:
@@ -347,12 +349,12 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[[], Broker]]:
 
 @pytest.mark.parametrize("change, reason", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("wire", MESSAGES.values(), ids=MESSAGES)
-@pytest.mark.parametrize("part", first_short(range(2)))
+@pytest.mark.parametrize("part", first_short(range(6)))
 def test_it_is_stored_or_refused_with_an_answer_and_reading_goes_on(
     make: Callable[[], Broker], part: int, wire: bytes, change: Callable[[Broker], None], reason: str
 ) -> None:
-    """Wherever the message is cut, in two parts."""
-    for cut in range(1 + part, len(wire), 2):
+    """Wherever the message is cut, in six parts."""
+    for cut in range(1 + part, len(wire), 6):
         broker = make()
         broker.receive(msg("s.1", b"before", reply="before") + wire[:cut])
         change(broker)

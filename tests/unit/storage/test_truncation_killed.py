@@ -11,6 +11,7 @@ import pytest
 
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
+from tests.support.effort import first_short
 from tests.support.logs import create_log, open_log, row_batch, verified_records
 from tests.support.simdisk import Crashed, SimDisk
 
@@ -19,7 +20,7 @@ RECORDS = 16
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.parametrize("to", [3, 10]),
-    pytest.mark.parametrize("mode", ["lost", "reordered"]),
+    pytest.mark.parametrize("mode", first_short(["lost", "reordered"])),
 ]
 
 
