@@ -210,7 +210,13 @@ class Rescan:
 
 
 def rescan(
-    disk: Disk, segment: Segment, end: int, *, around_errors: bool = False, vault: Vault | None = None
+    disk: Disk,
+    segment: Segment,
+    end: int,
+    *,
+    around_errors: bool = False,
+    vault: Vault | None = None,
+    is_growing: bool = False,
 ) -> Rescan:
     """Read a segment anew because its index is missing or wrong, or a batch is not where it says. Changes nothing.
 
@@ -219,8 +225,9 @@ def rescan(
     Args:
         around_errors: Count as a gap what the disk cannot read, as long as it is little (`ReadAround`).
         vault: Opens what is encrypted.
+        is_growing: Batches may come behind `end` meanwhile.
     """
-    foreign = None if vault is None else ForeignBatches(vault, segment.base_offset, end)
+    foreign = None if vault is None else ForeignBatches(vault, segment.base_offset, None if is_growing else end)
     run = _Recovery(disk, "", Checkpoint(), RecoveryReport(), 0, check=None if foreign is None else foreign.check)
     run.around_errors = around_errors
     found, batches = run.batches_of(segment, end)

@@ -151,6 +151,7 @@ class Log:
             kept = () if checkpoint is None else checkpoint.ages
             # what its folder says counts, too: else a log whose catalog has forgotten of it went on in clear
             is_encrypted = settings.is_encrypted or is_marked or has_files(disk, folder)
+            is_encrypted |= checkpoint is not None and bool(checkpoint.key)
             vault = _vault_of(disk, folder, identity, settings) if is_encrypted else None
             log = cls(LogState(disk, folder, identity, settings, now_us=now_us, kept=kept, vault=vault), boot_id)
             is_missing = checkpoint is None and not report.notes and _holds_records(disk, folder)

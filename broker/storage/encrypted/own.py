@@ -68,10 +68,10 @@ class ForeignBatches:
     `positions`, which rise. `check`: for `scan`.
 
     Args:
-        start, end: The offsets of the segment.
+        start, end: The offsets of the segment; None: batches may come behind all others meanwhile.
     """
 
-    def __init__(self, vault: Vault, start: int, end: int) -> None:
+    def __init__(self, vault: Vault, start: int, end: int | None) -> None:
         self._own = OwnBatches(vault)
         self._next_offset, self._end = start, end
         self.positions: list[int] = []
@@ -82,7 +82,8 @@ class ForeignBatches:
             header = read_header(self._own.open(message, ""))
         except BadBatch:
             header = None
-        if header is None or header.first_offset < self._next_offset or header.next_offset > self._end:
+        end = self._end
+        if header is None or header.first_offset < self._next_offset or (end is not None and header.next_offset > end):
             self.positions.append(position)
             return False
         self._next_offset = header.next_offset

@@ -301,7 +301,14 @@ class LogState:
         while (as_of := self._scannable(segment)) is not None:
             found: Rescan | None = None
             with self.guarded("scan"), suppress(FileNotFoundError):
-                found = rescan(self.disk, segment, as_of.end, around_errors=around_errors, vault=self.vault)
+                found = rescan(
+                    self.disk,
+                    segment,
+                    as_of.end,
+                    around_errors=around_errors,
+                    vault=self.vault,
+                    is_growing=as_of.is_tail,
+                )
             with self.lock:
                 if self._scannable(segment, as_of.end) == as_of:
                     return self._take_anew(segment, found, as_of.end)

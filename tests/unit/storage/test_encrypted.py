@@ -48,7 +48,7 @@ from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.rows import RowBatch
-from broker.storage.segments.checkpoint import LogIdentity, LogSettings, seal_json
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings, seal_json, write_identity
 from tests.support.encrypted_logs import KEYRING, encrypted
 from tests.support.logs import (
     FOLDER,
@@ -526,6 +526,17 @@ def test_without_both_files_a_log_is_not_taken_for_one_in_clear() -> None:
     for keyring, error in ((KEYRING, WrongKeys), (None, KeyMissing)):
         with pytest.raises(error):
             open_log(disk, settings=replace(SETTINGS, is_encrypted=False, keyring=keyring))
+
+
+def test_nor_without_the_mark_in_its_identity() -> None:
+    """Seen before: a broker of a cluster opened it as one in clear, registered it, and could not use it."""
+    disk = SimDisk()
+    filled(disk).close()
+    write_identity(disk, FOLDER, IDENTITY)
+    for name in ("keys", "keys.copy"):
+        disk.lose(f"{FOLDER}/{name}")
+    with pytest.raises(WrongKeys, match="is missing"):
+        open_log(disk, settings=replace(SETTINGS, is_encrypted=False))
 
 
 def test_files_of_keys_that_cannot_be_read_may_be_brought_back(monkeypatch: pytest.MonkeyPatch) -> None:

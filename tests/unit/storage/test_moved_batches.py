@@ -15,6 +15,7 @@ import pytest
 from broker.api.errors import BadBatch, CorruptLog
 from broker.storage.aside import read_aside
 from broker.storage.log import PartitionLog
+from broker.storage.recovery import rescan
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.mending import mend
@@ -190,6 +191,16 @@ def test_one_in_the_tail_lets_appends_go_on() -> None:
     log.append([row_batch([b"new"])], leader_epoch=1, now_us=100)
     commit(log)
     assert [record[0] for record in read_records(log, 6)] == list(range(6, 21))
+
+
+def test_what_is_appended_while_the_tail_is_scanned_is_nobodys_doing() -> None:
+    disk = SimDisk()
+    log = filled(disk, replace(SETTINGS, segment_bytes=1 << 20), 10)
+    path, place = bytes_of(log, 8)
+    disk.flip(path, 8 * (place.start + 700))
+    (segment,) = log.log.view().segments
+    found = rescan(disk, segment, 10, vault=log.log.state.vault, is_growing=True)
+    assert (found.lost, found.tampered) == ([(8, 10)], [])
 
 
 # --- what is in clear becomes no record of an encrypted log ---------------------------------------------------------
