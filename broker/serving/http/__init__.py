@@ -17,6 +17,7 @@ jwts.py         bearer tokens that somebody else has signed
 meters.py       what serving counts
 peers.py        other brokers, asked for what this one does not know
 origin.py       requests that a page of another site makes: they are refused
+rights.py       what each caller may do, and whom a connection last knew
 sending.py      stored bytes to a socket, by `sendfile`
 tls.py          TLS, from the accept to the end of a handshake
 trail.py        records on their way into `__audit`, whoever leads it

@@ -16,10 +16,10 @@ A1  In `enforce` no handler runs before its caller is known and may do what path
 A2  Whatever cannot be decided is refused. An admin of the configuration may do all but what is the brokers' own. A
     broker that does not hear its cluster goes by what it knew last: without a majority nothing can be revoked either.
 A3  What a principal is granted is laid out once for each state of the catalog's access, and whose a good token is is
-    looked up once. Nothing is kept by names that callers choose, nor of tokens that are no good, nor a token itself: it
-    is found again by its mark, a hash with a key of this process. It is BLAKE2: OpenSSL's SHA-256 costs a request some
-    12 us more, as its code is not in the processor's caches then. So a request costs the same whatever grants there
-    are, and no record costs anything.
+    looked up once (`rights.py`). A connection remembers its last caller, so that one who asks again costs a comparison.
+    Another token is found by its mark, a hash with a key of this process. It is BLAKE2: OpenSSL's SHA-256 costs a
+    request some 12 us more, as its code is not in the processor's caches then. Nothing is kept of tokens that are no
+    good. So a request costs the same whatever grants there are, and no record costs anything.
 A4  Within `LOOK_S` of a change here no request goes on that could not begin now: neither a long poll nor a download.
 A5  A refusal says which permission is missing, and not whether the thing is there. That a caller is not known is said
     without a reason; the log has it.
@@ -56,12 +56,11 @@ from aiohttp import web
 
 from broker.api import http
 from broker.api.errors import InvalidRequest, NotReady, Unauthenticated, Unauthorized
-from broker.api.permissions import BROKERS_ALONE, IN_EVERY_MODE, Permission, Where
+from broker.api.permissions import IN_EVERY_MODE, Permission, Where
 from broker.api.principals import (
     ADMIN,
     ANONYMOUS,
     MODES,
-    Granted,
     check_caller,
     digest_of,
     is_broker,
@@ -72,6 +71,7 @@ from broker.api.principals import (
 from broker.api.revocations import Revocations
 from broker.metadata.access import Access
 from broker.serving.http.origin import OPEN_PATHS
+from broker.serving.http.rights import Editions, LastCaller
 
 if TYPE_CHECKING:
     from broker.serving.http.jwts import JwtRules, Jwts, Key
@@ -81,10 +81,7 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 0.5
 PROOF_S: Final = 120.0
 """Clocks of brokers may differ so much."""
-BROKERS_OWN: Final = BROKERS_ALONE | {"stream:read", "cluster:read", "metrics"}
-"""What a broker may ask for itself (A6), and whoever asks with its files whether it is ready, as `up` does."""
 _NOBODYS: Final = "0" * 64
-_NOTHING: Final = Granted(())
 _PATH: Final = (Where.NOWHERE, Where.PATH)
 _FIRST: Final = (*_PATH, Where.QUERY)
 
@@ -196,6 +193,7 @@ class Needed:
     def of(cls, path: str, permission: Permission) -> Needed:
         """Of an endpoint's path and permission."""
         always = [need for need in permission if not need.when]
+        in_path = {need.action for need in always if need.where in _PATH}
         return cls(
             path in OPEN_PATHS,
             not permission,
@@ -203,7 +201,11 @@ class Needed:
             tuple((need.action, need.name) for need in always if need.where in _PATH),
             tuple((need.action, need.name) for need in always if need.where is Where.QUERY),
             tuple(need.action for need in always if need.where is Where.BODY),
-            frozenset(need.action for need in permission if need.when or need.where not in _FIRST),
+            frozenset(
+                need.action
+                for need in permission
+                if (need.when or need.where not in _FIRST) and need.action not in in_path
+            ),
         )
 
 
@@ -251,11 +253,9 @@ class Gate:
         self._changed: asyncio.Future[None] | None = None  # somebody waits for it
         self._revocations = revocations
         self._looked_at: tuple[Access, int, Revocations | None] | None = None
-        self._known: tuple[Access, int] | None = None  # A3: the state of which these are
-        self._granted: dict[str, Granted] = {}
         self._key_of_marks = secrets.token_bytes(32)
-        self._bearers: dict[bytes, Identified] = {}  # by the mark of a token that is good (A3)
         self._admins = rules.admins | ({ADMIN} if rules.admin_token is not None else set())
+        self.editions = Editions(access, self._admins)
         self._under_way: set[Asking] = set()
 
     @property
@@ -270,7 +270,7 @@ class Gate:
 
     @property
     def is_enforced(self) -> bool:
-        return self.mode == MODES[-1]
+        return self.rules.mode == MODES[-1] or self.access().is_required
 
     # -- who asks ----------------------------------------------------------------------------------------------
 
@@ -334,16 +334,18 @@ class Gate:
         scheme, _, text = next(iter(given)).partition(" ")
         if scheme.lower() != "bearer":
             raise InvalidRequest("Authorization is no bearer token")
-        access, text = self._access_now(), text.strip()
+        self.editions.now()
+        text = text.strip()
         mark = blake2b(text.encode(errors="surrogateescape"), digest_size=32, key=self._key_of_marks).digest()
         if self._jwts is not None and is_jwt(text):
             bearer = self._jwts.known(mark)
             if bearer is None:
                 raise _NotJudged(text, mark)
             return self._in_time(Identified(bearer.principal, how="jwt", until_ms=bearer.until_ms, key=bearer.key))
-        found = self._bearers.get(mark)
+        bearers = self.editions.bearers
+        found = bearers.get(mark)
         if found is None:
-            found = self._bearers[mark] = self._bearer_of(access, text)
+            found = bearers[mark] = self._bearer_of(self.access(), text)
         return self._in_time(found)
 
     def _in_time(self, found: Identified) -> Identified:
@@ -396,41 +398,15 @@ class Gate:
 
     def allows(self, principal: str, action: str, name: str) -> bool:
         """Whether a principal may do this (A2)."""
-        if is_broker(principal):
-            return action in BROKERS_OWN
-        if action in BROKERS_ALONE:
-            return False
-        return principal in self._admins or self._granted_to(principal).allows(action, name)
+        return self.editions.rights_of(principal).allows(action, name)
 
     def allows_any(self, principal: str, action: str) -> bool:
         """Whether a principal may do this to anything."""
-        if is_broker(principal):
-            return action in BROKERS_OWN
-        if action in BROKERS_ALONE:
-            return False
-        return principal in self._admins or self._granted_to(principal).allows_any(action)
+        return self.editions.rights_of(principal).allows_any(action)
 
     def is_admin(self, principal: str) -> bool:
         """Whether the configuration says so."""
         return principal in self._admins
-
-    def _granted_to(self, principal: str) -> Granted:
-        access = self._access_now()
-        found = self._granted.get(principal)
-        if found is None:
-            grants = access.grants.get(principal)
-            if grants is None:
-                return _NOTHING
-            found = self._granted[principal] = Granted(grants)
-        return found
-
-    def _access_now(self) -> Access:
-        """The catalog's, after which nothing is kept of another state of it (A3)."""
-        access, known = self.access(), self._known
-        if known is None or known[0] is not access or known[1] != access.version:
-            self._known = access, access.version  # before what is looked up in it, which may be newer
-            self._granted, self._bearers = {}, {}
-        return access
 
     # -- requests under way --------------------------------------------------------------------------------------
 
@@ -440,15 +416,38 @@ class Gate:
         if why := self.why_revoked(certificate):  # A9
             log.warning("http.unauthenticated remote=%s path=%s error=%s", request.remote, request.path[:200], why)
             raise Unauthenticated("unauthenticated")
-        asking = await self._begun(request, needed)
+        asking = self._again(request, needed)
+        if asking is None:
+            asking = await self._begun(request, needed)
         asking.certificate = certificate
         return asking
+
+    def _again(self, request: web.Request, needed: Needed) -> Asking | None:
+        """One whom its connection remembers; None: `_begun` finds out (A3)."""
+        found: LastCaller | None = getattr(request.protocol, "remembered", None)  # of a `connections.HttpConnection`
+        if found is None or needed.is_open or not (self.is_enforced or needed.is_admins):
+            return None
+        if found.edition != self.editions.now() or found.caller.until_ms <= self._now_ms() or not found.is_of(request):
+            return None
+        return Asking(self, found.caller, found, is_judged=True, is_refused=True)
+
+    def _remembered(self, request: web.Request, edition: int, caller: Identified) -> LastCaller:
+        """What is known of a caller as of an edition, for the next request of its connection too."""
+        given = request.headers.getall("Authorization", ())
+        shown = None if caller.how == "certificate" else next(iter(given), "")
+        found = LastCaller(edition, shown, caller, self.editions.rights_of(caller.principal))
+        is_lasting = caller.how in ("certificate", "token") and not caller.is_peer
+        is_lasting = is_lasting and (shown is None or shown.isascii()) and self._has_heard
+        if is_lasting and hasattr(request.protocol, "remembered"):
+            request.protocol.remembered = found
+        return found
 
     async def _begun(self, request: web.Request, needed: Needed) -> Asking:
         is_refused = self.is_enforced or needed.is_admins
         is_asked = not self.is_off or needed.says_who or is_refused or self._may_be_peer(request)
         if needed.is_open or not is_asked:
             return Asking(self, NOBODY, is_judged=False, is_refused=is_refused)
+        edition = self.editions.now()  # before who asks is looked up, which may be as of a newer one
         try:
             caller = self._identified_at_once(request, is_refused=is_refused)
             if caller is None:
@@ -459,7 +458,8 @@ class Gate:
             caller = NOBODY
         if self.is_enforced and not is_refused:  # it is required since
             return await self._begun(request, needed)
-        return Asking(self, caller, is_judged=is_refused or not self.is_off, is_refused=is_refused)
+        found, is_judged = self._remembered(request, edition, caller), is_refused or not self.is_off
+        return Asking(self, caller, found, is_judged=is_judged, is_refused=is_refused)
 
     def why_revoked(self, certificate: Mapping[str, Any] | None) -> str:
         """Why the certificate of a connection is not believed (A9). Empty: it is, or there is none."""
@@ -478,7 +478,7 @@ class Gate:
     def watch_over(self, asking: Asking) -> None:
         """A4, until `let_go`. Raises Unauthenticated, Unauthorized: what has changed since it was judged ends it. That
         may have waited for keys or the cluster, and nobody would look at it again."""
-        if (refusal := asking.refused_now()) is not None:
+        if not asking.is_as_judged() and (refusal := asking.refused_now()) is not None:
             raise refusal
         self._under_way.add(asking)
 
@@ -531,17 +531,20 @@ class Asking:
 
     __slots__ = (
         *("gate", "caller", "certificate", "is_judged", "is_refused", "is_let_in", "refusal"),
-        *("_given", "_given_any", "_asked", "_limit"),
+        *("_as_of", "_given", "_given_any", "_asked", "_limit"),
     )
 
-    def __init__(self, gate: Gate, caller: Identified, *, is_judged: bool, is_refused: bool) -> None:
+    def __init__(
+        self, gate: Gate, caller: Identified, as_of: LastCaller | None = None, *, is_judged: bool, is_refused: bool
+    ) -> None:
         self.gate = gate
         self.caller = caller
+        self._as_of = as_of
         self.certificate: Mapping[str, Any] | None = None
         """Of the connection (A9)."""
         self.is_judged = is_judged
         self.is_refused = is_refused
-        self.is_let_in = not gate.is_enforced
+        self.is_let_in = not is_refused
         """Whether it has done what it needs to be told of other brokers."""
         self.refusal: InvalidRequest | None = None
         self._given: set[tuple[str, str]] = set()
@@ -628,8 +631,13 @@ class Asking:
         """A1: what is known before the query is read. Raises Unauthorized."""
         if not self.is_judged:
             return
+        as_of = self._as_of
         for action, parameter in needed.path:
-            await self.need(action, (path[parameter] if parameter else "",))
+            asked = action, path[parameter] if parameter else ""
+            if as_of is not None and as_of.allows(asked):  # as of now, or `watch_over` looks once more
+                self._given.add(asked)
+            else:
+                await self.need(action, asked[1:])
         for action in needed.body:
             if not self._may_any(action) and not (await self._knows_all() and self._may_any(action)):
                 self._refuse(action, "")  # whatever it names: so nothing of it is read
@@ -663,6 +671,17 @@ class Asking:
         self.refusal = refusal
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time())
+
+    def is_as_judged(self) -> bool:
+        """Whether nothing has changed since by which it could be refused, but the time (`Gate.look`)."""
+        as_of = self._as_of
+        return (
+            as_of is not None
+            and self.is_refused
+            and self.certificate is None  # it may be revoked since
+            and self.caller.key is None  # the issuer may have taken it back since
+            and as_of.edition == self.gate.editions.now()
+        )
 
     def refused_now(self) -> InvalidRequest | None:
         """Why it could not begin now; None: it could."""

@@ -57,6 +57,7 @@ from broker.serving.http.tls import Handshake, TlsContexts, below, unsent
 
 if TYPE_CHECKING:
     from broker.serving.http.callers import Callers, Turn
+    from broker.serving.http.rights import LastCaller
 
 log = logging.getLogger(__name__)
 
@@ -355,6 +356,7 @@ class HttpConnection(web.RequestHandler):
         "is_counted",
         "is_extra",
         "place",
+        "remembered",
     )
 
     def __init__(self, owner: Connections, server: web.Server, loop: asyncio.AbstractEventLoop) -> None:
@@ -380,6 +382,7 @@ class HttpConnection(web.RequestHandler):
         self.is_extra = False  # beyond `connections_max` (N5)
         self.place: CountedAddress | None = None
         self._turn: Turn | None = None  # of a request that is answered, and the answer not sent
+        self.remembered: LastCaller | None = None  # whom its last request was of (`rights.R2`)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

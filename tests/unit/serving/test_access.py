@@ -601,10 +601,10 @@ def test_nothing_is_kept_by_names_that_callers_choose(tmp_path: Path) -> None:
         for number in range(10):
             assert gate.allows("user:ana", "stream:read", f"s{number}")
             assert not gate.allows(f"user:{number}", "stream:read", f"s{number}")
-        assert gate._granted.keys() == {"user:ana"}
+        assert gate.editions._granted.keys() == {"user:ana"}
         enforced.grant("user:ana")
         assert not gate.allows("user:ana", "stream:read", "s9")
-        assert not gate._granted
+        assert not gate.editions._granted
 
 
 def test_nobody_but_the_bearer_of_the_configured_token_is_the_admin(tmp_path: Path) -> None:
