@@ -92,8 +92,8 @@ class Liftlog:
             ports = _free_ports(4 + 10 * (brokers_count - 1))
             words = ["up", "--detach", "--data", str(folder), "--port-base", str(ports)]
             words += ["--brokers-count", str(brokers_count)] if brokers_count > 1 else []
-            _show(console, words)
             settings = secrets.environment(brokers_count) if secrets else {}
+            _show(console, words, **settings)
             addresses = json.loads(_liftlog([*words, "--json"], **settings))
             brokers = ",".join(broker["http"] for broker in addresses["brokers"])
             if secrets:
@@ -122,6 +122,12 @@ class Liftlog:
     def options(self, part: str) -> dict[str, str]:
         """Spark's options by which a part finds the brokers, and is known to them."""
         return {"brokers": self.brokers} if self.secrets is None else {"profile": self.secrets.profile(part)}
+
+    def told(self, part: str) -> tuple[str, str]:
+        """How one would type that, for Spark and for `connect`. Spark's default is the broker of this machine."""
+        if self.secrets is None:
+            return "", f'"{self.brokers}"'
+        return f'.option("profile", "{self.secrets.profile(part)}")', f'profile="{self.secrets.profile(part)}"'
 
     def connect(self, part: str) -> Client:
         """A client of this part."""
@@ -201,8 +207,9 @@ def _liftlog(words: list[str] | tuple[str, ...], **env: str) -> str:
     return output
 
 
-def _show(console: Console, words: list[str] | tuple[str, ...]) -> None:
-    console.print(f"  $ liftlog {shlex.join(words)}", style="dim", markup=False, highlight=False, soft_wrap=True)
+def _show(console: Console, words: list[str] | tuple[str, ...], **settings: str) -> None:
+    said = [f"{name}={shlex.quote(value)}" for name, value in settings.items()] + [f"liftlog {shlex.join(words)}"]
+    console.print("  $ " + " \\\n      ".join(said), style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def _free_ports(count: int) -> int:

@@ -122,10 +122,11 @@ def quickstart(
         sent = with_progress(liftlog.nats, frame, console)
         check_count(liftlog, sent)
 
+        as_job, (as_reader, of_reader) = liftlog.told(JOB)[0], liftlog.told(READER)
         steps.next(
             "Spark reads the stream and writes delays per airport and hour to the other one",
-            f'spark.readStream.format("liftlog").option("stream", "{FLIGHTS}").load()',
-            f'windows.writeStream.format("liftlog").option("stream", "{DELAYS}").start()',
+            f'spark.readStream.format("liftlog"){as_job}.option("stream", "{FLIGHTS}").load()',
+            f'windows.writeStream.format("liftlog"){as_job}.option("stream", "{DELAYS}").start()',
         )
         spark = stack.enter_context(session(folder))
         if dropped := run_query(spark, liftlog, sent, console):
@@ -141,8 +142,8 @@ def quickstart(
 
         steps.next(
             "Read the windows back, with Spark and without it",
-            f'spark.read.format("liftlog").load("{DELAYS}")',
-            f'spark_liftlog.connect("{liftlog.brokers}").read("{DELAYS}").to_pandas()',
+            f'spark.read.format("liftlog"){as_reader}.load("{DELAYS}")',
+            f'spark_liftlog.connect({of_reader}).read("{DELAYS}").to_pandas()',
         )
         by_spark = spark.read.format("liftlog").options(**liftlog.options(READER)).load(DELAYS)
         windows = delays.from_spark(by_spark)

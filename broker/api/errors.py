@@ -322,8 +322,11 @@ class ForeignRequest(InvalidRequest):
 
 
 class Unauthenticated(InvalidRequest):
+    """`why` is for the broker's log and audit. It is no field: nobody else is told."""
+
     reason = "unauthenticated"
     status = 401
+    why = ""
 
 
 class Unauthorized(InvalidRequest):

@@ -78,8 +78,10 @@ def _at_once(path: str, flags: int) -> int:
 
 
 def said(error: OSError) -> str:
-    """What OpenSSL says, without the numbers of its source."""
+    """What OpenSSL says, without the numbers of its source; of a certificate that is not believed, why not."""
     reason = getattr(error, "reason", None)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate is not believed: {error.verify_message}"
     return str(reason).replace("_", " ").lower() if reason else error.strerror or str(error)
 
 

@@ -57,6 +57,9 @@ def test_secured_it_does_the_same_and_leaves_nothing_in_the_home_of_its_user(
     assert done.stdout.count(f"windows over {flights_count:,} flights read by") == 2
     assert done.stdout.count("refused, as it should be") == 2
     assert "llg_" not in done.stdout + done.stderr
+    assert "LIFTLOG_AUTH_MODE=enforce" in done.stdout, "each command is shown as one would type it"
+    assert f'.option("profile", "{folder}/profiles.toml#job").option("stream", "flights")' in done.stdout
+    assert f'spark_liftlog.connect(profile="{folder}/profiles.toml#reader").read("flight-delays")' in done.stdout
     assert not folder.exists()
     assert not [path for path in home.rglob("*") if "liftlog" in str(path.relative_to(home))]
     eventually(lambda: not processes_of(folder), what="the JVM ends")

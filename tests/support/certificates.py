@@ -47,25 +47,29 @@ class Authority:
         uris: Sequence[str] = (),
         uses: Sequence[ObjectIdentifier] = (),
         key: Any = None,
+        is_named: bool = True,
     ) -> Issued:
         """A certificate for hosts, by default for this machine; in files of that name, which are replaced.
 
         Args:
             uris: Beside the hosts. uses: Of its key, instead of all. key: Private; None: a new one.
+            is_named: False: it has no names at all (SAN), as some of old.
         """
         issued = self._authority.issue_cert(
             *(hosts or ("127.0.0.1", "localhost")), not_before=not_before, not_after=not_after
         )
         files = Issued(str(self.folder / f"{name}.pem"), str(self.folder / f"{name}.key"))
         chain = [pem.bytes() for pem in issued.cert_chain_pems]
-        chain[0] = self._changed(chain[0], uris, uses, key)
+        chain[0] = self._changed(chain[0], uris, uses, key, is_named=is_named)
         Path(files.cert).write_bytes(b"".join(chain))
         form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         Path(files.key).write_bytes(issued.private_key_pem.bytes() if key is None else key.private_bytes(*form))
         os.chmod(files.key, 0o600)
         return files
 
-    def _changed(self, pem: bytes, uris: Sequence[str], uses: Sequence[ObjectIdentifier], own: Any) -> bytes:
+    def _changed(
+        self, pem: bytes, uris: Sequence[str], uses: Sequence[ObjectIdentifier], own: Any, *, is_named: bool
+    ) -> bytes:
         """A certificate with other names and uses and another key, signed again."""
         found = x509.load_pem_x509_certificate(pem)
         builder = (
@@ -79,6 +83,8 @@ class Authority:
         )
         for each in found.extensions:
             value = each.value
+            if isinstance(value, x509.SubjectAlternativeName) and not is_named:
+                continue
             if isinstance(value, x509.SubjectAlternativeName):
                 value = x509.SubjectAlternativeName([*value, *map(x509.UniformResourceIdentifier, uris)])
             elif isinstance(value, x509.ExtendedKeyUsage) and uses:

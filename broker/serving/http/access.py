@@ -289,8 +289,7 @@ class Gate:
         except (InvalidRequest, NotReady) as error:
             if is_refused and isinstance(error, NotReady):
                 raise
-            log.warning("http.unauthenticated remote=%s path=%s error=%s", request.remote, request.path[:200], error)
-            raise Unauthenticated("unauthenticated") from None
+            raise _not_believed(request, str(error)) from None
 
     def _identified_at_once(self, request: web.Request, *, is_refused: bool) -> Identified | None:
         """As `identify`; None: it takes longer, or is refused."""
@@ -414,8 +413,7 @@ class Gate:
         """A1: know who asks. Raises Unauthenticated, NotReady."""
         certificate = _certificate(request)
         if why := self.why_revoked(certificate):  # A9
-            log.warning("http.unauthenticated remote=%s path=%s error=%s", request.remote, request.path[:200], why)
-            raise Unauthenticated("unauthenticated")
+            raise _not_believed(request, why)
         asking = self._again(request, needed)
         if asking is None:
             asking = await self._begun(request, needed)
@@ -699,6 +697,14 @@ class Asking:
             if not self.gate.allows_any(principal, action):
                 return Unauthorized(f"{action} is needed", needs=action, name="")
         return None
+
+
+def _not_believed(request: web.Request, why: str) -> Unauthenticated:
+    """The refusal of one who shows what does not hold (A5), which is logged."""
+    log.warning("http.unauthenticated remote=%s path=%s error=%s", request.remote, request.path[:200], why)
+    refusal = Unauthenticated("unauthenticated")
+    refusal.why = why
+    return refusal
 
 
 _seconds: Final = lru_cache(1_024)(ssl.cert_time_to_seconds)

@@ -217,6 +217,8 @@ class Audit:
             self._meters.audit_records.labels("suppressed").inc()
             return
         needs = {name: error.fields[name] for name in ("needs", "name") if error.fields.get(name)}
+        if isinstance(error, Unauthenticated) and error.why:
+            needs["why"] = error.why[:NAME_LENGTH_MAX]
         value = refused.value("refused", error.reason, error.status, asked=needs, count=count)
         self.trail.put(AuditRecord(refused.id, caller.principal, value), is_act=False)
 

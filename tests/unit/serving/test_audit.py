@@ -206,6 +206,27 @@ def test_refusals_are_recorded_with_what_was_missing_and_are_no_acts(tmp_path: P
         assert refusals(made, "anonymous", "unauthenticated") == 1
 
 
+def test_the_audit_says_what_did_not_hold_and_the_answer_does_not(tmp_path: Path) -> None:
+    """A5. Nor does either have what was shown."""
+    with enforcing(tmp_path) as made:
+        token, ended = made.grant("user:ana"), new_token()
+        of = {"token_id": ended.id, "sha256": ended.sha256, "principal": "user:ana", "by": "user:ops"}
+        made.server.backend._execute({"kind": "put_token", **of, "expires_ms": 1, "at_ms": 1})
+        shown = {
+            f"Bearer {new_token().text}": "is not known: it was revoked, has expired, or is forged",
+            f"Bearer {token.text[:-1]}": "is no token of this kind",
+            f"Bearer {ended.text}": f"token {ended.id} of user:ana has expired",
+            f"Basic {token.text}": "is no bearer token",
+        }
+        for value in shown:
+            said = made.call("GET", "/v1/streams", headers={"Authorization": value})[2]
+            assert (said["detail"], set(said)) == ("unauthenticated", {"type", "title", "status", "detail", "reason"})
+        eventually(lambda: len(records(made.server)) == len(shown))
+        for record, why in zip(records(made.server), shown.values(), strict=True):
+            assert record["asked"]["why"].endswith(why)
+            assert token.text[5:] not in json.dumps(record)
+
+
 def test_a_stranger_fills_nothing_and_is_counted(tmp_path: Path) -> None:
     """U4."""
     with enforcing(tmp_path) as made:

@@ -13,12 +13,14 @@ import http.client
 import json
 import logging
 import os
+import re
 import socket
 import ssl
 import time
 from asyncio.sslproto import SSLProtocol, SSLProtocolState
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,10 @@ import pytest
 from broker.api.errors import Unavailable
 from broker.api.http import PROBLEM_JSON
 from broker.serving.http import closing, connections
+from broker.serving.http.access import AuthRules
 from broker.serving.http.app import CONNECTIONS
 from broker.serving.http.connections import ConnectionLimits
+from broker.serving.http.meters import RateLimitedLog
 from broker.serving.http.peers import Peers
 from broker.serving.http.sending import COPY_BYTES, PIECE_BYTES
 from broker.serving.http.tls import BUFFER_BYTES, Secured
@@ -38,6 +42,7 @@ from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Server, running
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n"
+WHOAMI = LIVEZ.replace(b"/livez", b"/v1/auth/whoami")
 
 
 @pytest.fixture(autouse=True)
@@ -263,6 +268,45 @@ async def test_a_port_that_takes_both_serves_both_and_counts_them_alike(
         assert tls.metric("liftlog_http_plain_taken_total 4.0"), "two clients, a broker, and what is neither"
         lines = [each.getMessage().rpartition(" remote=")[0] for each in caplog.records]
         assert [line for line in lines if "taken" in line] == ["http.plain_taken count=1"]
+
+
+@pytest.mark.parametrize("mode", ["accept", "required"])
+def test_odd_handshakes_let_nobody_in_where_both_are_taken(
+    tmp_path: Path, authority: Authority, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """T3. As where TLS alone is taken: nobody falls back to plain text, and who comes in plain is served meanwhile."""
+    caplog.set_level(logging.INFO)
+    now = datetime.now(UTC)
+    foreign = Authority(tmp_path / "foreign").issue("foreign", uris=["liftlog:user/ana"])
+    day = timedelta(days=1)
+    bad = {
+        "expired": authority.issue("old", uris=["liftlog:user/ana"], not_before=now - 2 * day, not_after=now - day),
+        "not yet valid": authority.issue(
+            "new", uris=["liftlog:user/ana"], not_before=now + day, not_after=now + 2 * day
+        ),
+        "unable to get local issuer|self.signed": foreign,
+    }
+    with running(tmp_path / "data", auth=AuthRules(mode="enforce")) as server:
+        tls = Tls(server, authority, tls_client_ca=authority.ca, tls=mode)
+        for why, issued in bad.items():
+            caplog.clear()
+            server.app[CONNECTIONS]._failed = RateLimitedLog()
+            with suppress(OSError), tls.connect(authority.client_context(issued)) as client:  # it hears the alert
+                client.sendall(LIVEZ)
+                assert not heard(client)
+            eventually(lambda why=why: re.search(f"http.handshake_failed .*({why})", caplog.text))  # type: ignore[misc]
+        for protocols in (["h2"], ["http/1.1"], ["nonsense", "h2"]):
+            for issued in (authority.issue("nameless", is_named=False), authority.issue("hosts alone")):
+                context = authority.client_context(issued)
+                context.set_alpn_protocols(protocols)
+                with tls.connect(context) as client:
+                    client.sendall(WHOAMI)
+                    said = heard(client)
+                    assert client.selected_alpn_protocol() in (None, "http/1.1"), "whatever is offered"
+                assert b'"principal": "anonymous"' in said, "it names nobody"
+        with tls.raw() as client:
+            client.sendall(WHOAMI)
+            assert (b'"principal": "anonymous"' in heard(client)) == (mode == "accept")
 
 
 def test_a_page_of_another_site_is_refused_over_tls_too(tls: Tls) -> None:
