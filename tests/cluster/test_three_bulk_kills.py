@@ -1,7 +1,7 @@
 """Goal: whoever is killed at a chosen moment of a transfer in bulk, nothing of it counts, and nothing is lost.
 
-Method: three real brokers, each with a relay before its port for bulk, which stops at that moment. A stream of two
-replicas is given a third one.
+Method: three real brokers, each with a relay through which others fetch from it in bulk, which stops at
+that moment. A stream of two replicas is given a third one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.cluster.test_three_bulk import stored
 from tests.support.clusters import IDS, RealCluster, store
 from tests.support.effort import EFFORT
 from tests.support.linked import Relay
-from tests.support.processes import eventually, free_port
+from tests.support.processes import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 BATCHES, ROWS = 24, 100
@@ -41,8 +41,7 @@ def relayed(folder: Path) -> Iterator[tuple[RealCluster, dict[str, Relay]]]:
         stack.callback(cluster.stop)
         for broker, relay in relays.items():
             stack.callback(relay.close)
-            relay.target = free_port()
-            cluster.brokers[broker].env["LIFTLOG_GRPC_BULK_PORT"] = str(relay.target)
+            relay.target = cluster.brokers[broker].port + 1
         yield cluster.start(), relays
 
 

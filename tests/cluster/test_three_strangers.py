@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
@@ -19,16 +18,17 @@ import urllib.error
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import grpc
 import pytest
 
 from broker.api.errors import LiftlogError
 from broker.client import connect
 from broker.raft.node import form
-from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, key_of
-from broker.runtime.cluster.link.server import METHOD, SERVICE
+from broker.runtime.cluster.codec import LinkFrame
+from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, Refused, key_of
+from broker.runtime.cluster.link.server import PURPOSE
 from broker.storage.disk import OsDisk
 from tests.support.clusters import RealCluster, store, three
+from tests.support.doors import RawCall
 from tests.support.processes import BrokerProcess, eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -150,49 +150,45 @@ def test_bytes_that_nobody_understands_are_cut_and_counted(cluster: RealCluster)
     goes_on(cluster, "noise")
 
 
-class Noise:
-    """A first message that is no greeting."""
+def dialled(process: BrokerProcess) -> RawCall:
+    return RawCall(socket.create_connection(("127.0.0.1", process.port + 1), 60), PURPOSE)
 
-    def talk(self, process: BrokerProcess) -> grpc.RpcError:
-        with grpc.insecure_channel(f"127.0.0.1:{process.port + 1}") as channel:
-            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter([os.urandom(400)]), timeout=60)
-            try:
-                next(call)
-            except grpc.RpcError as error:
-                return error
-        raise AssertionError("it goes on")
+
+def noise(process: BrokerProcess) -> str:
+    """A first message that is no greeting. How it ends."""
+    call = dialled(process)
+    call.say(LinkFrame(os.urandom(400), 0))
+    return call.end()[1]
 
 
 class Greeting:
-    """The bytes of a caller that greets as a broker does, and then says `after`."""
+    """Greets as a broker does, and then says `after`."""
 
-    def __init__(self, me: Peer, to: str, secret: str, cluster_id: str = "tests", after: bytes = b"") -> None:
+    def __init__(
+        self, me: Peer, to: str, secret: str, cluster_id: str = "tests", after: LinkFrame | None = None
+    ) -> None:
         self._caller = Caller(me, cluster_id, to, key_of(secret.encode()), os.urandom(NONCE_BYTES))
         self._after = after
 
-    def talk(self, process: BrokerProcess) -> grpc.RpcError:
-        """Until it ends."""
-        out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        out.put(self._caller.hello())
-        with grpc.insecure_channel(f"127.0.0.1:{process.port + 1}") as channel:
-            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(out.get, None), timeout=60)
-            try:
-                out.put(self._caller.challenge(next(call)))
-                self._caller.welcome(next(call))
-                out.put(self._after)
-                for _ in call:
-                    pass
-            except grpc.RpcError as error:
-                return error
-            finally:
-                out.put(None)
-        raise AssertionError("it goes on")
+    def talk(self, process: BrokerProcess) -> str:
+        """How it ends."""
+        call = dialled(process)
+        try:
+            call.say(self._caller.hello())
+            call.say(self._caller.challenge(call.next()))
+            self._caller.welcome(call.next())
+        except Refused as error:
+            call.close()
+            return error.text
+        if self._after is not None:
+            call.say(self._after)
+        return call.end()[1]
 
 
 def test_calls_of_the_replica_port_are_refused_by_name(cluster: RealCluster) -> None:
     victim = cluster.brokers["a"]
     calls = {
-        "bad_greeting": Noise().talk,
+        "bad_greeting": noise,
         "unknown_broker": Greeting(Peer("nobody", 1), "a", SECRET).talk,
         "registration": Greeting(Peer("b", 10_000), "a", SECRET).talk,
         "cluster": Greeting(Peer("b", 1), "a", SECRET, cluster_id="others").talk,
@@ -200,8 +196,8 @@ def test_calls_of_the_replica_port_are_refused_by_name(cluster: RealCluster) -> 
         "own_name": Greeting(Peer("a", 1), "a", SECRET).talk,
     }
     for reason, call in calls.items():
-        error = call(victim)
-        assert reason in error.details(), (reason, error)
+        text = call(victim)
+        assert reason in text, (reason, text)
         counted(victim, f'liftlog_replica_refused_total{{reason="{reason}"}}')
     goes_on(cluster, "calls")
 
@@ -211,9 +207,9 @@ def test_who_is_let_in_and_talks_nonsense_is_cut(cluster: RealCluster) -> None:
     victim = cluster.brokers["a"]
     ends = []
     for registration in range(1, 40):
-        error = Greeting(Peer("b", registration), "a", SECRET, after=b"\xff" * 100).talk(victim)
-        ends.append(error.details())
-        if "registered as" not in error.details():
+        text = Greeting(Peer("b", registration), "a", SECRET, after=LinkFrame(b"\xff" * 100, 0)).talk(victim)
+        ends.append(text)
+        if "registered as" not in text:
             break
     assert "bad_frame" in ends[-1], ends
     counted(victim, 'liftlog_replica_refused_total{reason="bad_frame"}')

@@ -12,7 +12,9 @@ import contextlib
 import functools
 import json
 import random
+import socket
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -455,24 +457,25 @@ def check_address(data: bytes) -> None:
 
 
 def seal_frame(inner: bytes) -> bytes:
-    """A frame with this head, and a CRC that fits. The bytes behind it are as many as the head says, if those are
-    few."""
+    """A frame with this head, and a CRC that fits. A piece of a state file is as long as the head says, if that is
+    little."""
     from broker.api.proto import replica_pb2 as pb
+    from broker.runtime.cluster.codec import LinkFrame
 
     head = pb.Head()
     with contextlib.suppress(Exception):
         head.ParseFromString(inner)
-    data = bytes(min(head.data_bytes, 1_000))
-    return bytes(pb.Frame(head=inner, head_crc=crc32c(inner), data=data).SerializeToString())
+    said = head.answered
+    data = bytes(min(said.state.length, 1_000) or len(inner) % 2 * said.HasField("records"))
+    return LinkFrame(inner, crc32c(inner), data).to_bytes()
 
 
 def unseal_frame(data: bytes) -> bytes:
-    from broker.api.proto import replica_pb2 as pb
+    from broker.runtime.cluster.codec import LinkFrame
 
-    frame = pb.Frame()
     with contextlib.suppress(Exception):
-        frame.ParseFromString(data)
-    return bytes(frame.head)
+        return LinkFrame.of(data).head
+    return b""
 
 
 def check_replica(data: bytes) -> None:
@@ -480,25 +483,55 @@ def check_replica(data: bytes) -> None:
     from broker.runtime.cluster.codec import decode_bytes, encode
 
     said = decode_bytes(data)
-    assert decode_bytes(encode(said).SerializeToString()) == said
+    assert decode_bytes(encode(said).to_bytes()) == said
 
 
 def check_replica_greeting(data: bytes) -> None:
     """The first and the second frame of a stranger: refused with a reason, and never let in."""
+    from broker.runtime.cluster.codec import BadFrame, LinkFrame
     from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Doorkeeper, Peer, Refused, key_of
 
     key, nonce = key_of(b"nobody knows it ...."), bytes(NONCE_BYTES)
     friend = Caller(Peer("broker-1", 7), "c" * 32, "broker-0", key, nonce)
     door = Doorkeeper("broker-0", "c" * 32, key, {"broker-1": 7}.get, nonce)
+    try:
+        frame = LinkFrame.of(data)
+    except BadFrame:
+        return
     with contextlib.suppress(Refused):
-        door.hello(data)
+        door.hello(frame)
     door.hello(friend.hello())
     for meet in (door.proof, friend.challenge, friend.welcome):
         try:
-            meet(data)
+            meet(frame)
         except Refused:
             continue
         assert meet == friend.challenge, "a stranger was let in"  # a challenge proves nothing
+
+
+def check_replica_frames(data: bytes) -> None:
+    """What a connection brings: frames that are as long as they say, until it ends or one is too long."""
+    from broker.runtime.cluster.link.framed import Framed, FrameTooLarge
+
+    here, there = socket.socketpair()
+    framed = Framed(here)
+    there.settimeout(5)
+    writer = threading.Thread(target=_written, args=(there, data))
+    writer.start()
+    taken = 0
+    try:
+        with contextlib.suppress(FrameTooLarge, ConnectionError):
+            while (frame := framed.read(1 << 20)) is not None:
+                taken += len(frame.to_bytes())
+                assert taken <= len(data)
+    finally:
+        framed.close()
+        writer.join()
+
+
+def _written(there: socket.socket, data: bytes) -> None:
+    with there, contextlib.suppress(OSError):
+        there.sendall(data)
 
 
 # --- Spark ----------------------------------------------------------------------------------------------------------
@@ -738,6 +771,14 @@ NETWORK: Final = (
         words=(b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01", b"\xff\xff\xff\xff\x0f", b"\x01", b"\x12\x00"),
         unseal=unseal_frame,
         seal=seal_frame,
+    ),
+    Decoder(
+        name="replica-frames",
+        modules=("broker/runtime/cluster/link/framed.py",),
+        check=check_replica_frames,
+        errors=(),
+        words=(b"\x00\x00\x00\x0c", b"\x00\x10\x00\x00", b"\xff\xff\xff\xff", bytes(12)),
+        weight=5,
     ),
     Decoder(
         name="replica-greeting",

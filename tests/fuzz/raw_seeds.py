@@ -66,10 +66,13 @@ def of_connections() -> Iterator[tuple[str, str, bytes]]:
         yield "jetstream", name, data
     rng = random.Random(1)
     for cls in KINDS:
-        yield "replica", cls.__name__, encode(said(cls, rng)).SerializeToString()
+        yield "replica", cls.__name__, encode(said(cls, rng)).to_bytes()
     for greeting in GREETINGS:
         for target in ("replica", "replica-greeting"):
-            yield target, type(greeting).__name__, encode(greeting).SerializeToString()
+            yield target, type(greeting).__name__, encode(greeting).to_bytes()
+    frames = [encode(said(cls, rng)).to_bytes() for cls in KINDS]
+    yield "replica-frames", "all", bytes(12) + b"".join(frames)
+    yield "replica-frames", "cut", frames[0][:-1]
     place = {"stream": "orders", "incarnation": "i", "partition": 0, "offset": 7, "finished_us": 5}
     yield "scrub", "good", seal_json(place)
     yield "scrub", "huge", seal_json({**place, "finished_us": 10**400})

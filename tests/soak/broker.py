@@ -13,7 +13,6 @@ import pkgutil
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import broker
 from tests.soak.faults import Clock, FaultyOs, serve
@@ -31,10 +30,6 @@ def install(folder: str, socket_path: str) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("broker.") and getattr(module, "os", None) is os:
             module.os = disk  # type: ignore[attr-defined]
-    unset = SimpleNamespace(**vars(time))  # gRPC hands times of day to its core, which asks the machine's clock
-    for name, module in list(sys.modules.items()):
-        if name.startswith("grpc") and getattr(module, "time", None) is time:
-            module.time = unset  # type: ignore[attr-defined]
     serve(socket_path, disk, clock)
     time.time_ns, time.time = clock.time_ns, clock.time
 

@@ -6,6 +6,7 @@ Configured by the environment, as `liftlog broker`. A test has a relay at that p
 from __future__ import annotations
 
 import sys
+from typing import Any
 from unittest.mock import patch
 
 from broker.cli.main import main as liftlog
@@ -14,12 +15,11 @@ from broker.runtime.cluster.link.bulk import BulkServer
 if __name__ == "__main__":
     told = int(sys.argv[1])
     sys.argv = ["liftlog", "broker"]
-    start = BulkServer.start
+    make = BulkServer.__init__
 
-    def start_and_tell(server: BulkServer, host: str, port: int) -> int:
-        found = start(server, host, port)
+    def make_and_tell(server: BulkServer, *given: Any) -> None:
+        make(server, *given)
         server.told_port = told
-        return found
 
-    with patch.object(BulkServer, "start", start_and_tell):
+    with patch.object(BulkServer, "__init__", make_and_tell):
         liftlog()

@@ -1,5 +1,5 @@
-"""Several brokers in one process: real logs, real gRPC on loopback, one real catalog. There is no controller: a test
-fails brokers.
+"""Several brokers in one process: real logs, real connections on loopback, one real catalog. There is no controller:
+a test fails brokers.
 
 Each broker is reached by two relays of its own, one of them for bulk, which can stop forwarding, or cut what is
 connected.
@@ -101,8 +101,13 @@ class Relay:
                     one, other = key.fileobj, key.data
                     assert isinstance(one, socket.socket)
                     data = one.recv(1 << 16)
-                    if not data:
-                        raise OSError
+                    if not data:  # the other way goes on, as without a relay
+                        selector.unregister(one)
+                        if not selector.get_map():
+                            raise OSError
+                        if other not in self._deaf:
+                            other.shutdown(socket.SHUT_WR)
+                        continue
                     if one is inner and data == self.pause_before:
                         self.paused, self.pause_before = True, None
                         while self.paused and not self._is_closed:
@@ -195,7 +200,7 @@ class LinkedNode(Node):
         relay = cluster.relays[self.me]
         relay.target = self.link.start("127.0.0.1", 0)
         bulk = cluster.bulk_relays[self.me]
-        bulk.target, self.link.bulk.told_port = self.link.bulk.told_port, bulk.port
+        bulk.target, self.link.bulk.told_port = relay.target, bulk.port
         found = self.replicas.open_found()
         known = service.catalog.brokers.get(self.me)
         self.replicas.start()

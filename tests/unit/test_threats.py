@@ -14,7 +14,7 @@ SECTIONS: Final = {part.partition("\n")[0]: part for part in PAGE.split("\n## ")
 ATTACKERS: Final = ["L", "W", "N", "S", "P", "C"]
 SURFACES: Final = (
     "HTTP",
-    "The link between brokers (gRPC and bulk)",
+    "The link between brokers",
     "Raft",
     "NATS intake",
     "The command line and files",

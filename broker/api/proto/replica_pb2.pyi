@@ -5,33 +5,23 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Frame(_message.Message):
-    __slots__ = ("head", "head_crc", "data")
-    HEAD_FIELD_NUMBER: _ClassVar[int]
-    HEAD_CRC_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    head: bytes
-    head_crc: int
-    data: bytes
-    def __init__(self, head: _Optional[bytes] = ..., head_crc: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
-
 class Head(_message.Message):
-    __slots__ = ("data_bytes", "hello", "challenge", "proof", "welcome", "asked", "answered")
-    DATA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("hello", "challenge", "proof", "welcome", "asked", "answered", "ended")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
-    data_bytes: int
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     challenge: Challenge
     proof: Proof
     welcome: Welcome
     asked: Asked
     answered: Answered
-    def __init__(self, data_bytes: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ...) -> None: ...
+    ended: Ended
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "cluster_id", "broker_id", "registration", "to", "nonce")
@@ -68,6 +58,14 @@ class Welcome(_message.Message):
     proof: bytes
     answers_ranges: bool
     def __init__(self, proof: _Optional[bytes] = ..., answers_ranges: _Optional[bool] = ...) -> None: ...
+
+class Ended(_message.Message):
+    __slots__ = ("status", "text")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    status: str
+    text: str
+    def __init__(self, status: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("incarnation", "partition")

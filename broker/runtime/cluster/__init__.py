@@ -8,7 +8,7 @@ plane/          The metadata plane: the Raft node on a thread, sessions, the con
 replicas/       The replicas of this broker, each led, following or resting, as the catalog says; their folders.
 wiring.py       Things that a replica needs of others: the catalog, a session, followers, the capture of messages.
 codec.py        Messages between replicas as bytes of the wire, and back.
-link/           Replicas of several brokers over gRPC: followers ask, leaders answer.
+link/           Replicas of several brokers over TCP: followers ask, leaders answer.
 streams.py      Serves the partitions that are led here, and names the leaders of the others.
 control.py      Changes streams, by commands that the controller carries out.
 auth_modes.py   What each broker does with callers, told and looked at.

@@ -1,6 +1,6 @@
 """One broker of several, assembled.
 
-    data folder ─► HTTP answers (/readyz says what is waited for) ─► gRPC port, NATS ─► the group, the catalog
+    data folder ─► HTTP answers (/readyz says what is waited for) ─► replica port, NATS ─► the group, the catalog
                ─► logs that are there ─► registration: it names what is sound ─► roles ─► a session
 
 Stop: leaderships are handed over first; then what was taken in is made durable, the catalog is told that this broker is
@@ -259,7 +259,7 @@ class ClusterBroker(Assembled):
             self._certificate.start()
             self._threads.append(self._certificate.stop)
         await asyncio.to_thread(self._dataplane.serve)
-        port = await asyncio.to_thread(self._link.start, grpc.host, grpc.port, grpc.bulk_port)
+        port = await asyncio.to_thread(self._link.start, grpc.host, grpc.port)
         self._start_intake()
         self._waits_for = "the other brokers: a majority of the voters has to be there"
         await asyncio.to_thread(self._plane.start)

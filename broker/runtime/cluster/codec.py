@@ -1,4 +1,8 @@
-"""Messages between replicas as bytes of the wire (`broker/api/proto/replica.proto`), and back.
+"""Messages between replicas as frames of the wire, and back.
+
+    frame = bytes of the head, CRC-32C of the head, bytes of data (each 32 bits, big-endian) │ head │ data
+
+The head is a message of `broker/api/proto/replica.proto`. A frame without head and data is a heartbeat.
 
 C1  `decode` gives a message of `broker.replication.messages` whose numbers are in their range, or `BadFrame`.
 C2  A head stands under a CRC. TCP lets flipped bits through, and a high watermark, unlike a batch, has no other check.
@@ -8,6 +12,7 @@ C4  A follower has room for all that an answer says to come in bulk.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import fields
 from typing import Any, Final, NamedTuple, get_args
 
@@ -62,6 +67,41 @@ _FLAGS: Final = frozenset({"lacks_state", "lacks_room", "takes_aside", "is_damag
 assert {*get_args(Question), *get_args(Reply)} == _NAMES.keys()
 
 
+PREAMBLE: Final = struct.Struct(">III")
+"""What a frame begins with: bytes of the head, its CRC, bytes of data."""
+
+
+class LinkFrame(NamedTuple):
+    """What goes over the wire at once. The data are stored bytes, which may be a view of memory that is used again."""
+
+    head: bytes
+    head_crc: int
+    data: bytes | memoryview = b""
+
+    def preamble(self) -> bytes:
+        """What goes before head and data."""
+        return PREAMBLE.pack(len(self.head), self.head_crc, len(self.data))
+
+    def to_bytes(self) -> bytes:
+        """All of it."""
+        return b"".join((self.preamble(), self.head, self.data))
+
+    @staticmethod
+    def of(data: bytes) -> LinkFrame:
+        """The one that these bytes are. Raises BadFrame."""
+        if len(data) < PREAMBLE.size:
+            raise BadFrame("no frame")
+        head_bytes, head_crc, data_bytes = PREAMBLE.unpack_from(data)
+        end = PREAMBLE.size + head_bytes
+        if len(data) != end + data_bytes:
+            raise BadFrame(f"a frame says {head_bytes} and {data_bytes} bytes and has {len(data) - PREAMBLE.size}")
+        return LinkFrame(data[PREAMBLE.size : end], head_crc, data[end:])
+
+
+HEARTBEAT: Final = LinkFrame(b"", 0)
+"""Says that somebody is there."""
+
+
 class BadFrame(InvalidRequest):
     """Bytes that are no message between replicas. (Never told to a client: the connection that brought them ends.)"""
 
@@ -96,6 +136,13 @@ class Welcome(NamedTuple):
     answers_ranges: bool = False
 
 
+class Ended(NamedTuple):
+    """Why this side ends the connection: one word, as of `handshake.Refused`, and a text. The last frame."""
+
+    status: str
+    text: str
+
+
 class Asked(NamedTuple):
     """A question about a partition. `takes_bulk`: the answer's bytes may come in bulk."""
 
@@ -117,16 +164,17 @@ class Answered(NamedTuple):
 
     place: Place
     answer: Reply
-    data: bytes = b""
+    data: bytes | memoryview = b""
     bulk: Bulk | None = None
 
 
-Said = Hello | Challenge | Proof | Welcome | Asked | Answered
+Said = Hello | Challenge | Proof | Welcome | Ended | Asked | Answered
 
 
-def encode(said: Said) -> pb.Frame:
+def encode(said: Said) -> LinkFrame:
     """As it travels (C2)."""
-    head, data = pb.Head(), b""
+    head = pb.Head()
+    data: bytes | memoryview = b""
     if isinstance(said, Asked):
         _put_place(head.asked.place, said.place)
         _put(getattr(head.asked, _NAMES[type(said.question)]), said.question)
@@ -135,7 +183,6 @@ def encode(said: Said) -> pb.Frame:
         _put_place(head.answered.place, said.place)
         _put(getattr(head.answered, _NAMES[type(said.answer)]), said.answer)
         data = said.data
-        head.data_bytes = len(data)
         if said.bulk is not None:
             head.answered.bulk.MergeFrom(pb.Bulk(**said.bulk._asdict()))
     else:
@@ -144,15 +191,11 @@ def encode(said: Said) -> pb.Frame:
         for name, value in zip(said._fields, said, strict=True):
             setattr(into, name, value)
     text = head.SerializeToString()
-    return pb.Frame(head=text, head_crc=crc32c(text), data=data)
+    return LinkFrame(text, crc32c(text), data)
 
 
-def decode(frame: pb.Frame) -> Said:
-    """Decode a frame, and check it.
-
-    Raises:
-        BadFrame: C1, C2; or there are more or less bytes than it says.
-    """
+def decode(frame: LinkFrame) -> Said:
+    """Decode a frame, and check it. Raises BadFrame (C1, C2)."""
     if crc32c(frame.head) != frame.head_crc:
         raise BadFrame("the CRC of a frame's head does not fit")
     head = pb.Head()
@@ -160,9 +203,7 @@ def decode(frame: pb.Frame) -> Said:
         head.ParseFromString(frame.head)
     except DecodeError as error:
         raise BadFrame("the head of a frame cannot be read") from error
-    data: bytes = frame.data
-    if head.data_bytes != len(data):
-        raise BadFrame(f"a frame says {head.data_bytes} bytes and has {len(data)}")
+    data = frame.data
     what = head.WhichOneof("what")
     if what == "answered":
         return _answered(head.answered, data)
@@ -188,20 +229,18 @@ def decode(frame: pb.Frame) -> Said:
             return Proof(head.proof.proof)
         case "welcome":
             return Welcome(head.welcome.proof, head.welcome.answers_ranges)
+        case "ended":
+            _check_text("status", head.ended.status)
+            return Ended(head.ended.status, head.ended.text)
     raise BadFrame("a frame that this release does not know")
 
 
 def decode_bytes(data: bytes) -> Said:
     """As `decode`, of the bytes of a frame."""
-    frame = pb.Frame()
-    try:
-        frame.ParseFromString(data)
-    except DecodeError as error:
-        raise BadFrame("no frame") from error
-    return decode(frame)
+    return decode(LinkFrame.of(data))
 
 
-def _answered(said: pb.Answered, data: bytes) -> Answered:
+def _answered(said: pb.Answered, data: bytes | memoryview) -> Answered:
     name = said.WhichOneof("answer")
     if name is None:
         raise BadFrame("an answer that this release does not know")
@@ -215,13 +254,13 @@ def _answered(said: pb.Answered, data: bytes) -> Answered:
     return Answered(_place(said), answer, data, _bulk(name, said.bulk, data) if said.HasField("bulk") else None)
 
 
-def _bulk(name: str, said: pb.Bulk, data: bytes) -> Bulk:
+def _bulk(name: str, said: pb.Bulk, data: bytes | memoryview) -> Bulk:
     """C4."""
     if name != "records" or data:
         raise BadFrame(f"nothing comes in bulk with {name} and {len(data)} bytes")
     if len(said.ticket) != TICKET_BYTES:
         raise BadFrame(f"a ticket has {TICKET_BYTES} bytes, not {len(said.ticket)}")
-    if not 0 < said.byte_count <= BULK_BYTES_MAX or not 0 < said.port < 1 << 16:
+    if not 0 < said.byte_count <= BULK_BYTES_MAX or not 0 <= said.port < 1 << 16:
         raise BadFrame(f"no {said.byte_count} bytes come in bulk, at port {said.port}")
     return Bulk(said.ticket, said.byte_count, said.port)
 

@@ -12,8 +12,6 @@ X2  Files that are wrong now may be right later without a change, as a certifica
 X3  A certificate that expires while it is in use stays in use, and a broker starts with one that has expired: clients
     say what is wrong, and messages from NATS are taken meanwhile. A broker that did not come up after a crash would
     miss them. It is an ERROR in the log, and what is asked before a start refuses it (`certificates_of`).
-X4  A certificate for other brokers has a key that both libraries take. OpenSSL takes more than gRPC's: the connections
-    of Raft would come about, and those of replication would not, or go on with the certificate of before.
 X5  Lists of revoked certificates are files as the others. One whose date has passed stays in force (`revocations.L1`),
     and is an ERROR in the log. A broker's own certificate that is revoked for other brokers is refused as a wrong one.
     What is revoked is taken also while another file is wrong, or the broker's own certificate has expired. The lists of
@@ -143,21 +141,12 @@ def wanted_by(config: HttpConfig | ClusterConfig, broker: str | None = None) -> 
         ca,
         crl,
         version,
-        "h2",
+        "liftlog",
         offers=False,
         broker=broker,
         needs_name=needs_name,
         mode=config.tls,
     )
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Pem:
-    """Contents of the files, for who makes no `ssl.SSLContext` of them. Not to be shown."""
-
-    key: bytes
-    cert: bytes
-    ca: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +163,6 @@ class Loaded:
     client: ssl.SSLContext
     expires: datetime
     out_of_date: InvalidSetting | None
-    pem: Pem
     revocations: Revocations | None
 
 
@@ -238,11 +226,6 @@ class Certificates:
     def out_of_date(self) -> InvalidSetting | None:
         """What was wrong with the dates of those in use when they were taken."""
         return self._loaded.out_of_date
-
-    @property
-    def pem(self) -> Pem:
-        """What the files in use hold."""
-        return self._loaded.pem
 
     def samples(self) -> Iterator[Sample]:
         """For /metrics."""
@@ -360,31 +343,14 @@ def load_files(wanted: WantedTls, now_s: float) -> Loaded:
     revocations = None
     if wanted.crl is not None and wanted.client_ca is not None:
         revocations = read_lists(*wanted.crl, *wanted.client_ca)
-    pem = Pem(read(*wanted.key), read(*wanted.cert), read(*wanted.ca) if wanted.ca is not None else None)
-    if wanted.section == "cluster":
-        check_key_of(*wanted.cert)
     if wanted.broker is not None:
         why = misnamed(uris_in(*wanted.cert), wanted.broker, needs_name=wanted.needs_name)
         if why:
             raise unusable(*wanted.cert, why)
-    if wanted.section == "cluster" and revocations is not None and (why := revocations.why_of_pem(pem.cert)):  # X5
+    why = revocations.why_of_pem(read(*wanted.cert)) if revocations is not None else ""
+    if wanted.section == "cluster" and why:  # X5
         raise unusable(*wanted.cert, f"cannot be used with {LISTS_EXPIRE['cluster'][1]}: it {why}")
-    return Loaded(server, client, *dates(*wanted.cert, now_s), pem, revocations)
-
-
-def check_key_of(name: str, path: str) -> None:
-    """X4. Raises InvalidSetting."""
-    from cryptography import x509
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec, rsa
-
-    try:
-        key = x509.load_pem_x509_certificate(read(name, path)).public_key()
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise unusable(name, path, f"cannot be understood: {error}") from error
-    is_curve = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1)
-    if not is_curve and not isinstance(key, rsa.RSAPublicKey):
-        raise unusable(name, path, "has a key that gRPC does not take: it takes RSA, and EC of P-256 and P-384")
+    return Loaded(server, client, *dates(*wanted.cert, now_s), revocations)
 
 
 def uris_in(name: str, path: str) -> list[str]:

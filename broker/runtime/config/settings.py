@@ -214,17 +214,11 @@ class GrpcConfig:
         pattern=HOST_PORT,
         says="must be host:port, an IPv6 address in brackets, and nothing else",
     )
-    bulk_port: int = _key(
-        0,
-        "Port from which replicas far behind fetch in bulk; 0 takes any free one. Where it cannot be reached they copy"
-        " through the port above, more slowly.",
-        limit=PORT_LIMIT,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationConfig:
-    """Between brokers that keep the same partitions, over the gRPC port. A single broker has nobody to replicate to."""
+    """Between brokers that keep the same partitions, over the port above. A broker alone has nobody to replicate to."""
 
     fetch_bytes_max: int = _key(
         2 << 20,

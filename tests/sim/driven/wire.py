@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from broker.metadata.partition import Place
 from broker.replication.messages import AskRange, Incarnation
-from broker.runtime.cluster.codec import Answered, Question, decode_bytes, encode
+from broker.runtime.cluster.codec import HEARTBEAT, Answered, LinkFrame, Question, decode, encode
 from broker.runtime.cluster.link.answering import Answering, FollowerSlot
 from broker.runtime.cluster.link.connection import Connection, LeaderStream, TakeRange
 from broker.runtime.cluster.link.directory import Directory
@@ -25,7 +25,7 @@ from broker.runtime.cluster.link.following import Following
 from broker.runtime.cluster.link.handshake import Refused
 from broker.runtime.cluster.link.outbox import Outbox
 from broker.runtime.cluster.link.pace import Pace
-from broker.runtime.cluster.link.server import HEARTBEAT, FollowerStream, Server
+from broker.runtime.cluster.link.server import FollowerStream, Server
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from tests.sim.driven.running import FiberWaits
 from tests.sim.metadata import name_of
@@ -50,19 +50,24 @@ class Pipe:
     """One direction of a stream. `deliver` is called in the process that it leads to. `may_wait`: on a fiber."""
 
     def __init__(
-        self, source: DrivenBroker, target: DrivenBroker, deliver: Callable[[bytes], None], *, may_wait: bool = False
+        self,
+        source: DrivenBroker,
+        target: DrivenBroker,
+        deliver: Callable[[LinkFrame], None],
+        *,
+        may_wait: bool = False,
     ) -> None:
         self.source, self.target = source, target
         self._deliver, self._may_wait = deliver, may_wait
         self._process = target.process
-        self._queue: deque[tuple[float, bytes]] = deque()
+        self._queue: deque[tuple[float, LinkFrame]] = deque()
         self._last_ms = 0.0
         self.is_over = self._is_busy = False
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: LinkFrame) -> None:
         world, network = self.source.world, self.source.cluster.network
         delay_ms = world.rng.expovariate(1 / network.weather.delay_ms)
         if world.chance(network.weather.late):
@@ -89,7 +94,7 @@ class Pipe:
             else:
                 target.guard(self._read, data)
 
-    def _read(self, data: bytes) -> None:
+    def _read(self, data: LinkFrame) -> None:
         """On the reader's thread."""
         self._is_busy = True
         try:
@@ -128,9 +133,8 @@ class Link:
         entry, own = asker.directory.entry(asker.to), asker.directory.own
         assert entry is not None
         assert own is not None
-        self.stream = LeaderStream(entry, own, here.now_s)
+        self.stream = LeaderStream(entry, own, here.now_s, self._ended_here)
         self.stream.outbox = PumpedOutbox(process, self._ask)
-        self.stream.call = SimpleNamespace(cancel=self._ended_here)
         self.follower = FollowerStream(own, there.now_s)
         self.follower.outbox = PumpedOutbox(leads.process, self._answer)
         self._questions = Pipe(here, there, self._asked, may_wait=True)
@@ -154,7 +158,7 @@ class Link:
             if (data := self.asker.question_of(self.stream, key)) is not None:
                 self._questions.send(data)
 
-    def _answered(self, data: bytes) -> None:
+    def _answered(self, data: LinkFrame) -> None:
         if not self._is_over_here:
             try:
                 self.asker.receive(self.stream, data)
@@ -173,7 +177,7 @@ class Link:
 
     # -- the leader's side
 
-    def _asked(self, data: bytes) -> None:
+    def _asked(self, data: LinkFrame) -> None:
         if self._is_over_there:
             return
         try:
@@ -274,9 +278,9 @@ class PausedAnswering(Answering):
         self.process.preempt(self.process.broker.sync_ms / 8)
         return super()._read(offset, is_repeat)
 
-    def _range(self, ask: AskRange, noted: int) -> bytes:
+    def _range(self, ask: AskRange, noted: int) -> LinkFrame:
         self.process.preempt()
-        said = decode_bytes(super()._range(ask, noted))
+        said = decode(super()._range(ask, noted))
         assert isinstance(said, Answered)
         world, data = self.process.broker.world, bytearray(said.data)
         self._is_garbled = bool(data) and not self._is_garbled and world.chance(GARBLED)  # never twice in a row
@@ -284,7 +288,7 @@ class PausedAnswering(Answering):
             world.saw("range garbled")
             bit = world.rng.randrange(8 * len(data))
             data[bit // 8] ^= 1 << bit % 8
-        return bytes(encode(said._replace(data=bytes(data))).SerializeToString())
+        return encode(said._replace(data=bytes(data)))
 
     def close(self) -> None:
         if self._reading:

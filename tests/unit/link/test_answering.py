@@ -19,7 +19,7 @@ from broker.api.errors import NotLeader, StorageFailed
 from broker.api.stream import settings_from
 from broker.replication.events import Deposed, Send
 from broker.replication.messages import Fenced, Fetch, Records
-from broker.runtime.cluster.codec import Answered, decode_bytes
+from broker.runtime.cluster.codec import Answered, decode
 from broker.runtime.cluster.link import answering
 from broker.runtime.cluster.link.answering import Answering, FollowerSlot
 from broker.runtime.cluster.link.bulk import BulkServer
@@ -70,7 +70,7 @@ class Stream:
         found = []
         for slot in dict.fromkeys(slots):
             for frame in slot.answering.compose(slot):
-                said = decode_bytes(frame)
+                said = decode(frame)
                 assert isinstance(said, Answered)
                 found.append((said.answer, len(said.data)))
         return found
@@ -117,7 +117,7 @@ def led(disk: SimDisk, pool: HeldPool) -> Iterator[Leader]:
     with ThreadPoolExecutor(1) as appender:
         replica = Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop), clocks=MACHINE)
         leader = Leader(info(), replica, pool=pool, appender=appender)
-        leader.bulk = BulkServer(lambda reason, who, text: None)
+        leader.bulk = BulkServer()
         leader.answering = Answering(
             AT,
             leader.partition,
@@ -370,7 +370,7 @@ def told(stream: Stream) -> list[Answered]:
     """All that goes out now."""
     slots, stream.is_ready = stream.is_ready, []
     frames = [frame for slot in dict.fromkeys(slots) for frame in slot.answering.compose(slot)]
-    said = [decode_bytes(frame) for frame in frames]
+    said = [decode(frame) for frame in frames]
     assert all(isinstance(each, Answered) for each in said)
     return said  # type: ignore[return-value]
 
@@ -386,8 +386,8 @@ def test_who_lacks_much_that_is_committed_is_told_where_it_is(far: Leader) -> No
     assert (said.answer.offset, said.answer.high_watermark) == (0, 2)
 
 
-@pytest.mark.parametrize("why", ["asks for none", "in sync", "uncommitted", "little", "slow", "no port", "too many"])
-def test_all_others_get_their_bytes_by_grpc(far: Leader, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("why", ["asks for none", "in sync", "uncommitted", "little", "slow", "too many"])
+def test_all_others_get_their_bytes_on_the_stream(far: Leader, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     b = Stream("b")
     match why:
         case "in sync":
@@ -399,8 +399,6 @@ def test_all_others_get_their_bytes_by_grpc(far: Leader, why: str, monkeypatch: 
             monkeypatch.setattr(answering, "BULK_BYTES_LEAST", 1 << 20)
         case "slow":
             far.answering._pace = Pace(3, time.monotonic)
-        case "no port":
-            far.bulk.told_port = 0
         case "too many":
             monkeypatch.setattr(far.bulk, "has_room", lambda to: False)
     far.fetch(b, 2 if why == "uncommitted" else 0, takes_bulk=why != "asks for none")
@@ -430,7 +428,7 @@ def test_while_it_fetches_in_bulk_it_is_answered_without_bytes(far: Leader, monk
     assert found.calm is None
 
 
-def test_what_was_fetched_in_vain_comes_by_grpc_at_once(far: Leader) -> None:
+def test_what_was_fetched_in_vain_comes_on_the_stream_at_once(far: Leader) -> None:
     b = Stream("b")
     far.fetch(b, 0, takes_bulk=True)
     told(b)

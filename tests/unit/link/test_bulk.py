@@ -21,15 +21,17 @@ from broker.api.batch import decode_batch
 from broker.metadata.partition import Place
 from broker.replication.messages import Fenced
 from broker.runtime.cluster.codec import TICKET_BYTES, Answered, Bulk
-from broker.runtime.cluster.link import answering, bulk, bulk_reader
-from broker.runtime.cluster.link.bulk import ASKS, CONNECTIONS_MAX, HOLDS, TRANSFERS_MAX, BulkServer, Transfer
+from broker.runtime.cluster.link import answering, bulk, bulk_reader, door
+from broker.runtime.cluster.link.bulk import ASKS, HOLDS, TRANSFERS_MAX, Transfer
 from broker.runtime.cluster.link.bulk_reader import BulkReader
+from broker.runtime.cluster.link.door import STRANGERS_MAX
 from broker.runtime.cluster.link.tls import LinkTls
 from broker.storage.disk import OsDisk
 from broker.storage.read import ReadPlan
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.segments.segment import Segment
 from tests.support.certificates import Authority
+from tests.support.doors import BulkDoor, bulk_door
 from tests.support.linked import Linked, Relay, linked
 from tests.support.processes import eventually
 from tests.unit.link.test_faults import BIG, filled
@@ -60,7 +62,7 @@ def caught_up(cluster: Linked, at: Place) -> None:
     cluster.same(at)
 
 
-def test_who_is_far_behind_gets_it_in_bulk_and_the_rest_by_grpc(two: Linked) -> None:
+def test_who_is_far_behind_gets_it_in_bulk_and_the_rest_on_the_stream(two: Linked) -> None:
     at, away, _ = behind(two)
     two.start(away)
     caught_up(two, at)
@@ -82,7 +84,7 @@ def test_several_segments_go_at_once(two: Linked) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, HALF])
-def test_what_is_cut_half_way_comes_by_grpc(two: Linked, place: int) -> None:
+def test_what_is_cut_half_way_comes_on_the_stream(two: Linked, place: int) -> None:
     """Nothing of it is kept."""
     at, away, relay = behind(two)
     relay.cut_after = place
@@ -93,7 +95,7 @@ def test_what_is_cut_half_way_comes_by_grpc(two: Linked, place: int) -> None:
     assert not counts["bulk"]
 
 
-def test_where_nobody_listens_for_bulk_all_comes_by_grpc(two: Linked) -> None:
+def test_where_nobody_answers_for_bulk_all_comes_on_the_stream(two: Linked) -> None:
     at, away, relay = behind(two)
     relay.close()
     two.start(away)
@@ -259,12 +261,10 @@ def refused() -> list[str]:
 
 
 @pytest.fixture(params=["plain", "tls"])
-def server(refused: list[str], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BulkServer]:
+def server(refused: list[str], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BulkDoor]:
     tls = LinkTls.of(Authority(tmp_path / "ca").cluster_certificates()) if request.param == "tls" else None
-    made = BulkServer(lambda reason, who, text: refused.append(reason), tls)
-    made.start("127.0.0.1", 0)
-    yield made
-    made.stop()
+    with bulk_door(lambda reason, who, text: refused.append(reason), tls) as made:
+        yield made
 
 
 class Plan(ReadPlan):
@@ -286,11 +286,11 @@ def plan(tmp_path: Path) -> Plan:
     return made
 
 
-def dialled(server: BulkServer, ticket: bytes) -> socket.socket:
+def dialled(server: BulkDoor, ticket: bytes) -> socket.socket:
     made = socket.create_connection(("127.0.0.1", server.told_port), 60)
-    if server._tls is not None:
-        made = server._tls.client().wrap_socket(made, server_hostname="127.0.0.1")
-    made.sendall(ticket)
+    if server.tls is not None:
+        made = server.tls.client().wrap_socket(made, server_hostname="127.0.0.1")
+    made.sendall(bulk.PURPOSE + ticket)
     return made
 
 
@@ -303,7 +303,7 @@ def taken(connection: socket.socket, count: int) -> bytes:
 
 @pytest.mark.parametrize("does_hold", [True, False])
 def test_bytes_are_those_of_the_range_and_hold_if_it_is_led_still_once_all_have_come(
-    server: BulkServer, plan: Plan, does_hold: bool
+    server: BulkDoor, plan: Plan, does_hold: bool
 ) -> None:
     holds = True
     transfer = Transfer("b", plan, lambda: holds)
@@ -315,7 +315,7 @@ def test_bytes_are_those_of_the_range_and_hold_if_it_is_led_still_once_all_have_
     eventually(lambda: plan.is_closed, what="the files to be closed")
 
 
-def test_a_ticket_is_good_once(server: BulkServer, plan: Plan, refused: list[str]) -> None:
+def test_a_ticket_is_good_once(server: BulkDoor, plan: Plan, refused: list[str]) -> None:
     told = server.offer(Transfer("b", plan, lambda: True))
     with dialled(server, told.ticket) as first:
         assert len(taken(first, 10)) == 10
@@ -329,9 +329,9 @@ def test_a_ticket_is_good_once(server: BulkServer, plan: Plan, refused: list[str
 
 @pytest.mark.parametrize("says", [b"", b"short", bytes(32), random.Random(1).randbytes(1_000)])
 def test_who_has_no_ticket_gets_nothing_and_is_counted(
-    server: BulkServer, plan: Plan, refused: list[str], says: bytes, monkeypatch: pytest.MonkeyPatch
+    server: BulkDoor, plan: Plan, refused: list[str], says: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "GREETING_S", 0.2)
+    monkeypatch.setattr(door, "GREETING_S", 0.2)
     told = server.offer(Transfer("b", plan, lambda: True))
     with dialled(server, says) as connection, contextlib.suppress(ConnectionResetError):  # it had more to say
         assert connection.recv(1) == b""
@@ -340,7 +340,7 @@ def test_who_has_no_ticket_gets_nothing_and_is_counted(
         assert len(taken(connection, told.byte_count)) == told.byte_count
 
 
-def test_a_ticket_that_nobody_uses_is_taken_back(server: BulkServer, plan: Plan, refused: list[str]) -> None:
+def test_a_ticket_that_nobody_uses_is_taken_back(server: BulkDoor, plan: Plan, refused: list[str]) -> None:
     transfer = Transfer("b", plan, lambda: True)
     told = server.offer(transfer)
     server.check(transfer.begun_s + bulk.CLAIMED_WITHIN_S)
@@ -352,7 +352,7 @@ def test_a_ticket_that_nobody_uses_is_taken_back(server: BulkServer, plan: Plan,
     assert refused == ["ticket"]
 
 
-def test_what_is_under_way_is_ended_by_whoever_has_reason_to(server: BulkServer, plan: Plan) -> None:
+def test_what_is_under_way_is_ended_by_whoever_has_reason_to(server: BulkDoor, plan: Plan) -> None:
     """Its thread closes the files: nobody else may, as they are read."""
     transfer = Transfer("b", plan, lambda: True)
     with dialled(server, server.offer(transfer).ticket) as connection:
@@ -362,13 +362,13 @@ def test_what_is_under_way_is_ended_by_whoever_has_reason_to(server: BulkServer,
     eventually(lambda: plan.is_closed, what="the files to be closed")
 
 
-def test_who_reads_nothing_is_cut(server: BulkServer, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_reads_nothing_is_cut(server: BulkDoor, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "STALLED_S", 0.2)
     with dialled(server, server.offer(Transfer("b", plan, lambda: True)).ticket):
         eventually(lambda: plan.is_closed, what="the files to be closed")
 
 
-def test_each_broker_has_a_few_transfers(server: BulkServer, plan: Plan) -> None:
+def test_each_broker_has_a_few_transfers(server: BulkDoor, plan: Plan) -> None:
     transfers = [Transfer("b", plan, lambda: True) for _ in range(TRANSFERS_MAX)]
     for transfer in transfers:
         assert server.has_room("b")
@@ -380,37 +380,36 @@ def test_each_broker_has_a_few_transfers(server: BulkServer, plan: Plan) -> None
 
 
 def test_the_oldest_stranger_goes_first(
-    server: BulkServer, plan: Plan, refused: list[str], monkeypatch: pytest.MonkeyPatch
+    server: BulkDoor, plan: Plan, refused: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "GREETING_S", 3_600.0)
+    monkeypatch.setattr(door, "GREETING_S", 3_600.0)
     held = []
-    for count in range(1, CONNECTIONS_MAX + 1):
+    for count in range(1, STRANGERS_MAX + 1):
         held.append(dialled(server, b""))
-        eventually(lambda: len(server._connections) == count, what="it is counted")  # noqa: B023
+        eventually(lambda: len(server.door._strangers) == count, what="it is counted")  # noqa: B023
     with dialled(server, server.offer(Transfer("b", plan, lambda: True)).ticket) as connection:
         assert taken(connection, 1_000) == BIG[100:1_100]
         assert held[0].recv(1) == b""
-        assert len(server._connections) == CONNECTIONS_MAX
+        assert len(server.door._strangers) == STRANGERS_MAX - 1
     for each in held:
         each.close()
-    eventually(lambda: not server._connections, what="the others to be let go")
-    assert refused == ["ticket"] * CONNECTIONS_MAX
+    eventually(lambda: not server.door._visitors, what="the others to be let go")
+    assert refused == ["crowded"] + ["ticket"] * (STRANGERS_MAX - 1), refused
 
 
-def test_there_are_as_many_transfers_as_may_be(server: BulkServer, plan: Plan, refused: list[str]) -> None:
-    """None of them is a stranger: another one is refused."""
+def test_who_shows_a_ticket_takes_no_place_of_strangers(server: BulkDoor, plan: Plan, refused: list[str]) -> None:
     held = []
-    for count in range(1, CONNECTIONS_MAX + 1):
+    for count in range(1, STRANGERS_MAX + 2):
         held.append(dialled(server, server.offer(Transfer("b", plan, lambda: True)).ticket))
-        eventually(lambda: len(server._connections) == count and not server._strangers, what="its ticket")  # noqa: B023
-    with socket.create_connection(("127.0.0.1", server.told_port), 60) as connection:
-        assert connection.recv(1) == b""
-    assert refused == ["crowded"]
+        eventually(lambda: len(server.door._visitors) == count and not server.door._strangers, what="its ticket")  # noqa: B023
+    with dialled(server, server.offer(Transfer("b", plan, lambda: True)).ticket) as connection:
+        assert taken(connection, 1_000) == BIG[100:1_100]
+    assert refused == []
     for each in held:
         each.close()
 
 
-def test_a_file_that_was_cut_ends_it(server: BulkServer, plan: Plan, tmp_path: Path) -> None:
+def test_a_file_that_was_cut_ends_it(server: BulkDoor, plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(BIG)
     with dialled(server, server.offer(Transfer("b", plan, lambda: True)).ticket) as connection:
         assert len(taken(connection, 1_000_000)) == len(BIG) - 100
@@ -431,11 +430,11 @@ def test_what_was_half_there_when_it_is_closed_is_not_handed_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reader = BulkReader("a", arrived, lambda at: None, Counter())
         told = Bulk(bytes(TICKET_BYTES), 100, listener.getsockname()[1])
-        reader.take("127.0.0.1", Answered(("i", 0), Fenced(epoch=1, incarnation=(1, 0)), b"", told))
+        reader.take(("127.0.0.1", 0), Answered(("i", 0), Fenced(epoch=1, incarnation=(1, 0)), b"", told))
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(60)
-            assert len(taken(connection, TICKET_BYTES)) == TICKET_BYTES
+            assert taken(connection, 4 + TICKET_BYTES) == bulk.PURPOSE + bytes(TICKET_BYTES)
             reader._is_closed = True  # as `close` has it, before it cuts the connection
             connection.sendall(bytes(50))
             asked = b""
@@ -452,13 +451,13 @@ def no_thread(*_: object) -> None:
 
 
 def test_without_a_thread_for_a_transfer_the_next_one_is_sent(
-    server: BulkServer, plan: Plan, refused: list[str], monkeypatch: pytest.MonkeyPatch
+    server: BulkDoor, plan: Plan, refused: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the system allows few threads, strangers may take all that are left."""
     transfer = Transfer("b", plan, lambda: True)
     server.offer(transfer)
     with monkeypatch.context() as patched:
-        patched.setattr(bulk.threading.Thread, "start", no_thread)
+        patched.setattr(door.threading.Thread, "start", no_thread)
         is_cut = contextlib.suppress(ConnectionResetError, ssl.SSLError)  # it has not read all
         with is_cut, dialled(server, transfer.ticket) as connection:
             assert connection.recv(1) == b""
@@ -474,7 +473,7 @@ def test_a_reader_without_a_thread_asks_again(monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patched:
         patched.setattr(bulk_reader.threading.Thread, "start", no_thread)
         reader.take(
-            "127.0.0.1", Answered(at, Fenced(epoch=1, incarnation=(1, 0)), b"", Bulk(bytes(TICKET_BYTES), 1, 1))
+            ("127.0.0.1", 0), Answered(at, Fenced(epoch=1, incarnation=(1, 0)), b"", Bulk(bytes(TICKET_BYTES), 1, 1))
         )
     assert (failed, counts["bulk_failed"]) == ([at], 1)
     assert reader.close(60)

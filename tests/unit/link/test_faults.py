@@ -226,11 +226,11 @@ def test_who_begins_anew_gets_the_state_file_too(three: Linked) -> None:
     assert (opened.log_start_offset, opened.handover.lacks) == (60, False)
 
 
-@pytest.mark.parametrize("side", ["the leader's call", "the follower's stream"])
+@pytest.mark.parametrize("side", ["the leader's stream", "the follower's stream"])
 def test_a_stop_does_not_wait_for_a_thread_that_hangs_at_its_disk(
     two: Linked, monkeypatch: pytest.MonkeyPatch, side: str
 ) -> None:
-    """All else of the link is ended, and what hangs is named. gRPC waits for its calls for ever."""
+    """All else of the link is ended, and what hangs is named."""
     [at] = two.create(min_insync=1)
     two.in_sync(at)
     leader, [follower] = two.leader(at), two.followers(at)
@@ -244,8 +244,8 @@ def test_a_stop_does_not_wait_for_a_thread_that_hangs_at_its_disk(
 
         return call
 
-    if side == "the leader's call":
-        node, what = leader, "replica-link"
+    if side == "the leader's stream":
+        node, what = leader, "link-in"
         monkeypatch.setattr(Answering, "compose", hangs(Answering.compose))
     else:
         node, what = follower, f"link-to-{leader.me}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from crc32c import crc32c
 
-from broker.api.proto import replica_pb2 as pb
-from broker.runtime.cluster.codec import Challenge, Hello, Proof, Welcome, decode_bytes, encode
+from broker.runtime.cluster.codec import Challenge, Hello, LinkFrame, Proof, Welcome, decode, encode
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Doorkeeper, Peer, Refused, key_of
 
 SECRET = b"a secret of sixteen"
@@ -65,11 +65,11 @@ def test_a_follower_does_not_go_on_with_a_leader_that_lacks_the_secret() -> None
     assert refusal(caller(), doorkeeper(b"another secret ....")) == ("UNAUTHENTICATED", "secret")
     follower, door = caller(), doorkeeper()
     proof = follower.challenge(door.hello(follower.hello()))
-    said = decode_bytes(proof)
+    said = decode(proof)
     assert isinstance(said, Proof)
     for words in (b"", bytes(32), said.proof, nonce(1), nonce(2)):  # its own words prove nothing
         with pytest.raises(Refused, match="has another secret"):
-            follower.welcome(encode(Welcome(words)).SerializeToString())
+            follower.welcome(encode(Welcome(words)))
     follower.welcome(door.proof(proof)[1])
 
 
@@ -79,18 +79,18 @@ def test_a_leader_says_the_same_to_anybody_before_it_knows_the_secret() -> None:
         doorkeeper().hello(stranger.hello())
         for stranger in (caller(), caller(cluster="x"), caller(to="c"), caller("a", 1), caller("d"), caller(secret=b""))
     ]
-    assert set(said) == {encode(Challenge(nonce(1))).SerializeToString()}
+    assert set(said) == {encode(Challenge(nonce(1)))}
     for stranger in (caller(cluster="x", secret=b""), caller(to="c", secret=b""), caller("a", 1, secret=b"")):
         assert refusal(stranger, doorkeeper()) == ("UNAUTHENTICATED", "secret")
 
 
 def test_a_proof_without_the_secret_is_refused() -> None:
     door, stranger = doorkeeper(), caller(secret=b"guessed")
-    challenge = decode_bytes(door.hello(stranger.hello()))
+    challenge = decode(door.hello(stranger.hello()))
     assert isinstance(challenge, Challenge)
     for proof in (b"", bytes(32), challenge.nonce, nonce(2)):
         with pytest.raises(Refused, match="secret"):
-            door.proof(encode(Proof(proof)).SerializeToString())
+            door.proof(encode(Proof(proof)))
 
 
 def test_what_was_heard_opens_no_other_stream() -> None:
@@ -115,7 +115,7 @@ def test_names_cannot_be_moved_into_one_another() -> None:
         door, said = doorkeeper(), caller("bc", cluster="cluster")
         proof = said.challenge(door.hello(said.hello()))
         other = doorkeeper()
-        other.hello(encode(Hello(2, "cluster", "b", 7, "a", nonce(2))).SerializeToString())
+        other.hello(encode(Hello(3, "cluster", "b", 7, "a", nonce(2))))
         with pytest.raises(Refused, match="secret"):
             other.proof(proof)
     finally:
@@ -125,16 +125,16 @@ def test_names_cannot_be_moved_into_one_another() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"\xff" * 40,
-        encode(Welcome(bytes(32))).SerializeToString(),
-        encode(Proof(bytes(32))).SerializeToString(),
-        encode(Hello(2, "cluster", "b", 7, "a", b"short")).SerializeToString(),
-        encode(Hello(2, "cluster", "b", 7, "a", bytes(5_000))).SerializeToString(),
-        pb.Frame(head=b"", head_crc=0).SerializeToString(),
+        LinkFrame(b"x", 0),
+        LinkFrame(b"\xff" * 40, crc32c(b"\xff" * 40)),
+        encode(Welcome(bytes(32))),
+        encode(Proof(bytes(32))),
+        encode(Hello(3, "cluster", "b", 7, "a", b"short")),
+        encode(Hello(3, "cluster", "b", 7, "a", bytes(5_000))),
+        LinkFrame(b"", 0),
     ],
 )
-def test_what_is_no_greeting_is_refused(data: bytes) -> None:
+def test_what_is_no_greeting_is_refused(data: LinkFrame) -> None:
     with pytest.raises(Refused) as found:
         doorkeeper().hello(data)
     assert (found.value.status, found.value.reason) == ("INVALID_ARGUMENT", "bad_greeting")
@@ -150,14 +150,14 @@ def test_what_is_no_greeting_is_refused(data: bytes) -> None:
             caller().welcome(data)
 
 
-def _maybe(data: bytes) -> object:
+def _maybe(data: LinkFrame) -> object:
     try:
-        return decode_bytes(data)
+        return decode(data)
     except Exception:
         return None
 
 
 def test_another_version_is_told_so() -> None:
-    with pytest.raises(Refused, match="speaks version 2") as found:
-        doorkeeper().hello(encode(Hello(1, "cluster", "b", 7, "a", nonce(2))).SerializeToString())
+    with pytest.raises(Refused, match="speaks version 3") as found:
+        doorkeeper().hello(encode(Hello(1, "cluster", "b", 7, "a", nonce(2))))
     assert found.value.reason == "version"

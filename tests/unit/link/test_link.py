@@ -1,6 +1,6 @@
 """Goal: what a leader acknowledges is on its followers' disks, whatever becomes of streams, brokers and bytes.
 
-Method: real gRPC on loopback between two or three brokers of one process, over real logs.
+Method: real connections on loopback between two or three brokers of one process, over real logs.
 """
 
 from __future__ import annotations
@@ -217,3 +217,13 @@ def test_a_fault_in_one_follower_ends_no_stream(three: Linked, where: str) -> No
         three.stored(at, b"y")
         three.same(at)
     assert where == "begun" or stream() is before, "the stream goes on"
+
+
+def test_who_begins_to_follow_amid_the_stop_connects_to_nobody(three: Linked) -> None:
+    """Seen before: its connection went on after the stop, and nobody ended it."""
+    [at] = three.create()
+    three.stored(at, b"x")
+    node, leader = three.followers(at)[0], three.leader(at)
+    node.link.stop()
+    node.link._connections.clear()  # as if it had followed nobody until now
+    assert node.link._connection(leader.me)._thread.ident is None

@@ -68,7 +68,7 @@ def test_nothing_stays_of_streams_that_are_made_and_deleted(tmp_path: Path, no_s
 
 @pytest.mark.slow
 def test_nothing_stays_of_streams_that_are_deleted_as_connections_are_cut(tmp_path: Path, no_search: None) -> None:
-    """gRPC may leave the reader of a stream that was cut where it waits: it has the stream, and that its outbox."""
+    """The reader of a stream that was cut may be where it waits: it has the stream, and that its outbox."""
     with linked(tmp_path) as cluster:
         cluster.start()
 
@@ -109,7 +109,7 @@ def test_an_outbox_keeps_nothing_of_what_it_has_forgotten() -> None:
 
 
 def test_an_outbox_that_is_closed_keeps_nothing_and_takes_nothing() -> None:
-    """The stream was cut. Its reader may wait in gRPC for long, and has the outbox."""
+    """The stream was cut. Its reader may wait for long, and has the outbox."""
 
     class Source:
         pass

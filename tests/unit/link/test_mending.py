@@ -1,6 +1,6 @@
 """Goal: a record that is whole on any replica, or in files that were moved aside, is not lost on the others.
 
-Method: three brokers in one process, real logs and real gRPC. Bits are flipped in the files of each at another place,
+Method: three brokers in one process, real logs and connections. Bits are flipped in the files of each at another place,
 and the scrub of each finds them.
 """
 

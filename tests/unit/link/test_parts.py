@@ -127,7 +127,7 @@ def test_a_leader_may_be_silent_for_longer_with_many_partitions(partitions: int,
     connection.add(at, Counted())  # type: ignore[arg-type]
     who: dict[str, Any] = {"follower": "b", "incarnation": (1, 0), "epoch": 1}
     connection.ask(at, Fetch(**who, offset=0, last_epoch=-1, durable_end=0, log_start=0))
-    stream = connection._stream = LeaderStream(Entry(1, "a:1"), Peer("b", 1), lambda: now_s[0])
+    stream = connection._stream = LeaderStream(Entry(1, "a:1"), Peer("b", 1), lambda: now_s[0], lambda: None)
     stream.welcomed_s = now_s[0]
 
     def after(seconds: float) -> tuple[int, bool]:

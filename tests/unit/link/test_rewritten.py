@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import cast
 
 from broker.replication.messages import Fetch, Records
-from broker.runtime.cluster.codec import Answered, decode_bytes
+from broker.runtime.cluster.codec import Answered, decode
 from broker.runtime.cluster.link.answering import Answering, AnswerStream, FollowerSlot
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
@@ -80,7 +80,7 @@ def test_what_is_written_anew_between_the_answer_and_its_bytes_is_said_to_be_so(
     assert report.records_gone
     slot = FollowerSlot(answering, cast(AnswerStream, Reads()), records=records)
     [frame] = answering._records(slot, records)
-    said = decode_bytes(frame)
+    said = decode(frame)
     assert isinstance(said, Answered)
     assert isinstance(said.answer, Records)
     assert said.data

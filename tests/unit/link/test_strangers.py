@@ -1,34 +1,32 @@
 """Goal: nobody gets in who does not belong here, whatever he sends, and he keeps nobody out.
 
-Method: a real server on loopback; strangers are bare gRPC calls and bare sockets.
+Method: a real server on loopback; strangers are bare sockets.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
 import random
 import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 
 from broker.replication.messages import AskEnd, AskState, Fetch
-from broker.runtime.cluster.codec import Asked, Hello, Proof, Welcome, encode
-from broker.runtime.cluster.link import server as server_module
+from broker.runtime.cluster.codec import HEARTBEAT, Asked, Hello, LinkFrame, Proof, Welcome, encode
+from broker.runtime.cluster.link import door as door_module
+from broker.runtime.cluster.link.door import STRANGERS_MAX
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, key_of
-from broker.runtime.cluster.link.server import CONNECTIONS_MAX, METHOD, QUESTION_BYTES_MAX, SERVICE, STRANGERS_MAX
+from broker.runtime.cluster.link.server import PURPOSE, QUESTION_BYTES_MAX
+from tests.support.doors import RawCall
 from tests.support.linked import SECRET, Linked, linked
 from tests.support.processes import eventually
 from tests.support.replica_messages import made
 
 pytestmark = pytest.mark.slow
-ENDS_LONE = ("grpc.max_connection_idle_ms", "grpc.server_handshake_timeout_ms")
 
 
 @pytest.fixture
@@ -40,35 +38,14 @@ def one(tmp_path: Path) -> Iterator[Linked]:
         yield cluster
 
 
-class Call:
+class Call(RawCall):
     """A call whose messages a test makes up."""
 
-    def __init__(self, cluster: Linked, *said: bytes) -> None:
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{cluster.relays['a'].target}")
-        self.sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        for data in said:
-            self.sent.put(data)
+    def __init__(self, cluster: Linked, *said: LinkFrame, first: bytes = PURPOSE) -> None:
+        super().__init__(socket.create_connection(("127.0.0.1", cluster.relays["a"].target), 60), first)
         known = cluster.service.catalog.brokers.get("b")
         self.registration = known.registration if known else 0
-        self.call: Any = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(self.sent.get, None))
-
-    def next(self) -> bytes:
-        return bytes(next(self.call))
-
-    def end(self) -> tuple[str, str]:
-        """Wait until it ends. Its status and text."""
-        try:
-            for _ in self.call:
-                pass
-        except grpc.RpcError:
-            pass
-        self.close()
-        return self.call.code().name, self.call.details()
-
-    def close(self) -> None:
-        self.sent.put(None)
-        self.call.cancel()
-        self._channel.close()
+        self.say(*said)
 
 
 def caller(cluster: Linked, secret: bytes = SECRET, name: str = "b", *, newer: int = 0) -> Caller:
@@ -80,40 +57,40 @@ def caller(cluster: Linked, secret: bytes = SECRET, name: str = "b", *, newer: i
 def let_in(cluster: Linked) -> Call:
     friend = caller(cluster)
     call = Call(cluster, friend.hello())
-    call.sent.put(friend.challenge(call.next()))
+    call.say(friend.challenge(call.next()))
     friend.welcome(call.next())
     return call
 
 
-def fetch_of(name: str) -> bytes:
+def fetch_of(name: str) -> LinkFrame:
     question = made(Fetch, random.Random(3), follower=name)
-    return bytes(encode(Asked(("i-nothing", 0), question)).SerializeToString())
+    return encode(Asked(("i-nothing", 0), question))
 
 
 @pytest.mark.parametrize(
     "said,status,reason",
     [
-        ([b"\xff\xff"], "INVALID_ARGUMENT", "bad_greeting"),
-        ([b""], "INVALID_ARGUMENT", "bad_greeting"),
-        ([encode(Welcome(bytes(32))).SerializeToString()], "INVALID_ARGUMENT", "bad_greeting"),
-        ([encode(Hello(2, "c", "b", 2, "a", bytes(5_000))).SerializeToString()], "INVALID_ARGUMENT", "bad_greeting"),
-        ([encode(Hello(9, "c", "b", 2, "a", bytes(32))).SerializeToString()], "FAILED_PRECONDITION", "version"),
+        ([LinkFrame(b"\xff\xff", 7)], "INVALID_ARGUMENT", "bad_greeting"),
+        ([HEARTBEAT], "INVALID_ARGUMENT", "bad_greeting"),
+        ([encode(Welcome(bytes(32)))], "INVALID_ARGUMENT", "bad_greeting"),
+        ([encode(Hello(3, "c", "b", 2, "a", bytes(5_000)))], "INVALID_ARGUMENT", "bad_greeting"),
+        ([encode(Hello(9, "c", "b", 2, "a", bytes(32)))], "FAILED_PRECONDITION", "version"),
         (
             [
-                encode(Hello(2, "c", "b", 2, "a", bytes(32))).SerializeToString(),
-                encode(Proof(bytes(32))).SerializeToString(),
+                encode(Hello(3, "c", "b", 2, "a", bytes(32))),
+                encode(Proof(bytes(32))),
             ],
             "UNAUTHENTICATED",
             "secret",
         ),
         (
-            [encode(Hello(2, "c", "b", 2, "a", bytes(32))).SerializeToString(), fetch_of("b")],
+            [encode(Hello(3, "c", "b", 2, "a", bytes(32))), fetch_of("b")],
             "INVALID_ARGUMENT",
             "bad_greeting",
         ),
     ],
 )
-def test_who_does_not_belong_here_hears_why(one: Linked, said: list[bytes], status: str, reason: str) -> None:
+def test_who_does_not_belong_here_hears_why(one: Linked, said: list[LinkFrame], status: str, reason: str) -> None:
     code, text = Call(one, *said).end()
     assert (code, text.split(":")[0]) == (status, reason)
     assert one.nodes["a"].link.server.refused[reason] == 1
@@ -126,31 +103,41 @@ def test_who_does_not_belong_here_hears_why(one: Linked, said: list[bytes], stat
 def test_whom_the_catalog_does_not_have_is_not_let_in(one: Linked, name: str, newer: int, reason: str) -> None:
     stranger = caller(one, name=name, newer=newer)
     call = Call(one, stranger.hello())
-    call.sent.put(stranger.challenge(call.next()))
+    call.say(stranger.challenge(call.next()))
     code, text = call.end()
     assert (code, text.split(":")[0]) == ("PERMISSION_DENIED", reason)
 
 
 def test_who_greets_only_by_halves_is_sent_away(one: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "GREETING_S", 0.2)
+    monkeypatch.setattr(door_module, "GREETING_S", 0.2)
     refused = one.nodes["a"].link.server.refused
-    silent = [Call(one), Call(one, caller(one).hello())]
+    silent = [Call(one, first=b""), Call(one, first=b"ll"), Call(one), Call(one, caller(one).hello())]
     for call in silent:
         call.end()
-    eventually(lambda: refused["greeting_timeout"] == 2, what="both to be sent away")
+    eventually(lambda: refused == {"greeting_timeout": 4}, what="all to be sent away")
+
+
+def test_who_greets_byte_by_byte_has_no_longer(one: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "GREETING_S", 0.5)
+    with socket.create_connection(("127.0.0.1", one.relays["a"].target), 60) as slow:
+        with contextlib.suppress(OSError):
+            for byte in PURPOSE + LinkFrame(bytes(4_000), 0).to_bytes():
+                slow.sendall(bytes([byte]))
+                threading.Event().wait(0.01)
+        assert one.nodes["a"].link.server.refused["greeting_timeout"] == 1
 
 
 def test_strangers_keep_nobody_out(one: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as may be greeted at a time say nothing, for ever: a broker takes the place of the oldest."""
-    monkeypatch.setattr(server_module, "GREETING_S", 3_600.0)
-    server = one.nodes["a"].link.server
+    monkeypatch.setattr(door_module, "GREETING_S", 3_600.0)
+    link = one.nodes["a"].link
     silent = []
-    for _ in range(STRANGERS_MAX):
-        silent.append(Call(one))
-        eventually(lambda: len(server._greetings) == len(silent), what="it is being greeted")
+    for number in range(STRANGERS_MAX):
+        silent.append(Call(one, first=PURPOSE if number % 2 else b""))
+        eventually(lambda: len(link._door._strangers) == len(silent), what="it is being greeted")
     let_in(one).close()
-    assert silent[0].end()[0] == "CANCELLED"
-    assert server.refused == {"crowded": 1}
+    assert silent[0].end() == ("", "")
+    assert link.server.refused == {"crowded": 1}
     one.start("b")
     [at] = one.create(min_insync=1)
     one.stored(at, b"x")
@@ -160,85 +147,31 @@ def test_strangers_keep_nobody_out(one: Linked, monkeypatch: pytest.MonkeyPatch)
         call.close()
 
 
-def test_bytes_that_are_no_http2_are_nobodys_matter(one: Linked) -> None:
-    rng = random.Random(4)
-    port = one.relays["a"].target
-    for data in (
-        b"GET / HTTP/1.1\r\n\r\n",
-        rng.randbytes(5_000),
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + rng.randbytes(500),
-    ):
-        with socket.create_connection(("127.0.0.1", port), 5) as raw:
-            raw.sendall(data)
-            raw.settimeout(5)
-            while raw.recv(4_096):
-                pass
+def test_who_sends_much_and_reads_nothing_keeps_nobody_out(one: Linked) -> None:
+    strangers = [socket.create_connection(("127.0.0.1", one.relays["a"].target), 60) for _ in range(STRANGERS_MAX)]
+    for each in strangers:
+        each.setblocking(False)
+        with contextlib.suppress(OSError):
+            each.send(PURPOSE + bytes(1 << 20))
     let_in(one).close()
-
-
-class Lone:
-    """A connection without a call: silent, or one that speaks HTTP/2 and answers each ping."""
-
-    SETTINGS = bytes(3) + b"\x04" + bytes(5)
-    SETTINGS_ACK = bytes(3) + b"\x04\x01" + bytes(4)
-    PING, PING_BYTES, ACK = 6, 8, 1
-
-    def __init__(self, port: int, *, is_silent: bool) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), 5)
-        self._heard = bytearray()
-        if not is_silent:
-            with contextlib.suppress(OSError):  # it is closed by now
-                self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + self.SETTINGS + self.SETTINGS_ACK)
-        self._socket.setblocking(False)
-
-    def is_closed(self) -> bool:
-        try:
-            while data := self._socket.recv(4_096):
-                self._heard += data
-                self._answer()
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass
-        return True
-
-    def _answer(self) -> None:
-        while len(self._heard) >= (end := 9 + int.from_bytes(self._heard[:3])):
-            frame = bytes(self._heard[:end])
-            del self._heard[:end]
-            if frame[3] == self.PING and not frame[4] & self.ACK:
-                self._socket.send(bytes([0, 0, self.PING_BYTES, self.PING, self.ACK]) + frame[5:])
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-@pytest.mark.long
-def test_connections_on_which_nobody_calls_are_closed(one: Linked) -> None:
-    """A broker's stream goes on."""
-    friend = let_in(one)
-    lone = [Lone(one.relays["a"].target, is_silent=is_silent) for is_silent in (True, False) for _ in range(20)]
-    eventually(lambda: sum(each.is_closed() for each in lone) == len(lone), what="all to be closed")
-    assert friend.call.is_active()
-    friend.close()
-    for each in lone:
+    for each in strangers:
         each.close()
 
 
-def test_only_so_many_connections_take_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long they may be kept."""
-    kept_long = [(key, 3_600_000 if key in ENDS_LONE else value) for key, value in server_module.OPTIONS]
-    monkeypatch.setattr(server_module, "OPTIONS", kept_long)
-    with linked(tmp_path, ("a", "b")) as cluster:
-        cluster.start()
-        cluster.stop("b")
-        friend = let_in(cluster)
-        lone = [Lone(cluster.relays["a"].target, is_silent=False) for _ in range(CONNECTIONS_MAX + 100)]
-        eventually(lambda: sum(each.is_closed() for each in lone) >= 100, what="those beyond the limit to be closed")
-        assert friend.call.is_active()
-        friend.close()
-        for each in lone:
-            each.close()
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "it does not greet as a broker does"),
+        (random.Random(4).randbytes(5_000), "it does not greet as a broker does"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "it speaks gRPC, as brokers of an earlier release do"),
+        (b"\x16\x03\x01\x00\x05hello", "it speaks TLS, and this broker does not"),
+    ],
+)
+def test_who_speaks_something_else_is_counted_and_hears_why(one: Linked, said: bytes, why: str) -> None:
+    status, text = Call(one, first=said).end()
+    assert (status, text[: len("bad_greeting: " + why)]) == ("INVALID_ARGUMENT", "bad_greeting: " + why)
+    assert one.nodes["a"].link.server.refused == {"bad_greeting": 1}
+    let_in(one).close()
 
 
 def test_a_new_stream_of_a_broker_ends_its_old_one(one: Linked) -> None:
@@ -254,29 +187,29 @@ def test_a_new_stream_of_a_broker_ends_its_old_one(one: Linked) -> None:
 
 def test_a_broker_asks_for_itself_alone(one: Linked) -> None:
     call = let_in(one)
-    call.sent.put(fetch_of("c"))
+    call.say(fetch_of("c"))
     assert call.end()[0] == "PERMISSION_DENIED"
     assert one.nodes["a"].link.server.refused["other_name"] == 1
 
 
-@pytest.mark.parametrize("data", [b"\xff", encode(Welcome(bytes(32))).SerializeToString(), b""])
-def test_what_is_no_question_ends_the_stream(one: Linked, data: bytes) -> None:
+@pytest.mark.parametrize("data", [LinkFrame(b"\xff", 7), encode(Welcome(bytes(32))), HEARTBEAT])
+def test_what_is_no_question_ends_the_stream(one: Linked, data: LinkFrame) -> None:
     call = let_in(one)
-    call.sent.put(data)
+    call.say(data)
     assert call.end()[0] == "INVALID_ARGUMENT"
     assert one.nodes["a"].link.server.refused["bad_frame"] == 1
 
 
 def test_a_question_is_not_larger_than_it_may_be(one: Linked) -> None:
     call = let_in(one)
-    call.sent.put(bytes(QUESTION_BYTES_MAX + 1))
+    call.say(LinkFrame(bytes(QUESTION_BYTES_MAX + 1), 0))
     assert call.end()[0] == "RESOURCE_EXHAUSTED"
 
 
 def test_a_stream_ends_when_its_broker_has_registered_anew(one: Linked) -> None:
     call = let_in(one)
     one.start("b")
-    call.sent.put(fetch_of("b"))
+    call.say(fetch_of("b"))
     assert call.end()[0] == "ABORTED"
 
 
@@ -301,16 +234,15 @@ def test_questions_at_random_do_no_harm(one: Linked) -> None:
     one.in_sync(at)
     one.stop("b")
     call, rng = let_in(one), random.Random(6)
-    answers: list[bytes] = []
-    reader = threading.Thread(target=lambda: answers.extend(_all(call)))
+    answers: list[LinkFrame] = []
+    reader = threading.Thread(target=lambda: answers.extend(call.frames()))
     reader.start()
     for _ in range(400):
         kind = rng.choice((Fetch, AskEnd, AskState))
         epoch = rng.choice((one.service.state(at).leader_epoch, 0, 1 << 62))
         registration = rng.choice((call.registration, call.registration, 1 << 62))
         question = made(kind, rng, follower="b", epoch=epoch, incarnation=(registration, 0))
-        call.sent.put(encode(Asked(rng.choice((at, ("i-other", 0))), question)).SerializeToString())
-    eventually(lambda: call.sent.empty(), what="all to be asked")
+        call.say(encode(Asked(rng.choice((at, ("i-other", 0))), question)))
     eventually(lambda: answers, what="an answer")
     call.close()
     reader.join()
@@ -319,11 +251,6 @@ def test_questions_at_random_do_no_harm(one: Linked) -> None:
     one.in_sync(at)
     one.stored(at, b"y")
     one.same(at)
-
-
-def _all(call: Call) -> Iterator[bytes]:
-    with contextlib.suppress(grpc.RpcError):
-        yield from call.call
 
 
 def test_nobody_asks_as_a_later_life_of_a_broker(one: Linked) -> None:
@@ -347,8 +274,8 @@ def test_nobody_asks_as_a_later_life_of_a_broker(one: Linked) -> None:
         durable_end=0,
         log_start=0,
     )
-    call.sent.put(encode(Asked(at, fetch)).SerializeToString())
-    call.sent.put(encode(Asked(at, replace(fetch, incarnation=(call.registration, 0)))).SerializeToString())
+    call.say(encode(Asked(at, fetch)))
+    call.say(encode(Asked(at, replace(fetch, incarnation=(call.registration, 0)))))
     call.next()  # what is asked in its own name is answered
     call.close()
     one.start("b")
@@ -357,13 +284,14 @@ def test_nobody_asks_as_a_later_life_of_a_broker(one: Linked) -> None:
     one.same(at)
 
 
-def test_without_a_thread_for_a_call_the_next_one_is_answered(one: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the system allows few threads, strangers may take all that are left. gRPC listened no more then, for good,
-    and no follower came back."""
+def test_without_a_thread_for_a_connection_the_next_one_is_answered(
+    one: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system allows few threads, strangers may take all that are left."""
     missed, start = list[str](), threading.Thread.start
 
     def started(thread: threading.Thread) -> None:
-        if thread.name.startswith("replica-link"):
+        if thread.name.startswith("link-in"):
             missed.append(thread.name)
             raise RuntimeError("can't start new thread")
         start(thread)
@@ -371,17 +299,17 @@ def test_without_a_thread_for_a_call_the_next_one_is_answered(one: Linked, monke
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", started)
         strangers = [Call(one) for _ in range(3)]
-        eventually(lambda: missed, what="a call for which there is no thread")
+        eventually(lambda: missed, what="a connection for which there is no thread")
     let_in(one).close()
     for stranger in strangers:
         stranger.close()
 
 
-def test_a_stream_without_a_thread_for_its_questions_ends(one: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_without_a_thread_for_its_answers_ends(one: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
     start = threading.Thread.start
 
     def started(thread: threading.Thread) -> None:
-        if thread.name == "link-from-b":
+        if thread.name == "link-answers-b":
             raise RuntimeError("can't start new thread")
         start(thread)
 

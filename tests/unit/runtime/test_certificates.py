@@ -175,7 +175,6 @@ def test_files_for_other_brokers_are_checked_as_those_of_http_are(
     assert found is not None
     ((name, *_),) = found.samples()
     assert name == "liftlog_cluster_certificate_expires_timestamp_seconds"
-    assert "PRIVATE" not in repr(found.pem)
     fault(authority, issued)
     with pytest.raises(InvalidSetting, match=says):
         certificates_of(load(None, {}, settings).cluster)
@@ -344,17 +343,6 @@ def test_one_that_expires_while_it_is_in_use_stays(authority: Authority) -> None
     assert certificates.contexts.server() is not None
 
 
-@pytest.mark.parametrize("kind", ["p384", "rsa", "p521", "ed25519"])
-def test_a_key_that_grpc_does_not_take_is_refused_for_brokers(authority: Authority, kind: str) -> None:
-    """X4. Seen before: the Raft group was there, and nothing was replicated; the log told of an unavailable broker."""
-    config = load(None, {}, authority.cluster_settings(authority.issue(key=KEYS[kind]()))).cluster
-    if kind in ("p384", "rsa"):
-        assert certificates_of(config) is not None
-    else:
-        with pytest.raises(InvalidSetting, match=r"cluster\.tls_cert = .* has a key that gRPC does not take"):
-            certificates_of(config)
-
-
 def test_where_names_are_required_a_broker_shows_one(authority: Authority) -> None:
     """When it starts, and when the files are renewed."""
     settings = {
@@ -363,11 +351,11 @@ def test_where_names_are_required_a_broker_shows_one(authority: Authority) -> No
     }
     config = load(None, {}, settings).cluster
     certificates = Certificates(config, broker="a")
-    before = certificates.pem
+    before = certificates.contexts.server()
     authority.issue()
     certificates.look()
     certificates.look()
-    assert certificates.pem is before
+    assert certificates.contexts.server() is before
     with pytest.raises(InvalidSetting, match="is a certificate without a URI liftlog:broker/a, which"):
         certificates_of(config, broker="a")
     with pytest.raises(InvalidSetting, match=r"tls_names needs cluster\.tls_cert"):
@@ -398,11 +386,11 @@ def test_a_broker_takes_no_certificate_of_another_one(authority: Authority, uris
     """Neither when it starts nor when the files are renewed: others would refuse it."""
     config = load(None, {}, authority.cluster_settings()).cluster
     certificates = Certificates(config, broker="a")
-    before = certificates.pem
+    before = certificates.contexts.server()
     authority.issue(uris=uris)
     certificates.look()
     certificates.look()
-    assert (certificates.pem is before) == bool(says)
+    assert (certificates.contexts.server() is before) == bool(says)
     if says:
         with pytest.raises(InvalidSetting, match=says):
             certificates_of(config, broker="a")

@@ -17,6 +17,7 @@ from broker.runtime.cluster.codec import (
     BadFrame,
     Bulk,
     Hello,
+    LinkFrame,
     Said,
     Welcome,
     decode,
@@ -31,12 +32,12 @@ def test_each_message_comes_back_as_it_was(cls: type) -> None:
     rng = random.Random(7)
     for _ in range(50):
         sent = said(cls, rng)
-        assert decode_bytes(encode(sent).SerializeToString()) == sent
+        assert decode_bytes(encode(sent).to_bytes()) == sent
 
 
 @pytest.mark.parametrize("sent", GREETINGS, ids=lambda each: type(each).__name__)
 def test_each_greeting_comes_back_as_it_was(sent: Said) -> None:
-    assert decode_bytes(encode(sent).SerializeToString()) == sent
+    assert decode_bytes(encode(sent).to_bytes()) == sent
 
 
 @pytest.mark.parametrize("cls", KINDS)
@@ -47,7 +48,7 @@ def test_the_proto_has_the_fields_of_the_messages_and_no_others(cls: type) -> No
 
 def test_a_flipped_bit_of_a_head_is_noticed() -> None:
     """Wherever it is: a high watermark has no other check."""
-    whole = encode(said(Fetch, random.Random(1))).SerializeToString()
+    whole = encode(said(Fetch, random.Random(1))).to_bytes()
     for at in range(len(whole) * 8):
         bad = bytearray(whole)
         bad[at // 8] ^= 1 << at % 8
@@ -55,9 +56,9 @@ def test_a_flipped_bit_of_a_head_is_noticed() -> None:
             decode_bytes(bytes(bad))
 
 
-def sealed(head: pb.Head, data: bytes = b"") -> pb.Frame:
+def sealed(head: pb.Head, data: bytes = b"") -> LinkFrame:
     text = head.SerializeToString()
-    return pb.Frame(head=text, head_crc=crc32c(text), data=data)
+    return LinkFrame(text, crc32c(text), data)
 
 
 @pytest.mark.parametrize(
@@ -76,14 +77,12 @@ def test_bytes_go_with_records_and_states_alone_and_are_as_many_as_was_said() ->
     piece = made(State, random.Random(3), length=4)
     good = encode(Answered(("i", 0), piece, b"four"))
     assert decode(good) == Answered(("i", 0), piece, b"four")
-    good.data = b"five!"
-    with pytest.raises(BadFrame, match="says 4 bytes and has 5"):
-        decode(good)
+    with pytest.raises(BadFrame, match="and 4 bytes and has"):
+        decode_bytes(good.to_bytes() + b"!")
     with pytest.raises(BadFrame, match="a piece of 4 bytes came with 5"):
         decode(encode(Answered(("i", 0), piece, b"five!")))
     head = pb.Head()
     head.ParseFromString(encode(Asked(("i", 0), made(Fetch, random.Random(2)))).head)
-    head.data_bytes = 1
     with pytest.raises(BadFrame, match="no bytes go with asked"):
         decode(sealed(head, b"x"))
 
@@ -116,7 +115,6 @@ def test_an_empty_message_is_one() -> None:
         (Bulk(bytes(31), 1, 1), "a ticket has 32 bytes"),
         (Bulk(bytes(32), 0, 1), "no 0 bytes come in bulk"),
         (Bulk(bytes(32), BULK_BYTES_MAX + 1, 1), "bytes come in bulk"),
-        (Bulk(bytes(32), 1, 0), "at port 0"),
         (Bulk(bytes(32), 1, 1 << 16), "at port 65536"),
     ],
 )

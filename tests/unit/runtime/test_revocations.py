@@ -132,7 +132,7 @@ def test_a_list_needs_the_ca_that_it_is_of(crl: str) -> None:
 
 
 def test_both_ways_of_saying_whose_a_certificate_is_find_it(authority: Authority) -> None:
-    """As a handshake of the standard library says it, and as gRPC does."""
+    """As a handshake says it, and of a file."""
     ana, bob = authority.issue("ana"), authority.issue("bob")
     lists = lists_of(authority, authority.revoke(ana))
     for issued, is_revoked in ((ana, True), (bob, False)):

@@ -1,4 +1,4 @@
-"""Replicas of several brokers over gRPC: followers ask, leaders answer. `ReplicaLink` (link.py) is all of it.
+"""Replicas of several brokers over TCP: followers ask, leaders answer. `ReplicaLink` (link.py) is all of it.
 
     link = ReplicaLink(me=…, process=…, cluster_id=…, secret=…, service=catalog_service, report=…, sync_pool=…,
                        settings=config.replication)
@@ -8,11 +8,11 @@
     replicas.stop()
     link.stop()
 
-`report(at, leader_epoch)` tells the controller (`leader_reports.ReportArrived`) and must not wait. Importing this loads
-grpc: a single broker does not.
+`report(at, leader_epoch)` tells the controller (`leader_reports.ReportArrived`) and must not wait.
 
-link.py       Its server and its connections, and `Wiring` for replicas.
-both.py       A port for gRPC with TLS and without, while brokers go from one to the other.
+link.py       Its port and its connections, and `Wiring` for replicas.
+door.py       The port: accepts, speaks TLS, bounds what strangers take.
+framed.py     Frames over a connection, plain or TLS.
 tls.py        Certificates on both sides, and why a handshake of TLS failed.
 handshake.py  Both sides prove who they are: secret, cluster, name and registration.
 directory.py  The brokers, and where they are.
@@ -26,8 +26,3 @@ connection.py The follower's side: a stream to each broker that leads.
 bulk_reader.py  The follower's side of bulk.
 following.py  The follower's driver: answers to the core, what it wants to the log.
 """
-
-import os
-
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-"""gRPC reads it once. Else it writes a line for each handshake that a stranger has failed in."""

@@ -22,7 +22,7 @@ Q4  A question of a leadership that is not known here yet waits, one for each fo
 Q5  A follower that is not in sync is filled at a limited pace (`pace.py`); one that is in sync has no limit.
 Q6  One that is far behind what is committed is told where it can fetch the next `BULK_BYTES_MAX` of that in bulk
     (`bulk.py`), if it takes them so. While it does, nothing lacks. It is answered without bytes, and is not calm. If it
-    fetches in vain it asks again, and gets it by gRPC (Q3).
+    fetches in vain it asks again, and gets it on the stream (Q3).
 Q7  One whose disk has no room gets no bytes, and hears of the log start alone before `wait_s` is over.
 Q8  A stream lives as long as two brokers do. Nothing stays with it of a partition that is closed here, and nothing of a
     stream that has ended with the partition.
@@ -57,7 +57,7 @@ from broker.replication.messages import (
     Reply,
     State,
 )
-from broker.runtime.cluster.codec import BULK_BYTES_MAX, Answered, Bulk, Question, encode
+from broker.runtime.cluster.codec import BULK_BYTES_MAX, Answered, Bulk, LinkFrame, Question, encode
 from broker.runtime.cluster.link.bulk import BulkServer, Transfer
 from broker.runtime.cluster.link.pace import Pace
 from broker.runtime.cluster.link.ranges import held
@@ -77,7 +77,7 @@ COMMIT_S: Final = 0.005
 STATE_PIECE_BYTES: Final = 1 << 20
 BULK_BYTES_LEAST: Final = 4 << 20
 BULK_S: Final = 0.25
-"""Where fewer bytes lack, or may go in that time, they go by gRPC."""
+"""Where fewer bytes lack, or may go in that time, they go on the stream."""
 
 
 class AnswerStream(Protocol):
@@ -391,7 +391,7 @@ class Answering:
 
     # -- what is said (on the stream's sender) ----------------------------------------------------------------
 
-    def compose(self, slot: FollowerSlot) -> list[bytes]:
+    def compose(self, slot: FollowerSlot) -> list[LinkFrame]:
         """The frames that this follower is told now."""
         with self._lock:
             if self._is_closed or self._slots.get(slot.stream.broker) is not slot:
@@ -433,15 +433,15 @@ class Answering:
         epoch, _, _ = self._partition.leadership()
         return message.epoch == epoch
 
-    def _frame(self, message: Reply, data: bytes = b"", bulk: Bulk | None = None) -> bytes:
+    def _frame(self, message: Reply, data: bytes = b"", bulk: Bulk | None = None) -> LinkFrame:
         if isinstance(message, State) and message.length:
             piece = self._log.handover.piece(message.offset, message.at, message.length)
             data = piece[0] if piece is not None and len(piece[0]) == message.length else b""
             if not data:
                 message = replace(message, length=0, size=0)  # it is gone: `state_files`
-        return bytes(encode(Answered(self.at, message, data, bulk)).SerializeToString())
+        return encode(Answered(self.at, message, data, bulk))
 
-    def _range(self, ask: AskRange, noted: int) -> bytes:
+    def _range(self, ask: AskRange, noted: int) -> LinkFrame:
         """Q7."""
         found = held(self._log, ask)
         superseded_to, superseded_epoch = self._log.superseded_there  # behind the bytes
@@ -458,7 +458,7 @@ class Answering:
         )
         return self._frame(said, found.data)
 
-    def _records(self, slot: FollowerSlot, records: Records) -> list[bytes]:
+    def _records(self, slot: FollowerSlot, records: Records) -> list[LinkFrame]:
         now_s, opened = self._now_s(), self._log
         has_news = self._has_news(slot, now_s)
         due_s = self._due_s(slot, records, now_s)
@@ -515,7 +515,7 @@ class Answering:
         return [self._frame(said, data, bulk)]
 
     def _in_bulk(self, slot: FollowerSlot, records: Records) -> Bulk | None:
-        """Q6. None: what it lacks goes by gRPC."""
+        """Q6. None: what it lacks goes on the stream."""
         opened, most = self._log, min(BULK_BYTES_MAX, self._pace.within(BULK_S))
         offset, start = records.offset, max(records.offset, opened.log_start_offset)
         if most < BULK_BYTES_LEAST or start >= opened.high_watermark or not self._bulk.has_room(slot.stream.broker):

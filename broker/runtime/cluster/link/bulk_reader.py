@@ -2,12 +2,12 @@
 
     connection's reader ─ take ─► a thread of its own: connect, ticket, bytes, "do they hold?" ─► the follower of that
                                   partition appends them, as if they had come with the answer
-                                  anything else ─► failed: it asks again, and for `AVOIDED_S` gets all by gRPC
+                                  anything else ─► failed: it asks again, and for `AVOIDED_S` gets all on the stream
 
 X1  The bytes are handed on once the leader has said that they hold (`bulk.B3`). Their follower checks each batch, as
-    those that come by gRPC.
+    those that come on the stream.
 X2  One at a time, in memory that is used again, and let go when nothing has come for `IDLE_S`.
-X3  A leader that sends nothing for `STALLED_S` is left. Answers by gRPC do not wait for this.
+X3  A leader that sends nothing for `STALLED_S` is left. Answers on the stream do not wait for this.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from typing import Final
 from broker.api.tls_files import why_kept_out
 from broker.metadata.partition import Place
 from broker.runtime.cluster.codec import BULK_BYTES_MAX, Answered
-from broker.runtime.cluster.link.bulk import ASKS, HOLDS
-from broker.runtime.cluster.link.tls import LinkTls, shut
+from broker.runtime.cluster.link.bulk import ASKS, HOLDS, PURPOSE
+from broker.runtime.cluster.link.handshake import Refused
+from broker.runtime.cluster.link.tls import LinkTls, connected, shut
 from broker.serving.http.meters import RateLimitedLog
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class BulkReader:
         self._failed = failed
         self._counts = counts
         self.byte_count = 0
-        self._queue: queue.SimpleQueue[tuple[str, Answered] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[tuple[str, int], Answered] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._memory = bytearray()
         self._socket: socket.socket | None = None
@@ -78,8 +79,8 @@ class BulkReader:
         """It has just failed."""
         return time.monotonic() < self._avoided_until_s
 
-    def take(self, host: str, said: Answered) -> None:
-        """Fetch the bytes of this answer; for one thread."""
+    def take(self, at: tuple[str, int], said: Answered) -> None:
+        """Fetch the bytes of this answer, whose stream is to this host and port; for one thread."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=f"bulk-from-{self._to}", daemon=True)
             try:
@@ -88,7 +89,7 @@ class BulkReader:
                 self._fail(said.place, str(error))
                 return
             self._thread = thread
-        self._queue.put((host, said))
+        self._queue.put((at, said))
 
     def close(self, timeout_s: float) -> bool:
         """For good. Returns whether nothing is handed on any more; False: that is not so within this time."""
@@ -110,9 +111,11 @@ class BulkReader:
                 continue
             if taken is None:
                 return
-            host, said = taken
+            at, said = taken
             try:
-                is_good, fault = self._fetch(host, said), "the bytes are not what was stored"
+                is_good, fault = self._fetch(at, said), "the bytes are not what was stored"
+            except Refused as error:
+                is_good, fault = False, error.text
             except ssl.SSLError as error:
                 is_good, fault = False, why_kept_out(error)
             except OSError as error:
@@ -123,23 +126,23 @@ class BulkReader:
             if not (is_good or self._is_closed):
                 self._fail(said.place, fault)
 
-    def _fetch(self, host: str, said: Answered) -> bool:
+    def _fetch(self, at: tuple[str, int], said: Answered) -> bool:
         bulk = said.bulk
         assert bulk is not None
         if len(self._memory) < bulk.byte_count:
             self._memory = bytearray(BULK_BYTES_MAX)
         data = memoryview(self._memory)[: bulk.byte_count]
-        with self._connected(host, bulk.port) as connection:
+        with self._connected(at[0], bulk.port or at[1]) as connection:
             self._socket = connection
             try:
                 connection.settimeout(STALLED_S)
-                connection.sendall(bulk.ticket)
-                at = 0
-                while at < len(data):
-                    count = 0 if self._is_closed else connection.recv_into(data[at:])
+                connection.sendall(PURPOSE + bulk.ticket)
+                got = 0
+                while got < len(data):
+                    count = 0 if self._is_closed else connection.recv_into(data[got:])
                     if not count:
-                        raise ConnectionError(f"cut after {at} of {len(data)} bytes")
-                    at += count
+                        raise ConnectionError(f"cut after {got} of {len(data)} bytes")
+                    got += count
                 connection.sendall(ASKS)
                 if connection.recv(1) != HOLDS:  # X1
                     raise ConnectionError("the leader leads no more, or in another epoch")
@@ -150,18 +153,7 @@ class BulkReader:
         return self._arrived(said, data)
 
     def _connected(self, host: str, port: int) -> socket.socket:
-        plain = socket.create_connection((host, port), CONNECT_S)
-        if self._tls is None:
-            return plain
-        try:
-            secured = self._tls.client().wrap_socket(plain, server_hostname=host)
-        except BaseException:
-            plain.close()
-            raise
-        if why := self._tls.unfit(secured, self._to):
-            secured.close()
-            raise ConnectionError(why)
-        return secured
+        return connected(host, port, self._tls, CONNECT_S, self._to)
 
     def _fail(self, at: Place, fault: str) -> None:
         self._counts["bulk_failed"] += 1

@@ -1,8 +1,8 @@
-"""The follower's side of the link: one gRPC stream to each broker that leads something for this one.
+"""The follower's side of the link: one connection to each broker that leads something for this one.
 
-    somebody follows ─► connect (TCP and TLS alone first) ─► handshake ─► questions out, answers in ─► it breaks ─┐
-          ▲                                                                                                     │
-          └──────────────── a pause: 0.05 s, twice as long each time, 1 s at most ◄────────────────────────────┘
+    somebody follows ─► connect, TLS ─► handshake ─► questions out, answers in ─► it breaks ─┐
+          ▲                                                                                │
+          └───────────── a pause: 0.05 s, twice as long each time, 1 s at most ◄──────────┘
 
 N1  One attempt at a time. To connect takes `CONNECT_S` at most, to greet `GREETING_S`. A broker that registers anew, or
     elsewhere, is tried at once; and so is everybody when there is another controller, who has heard of nothing yet.
@@ -14,6 +14,8 @@ N4  Silence counts only while this side listens: the time in which the reader is
 N5  Bytes that an answer says to come in bulk are fetched beside this (`bulk_reader.py`).
 N6  A damaged replica asks for a range once. A broker of an earlier release, whose welcome does not say that it answers
     such a question, is not asked: it would end the stream.
+N9  Whoever asks writes the question himself, if the connection takes it at once: so an fsync is told without another
+    thread. Else the sender does.
 N7  A fault of ours in one follower ends no stream: others are answered on it. That one asks again.
 N8  With many partitions a leader may be silent for longer (`session.slower`), as it may have a session for longer. To
     report it ends its leadership of each of them, and who works on that is silent.
@@ -23,25 +25,38 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import random
+import ssl
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
-import grpc
-
+from broker.api.tls_files import why_kept_out
 from broker.metadata.partition import Place
 from broker.replication.messages import AskRange, AskState, Fetch, HeldRange, Reply
-from broker.runtime.cluster.codec import Answered, Asked, BadFrame, Question, decode_bytes, encode
+from broker.runtime.cluster.codec import (
+    HEARTBEAT,
+    Answered,
+    Asked,
+    BadFrame,
+    Ended,
+    LinkFrame,
+    Question,
+    decode,
+    encode,
+)
 from broker.runtime.cluster.link.bulk_reader import BulkReader
 from broker.runtime.cluster.link.directory import Directory, Entry
-from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, Refused
+from broker.runtime.cluster.link.door import GREETING_S
+from broker.runtime.cluster.link.framed import Framed
+from broker.runtime.cluster.link.handshake import GREETING_BYTES_MAX, NONCE_BYTES, Caller, Peer, Refused, SentAway
 from broker.runtime.cluster.link.outbox import Outbox
-from broker.runtime.cluster.link.server import GREETING_S, HEARTBEAT, KEEPALIVE_MS, METHOD, SERVICE
-from broker.runtime.cluster.link.tls import LinkTls, open_channel, speaks_tls, try_out
+from broker.runtime.cluster.link.server import PURPOSE
+from broker.runtime.cluster.link.tls import LinkTls, connected, speaks_tls
 from broker.serving.http.meters import RateLimitedLog
 from broker.storage.segments.scan import MESSAGE_BYTES_MAX
 
@@ -56,16 +71,6 @@ PAUSE_FIRST_S, PAUSE_LAST_S = 0.05, 1.0
 STEADY_S: Final = 5.0
 """A stream that has lasted for so long was a good one: the next pause is short."""
 ANSWER_BYTES_MAX: Final = MESSAGE_BYTES_MAX + (1 << 20)
-OPTIONS: Final = (
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-)
 T = TypeVar("T")
 Key = tuple[Place, type | None]
 """A question: of which partition, and of which kind; None: the one that is open there of a follower."""
@@ -90,25 +95,37 @@ class Asker(Protocol):
 
 
 class LeaderStream:
-    """One attempt at a stream to a leader. `welcomed_s`: when it was let in; 0: not yet. `answers_ranges`: see N6."""
+    """One attempt at a stream to a leader.
 
-    def __init__(self, entry: Entry, own: Peer, now_s: Callable[[], float]) -> None:
+    Args:
+        ends: Ends its connection; does not wait.
+        says: Writes a question at once, if it can (`Framed.say`); None: its sender writes all.
+
+    Attributes:
+        welcomed_s: When it was let in; 0: not yet.
+        answers_ranges: See N6.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        own: Peer,
+        now_s: Callable[[], float],
+        ends: Callable[[], None],
+        says: Callable[[Callable[[], LinkFrame | None]], bool] | None = None,
+    ) -> None:
         self.entry = entry
         self.own = own
         self.begun_s = now_s()
         self.welcomed_s = 0.0
         self.answers_ranges = False
-        self.call: Any = None
+        self.ends, self.says = ends, says
         self.outbox: Outbox[Key] = Outbox(now_s)
-        self.greetings: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def end(self) -> None:
         """From any thread; does not wait."""
         self.outbox.close()
-        self.greetings.put(None)
-        call = self.call
-        if call is not None:
-            call.cancel()
+        self.ends()
 
 
 class Connection:
@@ -184,6 +201,15 @@ class Connection:
             self._open[key] = question
             stream = self._stream
         if stream is not None:
+            self._ask_on(stream, key)
+
+    def _ask_on(self, stream: LeaderStream, key: Key) -> None:
+        """N9."""
+        is_said = False
+        if stream.welcomed_s and stream.says is not None:
+            with suppress(OSError):  # which the reader hears, too
+                is_said = stream.says(partial(self.question_of, stream, key))
+        if not is_said:
             stream.outbox.ready(key)
 
     def ask_range(self, at: Place, question: AskRange, take: TakeRange) -> bool:
@@ -293,7 +319,7 @@ class Connection:
         self._counts["attempts"] += 1
         try:
             host, port = host_and_port(entry.address)
-            try_out(host, port, self._tls, CONNECT_S, self.to)
+            framed = Framed(connected(host, port, self._tls, CONNECT_S, self.to))
         except Refused as error:
             self._not_let_in(error.reason, error.text)
             return
@@ -304,50 +330,55 @@ class Connection:
         except (OSError, ValueError) as error:
             self._lost(f"{entry.address}: {error}")
             return
-        stream = LeaderStream(entry, own, self._now_s)
-        caller = Caller(own, self._cluster_id, self.to, self._key, os.urandom(NONCE_BYTES))
-        with open_channel(entry.address, OPTIONS, self._tls) as channel:
-            method = channel.stream_stream(f"/{SERVICE}/{METHOD}")
-            stream.call = method(self._questions(stream, caller))
-            with self._lock:
-                self._stream = stream
-                if self._is_closed:
-                    stream.end()
-            try:
-                self._exchange(stream, caller)
-            except Refused as error:
-                self._not_let_in(error.reason, error.text)
-            except grpc.RpcError as error:
-                self._broken(stream, error)
-            finally:
+        stream = LeaderStream(entry, own, self._now_s, framed.end, framed.say)
+        sender = threading.Thread(target=self._say, args=(stream, framed), name=f"link-asks-{self.to}", daemon=True)
+        with self._lock:
+            self._stream = stream
+            if self._is_closed:
                 stream.end()
+        try:
+            self._greet(stream, framed)
+            sender.start()
+            while (frame := framed.read(ANSWER_BYTES_MAX)) is not None:
+                self.receive(stream, frame)
+            raise ConnectionError("it has ended the connection")
+        except SentAway as error:
+            is_lost = stream.welcomed_s or error.status == "UNAVAILABLE"
+            (self._lost if is_lost else partial(self._not_let_in, error.reason))(f"{error.status}: {error.text}")
+        except Refused as error:
+            self._not_let_in(error.reason, error.text)
+        except (OSError, BadFrame, RuntimeError) as error:  # RuntimeError: no more threads are allowed
+            self._broken(stream, error)
+        finally:
+            stream.end()
+            if sender.ident is not None:
+                sender.join()
+            framed.close()
 
-    def _questions(self, stream: LeaderStream, caller: Caller) -> Iterator[bytes]:
-        """The bytes that go out: the handshake, then each question, when the stream can take it."""
-        yield caller.hello()
-        proof = stream.greetings.get()
-        if proof is None:
-            return
-        yield proof
-        while (key := stream.outbox.next()) is not None:
-            if (data := self.question_of(stream, key)) is not None:
-                yield data
+    def _greet(self, stream: LeaderStream, framed: Framed) -> None:
+        """Raises Refused, OSError."""
+        caller = Caller(stream.own, self._cluster_id, self.to, self._key, os.urandom(NONCE_BYTES))
+        until_s = time.monotonic() + GREETING_S
+        framed.send(PURPOSE)
+        framed.write(caller.hello())
+        framed.write(caller.challenge(_next(framed, until_s)))
+        welcome = caller.welcome(_next(framed, until_s))
+        self.welcomed(stream, answers_ranges=welcome.answers_ranges)
 
-    def question_of(self, stream: LeaderStream, key: Key) -> bytes | None:
-        """The bytes of a question that is open; None: it is not any more, or nobody there would answer."""
+    def _say(self, stream: LeaderStream, framed: Framed) -> None:
+        """The stream's sender: each question, when the connection can take it."""
+        with suppress(OSError):  # it is gone, which the reader says
+            while (key := stream.outbox.next()) is not None:
+                framed.write_made(partial(self.question_of, stream, key))
+        stream.end()
+
+    def question_of(self, stream: LeaderStream, key: Key) -> LinkFrame | None:
+        """The frame of a question that is open; None: it is not any more, or nobody there would answer."""
         question = self._open.get(key)
         if question is None or (isinstance(question, AskRange) and not stream.answers_ranges):  # N6
             return None
         takes_bulk = isinstance(question, Fetch) and not self.bulk.is_avoided
-        return bytes(encode(Asked(key[0], question, takes_bulk)).SerializeToString())
-
-    def _exchange(self, stream: LeaderStream, caller: Caller) -> None:
-        answers = iter(stream.call)
-        stream.greetings.put(caller.challenge(next(answers)))
-        welcome = caller.welcome(next(answers))
-        self.welcomed(stream, answers_ranges=welcome.answers_ranges)
-        for data in answers:
-            self.receive(stream, data)
+        return encode(Asked(key[0], question, takes_bulk))
 
     def welcomed(self, stream: LeaderStream, *, answers_ranges: bool) -> None:
         """The stream has let this side in."""
@@ -359,15 +390,15 @@ class Connection:
         log.info("replica.stream_begun to=%s at=%s", self.to, stream.entry.address)
         self._begin(stream)
 
-    def receive(self, stream: LeaderStream, data: bytes) -> None:
-        """An answer, or a heartbeat. Raises Refused: it is neither."""
-        if data == HEARTBEAT:
+    def receive(self, stream: LeaderStream, frame: LinkFrame) -> None:
+        """An answer, or a heartbeat. Raises Refused: it is neither, or the last one."""
+        if frame == HEARTBEAT:
             self._heard_s = self.heard_to(self._now_s())
             return
         self._busy_since_s = begun_s = self._now_s()
         self.rested_s = begun_s - self._ended_s
         try:
-            self._take(stream, data)
+            self._take(stream, frame)
         finally:
             now_s = self._now_s()
             self._busy_s, self._busy_since_s = self._busy_s + now_s - begun_s, 0.0
@@ -382,11 +413,13 @@ class Connection:
         for key in keys:  # N3
             stream.outbox.ready(key)
 
-    def _take(self, stream: LeaderStream, data: bytes) -> None:
+    def _take(self, stream: LeaderStream, frame: LinkFrame) -> None:
         try:
-            said = decode_bytes(data)
+            said = decode(frame)
         except BadFrame as error:
             raise Refused("DATA_LOSS", "bad_frame", error.message) from error
+        if isinstance(said, Ended):
+            raise SentAway(said.status, said.status.lower(), said.text)
         if not isinstance(said, Answered):
             raise Refused("DATA_LOSS", "bad_frame", f"no answer: {type(said).__name__}")
         if isinstance(said.answer, HeldRange):
@@ -394,11 +427,11 @@ class Connection:
                 take = self._takers.get(said.place)
             if take is not None:
                 answer = said.answer
-                self._guarded(lambda: take(answer, said.data))
+                self._guarded(lambda: take(answer, bytes(said.data)))
         elif said.bulk is None:
             self._hand_on(said, said.data)
         elif said.place in self._askers:  # N5
-            self.bulk.take(host_and_port(stream.entry.address)[0], said)
+            self.bulk.take(host_and_port(stream.entry.address), said)
 
     def _hand_on(self, said: Answered, data: bytes | memoryview) -> bool:
         asker = self._askers.get(said.place)
@@ -436,18 +469,26 @@ class Connection:
         if count:
             log.error("replica.not_let_in to=%s reason=%s count=%d error=%s", self.to, reason, count, why)
 
-    def _broken(self, stream: LeaderStream, error: Any) -> None:
+    def _broken(self, stream: LeaderStream, error: Exception) -> None:
         if self._is_closed:
             return
-        code, details = error.code(), error.details()
-        is_unheard = not stream.welcomed_s and self._tls is None and code is grpc.StatusCode.UNAVAILABLE
+        is_unheard = not stream.welcomed_s and self._tls is None
         if is_unheard and speaks_tls(*host_and_port(stream.entry.address), CONNECT_S):
             lacks = "it has no cluster.tls_cert, or cluster.tls is accept"
             self._not_let_in("tls", f"TLS is spoken there, and not by this broker: {lacks}")
-        elif not stream.welcomed_s and code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            self._not_let_in(code.name.lower(), details)
+        elif not stream.welcomed_s and isinstance(error, ssl.SSLError):
+            self._not_let_in("tls", why_kept_out(error))
+        elif isinstance(error, BadFrame):
+            self._not_let_in("bad_frame", error.message)
         else:
-            self._lost(f"{code.name}: {details}")
+            self._lost(str(error))
+
+
+def _next(framed: Framed, until_s: float) -> LinkFrame:
+    frame = framed.read(GREETING_BYTES_MAX, until_s)
+    if frame is None:
+        raise ConnectionError("it ended amid the greeting")
+    return frame
 
 
 def host_and_port(address: str) -> tuple[str, int]:

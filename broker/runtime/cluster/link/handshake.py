@@ -1,4 +1,4 @@
-"""The handshake: a follower's broker and a leader's broker prove first who they are. Bytes in, bytes out.
+"""The handshake: a follower's broker and a leader's broker prove first who they are. Frames in, frames out.
 
     Caller (follower)                             Doorkeeper (leader)
        | -- Hello: who I am, whom I want, nonce -----> |
@@ -31,15 +31,17 @@ from typing import Final, NamedTuple
 from broker.runtime.cluster.codec import (
     BadFrame,
     Challenge,
+    Ended,
     Hello,
+    LinkFrame,
     Proof,
     Said,
     Welcome,
-    decode_bytes,
+    decode,
     encode,
 )
 
-VERSION: Final = 2
+VERSION: Final = 3
 NONCE_BYTES: Final = 32
 GREETING_BYTES_MAX: Final = 4_096
 """Most bytes of each message before the welcome: so much is read from a stranger."""
@@ -49,7 +51,7 @@ class Refused(Exception):
     """The other side is not let in, or does not let us in.
 
     Attributes:
-        status: Name of a gRPC status.
+        status: Whose fault it is, in one word, as gRPC calls it.
         reason: One word, for counters and logs.
     """
 
@@ -59,6 +61,10 @@ class Refused(Exception):
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.text}"
+
+
+class SentAway(Refused):
+    """The other side says that it ends the connection, and why."""
 
 
 class Peer(NamedTuple):
@@ -91,9 +97,9 @@ class Doorkeeper:
         self._nonce = nonce
         self._hello: Hello | None = None
 
-    def hello(self, data: bytes) -> bytes:
+    def hello(self, frame: LinkFrame) -> LinkFrame:
         """Take the first message. Returns the challenge. Raises Refused."""
-        said = _said(data)
+        said = _said(frame)
         if not isinstance(said, Hello):
             raise Refused("INVALID_ARGUMENT", "bad_greeting", "the first message of a stream is a hello")
         if said.version != VERSION:
@@ -101,11 +107,11 @@ class Doorkeeper:
         if len(said.nonce) != NONCE_BYTES:
             raise Refused("INVALID_ARGUMENT", "bad_greeting", f"a nonce has {NONCE_BYTES} bytes, not {len(said.nonce)}")
         self._hello = said
-        return _bytes(Challenge(self._nonce))
+        return encode(Challenge(self._nonce))
 
-    def proof(self, data: bytes) -> tuple[Peer, bytes]:
+    def proof(self, frame: LinkFrame) -> tuple[Peer, LinkFrame]:
         """Take the second message. Returns who is there, and the welcome. Raises Refused."""
-        said, hello = _said(data), self._hello
+        said, hello = _said(frame), self._hello
         assert hello is not None, "a hello comes first"
         if not isinstance(said, Proof):
             raise Refused("INVALID_ARGUMENT", "bad_greeting", "the second message of a stream is a proof")
@@ -124,7 +130,7 @@ class Doorkeeper:
             says = f"{hello.broker_id} is registered as {known} here, not as {hello.registration}"
             raise Refused("PERMISSION_DENIED", "registration", says)
         welcome = Welcome(_proof(self._key, b"leader", hello, self._nonce), answers_ranges=True)
-        return Peer(hello.broker_id, hello.registration), _bytes(welcome)
+        return Peer(hello.broker_id, hello.registration), encode(welcome)
 
 
 class Caller:
@@ -135,21 +141,21 @@ class Caller:
         self._key = key
         self._leaders_nonce = b""
 
-    def hello(self) -> bytes:
+    def hello(self) -> LinkFrame:
         """The first message."""
-        return _bytes(self._hello)
+        return encode(self._hello)
 
-    def challenge(self, data: bytes) -> bytes:
+    def challenge(self, frame: LinkFrame) -> LinkFrame:
         """Take the answer to it. Returns the proof."""
-        said = _said(data)
+        said = _said(frame)
         if not isinstance(said, Challenge) or len(said.nonce) != NONCE_BYTES:
             raise Refused("INVALID_ARGUMENT", "bad_greeting", f"{self._hello.to} does not answer with a challenge")
         self._leaders_nonce = said.nonce
-        return _bytes(Proof(_proof(self._key, b"follower", self._hello, said.nonce)))
+        return encode(Proof(_proof(self._key, b"follower", self._hello, said.nonce)))
 
-    def welcome(self, data: bytes) -> Welcome:
+    def welcome(self, frame: LinkFrame) -> Welcome:
         """Take the answer to that. Only now is the other side believed."""
-        said = _said(data)
+        said = _said(frame)
         if not isinstance(said, Welcome):
             raise Refused("INVALID_ARGUMENT", "bad_greeting", f"{self._hello.to} does not answer with a welcome")
         if not hmac.compare_digest(said.proof, _proof(self._key, b"leader", self._hello, self._leaders_nonce)):  # K1
@@ -157,18 +163,14 @@ class Caller:
         return said
 
 
-def _bytes(said: Said) -> bytes:
-    return bytes(encode(said).SerializeToString())
-
-
-def _said(data: bytes) -> Said:
-    if len(data) > GREETING_BYTES_MAX:
-        text = f"a greeting has at most {GREETING_BYTES_MAX} bytes, not {len(data)}"
-        raise Refused("INVALID_ARGUMENT", "bad_greeting", text)
+def _said(frame: LinkFrame) -> Said:
     try:
-        return decode_bytes(data)
+        said = decode(frame)
     except BadFrame as error:
         raise Refused("INVALID_ARGUMENT", "bad_greeting", error.message) from error
+    if isinstance(said, Ended):
+        raise SentAway(said.status, said.status.lower(), said.text)
+    return said
 
 
 def _proof(key: bytes, side: bytes, hello: Hello, leaders_nonce: bytes) -> bytes:

@@ -9,16 +9,19 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from broker.api.errors import PortInUse
 from broker.metadata.partition import Place
 from broker.replication.messages import AskRange
+from broker.runtime.cluster.link import bulk
 from broker.runtime.cluster.link.answering import Answering
 from broker.runtime.cluster.link.bulk import BulkServer
 from broker.runtime.cluster.link.connection import Connection, TakeRange
 from broker.runtime.cluster.link.directory import Directory
+from broker.runtime.cluster.link.door import Door
 from broker.runtime.cluster.link.following import Following
 from broker.runtime.cluster.link.handshake import key_of
 from broker.runtime.cluster.link.pace import Pace
-from broker.runtime.cluster.link.server import Server
+from broker.runtime.cluster.link.server import PURPOSE, Server
 from broker.runtime.cluster.link.tls import LinkTls
 from broker.runtime.cluster.wiring import CatalogService
 from broker.runtime.config.settings import ReplicationConfig
@@ -89,26 +92,34 @@ class ReplicaLink:
             now_s=time.monotonic,
             tls=tls,
         )
-        self.bulk = BulkServer(self.server.refuse, tls)
+        self.bulk = BulkServer(tls)
+        purposes = {PURPOSE: self.server.exchange, bulk.PURPOSE: self.bulk.serve}
+        self._door = Door(purposes, self.server.refuse, tls)
         self._thread = threading.Thread(target=self._run, name="link-clock", daemon=True)
 
-    def start(self, host: str, port: int, bulk_port: int = 0) -> int:
-        """Listen. Returns the port of gRPC, which may be registered then.
+    def start(self, host: str, port: int) -> int:
+        """Listen. Returns the port, which may be registered then.
 
         Raises:
             PortInUse: somebody else listens there.
         """
-        self.bulk.start(host, bulk_port)
-        bound = self.server.start(host, port)
+        try:
+            bound = self._door.start(host, port)
+        except OSError as error:
+            shown = f"[{host}]" if ":" in host else host
+            raise PortInUse(f"grpc: cannot listen on {shown}:{port}: {error}", port=port) from error
         self._thread.start()
         return bound
 
     def stop(self) -> None:
         """End all streams. Replicas may be closed before or after. Raises StillRunning."""
         self._is_stopping.set()
-        hung = [] if self.server.stop(THREAD_S) else ["replica-link"]
+        self._door.close()  # first: who calls hears that nobody listens
+        self.server.stop()
         self.bulk.stop()
-        hung += [f"link-to-{connection.to}" for connection in self.connections() if not connection.close(THREAD_S)]
+        hung = [f"link-to-{connection.to}" for connection in self.connections() if not connection.close(THREAD_S)]
+        if not self._door.stop(THREAD_S):
+            hung.append("link-in")
         if self._thread.is_alive():
             self._thread.join(THREAD_S)
             hung += [self._thread.name] * self._thread.is_alive()
@@ -184,7 +195,8 @@ class ReplicaLink:
                     now_s=time.monotonic,
                     tls=self._tls if self._tls is not None and self._tls.dials else None,
                 )
-                found.start()
+                if not self._is_stopping.is_set():  # else a replica that turns amid the stop
+                    found.start()
             return found
 
     def _silent(self, at: Place, epoch: int, leader: str) -> None:
@@ -213,7 +225,6 @@ class ReplicaLink:
         while not self._is_stopping.wait(CHECK_S):
             now_s = time.monotonic()
             try:
-                self.server.check(now_s)
                 self.bulk.check(now_s)
                 for connection in self.connections():
                     connection.check(now_s)

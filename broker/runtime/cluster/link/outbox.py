@@ -105,7 +105,7 @@ class Outbox(Generic[T]):
         return None
 
     def close(self) -> None:
-        """Nothing is said any more, and nothing kept: a reader of gRPC may hold the stream long after it was cut."""
+        """Nothing is said any more, and nothing kept: a reader may hold the stream long after it was cut."""
         with self._lock:
             self.is_closed = True
             for kept in (self._ready, self._queued, self._due, self._timers, self._timed):
