@@ -28,15 +28,17 @@ help:
 
 install: $(INSTALLED)
 
-# First what builds, then all of requirements.lock, then what lies here. Each file that is fetched has a known hash.
-# What is installed is compiled to bytecode on all cores, beside the build: pip would do that file by file.
+# First what builds; then what lies here is compiled on one core while all of requirements.lock is fetched and unpacked on
+# the other. Each file that is fetched has a known hash, and the lock is whole: nothing is resolved. What is installed is
+# compiled to bytecode on all cores in the end: pip would do that file by file, and for the tests of others, too.
 $(INSTALLED): pyproject.toml setup.py requirements.lock requirements-build.lock $(wildcard broker/ingest/*.p[xy][xi] broker/ingest/*.h broker/client/*/*.p[xy][xi])
 	@sh .ci/prerequisites $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-build.lock
-	$(BIN)/python -m pip install --quiet --no-compile --require-hashes --no-build-isolation -r requirements.lock
-	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null & \
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . || { wait; exit 1; }; wait
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . & built=$$!; \
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes --no-build-isolation -r requirements.lock \
+		|| { wait; exit 1; }; \
+	$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib >/dev/null; wait $$built
 	@touch $@
 
 # Tools that only these two need have a .venv of their own.

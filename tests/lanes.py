@@ -55,7 +55,10 @@ WORKERS_DEFAULT: Final = 2
 MOSTLY_WAITS: Final = (
     *(f"tests/{folder}" for folder in PROCESS_FOLDERS),
     "tests/properties/gates/",
-    *(f"tests/unit/{part}" for part in ("client/", "link/", "serving/", "raft/test_wire", "runtime/test_placed")),
+    *(
+        f"tests/unit/{part}"
+        for part in ("client/", "link/", "serving/", "raft/test_wire", "raft/test_messages", "runtime/test_placed")
+    ),
 )
 """How paths begin of tests that wait for sockets, threads and processes longer than they compute. One worker of the
 first lane takes nothing else, so that computing has one worker for each core (record 150)."""

@@ -42,6 +42,7 @@ class Two:
 
 @pytest.fixture
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
+    monkeypatch.setattr(heads, "FIRST_S", 60.0)  # both are in this process: when it stands still, neither answers soon
     with ExitStack() as stack:
         servers = [stack.enter_context(running(tmp_path / str(number))) for number in range(2)]
         made = Two(servers)
@@ -137,6 +138,7 @@ def test_a_broker_without_a_session_is_not_watched(two: Two, monkeypatch: pytest
 
     now = cut_off.api.get("/v1/watch?streams=orders").json()
     assert now["streams"]["orders"]["unknown"] == []
+    monkeypatch.setattr(heads, "FIRST_S", 0.2)
     monkeypatch.setattr(cut_off.backend, "check_session", lapsed)
     for query in ("streams=orders", "streams=ord*", f"streams=orders&since={now['version']}&max_wait_ms=50", ""):
         answer = cut_off.api.get(f"/v1/watch?{query}")
@@ -448,6 +450,7 @@ def test_a_head_of_another_epoch_is_nobodys(two: Two) -> None:
 
 def test_polls_end_when_nobody_watches(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """H3."""
+    monkeypatch.setattr(heads, "FIRST_S", 0.2)
     monkeypatch.setattr(heads, "IDLE_S", 0.0)
     monkeypatch.setattr(heads, "POLL_S", 0.05)
     here = two.servers[0]
