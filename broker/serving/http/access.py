@@ -71,7 +71,7 @@ from broker.api.principals import (
 from broker.api.revocations import Revocations
 from broker.metadata.access import Access
 from broker.serving.http.origin import OPEN_PATHS
-from broker.serving.http.rights import Editions, LastCaller
+from broker.serving.http.rights import REMEMBERED_LENGTH, Editions, LastCaller
 
 if TYPE_CHECKING:
     from broker.serving.http.jwts import JwtRules, Jwts, Key
@@ -435,7 +435,8 @@ class Gate:
         shown = None if caller.how == "certificate" else next(iter(given), "")
         found = LastCaller(edition, shown, caller, self.editions.rights_of(caller.principal))
         is_lasting = caller.how in ("certificate", "token") and not caller.is_peer
-        is_lasting = is_lasting and (shown is None or shown.isascii()) and self._has_heard
+        is_lasting = is_lasting and (shown is None or (shown.isascii() and len(shown) <= REMEMBERED_LENGTH))
+        is_lasting = is_lasting and self._has_heard
         if is_lasting and hasattr(request.protocol, "remembered"):
             request.protocol.remembered = found
         return found

@@ -11,7 +11,7 @@ R2  A connection remembers one caller: the last whom a token or its certificate 
     have put several callers on one connection.
 R3  Time is looked at each time: an edition does not end a token, its `until_ms` does.
 R4  Nothing is kept by names that callers choose, but the last one by each connection. The header is kept as long as its
-    connection is open; what has parsed it keeps it as long.
+    connection is open; what has parsed it keeps it as long. What is longer than `REMEMBERED_LENGTH` is not kept.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from broker.metadata.access import Access
 if TYPE_CHECKING:
     from broker.serving.http.access import Identified
 
+REMEMBERED_LENGTH: Final = 256
+"""Characters. A token is a third of that, and so is nearly each name."""
 _PROOF: Final = istr(http.PROOF)
 _BEHALF: Final = istr(http.BEHALF)
 BROKERS_OWN: Final = BROKERS_ALONE | {"stream:read", "cluster:read", "metrics"}
@@ -155,5 +157,6 @@ class LastCaller:
             return True
         if not self._rights.allows(*asked):
             return False
-        self._allowed = asked
+        if len(asked[1]) <= REMEMBERED_LENGTH:
+            self._allowed = asked
         return True

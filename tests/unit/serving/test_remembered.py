@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from broker.api import http as names
-from broker.api.principals import Token, new_token
+from broker.api.principals import Granted, Token, new_token
 from broker.serving.http.access import Asking, Gate, Identified
 from broker.serving.http.rights import LastCaller
 from tests.support.certificates import Authority
@@ -181,6 +181,17 @@ def test_who_is_not_known_for_good_is_not_remembered(one: OneConnection) -> None
         one.ask(**headers)
         one.ask(**headers)
         assert one.looked_up >= before + 2
+
+
+def test_what_is_long_is_judged_each_time_and_not_kept(one: OneConnection) -> None:
+    """R4. A header may have 8 KiB and a path 64, for each of thousands of connections."""
+    padded = f"Bearer {' ' * 1_000}{one.ana.text}"
+    before = one.looked_up
+    assert [one.ask(padded), one.ask(padded)] == ["ok", "ok"]
+    assert one.looked_up == before + 2
+    found = LastCaller(1, bearer(one.ana), Identified(), Granted([("stream:read", "s*")]))
+    assert found.allows(("stream:read", "s" * 60_000))
+    assert found._allowed is None
 
 
 def test_a_header_of_any_bytes_is_compared_and_no_fault(one: OneConnection) -> None:
