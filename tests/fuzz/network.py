@@ -466,7 +466,7 @@ def seal_frame(inner: bytes) -> bytes:
     with contextlib.suppress(Exception):
         head.ParseFromString(inner)
     said = head.answered
-    data = bytes(min(said.state.length, 1_000) or len(inner) % 2 * said.HasField("records"))
+    data = bytes(max(0, min(said.state.length, 1_000)) or len(inner) % 2 * said.HasField("records"))
     return LinkFrame(inner, crc32c(inner), data).to_bytes()
 
 
