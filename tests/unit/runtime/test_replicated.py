@@ -38,7 +38,8 @@ __all__ = ["disk", "pool"]  # fixtures
 
 
 @pytest.fixture
-def led(disk: SimDisk, pool: HeldPool) -> Iterator[Led]:
+def led(disk: SimDisk, pool: HeldPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
+    monkeypatch.setattr("broker.runtime.partitions.leader.QUICK_S", 3600.0)  # a thread may lose its core amid an fsync
     settings = LogSettings.of(settings_from({}), LogSettings(is_sole_replica=False))
     log = PartitionLog.create(disk, "/p", IDENTITY, settings, now_us=0)
     loop = asyncio.new_event_loop()
