@@ -146,6 +146,12 @@ FIXED: Final = (
         "asked again",
     ),
     Row(
+        "broker.runtime.cluster.link.server:STREAMS_EACH_MAX",
+        "connections",
+        "of another broker that have not ended",
+        "it is not let in",
+    ),
+    Row(
         "broker.runtime.cluster.link.door:STRANGERS_MAX",
         "connections",
         "at the port for other brokers that have not proven who they are",

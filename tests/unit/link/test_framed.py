@@ -138,6 +138,28 @@ def test_who_takes_nothing_is_cut(two: tuple[Framed, Framed], monkeypatch: pytes
         two[0].write(LinkFrame(b"x", 0, bytes(1 << 28)))
 
 
+def test_who_takes_a_little_is_not_cut(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Poll says so only once much of the buffer is free."""
+    monkeypatch.setattr(framed_module, "STALLED_S", 0.4)
+    monkeypatch.setattr(framed_module, "TRY_S", 0.05)
+    framed, is_over = Framed(sockets[0]), threading.Event()
+
+    def reads() -> None:
+        while not is_over.wait(0.01):
+            sockets[1].recv(50_000)
+
+    reader = threading.Thread(target=reads)
+    reader.start()
+    try:
+        for _ in range(12):
+            framed.write(LinkFrame(b"x", 0, bytes(1 << 20)))
+    finally:
+        is_over.set()
+        reader.join()
+
+
 def test_what_the_socket_does_not_take_goes_before_the_next_frame(two: tuple[Framed, Framed]) -> None:
     """M2: `say` waits for nobody."""
     said, is_taken = [], True

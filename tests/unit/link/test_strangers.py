@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from broker.replication.messages import AskEnd, AskState, Fetch
-from broker.runtime.cluster.codec import HEARTBEAT, Asked, Hello, LinkFrame, Proof, Welcome, encode
+from broker.runtime.cluster.codec import HEARTBEAT, Asked, Ended, Hello, LinkFrame, Proof, Welcome, encode
 from broker.runtime.cluster.link import door as door_module
 from broker.runtime.cluster.link.door import STRANGERS_MAX
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, key_of
-from broker.runtime.cluster.link.server import PURPOSE, QUESTION_BYTES_MAX
+from broker.runtime.cluster.link.server import PURPOSE, QUESTION_BYTES_MAX, STREAMS_EACH_MAX
 from tests.support.doors import RawCall
 from tests.support.linked import SECRET, Linked, linked
 from tests.support.processes import eventually
@@ -115,6 +115,33 @@ def test_who_greets_only_by_halves_is_sent_away(one: Linked, monkeypatch: pytest
     for call in silent:
         call.end()
     eventually(lambda: refused == {"greeting_timeout": 4}, what="all to be sent away")
+
+
+def test_a_stranger_makes_up_no_reason(one: Linked) -> None:
+    """Seen before: his word was a counter, a limit of the log, and a label in /metrics, for ever."""
+    for number in range(3):
+        assert Call(one, encode(Ended(f"MADE_UP_{number}", "x"))).end()[0] == "INVALID_ARGUMENT"
+    assert one.nodes["a"].link.server.refused == {"bad_greeting": 3}
+
+
+def test_a_broker_has_a_few_connections_while_a_disk_hangs(one: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E1. Each new one would leave two threads."""
+    goes_on, server = threading.Event(), one.nodes["a"].link.server
+    monkeypatch.setattr(server, "take", lambda stream, frame: goes_on.wait(60))
+    calls = []
+    for _ in range(STREAMS_EACH_MAX):
+        calls.append(let_in(one))
+        calls[-1].say(fetch_of("b"))
+    friend = caller(one)
+    another = Call(one, friend.hello())
+    another.say(friend.challenge(another.next()))
+    status, text = another.end()
+    assert (status, text.split(":")[0]) == ("RESOURCE_EXHAUSTED", "busy")
+    goes_on.set()
+    for call in calls:
+        call.close()
+    eventually(lambda: not server._under_way["b"], what="all to have ended")
+    let_in(one).close()
 
 
 def test_who_greets_byte_by_byte_has_no_longer(one: Linked, monkeypatch: pytest.MonkeyPatch) -> None:

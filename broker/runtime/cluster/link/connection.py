@@ -367,10 +367,15 @@ class Connection:
 
     def _say(self, stream: LeaderStream, framed: Framed) -> None:
         """The stream's sender: each question, when the connection can take it."""
-        with suppress(OSError):  # it is gone, which the reader says
+        try:
             while (key := stream.outbox.next()) is not None:
                 framed.write_made(partial(self.question_of, stream, key))
-        stream.end()
+        except OSError:  # it is gone, which the reader says
+            pass
+        except Exception:
+            log.exception("replica.link_bug to=%s", self.to)
+        finally:
+            stream.end()
 
     def question_of(self, stream: LeaderStream, key: Key) -> LinkFrame | None:
         """The frame of a question that is open; None: it is not any more, or nobody there would answer."""

@@ -15,6 +15,7 @@ D4  A stranger's TLS in plain text, or the reverse, is answered so that the othe
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 import threading
@@ -27,6 +28,8 @@ from broker.api.tls_files import why_kept_out
 from broker.runtime.cluster.codec import Ended, encode
 from broker.runtime.cluster.link.framed import Framed, linger
 from broker.runtime.cluster.link.tls import RECORD, LinkTls, is_in_pieces, is_plain, shut
+
+log = logging.getLogger(__name__)
 
 GREETING_S: Final = 2.0
 STRANGERS_MAX: Final = 64
@@ -123,10 +126,17 @@ class Door:
                 if not self._is_stopping:
                     time.sleep(0.1)  # as without a free descriptor
                 continue
+            except Exception:
+                log.exception("replica.link_bug at=door")
+                time.sleep(0.1)
+                continue
             visitor = Visitor(connection, str(address[0]), time.monotonic() + GREETING_S)
             thread = threading.Thread(target=self._serve, args=(visitor,), name="link-in", daemon=True)
             dropped = None
             with self._lock:
+                if self._is_stopping:
+                    connection.close()
+                    return
                 if len(self._strangers) >= STRANGERS_MAX:
                     dropped = next(iter(self._strangers))
                     del self._strangers[dropped]
@@ -200,7 +210,7 @@ class Door:
             return False
         with self._lock:
             visitor.socket = secured
-            if visitor.is_dropped:  # before it was this socket
+            if visitor.is_dropped or self._is_stopping:  # before it was this socket
                 return False
         try:
             if is_in_pieces(secured, visitor.until_s):

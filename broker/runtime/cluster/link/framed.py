@@ -7,7 +7,8 @@ M1  A socket never blocks in a call: who has to wait polls. So OpenSSL, which ha
     is held by one thread at a time, and a reader that waits keeps no writer out.
 M2  A frame is written whole, or the connection ends. What the socket has not taken of it goes before the next one.
 M3  Who takes nothing for `STALLED_S` is cut, also by the system where a machine is gone (TCP_USER_TIMEOUT): what was
-    sent and is not confirmed waits no longer.
+    sent and is not confirmed waits no longer. That is longer than a disk hangs that comes back: a follower reads
+    nothing meanwhile. Poll says that a socket takes something once much of its buffer is free, so it is tried, too.
 M4  The data of a frame that was read hold until the next one is read. Their memory is kept, up to `KEPT_BYTES_MAX`.
 M6  A frame that may be made anew is made once it is its turn: what was made before, and comes later, would be old.
 M7  Nobody is in a call with a descriptor that is being closed: it may be another file's by then.
@@ -29,7 +30,8 @@ from typing import Final
 from broker.runtime.cluster.codec import PREAMBLE, BadFrame, LinkFrame
 from broker.runtime.cluster.link.tls import PIECE_BYTES, shut
 
-STALLED_S: Final = 5.0
+STALLED_S: Final = 30.0
+TRY_S: Final = 1.0
 LINGER_S: Final = 1.0
 BUFFER_BYTES: Final = 64 << 10
 KEPT_BYTES_MAX: Final = 4 << 20
@@ -147,7 +149,8 @@ class Framed:
                 events = select.POLLIN
             except ssl.SSLWantWriteError:
                 events = select.POLLOUT
-            self._wait(events, until_s, "nothing more came")
+            if not self._is_ready(events, until_s):
+                raise TimeoutError("nothing more came")
 
     def _guarded(self, act: Callable[[], int]) -> int:
         """M1."""
@@ -156,11 +159,11 @@ class Framed:
         with self._one_at_a_time:
             return act()
 
-    def _wait(self, events: int, until_s: float | None, why: str) -> None:
+    def _is_ready(self, events: int, until_s: float | None) -> bool:
+        """Wait, until then at most."""
         poller = select.poll()
         poller.register(self._fd, events)
-        if not poller.poll(None if until_s is None else max(0.0, until_s - time.monotonic()) * 1_000):
-            raise TimeoutError(why)
+        return bool(poller.poll(None if until_s is None else max(0.0, until_s - time.monotonic()) * 1_000))
 
     # -- writing (any thread) ------------------------------------------------------------------------------------
 
@@ -207,15 +210,19 @@ class Framed:
     def _push(self, until_s: float | None, *, is_whole: bool) -> None:
         """With the lock held: write the rest, or what is taken at once."""
         rest = self._rest
+        due_s = until_s or time.monotonic() + STALLED_S
         while rest:
             try:
                 sent = self._guarded(self._send)
             except (*WAITS_FOR_READ, ssl.SSLWantWriteError) as error:
                 if not is_whole:
                     break
+                if (now_s := time.monotonic()) >= due_s:
+                    raise TimeoutError(f"it took nothing for {STALLED_S} s") from None
                 events = select.POLLIN if isinstance(error, ssl.SSLWantReadError) else select.POLLOUT
-                self._wait(events, until_s or time.monotonic() + STALLED_S, f"it took nothing for {STALLED_S} s")
+                self._is_ready(events, min(due_s, now_s + TRY_S))
                 continue
+            due_s = until_s or time.monotonic() + STALLED_S
             while rest and sent >= len(rest[0]):
                 sent -= len(rest.pop(0))
             if sent:
@@ -264,7 +271,7 @@ def linger(connection: socket.socket) -> None:
     socket.socket.shutdown(connection, socket.SHUT_WR)
     poller = select.poll()
     poller.register(connection.fileno(), select.POLLIN)
-    while poller.poll(max(0.0, until_s - time.monotonic()) * 1_000):
+    while (left_s := until_s - time.monotonic()) > 0 and poller.poll(left_s * 1_000):
         if not socket.socket.recv(connection, BUFFER_BYTES, socket.MSG_DONTWAIT):
             return
 

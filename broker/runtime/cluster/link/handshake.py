@@ -147,7 +147,7 @@ class Caller:
 
     def challenge(self, frame: LinkFrame) -> LinkFrame:
         """Take the answer to it. Returns the proof."""
-        said = _said(frame)
+        said = _answer(frame)
         if not isinstance(said, Challenge) or len(said.nonce) != NONCE_BYTES:
             raise Refused("INVALID_ARGUMENT", "bad_greeting", f"{self._hello.to} does not answer with a challenge")
         self._leaders_nonce = said.nonce
@@ -155,7 +155,7 @@ class Caller:
 
     def welcome(self, frame: LinkFrame) -> Welcome:
         """Take the answer to that. Only now is the other side believed."""
-        said = _said(frame)
+        said = _answer(frame)
         if not isinstance(said, Welcome):
             raise Refused("INVALID_ARGUMENT", "bad_greeting", f"{self._hello.to} does not answer with a welcome")
         if not hmac.compare_digest(said.proof, _proof(self._key, b"leader", self._hello, self._leaders_nonce)):  # K1
@@ -165,9 +165,14 @@ class Caller:
 
 def _said(frame: LinkFrame) -> Said:
     try:
-        said = decode(frame)
+        return decode(frame)
     except BadFrame as error:
         raise Refused("INVALID_ARGUMENT", "bad_greeting", error.message) from error
+
+
+def _answer(frame: LinkFrame) -> Said:
+    """To a caller, who may be told why it is not let in. From a stranger a word would make up a reason."""
+    said = _said(frame)
     if isinstance(said, Ended):
         raise SentAway(said.status, said.status.lower(), said.text)
     return said

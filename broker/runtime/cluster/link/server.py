@@ -4,6 +4,7 @@
                                        another one says answers ◄─ outbox ◄─ slots that have something to say
 
 E1  Each broker has one stream. A new one ends the old one, which may be of a connection that nobody is at any more.
+    Its threads may be at a disk that hangs: `STREAMS_EACH_MAX` connections of a broker are served, those included.
 E2  A stream of a process that the catalog does not have any more ends with its next question (`handshake.K2`). A
     question under another registration than the stream's is passed over: a greater one would be taken for a later life
     of the replica, and shut the present one out.
@@ -46,6 +47,8 @@ HEARTBEAT_S: Final = 0.25
 EARLY_MAX: Final = 20_000
 """Questions of one broker about partitions that are not open here; another one is passed over, and asked again."""
 QUESTION_BYTES_MAX: Final = 16 << 10
+STREAMS_EACH_MAX: Final = 8
+"""Connections of one broker, those included whose threads are at a disk that hangs (E1)."""
 
 
 class FollowerStream:
@@ -144,6 +147,7 @@ class Server:
         self._refused_log: dict[str, RateLimitedLog] = {}
         self._lock = threading.Lock()
         self._streams: dict[str, FollowerStream] = {}
+        self._under_way: Counter[str] = Counter()
         self._is_stopping = False
 
     def stop(self) -> None:
@@ -163,8 +167,7 @@ class Server:
         """As `door.Serve`."""
         try:
             peer, welcome = self._greet(visitor, framed)
-            door.let_in(visitor)
-            framed.write(welcome)
+            self._take_place(peer)
         except Refused as error:
             door.complain(error.reason, visitor, error.text)
             framed.farewell(encode(Ended(error.status, str(error))))
@@ -172,6 +175,22 @@ class Server:
         except TimeoutError:
             door.complain("greeting_timeout", visitor, "it greets only by halves")
             return
+        try:
+            door.let_in(visitor)
+            framed.write(welcome)
+            self._serve(peer, framed)
+        finally:
+            with self._lock:
+                self._under_way[peer.broker_id] -= 1
+
+    def _take_place(self, peer: Peer) -> None:
+        with self._lock:
+            if self._under_way[peer.broker_id] >= STREAMS_EACH_MAX:
+                text = f"{STREAMS_EACH_MAX} connections of {peer.broker_id} have not ended: does a disk hang here?"
+                raise Refused("RESOURCE_EXHAUSTED", "busy", text)
+            self._under_way[peer.broker_id] += 1
+
+    def _serve(self, peer: Peer, framed: Framed) -> None:
         stream = FollowerStream(peer, self._now_s)
         self.let_in(stream)
         sender = threading.Thread(
