@@ -3,21 +3,24 @@
     publishers    over NATS, without ids: what becomes of a message is told by its ack, or by whoever reads it
     readers       over HTTP; they know nothing of liftlog but where a leader is said to be. One of them asks any replica
     operators     change streams meanwhile, commit, trim, compact, expect (`operators.py`, B1 to B10)
-    faults        one after the other, at any moment: `FAULTS`, and `CUTS` between hosts of their own. The brokers are
-                  those of the soak: calls of their disks fail on demand, and a power cut takes what was not synced
+    faults        one after the other, at any moment: `FAULTS`, and `CUTS` between hosts of their own, or `LINES`
+                  between replica ports (`lines.py`). The brokers are those of the soak: calls of their disks fail on
+                  demand, and a power cut takes what was not synced
 
 D1  The history has no fault (`tests/history`): nothing that was acknowledged is unseen, moved, doubled or out of order.
     No reader is told that the stream is gone, or that it ends before what he has read.
 D2  Each partition is acknowledged and each reader answered again within `GO_ON_S` of each fault's end, and within
     `HEAL_S` all replicas of all streams are in sync.
 D3  In the end all replicas of a partition have the same records, in each stream, by pyarrow alone, and all brokers the
-    same catalog.
+    same catalog. Brokers stop one after the other, and write on to streams of their own (`OWN`) meanwhile: who stops
+    sooner has the beginning of what the others have, and all that was committed when the first one stopped.
 D4  No broker has written a traceback, or ended by itself.
 D5  A fault that cannot be played here is named. It is never left out silently.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -35,8 +38,10 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker.api.errors import LiftlogError
 from broker.api.schema import SCHEMA
-from broker.api.stream import OFFSETS_STREAM
+from broker.api.stream import AUDIT_STREAM, OFFSETS_STREAM
+from tests.cluster.lines import Line, lines_of
 from tests.cluster.operators import Operators
 from tests.history.judge import faults, judge
 from tests.history.ops import read
@@ -49,7 +54,11 @@ from tests.support.network import HERE, Network, is_allowed
 from tests.support.processes import NatsServer, eventually
 
 STREAM: Final = "told"
+BIG: Final = "big"
+SLOW_BYTES_PER_S: Final = 100_000
 COMPACTED: Final = ("keys-ops", "__offsets")
+OWN: Final = (AUDIT_STREAM,)
+"""Streams that brokers write to by themselves, to the end."""
 PARTITIONS: Final = 3
 SENDERS: Final = 6
 """More than there are partitions: a commit has several of their records."""
@@ -74,7 +83,8 @@ SETTINGS: Final = {
 
 @dataclass
 class Run:
-    """The running cluster, on which the faults act. `harmed`: brokers whose disk has failed."""
+    """The running cluster, on which the faults act. `harmed`: brokers whose disk has failed. `lines`: before the
+    replica ports; none where `network` is."""
 
     cluster: RealCluster
     nats: NatsServer
@@ -83,6 +93,7 @@ class Run:
     senders: Senders
     pollers: Pollers
     disks: dict[str, Faults]
+    lines: dict[str, Line] = field(default_factory=dict)
     harmed: set[str] = field(default_factory=set)
     seen: Counter[str] = field(default_factory=Counter)
 
@@ -151,13 +162,13 @@ def kill(run: Run, *brokers: str) -> None:
         run.cluster.wait_ready(broker)
 
 
-def freeze(run: Run, *brokers: str) -> None:
+def freeze(run: Run, *brokers: str, for_s: float | None = None) -> None:
     """SIGSTOP, and SIGCONT: sessions lapse meanwhile, or nearly do."""
     pids = [run.cluster.brokers[broker].pid for broker in brokers]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        time.sleep(run.rng.choice([0.3, 1.5, 2.2, 3.0, 8.0]) * run.rng.uniform(0.8, 1.2))
+        time.sleep(for_s or run.rng.choice([0.3, 1.5, 2.2, 3.0, 8.0]) * run.rng.uniform(0.8, 1.2))
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
@@ -215,6 +226,58 @@ def cut_one_way(run: Run) -> None:
         _cut_for_a_while(run)
 
 
+def slow_lines(run: Run, *brokers: str) -> None:
+    """100 kB/s, while more than that is stored: an answer to a follower takes 20 s and more."""
+    with run.cluster.client(deadline_s=GO_ON_S) as client:
+        for broker in brokers:
+            run.lines[broker].down.bytes_per_s = SLOW_BYTES_PER_S
+        if BIG not in {each.name for each in client.streams()}:
+            client.create_stream(BIG, replication_factor=3, min_insync_replicas=2)
+        for _ in range(4):
+            with suppress(LiftlogError):  # in doubt, as the ISR shrinks amid it
+                client.append(BIG, 0, [{"value": run.rng.randbytes(1 << 16)} for _ in range(16)])
+        time.sleep(run.rng.uniform(10, 30))
+    for line in run.lines.values():
+        line.heal()
+
+
+def hold_lines(run: Run, *brokers: str) -> None:
+    """Nothing passes, one way or both, and the connections stay. Then it goes on, or they break."""
+    for broker in brokers:
+        line = run.lines[broker]
+        for way in run.rng.choice([(line.up,), (line.down,), (line.up, line.down)]):
+            way.bytes_per_s = 0
+    time.sleep(run.rng.choice([0.5, 3.0, 8.0, 35.0]) * run.rng.uniform(0.8, 1.2))
+    for broker in brokers:
+        if run.rng.random() < 0.5:
+            run.lines[broker].cut()
+        run.lines[broker].heal()
+
+
+def cut_lines(run: Run, *brokers: str) -> None:
+    """Connections break again and again, at any place of a frame; for a while none is taken."""
+    for _ in range(run.rng.randint(5, 40)):
+        for broker in brokers:
+            run.lines[broker].cut()
+        run.pause(0.3)
+    for broker in brokers:
+        run.lines[broker].is_refusing = True
+        run.lines[broker].cut()
+    time.sleep(run.rng.choice([0.3, 3.0, 6.0]))
+    for broker in brokers:
+        run.lines[broker].heal()
+
+
+def crumble_lines(run: Run, *brokers: str) -> None:
+    """A few bytes at a time."""
+    for broker in brokers:
+        for way in (run.lines[broker].up, run.lines[broker].down):
+            way.piece_bytes = run.rng.choice([5, 11, 100])
+    run.pause(8.0)
+    for broker in brokers:
+        run.lines[broker].heal()
+
+
 def _cut_for_a_while(run: Run) -> None:
     assert run.network is not None
     time.sleep(run.rng.choice([0.3, 1.5, 3.0, 8.0]) * run.rng.uniform(0.8, 1.2))
@@ -264,6 +327,11 @@ def set_clocks(run: Run) -> None:
         run.disks[broker].order("clock", ahead_ms=run.rng.choice((-3_600_000, 0, 3_600_000)))
 
 
+def follower(run: Run) -> str:
+    """A broker that does not lead the first partition."""
+    return run.rng.choice(sorted(set(run.cluster.brokers) - {run.cluster.leader(STREAM)}))
+
+
 def everybody(run: Run) -> list[str]:
     """All brokers, in any order."""
     return run.rng.sample(sorted(run.cluster.brokers), len(run.cluster.brokers))
@@ -299,6 +367,19 @@ CUTS: Final[dict[str, Callable[[Run], None]]] = {
     "fill any disk": lambda run: fill_the_disk(run, run.any()),
 }
 """Where network namespaces and file systems may be made."""
+LINES: Final[dict[str, Callable[[Run], None]]] = {
+    "slow line of a leader": lambda run: slow_lines(run, run.leader()),
+    "slow lines": lambda run: slow_lines(run, *everybody(run)),
+    "hold the line of a leader": lambda run: hold_lines(run, run.leader()),
+    "hold two lines": lambda run: hold_lines(run, *everybody(run)[:2]),
+    "cut lines": lambda run: cut_lines(run, *everybody(run)),
+    "lines in crumbs": lambda run: crumble_lines(run, *everybody(run)),
+    "freeze a leader for 12 s": lambda run: freeze(run, run.leader(), for_s=12.0),
+    "freeze a leader for 40 s": lambda run: freeze(run, run.leader(), for_s=40.0),
+    "freeze a follower for 12 s": lambda run: freeze(run, follower(run), for_s=12.0),
+    "freeze a follower for 40 s": lambda run: freeze(run, follower(run), for_s=40.0),
+}
+"""Where they are asked for by name: there is a relay before each replica port then, and no hosts of their own."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +428,8 @@ def run(
         history: Where it is written; None: `history.jsonl` in the folder.
     """
     with ExitStack() as stack:
-        network = stack.enter_context(Network(IDS)) if is_allowed() else None
+        through_lines = only is not None and not LINES.keys().isdisjoint(only)
+        network = stack.enter_context(Network(IDS)) if is_allowed() and not through_lines else None
         if network is not None:
             for broker in IDS:
                 size = DISK_BYTES + int(minutes * DISK_BYTES_A_MINUTE)
@@ -362,9 +444,11 @@ def run(
             network=network,
             command=lambda broker: ("tests.soak.broker", "--faults", str(disks[broker].path)),
         )
+        lines = stack.enter_context(lines_of(cluster)) if through_lines else {}
         stack.callback(cluster.stop)
         with Recorder(history or folder / "history.jsonl") as recorder:
-            figures = _run(cluster.start(), nats, network, disks, recorder, seed, only, minutes)
+            figures = _run(cluster.start(), nats, network, disks, lines, recorder, seed, only, minutes)
+        committed = {stream: committed_of(cluster, stream) for stream in OWN}
         for broker in cluster.brokers:
             assert cluster.brokers[broker].stop() == 0, f"D4: {broker} did not stop cleanly"
         with recorder.path.open() as lines:
@@ -374,7 +458,7 @@ def run(
             for word in ("Traceback", "_bug"):
                 output = process.output()
                 assert word not in output, f"D4: {broker}: {output[output.index(word) - 2_000 :][:6_000]}"
-        compare({broker: folder / broker / "data" for broker in cluster.brokers})
+        compare({broker: folder / broker / "data" for broker in cluster.brokers}, committed)
     return figures
 
 
@@ -392,6 +476,7 @@ def _run(
     nats: NatsServer,
     network: Network | None,
     disks: dict[str, Faults],
+    lines: dict[str, Line],
     recorder: Recorder,
     seed: int,
     only: Sequence[str] | None,
@@ -399,7 +484,7 @@ def _run(
 ) -> Figures:
     rng = random.Random(seed)
     began_s = time.monotonic()
-    known = FAULTS | (CUTS if network is not None else {})
+    known = FAULTS | (CUTS if network is not None else {}) | (LINES if lines else {})
     asked = (FAULTS | CUTS).keys() if only is None else only
     left_out = sorted(set(asked) - known.keys())
     if left_out:
@@ -419,7 +504,7 @@ def _run(
         cluster.in_sync(STREAM, len(cluster.brokers), partition)
     senders = Senders(recorder, nats.url, subject_of=subject_of, partitions=PARTITIONS, senders=SENDERS)
     pollers = Pollers(recorder, cluster.addresses, STREAM, PARTITIONS, count=2, luck=random.Random(seed))
-    run = Run(cluster, nats, network, rng, senders, pollers, disks)
+    run = Run(cluster, nats, network, rng, senders, pollers, disks, lines)
     operators = Operators(cluster.addresses, nats.url, seed)
     played = Counter(dict.fromkeys(asked, 0))
     try:
@@ -496,9 +581,27 @@ def subject_of(partition: int) -> str:
     return f"{STREAM}.{partition}" if partition else STREAM
 
 
-def compare(folders: Mapping[str, Path]) -> None:
+def committed_of(cluster: RealCluster, stream: str) -> int:
+    """So far a stream of one partition is committed."""
+
+    def look() -> int | None:
+        with suppress(OSError):
+            found: int | None = cluster.state(stream)["high_watermark"]
+            return found
+        return None
+
+    found = eventually(look, timeout_s=HEAL_S, what=f"the end of {stream}")
+    assert found is not None
+    return found
+
+
+def compare(folders: Mapping[str, Path], committed: Mapping[str, int]) -> None:
     """D3. Batches may differ: each replica joins small ones by itself. So may what is gone: each removes segments whose
-    records are all below the log start, and compacts, by itself."""
+    records are all below the log start, and compacts, by itself.
+
+    Args:
+        committed: So far each stream of `OWN` was committed when no broker had stopped.
+    """
     kept: dict[Path, list[str]] = defaultdict(list)
     for broker, data in folders.items():
         for path in sorted((data / "streams").glob("*/*/*")):
@@ -507,13 +610,20 @@ def compare(folders: Mapping[str, Path]) -> None:
     for place, brokers in kept.items():
         held = {broker: rows_of(folders[broker] / place) for broker in brokers}
         stream = place.parts[1]
+        ends = {broker: end_of(held[broker], folders[broker] / place) for broker in brokers}
+        if stream in OWN:
+            for broker in brokers:
+                least = max(known_of(folders[broker] / place), committed.get(stream, 0))
+                assert ends[broker] >= least, f"D3: {place} of {broker} ends at {ends[broker]}, {least} was committed"
+            brokers.sort(key=ends.__getitem__)
         if stream == STREAM:
             offsets = held[brokers[0]].column("offset").to_pylist()
             assert offsets == list(range(len(offsets))) != [], f"D3: {place}: offsets have gaps"
             assert len(brokers) >= SETTINGS["replication_factor"], f"D3: {place} is on {brokers}"
         for one, other in pairwise(brokers):
             begin = max(begin_of(folders[broker] / place) for broker in (one, other))
-            compare_rows(held[one], held[other], begin, stream in COMPACTED, f"D3: {place} of {one} and {other}")
+            end = min(ends[one], ends[other]) if stream in OWN else None
+            compare_rows(held[one], held[other], begin, stream in COMPACTED, f"D3: {place} of {one} and {other}", end)
 
 
 def begin_of(folder: Path) -> int:
@@ -521,8 +631,24 @@ def begin_of(folder: Path) -> int:
     return min((int(segment.stem) for segment in folder.glob("*.arrows")), default=0)
 
 
-def compare_rows(one: pa.Table, other: pa.Table, begin: int, is_compacted: bool, what: str) -> None:
+def end_of(rows: pa.Table, folder: Path) -> int:
+    """The offset behind the last record; where a log without records begins."""
+    return int(pc.max(rows.column("offset")).as_py()) + 1 if rows.num_rows else begin_of(folder)
+
+
+def known_of(folder: Path) -> int:
+    """So far a replica knew its log to be committed when it was closed."""
+    text, _, _ = (folder / "checkpoint").read_text().rpartition(" ")
+    return int(json.loads(text)["high_watermark"])
+
+
+def compare_rows(
+    one: pa.Table, other: pa.Table, begin: int, is_compacted: bool, what: str, end: int | None = None
+) -> None:
+    """`end`: so far; None: to the end of both."""
     tables = [table.filter(pc.greater_equal(table.column("offset"), begin)) for table in (one, other)]
+    if end is not None:
+        tables = [table.filter(pc.less(table.column("offset"), end)) for table in tables]
     if is_compacted:
         offsets = [table.column("offset").combine_chunks() for table in tables]
         tables = [

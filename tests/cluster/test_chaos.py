@@ -3,6 +3,7 @@ D5."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.api.schema import SCHEMA
+from broker.api.stream import AUDIT_STREAM
 from tests.cluster import chaos
 from tests.cluster.__main__ import main
 from tests.support.effort import seeded
@@ -84,6 +87,51 @@ def test_replicas_that_differ_are_found() -> None:
             chaos.compare_rows(one, other, begin, is_compacted, "D3")
         with pytest.raises(AssertionError, match="differ"):
             chaos.compare_rows(other, one, begin, is_compacted, "D3")
+
+
+def replica(data: Path, stream: str, values: str, committed: int | None = None) -> None:
+    """One that has a record for each letter, and knows so many to be committed; None: all."""
+    folder = data / "streams" / stream / "i" / "0"
+    folder.mkdir(parents=True, exist_ok=True)
+    count = len(values)
+    columns = {"offset": range(count), "timestamp": [0] * count, "subject": [*values], "value": [*values]}
+    given = {name: columns.get(name, [None] * count) for name in SCHEMA.names}
+    table = pa.table({name: pa.array(given[name], SCHEMA.field(name).type) for name in given})
+    with pa.ipc.new_stream(folder / "00000000000000000000.arrows", SCHEMA) as file:
+        file.write_table(table.cast(SCHEMA))
+    known = json.dumps({"high_watermark": len(values) if committed is None else committed})
+    (folder / "checkpoint").write_text(f"{known} 00000000\n")
+
+
+@pytest.mark.parametrize(
+    "stream, held, committed, says",
+    [
+        (AUDIT_STREAM, ["xy", "xyzz", "xyz"], 2, None),
+        (AUDIT_STREAM, ["xy", "xyzz", "xyz"], 3, "ends at 2, 3 was committed"),
+        (AUDIT_STREAM, ["xy", "xy!z", "xyzz"], 2, "differ"),
+        (AUDIT_STREAM, ["xy", "x!zz", "xyzz"], 2, "differ"),
+        (AUDIT_STREAM, ["xyz!", "xy", "xyzz"], 2, "differ"),
+        ("others", ["xyz", "xyz", "xyz"], 0, None),
+        ("others", ["xy", "xyz", "xyz"], 0, "differ"),
+    ],
+)
+def test_who_stops_sooner_has_the_beginning_of_what_brokers_write_to_the_end(
+    tmp_path: Path, stream: str, held: list[str], committed: int, says: str | None
+) -> None:
+    folders = {broker: tmp_path / broker for broker in "abc"}
+    for broker, values in zip("abc", held, strict=True):
+        replica(folders[broker], stream, values)
+    if says is None:
+        chaos.compare(folders, {AUDIT_STREAM: committed})
+        return
+    with pytest.raises(AssertionError, match=f"^D3: .*{says}"):
+        chaos.compare(folders, {AUDIT_STREAM: committed})
+
+
+def test_a_replica_has_what_it_knows_to_be_committed(tmp_path: Path) -> None:
+    replica(tmp_path / "a", AUDIT_STREAM, "xy", committed=3)
+    with pytest.raises(AssertionError, match=r"^D3: .* of a ends at 2, 3 was committed"):
+        chaos.compare({"a": tmp_path / "a"}, {})
 
 
 def test_a_replica_without_records_begins_where_its_segment_does(tmp_path: Path) -> None:
