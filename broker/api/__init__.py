@@ -28,6 +28,7 @@ principals.py  who calls: principals, tokens, and what a grant covers
 environment.py  the environment of a client: where brokers and the NATS server are, files of TLS
 token_files.py  files with a bearer token
 tls_files.py  certificates, keys and CAs from files, and what is wrong with them
+certificate_faults.py  what is wrong with a certificate that was shown, in one word
 revocations.py  lists of revoked certificates, and what they say of one
 legible.py  a record's cells as JSON that people read
 """

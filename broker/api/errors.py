@@ -322,11 +322,13 @@ class ForeignRequest(InvalidRequest):
 
 
 class Unauthenticated(InvalidRequest):
-    """`why` is for the broker's log and audit. It is no field: nobody else is told."""
+    """`why`, and what is wrong with a certificate (`certificate_faults`), are for the broker's log and audit. They are
+    no fields: nobody else is told."""
 
     reason = "unauthenticated"
     status = 401
     why = ""
+    certificate = ""
 
 
 class Unauthorized(InvalidRequest):

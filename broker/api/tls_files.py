@@ -23,6 +23,7 @@ import stat
 from collections.abc import Iterable
 from typing import Any, Final
 
+from broker.api.certificate_faults import MALFORMED, Unbelieved, fault_in
 from broker.api.errors import InvalidSetting
 from broker.api.principals import BROKER_URI, URI_SCHEME, is_secret, shown
 
@@ -82,6 +83,8 @@ def said(error: OSError) -> str:
     reason = getattr(error, "reason", None)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is not believed: {error.verify_message}"
+    if fault_in(error) == MALFORMED:
+        return "the certificate cannot be read"
     return str(reason).replace("_", " ").lower() if reason else error.strerror or str(error)
 
 
@@ -98,7 +101,15 @@ def why_kept_out(error: OSError) -> str:
         return ENDED_AMID
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return "it shows no certificate"
+    if fault_in(error) == MALFORMED:
+        return "its certificate cannot be read"
     return said(error)
+
+
+def unbelieved_in(error: OSError, *, is_called: bool = False) -> Unbelieved | None:
+    """What is wrong with the certificate of the other side of a handshake; None: that is not why it failed."""
+    fault = fault_in(error)
+    return Unbelieved(fault, said(error), is_called) if fault else None
 
 
 def uris_of(tls: ssl.SSLObject | ssl.SSLSocket) -> list[str]:

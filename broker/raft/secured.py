@@ -38,8 +38,9 @@ from typing import Any, Final
 
 from pysyncobj.tcp_connection import CONNECTION_STATE
 
+from broker.api.certificate_faults import MISNAMED, REVOKED, Tell, Unbelieved, tell_nobody
 from broker.api.revocations import Revocations, why_revoked
-from broker.api.tls_files import ENDED_AMID, misnamed, said, uris_of, why_kept_out
+from broker.api.tls_files import ENDED_AMID, misnamed, said, unbelieved_in, uris_of, why_kept_out
 
 RECORD_BYTES: Final = 1 << 16
 """So much is encrypted at once."""
@@ -67,6 +68,7 @@ class RaftTls:
         revocations: What the CAs have revoked; None: nothing says.
         takes_plain: Who says something else than TLS is heard, too (S8).
         dials: Others are called over TLS; False: in plain text.
+        tell: Whom this side does not believe.
     """
 
     server: Callable[[], ssl.SSLContext]
@@ -75,6 +77,7 @@ class RaftTls:
     revocations: Callable[[], Revocations | None] = lambda: None
     takes_plain: bool = False
     dials: bool = True
+    tell: Tell = tell_nobody
 
 
 class SecuredSocket:
@@ -83,7 +86,7 @@ class SecuredSocket:
     Args:
         host: Whom this side has called; None: it was called.
         then: Called when the handshake is done.
-        needs_name, revocations: As of `RaftTls`.
+        needs_name, revocations, tell: As of `RaftTls`.
 
     Attributes:
         is_done: The handshake is.
@@ -101,6 +104,7 @@ class SecuredSocket:
         *,
         needs_name: bool = False,
         revocations: Revocations | None = None,
+        tell: Tell = tell_nobody,
     ) -> None:
         self._plain = plain
         self._context = context
@@ -108,6 +112,7 @@ class SecuredSocket:
         self._then = then
         self._needs_name = needs_name
         self._revocations = revocations
+        self._tell = tell
         self._tls: ssl.SSLObject | None = None
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._greeting_bytes = 0
@@ -165,11 +170,17 @@ class SecuredSocket:
         return data
 
     def misnamed(self, broker: str | None) -> str:
-        """Why the other side is not this broker, or not any; empty: it may be (S5)."""
-        if why := why_revoked(self._revocations, self._open):
-            return f"it {why}"
-        why = misnamed(uris_of(self._open), broker, needs_name=self._needs_name)
-        return why and f"what it shows {why}"
+        """Why the other side is not this broker, or not any; empty: it may be (S5). It is told."""
+        if revoked := why_revoked(self._revocations, self._open):
+            return self._told(Unbelieved(REVOKED, f"it {revoked}", self._host is not None))
+        if why := misnamed(uris_of(self._open), broker, needs_name=self._needs_name):
+            return self._told(Unbelieved(MISNAMED, f"what it shows {why}", self._host is not None))
+        return ""
+
+    def _told(self, found: Unbelieved) -> str:
+        with contextlib.suppress(OSError):  # it is gone, and nobody knows from where it was
+            self._tell(str(self._plain.getpeername()[0]), found)
+        return found.why
 
     def _read(self, size: int) -> int:
         """Take what is in the kernel. Returns how many bytes those are."""
@@ -197,6 +208,8 @@ class SecuredSocket:
         return b"".join(pieces)
 
     def _fail(self, error: OSError) -> None:
+        if not self.fault and (found := unbelieved_in(error, is_called=self._host is not None)):
+            self._told(found)
         self.fault = self.fault or f"no TLS with it: {why_kept_out(error)}"
 
     def send(self, data: memoryview) -> int:
@@ -268,7 +281,7 @@ def secure(conn: Any, tls: RaftTls, host: str | None, then: Callable[[], None] =
     context = tls.server() if host is None else tls.client()
     plain = conn._TcpConnection__socket
     conn.secured = made = SecuredSocket(
-        plain, context, host, then, needs_name=tls.needs_name, revocations=tls.revocations()
+        plain, context, host, then, needs_name=tls.needs_name, revocations=tls.revocations(), tell=tls.tell
     )
     conn._TcpConnection__socket = made
     if host is not None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import broker
+from broker.api.certificate_faults import Unbelieved
 from broker.api.errors import DiskFull
 from broker.api.http import host_port
 from broker.api.placements import Vote
@@ -56,7 +57,8 @@ from broker.serving.contract.backend import (
     StreamChanges,
     Whereabouts,
 )
-from broker.serving.http.app import build_app
+from broker.serving.http.app import SERVING, build_app
+from broker.serving.http.audit import Audit
 from broker.serving.http.connections import ConnectionLimits
 from broker.serving.http.origin import hosts_of
 from broker.serving.http.tls import TlsContexts
@@ -156,6 +158,7 @@ class Assembled:
         self._started = False
         self._threads: list[Callable[[], None]] = []  # how those are stopped that have begun
         self.http_address = ""
+        self._http_audit: Audit | None = None  # from the moment on at which the port is bound
 
     def _assemble(
         self,
@@ -270,7 +273,14 @@ class Assembled:
             auth_rules=self._auth_rules,
             is_audited=self.config.audit.enabled,
         )
+        self._http_audit = app[SERVING].audit
         return self._dataplane.bind(app, http.host, http.port, self._tls)
+
+    def _kept_out(self, port: str, address: str, found: Unbelieved) -> None:
+        """Somebody's certificate is not believed at a port for brokers: this belongs into the audit. From any thread;
+        does not wait."""
+        if self._http_audit is not None:
+            self._http_audit.kept_out(port, address, found)
 
     @property
     def _tls(self) -> TlsContexts | None:

@@ -7,11 +7,16 @@ producer and a reader while the leader of their partition is killed. Nothing is 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import ssl
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -95,6 +100,53 @@ def test_clients_go_on_over_tls_when_a_broker_dies(folder: Three) -> None:
         assert "not_let_in" not in log
         assert "no TLS with it" not in log
         assert "setting=cluster.tls_cert" in log
+
+
+def kept_out(client: Client) -> list[tuple[str, str, str]]:
+    """Whose certificate was not believed, as the audit says it: port, fault, address."""
+    found = [json.loads(value) for value in client.read("__audit").to_table()["value"].to_pylist()]
+    return [
+        (each["resource"]["port"], each["asked"]["certificate"], each["address"])
+        for each in found
+        if each["operation"] == "handshake"
+    ]
+
+
+@pytest.mark.long
+def test_bad_certificates_at_each_port_are_in_the_audit(folder: Three, tmp_path: Path) -> None:
+    """Each from an address of its own; and a flood from one, which hides none that comes from another."""
+    folder.liftlog(*folder.up_arguments("--brokers-count", "3", "--detach"))
+    ours, other, day, now = folder.authority, Authority(tmp_path / "other-ca"), timedelta(days=1), datetime.now(UTC)
+    shown = {
+        "expired": ours.issue("old", not_before=now - 2 * day, not_after=now - day),
+        "not_yet_valid": ours.issue("new", not_before=now + day, not_after=now + 2 * day),
+        "foreign": other.issue(),
+        "missing": None,
+    }
+    ports = {"replica": folder.base, "http": folder.base + 1, "raft": folder.base + 2}
+
+    def tried(port: str, fault: str, address: str) -> None:
+        context = ours.client_context(shown[fault])
+        plain = socket.create_connection(("127.0.0.1", ports[port]), 60, source_address=(address, 0))
+        with suppress(ssl.SSLError, ConnectionError), context.wrap_socket(plain, server_hostname="127.0.0.1") as made:
+            made.recv(1)
+
+    with folder.client() as client:
+        eventually(lambda: "__audit" in {each.name for each in client.streams(internal=True)}, what="the audit")
+        for _ in range(30):
+            for port in ports:
+                tried(port, "foreign", "127.0.0.9")
+        wanted = set[tuple[str, str, str]]()
+        for number, port in enumerate(ports):
+            socket.create_connection(("127.0.0.1", ports[port]), 60, source_address=("127.0.0.8", 0)).close()
+            for at, fault in enumerate(shown):
+                one = port, fault, f"127.0.{number}.{20 + at}"
+                tried(*one)
+                wanted.add(one)
+        eventually(lambda: wanted <= set(kept_out(client)), what="all of them in the audit")
+        told = [each for each in kept_out(client) if each not in wanted]
+        assert {address for _, _, address in told} == {"127.0.0.9"}, "who said nothing is not there"
+        assert len(told) <= 12
 
 
 def test_a_broker_of_another_ca_takes_no_part(folder: Three, tmp_path: Path) -> None:

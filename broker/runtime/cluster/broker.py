@@ -101,7 +101,8 @@ class ClusterBroker(Assembled):
             contexts = self._certificate.contexts
             needs_name, revocations = self._certificate.needs_name, contexts.revocations
             plain = {"takes_plain": contexts.takes_plain, "dials": contexts.dials}
-            tls = RaftTls(contexts.server, contexts.client, needs_name, revocations, **plain)
+            tell = partial(self._kept_out, "raft")
+            tls = RaftTls(contexts.server, contexts.client, needs_name, revocations, **plain, tell=tell)
             identity = replace(identity, tls=tls)
         super().__init__(config, cluster_id=identity.cluster_id, secret=identity.secret)
         if self._disk.exists(self._catalog_path):
@@ -129,7 +130,7 @@ class ClusterBroker(Assembled):
             report=plane.report_leader,
             sync_pool=self._pool,
             settings=config.replication,
-            tls=LinkTls.of(self._certificate),
+            tls=LinkTls.of(self._certificate, partial(self._kept_out, "replica")),
         )
         ours, keyring = config.producers, load_keyring(config.encryption)
         host = Host(

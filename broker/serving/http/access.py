@@ -55,6 +55,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from aiohttp import web
 
 from broker.api import http
+from broker.api.certificate_faults import REVOKED
 from broker.api.errors import InvalidRequest, NotReady, Unauthenticated, Unauthorized
 from broker.api.permissions import IN_EVERY_MODE, Permission, Where
 from broker.api.principals import (
@@ -413,7 +414,7 @@ class Gate:
         """A1: know who asks. Raises Unauthenticated, NotReady."""
         certificate = _certificate(request)
         if why := self.why_revoked(certificate):  # A9
-            raise _not_believed(request, why)
+            raise _not_believed(request, why, REVOKED)
         asking = self._again(request, needed)
         if asking is None:
             asking = await self._begun(request, needed)
@@ -700,11 +701,11 @@ class Asking:
         return None
 
 
-def _not_believed(request: web.Request, why: str) -> Unauthenticated:
+def _not_believed(request: web.Request, why: str, certificate: str = "") -> Unauthenticated:
     """The refusal of one who shows what does not hold (A5), which is logged."""
     log.warning("http.unauthenticated remote=%s path=%s error=%s", request.remote, request.path[:200], why)
     refusal = Unauthenticated("unauthenticated")
-    refusal.why = why
+    refusal.why, refusal.certificate = why, certificate
     return refusal
 
 

@@ -12,6 +12,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
@@ -162,7 +163,7 @@ def build_app(
     app[SERVING] = serving
     app[METERS] = meters
     app[BODY_TIMEOUT_S] = limits.body_timeout_s
-    app[CONNECTIONS] = Connections(limits, meters, callers)
+    app[CONNECTIONS] = Connections(limits, meters, callers, partial(serving.audit.kept_out, "http"))
     for endpoint in ENDPOINTS:
         handler = endpoint.bind(serving)
         if endpoint.method == "GET":

@@ -26,6 +26,9 @@ U7  What an act asks for is in its record as a whole. Where it is longer than `T
 U8  Who may act cannot wash out what others did by acting: the records of one caller take so many bytes an hour
     (`limits.caller_audit_bytes_per_hour`). An act beyond that is refused before it begins. Admins of the configuration
     may go on, and so does everybody while nobody is told apart (`new_names.N3`).
+U9  A handshake of TLS that ends for the certificate that was shown, or was not, is a refusal of nobody in particular,
+    at each port of this broker, with the allowance of those (U4). One that fails for something else shows nothing, and
+    is in the log.
 """
 
 from __future__ import annotations
@@ -33,15 +36,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from aiohttp import web
 
+from broker.api.certificate_faults import Unbelieved
 from broker.api.errors import InvalidRequest, LiftlogError, Unauthenticated, Unauthorized, may_be_done
 from broker.api.principals import ANONYMOUS, shown
 from broker.serving.contract.acts import Act, acting_now, told_of
@@ -77,6 +83,8 @@ TOLD_LENGTH_MAX: Final = 64 << 10
 SUMMARY_CALLERS_MAX: Final = 50
 REFUSALS: Final = (Rate(10, 30.0), Rate(100, 5.0))
 FAILURES: Final = (Rate(100, 5.0), Rate(1_000, 1.0))
+HANDSHAKE: Final = "handshake"
+"""The operation of a record of U9."""
 BEGUN: Final = (Rate(100, 1.0), Rate(1_000, 0.1))
 
 Call = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -107,6 +115,7 @@ class Audit:
         self.trail = Trail(backend, peers, meters)
         self._refusals, self._failures, self._begun = Allowances(REFUSALS), Allowances(FAILURES), Allowances(BEGUN)
         self._polled: OrderedDict[str, float] = OrderedDict()
+        self._loop: asyncio.AbstractEventLoop | None = None  # while the application runs
 
     # -- acts --------------------------------------------------------------------------------------------------
 
@@ -166,7 +175,11 @@ class Audit:
         """Queue its record; None: it has none (U1, U4)."""
         if under_way.is_anothers or (result == "done" and under_way.act.is_polled and self._is_repeated(under_way)):
             return None
-        count = self._failures.admitted(under_way) if result == "failed" else 1
+        count = (
+            self._failures.admitted(under_way.caller_key, is_strangers=under_way.is_strangers)
+            if result == "failed"
+            else 1
+        )
         if not count:
             self._meters.audit_records.labels("suppressed").inc()
             return None
@@ -198,7 +211,7 @@ class Audit:
 
     def may_tell(self, under_way: UnderWay) -> bool:
         """Whether the log has a line that this act begins (U4)."""
-        return self._begun.admitted(under_way) > 0
+        return self._begun.admitted(*under_way.of) > 0
 
     # -- refusals ----------------------------------------------------------------------------------------------
 
@@ -213,19 +226,47 @@ class Audit:
         if isinstance(under_way, UnderWay) and under_way.has_ended_amid(error):
             return  # its record says so
         refused = UnderWay(self, request, operation, Act())
-        if not (count := self._refusals.admitted(refused)):
+        if not (count := self._refusals.admitted(*refused.of)):
             self._meters.audit_records.labels("suppressed").inc()
             return
         needs = {name: error.fields[name] for name in ("needs", "name") if error.fields.get(name)}
-        if isinstance(error, Unauthenticated) and error.why:
-            needs["why"] = error.why[:NAME_LENGTH_MAX]
+        if isinstance(error, Unauthenticated):
+            told = {"certificate": error.certificate, "why": error.why[:NAME_LENGTH_MAX]}
+            needs.update({name: value for name, value in told.items() if value})
         value = refused.value("refused", error.reason, error.status, asked=needs, count=count)
         self.trail.put(AuditRecord(refused.id, caller.principal, value), is_act=False)
 
+    def kept_out(self, port: str, address: str, found: Unbelieved) -> None:
+        """Somebody's certificate is not believed (U9). From any thread; does not wait."""
+        loop = self._loop
+        if not self.is_on or loop is None:
+            return
+        if not (count := self._refusals.admitted(stranger_at(address), True)):
+            self._meters.audit_records.labels("suppressed").inc()
+            return
+        record_id = uuid.uuid4().hex
+        value = self.composed(
+            record_id,
+            "refusal",
+            caller=NOBODY,
+            address=address,
+            operation=HANDSHAKE,
+            resource={"port": port, "side": "called" if found.is_called else "caller"},
+            asked={"certificate": found.fault, "why": found.why[:NAME_LENGTH_MAX]},
+            result="refused",
+            reason=Unauthenticated.reason,
+            count=count,
+        )
+        record = AuditRecord(record_id, NOBODY.principal, value)
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(lambda: self.trail.put(record, is_act=False))
+
     async def summaries(self, _: web.Application) -> AsyncIterator[None]:
         """A cleanup context: what was suppressed is told after `SUMMARY_S` at the latest."""
-        task = asyncio.get_running_loop().create_task(self._summarise())
+        self._loop = asyncio.get_running_loop()
+        task = self._loop.create_task(self._summarise())
         yield
+        self._loop = None
         task.cancel()
         self.summarise()
 
@@ -284,19 +325,22 @@ class Audit:
 
 
 class Allowances:
-    """One for those who are somebody, and one for strangers (U4)."""
+    """One for those who are somebody, and one for strangers (U4). Thread-safe."""
 
     def __init__(self, rates: tuple[Rate, Rate]) -> None:
+        self._lock = threading.Lock()
         self._named, self._strangers = Allowance(*rates), Allowance(*rates)
 
-    def admitted(self, under_way: UnderWay) -> int:
-        """How many a record of this stands for; 0: there is none, and it is counted."""
-        key, allowance = under_way.caller_key, self._strangers if under_way.is_strangers else self._named
-        return 1 + allowance.take(key) if allowance.admits(key, time.monotonic()) else 0
+    def admitted(self, caller_key: str, is_strangers: bool) -> int:
+        """How many a record of this caller stands for; 0: there is none, and it is counted."""
+        key, allowance = caller_key, self._strangers if is_strangers else self._named
+        with self._lock:
+            return 1 + allowance.take(key) if allowance.admits(key, time.monotonic()) else 0
 
     def drained(self) -> list[list[tuple[str, int]]]:
         """How many were suppressed, by caller, the most first; of each of the two, if there are some."""
-        each = (allowance.drain() for allowance in (self._named, self._strangers))
+        with self._lock:
+            each = [allowance.drain() for allowance in (self._named, self._strangers)]
         return [sorted(found.items(), key=lambda one: -one[1]) for found in each if found]
 
 
@@ -341,7 +385,12 @@ class UnderWay:
     def caller_key(self) -> str:
         """Whom an allowance counts for: one stranger does not hide another one."""
         principal = self.caller.principal
-        return f"{principal} at {address_of((self._address, 0))}" if self.is_strangers else principal
+        return stranger_at(self._address) if self.is_strangers else principal
+
+    @property
+    def of(self) -> tuple[str, bool]:
+        """As `Allowances.admitted` takes it."""
+        return self.caller_key, self.is_strangers
 
     @property
     def is_strangers(self) -> bool:
@@ -415,6 +464,11 @@ class UnderWay:
         """The same for the same act of the same caller."""
         said = (self.caller.principal, self._address, self.operation, dict(self._request.match_info), self._asked)
         return json.dumps(said, default=str)
+
+
+def stranger_at(address: str) -> str:
+    """For whom an allowance counts who is nobody in particular."""
+    return f"{ANONYMOUS} at {address_of((address, 0))}"
 
 
 def is_too_long(told: Mapping[str, Any], length_max: int) -> bool:

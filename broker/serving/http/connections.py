@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -47,7 +48,9 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import StreamReader
 
 from broker.api import http
+from broker.api.certificate_faults import Tell, tell_nobody
 from broker.api.errors import InvalidRequest, LiftlogError, Overloaded, RequestTimedOut, RequestTooLarge
+from broker.api.tls_files import said, unbelieved_in
 from broker.serving.contract.problems import from_http, internal_error, problem_response, protocol_log
 from broker.serving.http import sending
 from broker.serving.http.addresses import ADDRESS_CONNECTIONS, CountedAddress, CountedAddresses, address_of
@@ -120,12 +123,13 @@ class Counted(Protocol):
 
 
 class Connections:
-    """All connections of one application. On the loop that serves."""
+    """All connections of one application. On the loop that serves. `tell`: whose certificate is not believed."""
 
-    def __init__(self, limits: ConnectionLimits, meters: Meters, callers: Callers) -> None:
+    def __init__(self, limits: ConnectionLimits, meters: Meters, callers: Callers, tell: Tell = tell_nobody) -> None:
         self.limits = limits
         self.meters = meters
         self._callers = callers
+        self._tell = tell
         self._places = CountedAddresses()
         self._open_count = 0
         self._idle: dict[Counted, None] = {}  # without a request under way: the longest first
@@ -322,12 +326,15 @@ class Connections:
         if count := self._plain_taken.due():
             log.info("http.plain_taken count=%d remote=%s", count, transport.get_extra_info("peername"))
 
-    def note_failed(self, transport: asyncio.BaseTransport, error: str) -> None:
+    def note_failed(self, transport: asyncio.BaseTransport, error: ssl.SSLError) -> None:
         """A handshake failed."""
         self.meters.failed_handshakes.inc()
+        remote = transport.get_extra_info("peername")
+        if found := unbelieved_in(error):
+            self._tell(str(remote[0]) if remote else "", found)
         if count := self._failed.due():
-            remote = transport.get_extra_info("peername")
-            log.warning("http.handshake_failed error=%r count=%d remote=%s", error[:ERROR_SHOWN_MAX], count, remote)
+            shown = said(error)[:ERROR_SHOWN_MAX]
+            log.warning("http.handshake_failed error=%r count=%d remote=%s", shown, count, remote)
 
     def refusal(self, error: HttpProcessingError, connection: HttpConnection, remote: str | None) -> web.Response:
         """The answer to what is no HTTP, counted and logged."""

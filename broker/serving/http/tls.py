@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker.api.errors import InvalidRequest
 from broker.api.revocations import Revocations
-from broker.api.tls_files import said
 from broker.serving.http.closing import last_words
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class Handshake(asyncio.Protocol):
 
     def failed(self, transport: asyncio.Transport, error: ssl.SSLError) -> None:
         """T2. The alert is on its way."""
-        self._owner.note_failed(transport, said(error))
+        self._owner.note_failed(transport, error)
         self._end(transport, b"")
 
     def cut_idle(self, why: object) -> None:

@@ -12,10 +12,12 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from broker.api.certificate_faults import Unbelieved
 from broker.metadata.partition import Place
 from broker.runtime.cluster.link import answering, bulk, door
 from broker.runtime.cluster.link.bulk import Transfer
@@ -437,8 +439,10 @@ def test_a_stranger_gets_nothing_in_bulk_and_is_said(
 
 @pytest.fixture(params=["optional", "required"])
 def strict(ours: Authority, refused: list[tuple[str, str]], request: pytest.FixtureRequest) -> Iterator[BulkDoor]:
-    """One that may ask for names."""
-    tls = LinkTls.of(named(ours, "server", names=request.param))
+    """One that may ask for names. Whose certificate is another's is among those refused."""
+    tls = LinkTls.of(
+        named(ours, "server", names=request.param), lambda who, found: refused.append((found.fault, found.why))
+    )
     with bulk_door(lambda reason, who, text: refused.append((reason, text)), tls) as made:
         yield made
 
@@ -464,7 +468,51 @@ def test_a_ticket_is_for_the_broker_that_was_told_it(
     shows = "the certificate of somebody, and not of b"
     if is_required:
         shows = "a certificate without a URI liftlog:broker/b, which cluster.tls_names asks for"
-    assert refused == [("ticket", f"no ticket: what it shows is {shows}, whose ticket this is")]
+    assert refused == [
+        ("misnamed", f"what it shows is {shows}"),
+        ("ticket", f"no ticket: what it shows is {shows}, whose ticket this is"),
+    ]
+
+
+def test_whose_certificate_is_not_believed_is_told_with_its_fault_and_nobody_else(
+    ours: Authority, other: Authority
+) -> None:
+    """For the audit. On both sides."""
+    told: list[tuple[str, Unbelieved]] = []
+    good, bad, day, now = ours.issue("good"), ours.issue("bad"), timedelta(days=1), datetime.now(UTC)
+    strict = ours.cluster_certificates(good, crl=ours.revoke(bad))
+    tls = LinkTls.of(strict, lambda address, found: told.append((address, found)))
+    callers = {
+        "expired": ours.issue("old", not_before=now - 2 * day, not_after=now - day),
+        "not_yet_valid": ours.issue("new", not_before=now + day, not_after=now + 2 * day),
+        "foreign": other.issue(),
+        "missing": None,
+    }
+    with bulk_door(lambda *_: None, tls) as made:
+        address = "127.0.0.1", made.told_port
+        socket.create_connection(address, 60).close()
+        with socket.create_connection(address, 60) as plain, contextlib.suppress(ConnectionResetError):
+            plain.sendall(bytes(64))
+            while plain.recv(100):
+                pass
+        for number, (fault, issued) in enumerate(callers.items(), 1):
+            context = ours.client_context(issued)
+            refusals = contextlib.suppress(ssl.SSLError, ConnectionResetError)
+            with refusals, context.wrap_socket(socket.create_connection(address, 60), server_hostname="127.0.0.1") as c:
+                assert c.recv(1) == b""
+            eventually(lambda number=number: len(told) == number, what=f"{fault} is told")
+        assert [(who, each.fault, each.is_called) for who, each in told] == [
+            ("127.0.0.1", fault, False) for fault in callers
+        ]
+        told.clear()
+    foreign, revoked = LinkTls.of(other.cluster_certificates()), LinkTls.of(ours.cluster_certificates(bad))
+    for theirs in (foreign, revoked):
+        with bulk_door(lambda *_: None, theirs) as made, pytest.raises(Refused):
+            connected("127.0.0.1", made.told_port, tls, 60.0)
+    assert [(who, each.fault, each.is_called) for who, each in told] == [
+        ("127.0.0.1", "foreign", True),
+        ("127.0.0.1", "revoked", True),
+    ]
 
 
 def test_bulk_is_fetched_of_a_leader_that_shows_its_name_where_names_are_required(ours: Authority) -> None:
@@ -483,7 +531,9 @@ def test_bulk_knows_no_revoked_certificate(ours: Authority, refused: list[tuple[
     """Neither of whoever fetches, nor of whoever answers."""
     good, bad = ours.issue("good"), ours.issue("bad")
     crl = ours.revoke(bad)
-    strict = LinkTls.of(ours.cluster_certificates(good, crl=crl))
+    strict = LinkTls.of(
+        ours.cluster_certificates(good, crl=crl), lambda who, found: refused.append((found.fault, found.why))
+    )
     (tmp_path / "file").write_bytes(b"0123456789")
     for shown, mine in ((LinkTls.of(ours.cluster_certificates(bad)), strict), (strict, None)):
         server = BulkDoor(lambda reason, who, text: refused.append((reason, text)), shown)
@@ -506,7 +556,7 @@ def test_bulk_knows_no_revoked_certificate(ours: Authority, refused: list[tuple[
                     assert connection.recv(100) == answer
         finally:
             server.stop()
-    assert [reason for reason, text in refused if "which is revoked" in text] == ["ticket"]
+    assert [reason for reason, text in refused if "which is revoked" in text] == ["revoked", "revoked", "ticket"]
 
 
 def test_a_hello_in_pieces_is_refused_before_it_is_read(server: BulkDoor, refused: list[tuple[str, str]]) -> None:

@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -295,7 +296,17 @@ def test_a_revoked_certificate_is_good_for_no_broker(tmp_path: Path, ours: Autho
     shown = [ours.issue(f"n{i}") for i in range(3)]
     crl = ours.revoke(name="ca.crl")
     found = [ours.cluster_certificates(each, crl=crl) for each in shown]
-    tls = [RaftTls(each.contexts.server, each.contexts.client, False, each.contexts.revocations) for each in found]
+    unbelieved: list[set[str]] = [set() for _ in found]
+    tls = [
+        RaftTls(
+            each.contexts.server,
+            each.contexts.client,
+            False,
+            each.contexts.revocations,
+            tell=lambda who, found, there=there: there.add(found.fault),
+        )
+        for each, there in zip(found, unbelieved, strict=True)
+    ]
     with group(tmp_path, tls) as (nodes, told):
         until(nodes, lambda: any(node.has_begun for node in nodes) and all(node.controller for node in nodes))
         ours.revoke(shown[which], name="ca.crl")
@@ -309,6 +320,8 @@ def test_a_revoked_certificate_is_good_for_no_broker(tmp_path: Path, ours: Autho
         until(nodes, lambda: any("which is revoked" in why for i in others for _, why in told[i]))
         until([nodes[i] for i in others], lambda: all(nodes[i].controller for i in others))
         assert not any("which is revoked" in why for _, why in told[which]), "the others' are good"
+        assert set().union(*(unbelieved[i] for i in others)) == {"revoked"}
+        assert not unbelieved[which]
 
 
 def test_renewed_files_are_taken_by_new_connections_and_old_ones_go_on(
@@ -355,7 +368,9 @@ def test_a_stranger_is_cut_and_said(tmp_path: Path, ours: Authority, other: Auth
         "no certificate": "it shows no certificate",
         "another CA's": "its certificate is not believed",
     }[how]
-    with group(tmp_path, [tls_of(ours)]) as (nodes, told):
+    unbelieved: list[tuple[str, str]] = []
+    tls = replace(tls_of(ours), tell=lambda who, found: unbelieved.append((who, found.fault)))
+    with group(tmp_path, [tls]) as (nodes, told):
         until(nodes, lambda: nodes[0].is_controller)
         with socket.create_connection(("127.0.0.1", port_of(nodes[0])), 60) as plain:
             if how in ("plain", "noise"):
@@ -379,6 +394,8 @@ def test_a_stranger_is_cut_and_said(tmp_path: Path, ours: Authority, other: Auth
         [(peer, why)] = told[0]
         assert peer == "127.0.0.1"
         assert says in why
+        fault = {"no certificate": "missing", "another CA's": "foreign"}.get(how)
+        assert unbelieved == ([("127.0.0.1", fault)] if fault else []), "for the audit, once"
         assert "ok" in carried_out(nodes, nodes[0])
 
 
@@ -560,14 +577,18 @@ def test_a_lobby_asks_and_answers_over_tls(ours: Authority, other: Authority) ->
     [port] = ports(1)
     address, answer = f"127.0.0.1:{port}", {"type": "hello", "refusal": "not now"}
     asker: dict[str, Any] = {"bind": None, "secret": SECRET, "answer": lambda hello: answer, "clock": time.monotonic}
+    unbelieved: list[tuple[str, str]] = []
+    tls = replace(tls_of(ours), tell=lambda who, found: unbelieved.append((who, found.fault)))
     with (
-        Lobby(**{**asker, "bind": address}, tls=tls_of(ours)) as there,
+        Lobby(**{**asker, "bind": address}, tls=tls) as there,
         Lobby(**asker, tls=tls_of(ours)) as mine,
+        Lobby(**asker, tls=tls_of(other, ca=ours.ca)) as shows_foreign,
         Lobby(**asker, tls=tls_of(other)) as foreign,
         Lobby(**asker) as plain,
     ):
-        outcomes = [_asked(each, there, address) for each in (mine, foreign, plain)]
+        outcomes = [_asked(each, there, address) for each in (mine, foreign, plain, shows_foreign)]
     assert outcomes[0] == answer
+    assert unbelieved == [("127.0.0.1", "foreign")], "for the audit"
     assert "its certificate is not believed" in str(outcomes[1])
     assert "cut the connection" in str(outcomes[2])
 
@@ -576,13 +597,15 @@ def test_a_question_of_who_is_not_the_broker_that_it_says_is_refused(ours: Autho
     [port] = ports(1)
     address = f"127.0.0.1:{port}"
     asker: dict[str, Any] = {"bind": None, "secret": SECRET, "answer": lambda hello: {}, "clock": time.monotonic}
-    theirs = tls_of(ours, uris=["liftlog:broker/somebody"])
-    with Lobby(**{**asker, "bind": address}, tls=tls_of(ours)) as there, Lobby(**asker, tls=theirs) as mine:
+    theirs, unbelieved = tls_of(ours, uris=["liftlog:broker/somebody"]), list[tuple[str, str]]()
+    tls = replace(tls_of(ours), tell=lambda who, found: unbelieved.append((who, found.fault)))
+    with Lobby(**{**asker, "bind": address}, tls=tls) as there, Lobby(**asker, tls=theirs) as mine:
         found = _asked(mine, there, address)
     assert (
         found["refusal"]
         == f"broker {HELLO['broker']}: what it shows is the certificate of somebody, and not of {HELLO['broker']}"
     )
+    assert unbelieved == [("127.0.0.1", "misnamed")]
 
 
 def test_where_names_are_required_a_question_without_one_is_refused_and_nobody_without_one_is_asked(

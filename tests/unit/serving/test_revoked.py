@@ -17,6 +17,7 @@ from broker.serving.http.access import AuthRules
 from tests.support.certificates import Authority, Issued
 from tests.support.processes import eventually
 from tests.unit.serving.server import Server, running
+from tests.unit.serving.test_audit import records
 
 LONG_POLL = "/v1/streams/orders/partitions/0/records?offset=0&max_wait_ms=60000&timeout_ms=120000"
 
@@ -64,6 +65,10 @@ def test_a_revoked_certificate_ends_what_is_under_way_and_lets_nobody_in(
                 assert (status, body["reason"], body["detail"]) == (401, "unauthenticated", "unauthenticated"), path
         assert his.get("/v1/streams")[0] == 200
         assert any("http.unauthenticated" in line and "which is revoked" in line for line in caplog.messages)
+        eventually(lambda: refusals(server), what="the audit says so")
+        asked = refusals(server)[-1]["asked"]
+        assert asked["certificate"] == "revoked"
+        assert asked["why"].endswith("which is revoked")
         authority.revoke()
         certificates.look()
         certificates.look()
@@ -78,6 +83,10 @@ def made(client: Client) -> None:
     answer = client.connection.getresponse()
     assert answer.status in (200, 201), answer.read()
     answer.read()
+
+
+def refusals(server: Server) -> list[dict[str, Any]]:
+    return [each for each in records(server) if "certificate" in each["asked"]]
 
 
 def under_way(server: Server) -> int:

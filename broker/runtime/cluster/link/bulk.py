@@ -176,7 +176,7 @@ class BulkServer:
             found = self._transfers.get(ticket)
         if found is not None and isinstance(visitor.socket, ssl.SSLSocket):
             assert self._tls is not None, "it speaks TLS"
-            if why := self._tls.unfit(visitor.socket, found.to):
+            if why := self._tls.unfit(visitor.socket, found.to, visitor.who):
                 raise ConnectionError(f"{why}, whose ticket this is")
         return found if found is not None and found.claim(visitor.socket) else None
 

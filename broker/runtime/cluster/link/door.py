@@ -219,7 +219,7 @@ class Door:
             secured.settimeout(max(0.001, visitor.until_s - time.monotonic()))
             secured.do_handshake()
         except OSError as error:
-            self.complain("tls", visitor, why_kept_out(error))
+            self.complain("tls", visitor, tls.failed(error, visitor.who))
             with suppress(OSError):
                 linger(secured)  # it hears why
             return False

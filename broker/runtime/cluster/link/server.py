@@ -218,7 +218,7 @@ class Server:
         peer, welcome = door.proof(_next(framed, visitor))
         if isinstance(visitor.socket, ssl.SSLSocket):
             assert self._tls is not None, "it speaks TLS"
-            if why := self._tls.unfit(visitor.socket, peer.broker_id):
+            if why := self._tls.unfit(visitor.socket, peer.broker_id, visitor.who):
                 raise Refused("PERMISSION_DENIED", "certificate", f"{peer.broker_id}: {why}")
         return peer, welcome
 

@@ -25,8 +25,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from broker.api.certificate_faults import MISNAMED, REVOKED, Tell, Unbelieved, tell_nobody
 from broker.api.revocations import Revocations, why_revoked
-from broker.api.tls_files import misnamed, uris_of, why_kept_out
+from broker.api.tls_files import misnamed, unbelieved_in, uris_of, why_kept_out
 from broker.runtime.cluster.link.handshake import Refused
 from broker.runtime.config.certificates import Certificates
 
@@ -50,6 +51,7 @@ class LinkTls:
         revocations: What the CAs have revoked; None: nothing says.
         takes_plain: Who speaks no TLS is heard, too (C8).
         dials: Others are called over TLS; False: in plain text.
+        tell: Whom this side does not believe.
     """
 
     server: Callable[[], ssl.SSLContext]
@@ -58,9 +60,10 @@ class LinkTls:
     revocations: Callable[[], Revocations | None] = lambda: None
     takes_plain: bool = False
     dials: bool = True
+    tell: Tell = tell_nobody
 
     @staticmethod
-    def of(certificates: Certificates | None) -> LinkTls | None:
+    def of(certificates: Certificates | None, tell: Tell = tell_nobody) -> LinkTls | None:
         """Of the files of `[cluster]`; None: there is no TLS."""
         if certificates is None:
             return None
@@ -72,12 +75,26 @@ class LinkTls:
             contexts.revocations,
             contexts.takes_plain,
             contexts.dials,
+            tell,
         )
 
-    def unfit(self, secured: ssl.SSLSocket, broker: str | None) -> str:
-        """Why the other side of a connection is not this broker; None: not any. Empty: it may be (C5)."""
-        why = why_revoked(self.revocations(), secured)
-        return f"it {why}" if why else self._misnamed(uris_of(secured), broker)
+    def unfit(self, secured: ssl.SSLSocket, broker: str | None, address: str) -> str:
+        """Why the other side of a connection, at this address, is not this broker; None: not any. Empty: it may be
+        (C5). It is told."""
+        if revoked := why_revoked(self.revocations(), secured):
+            found = Unbelieved(REVOKED, f"it {revoked}", not secured.server_side)
+        elif why := self._misnamed(uris_of(secured), broker):
+            found = Unbelieved(MISNAMED, why, not secured.server_side)
+        else:
+            return ""
+        self.tell(address, found)
+        return found.why
+
+    def failed(self, error: OSError, address: str, *, is_called: bool = False) -> str:
+        """Why a handshake has failed. It is told if it was for the certificate of the other side."""
+        if found := unbelieved_in(error, is_called=is_called):
+            self.tell(address, found)
+        return why_kept_out(error)
 
     def _misnamed(self, uris: Iterable[str], broker: str | None) -> str:
         why = misnamed(uris, broker, needs_name=self.needs_name)
@@ -103,9 +120,9 @@ def connected(host: str, port: int, tls: LinkTls | None, timeout_s: float, broke
     except BaseException as error:
         plain.close()
         if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-            raise _refused(why_kept_out(error)) from error
+            raise _refused(tls.failed(error, host, is_called=True)) from error
         raise
-    if why := tls.unfit(secured, broker):
+    if why := tls.unfit(secured, broker, host):
         secured.close()
         raise _refused(why)
     return secured
