@@ -21,7 +21,7 @@ from broker.storage.encrypted.keyfile import has_keys
 from broker.storage.log import PartitionLog
 from broker.storage.recovery import list_segments
 from broker.storage.rewrite.clean_state import CLEAN_STATE_FILE, load_clean_state
-from broker.storage.segments.checkpoint import read_identity
+from broker.storage.segments.checkpoint import LogIdentity, check_identity, read_identity
 from broker.storage.segments.index import INDEX_CACHE
 from broker.storage.segments.scan import scan
 from broker.storage.segments.segment import Segment
@@ -53,6 +53,7 @@ def read_aside(
     folder: str,
     start: int,
     end: int,
+    identity: LogIdentity,
     *,
     bytes_max: int,
     is_encrypted: bool,
@@ -61,6 +62,8 @@ def read_aside(
     """Batches that follow one another, from the first whole one on that holds something of [start, end).
 
     Args:
+        identity: Of the log beside it. Nothing comes of the folder of another one, whoever has put it there: it has
+            keys of its own, and would open.
         bytes_max: At least one batch comes, if there is any; further ones while they fit.
         is_encrypted: The log beside it is. Then nothing comes of a folder that is not: anybody may have written it.
         keyring: Of the log beside it; without it nothing comes of one that is encrypted.
@@ -72,7 +75,8 @@ def read_aside(
     try:
         if not disk.exists(folder) or _may_be_compacted(disk, folder):
             return b""
-        vault = _vault_of(disk, folder, keyring) if is_encrypted or has_keys(disk, folder) else None
+        check_identity(read_identity(disk, folder), identity, folder=folder)
+        vault = _vault_of(disk, folder, identity, keyring) if is_encrypted or has_keys(disk, folder) else None
         segments = list_segments(disk, folder)
         afters = [segment.base_offset for segment in segments[1:]] + [end]
         for segment, after in zip(segments, afters, strict=True):
@@ -88,13 +92,13 @@ def read_aside(
     return b"".join(taken)
 
 
-def _vault_of(disk: Disk, folder: str, keyring: Keyring | None) -> Vault:
+def _vault_of(disk: Disk, folder: str, identity: LogIdentity, keyring: Keyring | None) -> Vault:
     """Raises LiftlogError, OSError: the key for it is not here."""
     from broker.storage.encrypted.vault import Vault  # most brokers need none of it
 
     if keyring is None:
         raise KeyMissing(f"{folder}: its records are encrypted", path=folder)
-    return Vault.open(OverlayDisk(disk), folder, read_identity(disk, folder), keyring, is_empty=False)
+    return Vault.open(OverlayDisk(disk), folder, identity, keyring, is_empty=False)
 
 
 def _batches(

@@ -14,6 +14,9 @@ F3  It is made of a batch whose CRC was checked. So one that is damaged since th
     what was stored there is wanted.
 F4  Filters are in memory alone, those of the segments that were asked for last: after a start the first read with
     conditions looks at all. Hashes are of this process.
+F5  There are none of an encrypted log. Its index tells batches by the CRC of what is stored, and anybody may have
+    written it: what is passed over is not opened, so nothing would say that the next batch is the one that belongs
+    there.
 """
 
 from __future__ import annotations

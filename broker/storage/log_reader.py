@@ -57,7 +57,8 @@ class LogReader:
             end: Exclusive; the last batch may go past it.
             max_bytes: At least one batch comes, if there is any; further ones while they fit.
             stored: Up to the log end, committed or not: for a follower.
-            questions: Leave out batches that are known to hold nothing of this (`blooms.questions_of`).
+            questions: Leave out batches that are known to hold nothing of this (`blooms.questions_of`); not of an
+                encrypted log (`blooms.F5`).
             reserve: Takes so many bytes of memory in all, for encrypted batches that are opened (`encrypted/plans.py`).
             repairs: Have a segment scanned anew that has an encrypted batch which cannot be opened, and look again.
         Returns:
@@ -68,7 +69,7 @@ class LogReader:
             BadBatch: an encrypted batch cannot be opened. With `repairs` it is whole: somebody has changed it, or moved
                 it there.
         """
-        skips = self._state.settings.is_sole_replica
+        skips, vault = self._state.settings.is_sole_replica, self._state.vault
 
         def question(view: LogView) -> ReadPlan:
             return plan_read(
@@ -77,11 +78,10 @@ class LogReader:
                 end=end,
                 max_bytes=max_bytes,
                 skips_lost=skips,
-                questions=questions,
+                questions=None if vault is not None else questions,
             )
 
         plan = self._state.ask(question)
-        vault = self._state.vault
         return plan if vault is None else self._opened(plan, vault, question if repairs else None, reserve)
 
     def _opened(

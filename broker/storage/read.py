@@ -71,7 +71,7 @@ class InOrder:
 
     def __init__(self, plan: ReadPlan, also: Ranges = ()) -> None:
         self._expected = plan.begins[0] if plan.begins else plan.next_offset
-        self._gaps = (*plan.gaps, *also)
+        self._gaps = merge_ranges([*plan.gaps, *also])
         self._next_offset = plan.next_offset
 
     def check(self, header: BatchHeader, where: str) -> None:
@@ -547,6 +547,7 @@ def _find_time_in(view: LogView, segment: Segment, timestamp_us: int) -> int | N
             if int(index.first_offsets[at]) >= view.high_watermark:
                 return None
             if read_head(segment, file, index, at).max_timestamp_us < timestamp_us:
+                check_head(view.vault, segment, file, index, at)
                 continue
             rows = read_rows(view.vault, segment, file, index, at)
             offsets = rows.column("offset").to_numpy()

@@ -84,7 +84,8 @@ def select(
         StorageFailed: they cannot be read, there; or there is no room for what is made anew.
         Overloaded: as `reserve`.
     """
-    made, kinds, batches = _Made(plan), questions_of(wanted), _Batches(wanted, columns)
+    made, batches = _Made(plan), _Batches(wanted, columns)
+    kinds = () if plan.is_opened else questions_of(wanted)  # `blooms.F5`
     ranges: list[FileRange] = []
     first: int | None = None
     for part, (segment, _), begin in zip(plan.ranges, plan.sources, plan.begins, strict=True):

@@ -31,7 +31,7 @@ from broker.api.errors import KeyMissing, WrongKeys
 from broker.api.validation import build
 from broker.storage.disk import NO_DESCRIPTORS, Disk
 from broker.storage.encrypted.message import KEY_BYTES
-from broker.storage.segments.checkpoint import LogIdentity, is_marked_encrypted, open_json, seal_json
+from broker.storage.segments.checkpoint import LogIdentity, is_marked_encrypted, names_a_key, open_json, seal_json
 
 if TYPE_CHECKING:
     from broker.storage.encrypted.keys import Keyring
@@ -57,8 +57,9 @@ def has_files(disk: Disk, folder: str) -> bool:
 
 
 def has_keys(disk: Disk, folder: str) -> bool:
-    """Whether the records of a log are encrypted, by its folder. One that has lost its keys says so all the same."""
-    return has_files(disk, folder) or is_marked_encrypted(disk, folder)
+    """Whether the records of a log are encrypted, by its folder. One that has lost its keys says so all the same, and
+    so does its checkpoint alone. OSError passes through."""
+    return has_files(disk, folder) or is_marked_encrypted(disk, folder) or names_a_key(disk, folder)
 
 
 def load_keys(

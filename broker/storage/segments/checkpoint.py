@@ -223,6 +223,16 @@ def is_marked_encrypted(disk: Disk, folder: str) -> bool:
         return False
 
 
+def names_a_key(disk: Disk, folder: str) -> bool:
+    """Whether the checkpoint is of an encrypted log. One that does not tell is not. OSError passes through."""
+    path = f"{folder}/{CHECKPOINT_FILE}"
+    try:
+        found = Checkpoint.decode(disk.read_file(path), where=path)
+    except (FileNotFoundError, CorruptLog):
+        return False
+    return found is not None and bool(found.key)
+
+
 def _identity_and_version(disk: Disk, folder: str) -> tuple[LogIdentity, int]:
     path = f"{folder}/{PARTITION_FILE}"
     try:

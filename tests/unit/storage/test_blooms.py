@@ -23,7 +23,9 @@ from broker.storage.segments.checkpoint import LogSettings
 from broker.storage.segments.index import ENTRY, IndexView
 from broker.storage.segments.segment import Segment
 from broker.storage.select import select
+from tests.support.encrypted_logs import encrypted
 from tests.support.logs import commit, create_log
+from tests.support.simdisk import SimDisk
 
 
 def rows(subjects: Sequence[str], keys: Sequence[bytes | None]) -> pa.RecordBatch:
@@ -189,3 +191,21 @@ def test_a_second_read_looks_at_what_may_hold_it_alone(monkeypatch: pytest.Monke
     assert again == first
     assert some_bytes < all_bytes / 20
     log.close()
+
+
+def test_nothing_is_learnt_of_an_encrypted_log_and_all_of_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F5. Seen before: it was learnt, never asked for, and took the room of others."""
+    cache = BloomCache(1 << 20)
+    monkeypatch.setattr("broker.storage.select.BLOOMS", cache)
+    monkeypatch.setattr("broker.storage.read.BLOOMS", cache)
+    log = create_log(SimDisk(), settings=encrypted(LogSettings()))
+    for step in range(3):
+        log.append([RowBatch(rows(["s"], [b"%d" % step]).drop_columns(["offset"]))], leader_epoch=1, now_us=step)
+        commit(log)
+    wanted = Conditions(key=b"1")
+    for _ in range(2):
+        with log.read(0, questions=questions_of(wanted)) as plan:
+            assert plan.batch_count == 3
+            select(plan, wanted, lambda _: None, asked=0)
+            assert (plan.batch_count, plan.first_offset) == (1, 1)
+    assert cache.byte_count == 0

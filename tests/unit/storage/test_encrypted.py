@@ -537,6 +537,14 @@ def test_nor_without_the_mark_in_its_identity() -> None:
         disk.lose(f"{FOLDER}/{name}")
     with pytest.raises(WrongKeys, match="is missing"):
         open_log(disk, settings=replace(SETTINGS, is_encrypted=False))
+    plain = SimDisk()
+    filled(plain, settings=replace(SETTINGS, is_encrypted=False)).close()
+    for path in [*segments(disk), *(path.replace(".arrows", ".index") for path in segments(disk))]:
+        disk.lose(path)
+    for path, inode in plain.names.items():
+        if path.endswith((".arrows", ".index")):
+            disk.replace_file(path, bytes(inode.content))
+    assert inspect_partition(disk, FOLDER, keyring=KEYRING).of_kind("wrong_keys"), "seen before: all was well"
 
 
 def test_files_of_keys_that_cannot_be_read_may_be_brought_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.mending import mend
 from broker.storage.segments.index import footer_of
 from tests.support.encrypted_logs import KEYRING
-from tests.support.logs import FOLDER, commit, open_log, plan_bytes, read_records, row_batch, verified_records
+from tests.support.logs import FOLDER, IDENTITY, commit, open_log, plan_bytes, read_records, row_batch, verified_records
 from tests.support.simdisk import SimDisk
 from tests.unit.storage.test_tampered import SETTINGS, filled, scrubbed
 
@@ -237,7 +237,29 @@ def test_a_folder_that_was_moved_aside_in_clear_tells_an_encrypted_log_nothing()
             disk.replace_file(path.replace(FOLDER, aside), bytes(inode.content))
 
     def found(is_encrypted: bool) -> bytes:
-        return read_aside(disk, aside, 4, 6, bytes_max=1 << 20, is_encrypted=is_encrypted, keyring=KEYRING)
+        return read_aside(disk, aside, 4, 6, IDENTITY, bytes_max=1 << 20, is_encrypted=is_encrypted, keyring=KEYRING)
 
     assert found(False)
     assert not found(True)
+
+
+@pytest.mark.parametrize("is_encrypted", [True, False])
+def test_the_folder_of_another_log_beside_it_tells_nothing(is_encrypted: bool) -> None:
+    """Seen before: it has its own keys, and opens with them under its own name. So whoever could write to the disk had
+    the records of a stream that he may not read put into one that he may."""
+    disk, others = SimDisk(), SimDisk()
+    settings = replace(SETTINGS, is_encrypted=is_encrypted)
+    for name, of in (("secret", 0), ("s", 1), ("s", 0)):
+        identity = replace(IDENTITY, stream=name, partition=of)
+        folder = f"{FOLDER}-{name}-{of}"
+        log = PartitionLog.create(others, folder, identity, settings, now_us=0)
+        log.append([row_batch([b"another's", b"record"])], leader_epoch=1, now_us=0)
+        commit(log)
+        log.close()
+        aside = f"{FOLDER}-{name}-{of}.aside"
+        disk.makedirs(aside)
+        for path, inode in others.names.items():
+            if path.startswith(f"{folder}/"):
+                disk.replace_file(path.replace(folder, aside), bytes(inode.content))
+        data = read_aside(disk, aside, 0, 2, IDENTITY, bytes_max=1 << 20, is_encrypted=is_encrypted, keyring=KEYRING)
+        assert bool(data) is (identity == IDENTITY)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from broker.api.batch import read_header
 from broker.api.errors import BadBatch, CorruptLog
 from broker.serving.endpoints.records import nothing, planned
 from broker.storage.inspect.scrub import Piece, scrub
@@ -213,3 +214,32 @@ def test_what_is_let_go_of_or_taken_back_is_tampered_with_no_more() -> None:
     assert log.tampered == ((5, 6), (50, 52))
     log.truncate(44)
     assert log.tampered == ((5, 6),)
+
+
+@pytest.mark.parametrize("timestamp_us", [0, 1 << 40])
+def test_a_search_by_time_passes_over_nothing_by_what_somebody_has_written(timestamp_us: int) -> None:
+    """Seen before: by the timestamp in its header a batch was passed over, and nobody looked whether it opens."""
+    disk = SimDisk()
+    log = create_log(disk, settings=SETTINGS)
+    for number in range(6):
+        log.append([row_batch([b"x"] * 2, [10 * number] * 2)], leader_epoch=1, now_us=number)
+        commit(log)
+    assert log.offset_for_time(20) == 4
+    forge(disk, log, 4, "max_timestamp_us", timestamp_us)
+    assert log.offset_for_time(20) == 6
+    assert log.tampered == ((4, 6),), "who reads from some time on, and may have missed it, is told"
+
+
+def test_what_is_missing_around_the_log_start_is_one_gap() -> None:
+    """Seen before: the tables of ids of such a log could not be read any more."""
+    disk = SimDisk()
+    log = filled(disk, count=6)
+    view = log.log.view()
+    entry = view.index(view.segments[0]).entries[2]
+    disk.flip(view.segments[0].path, 8 * (int(entry["position"]) + 700))
+    scrubbed(log)
+    assert log.lost_ranges == ((4, 6),)
+    log.trim(5)
+    assert log.lost_ranges == ((5, 6),)
+    whole = [read_header(message).first_offset for message in log.log.messages(0, None, whole=True)]
+    assert whole == [0, 2, 6, 8, 10]

@@ -62,6 +62,7 @@ def aside(log: PartitionLog, start: int, end: int, *, bytes_max: int = RANGE_BYT
         log.folder + ASIDE,
         start,
         end,
+        log.identity,
         bytes_max=bytes_max,
         is_encrypted=log.is_encrypted,
         keyring=log.settings.keyring,

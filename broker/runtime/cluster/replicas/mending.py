@@ -296,6 +296,7 @@ class Mending:
                     opened.folder + ASIDE,
                     start,
                     end,
+                    opened.identity,
                     bytes_max=ASIDE_BYTES,
                     is_encrypted=opened.is_encrypted,
                     keyring=opened.settings.keyring,
