@@ -100,7 +100,7 @@ class Relay:
                         break
                     one, other = key.fileobj, key.data
                     assert isinstance(one, socket.socket)
-                    data = one.recv(1 << 16)
+                    data = one.recv(self.bytes_per_s // 20 or 1 << 16)
                     if not data:  # the other way goes on, as without a relay
                         selector.unregister(one)
                         if not selector.get_map():

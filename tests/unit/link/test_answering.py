@@ -167,6 +167,18 @@ def committed(led: Leader) -> tuple[Stream, Stream]:
     return b, c
 
 
+def test_a_late_question_takes_no_place_of_a_later_one(led: Leader) -> None:
+    """It was at a disk while its stream ended. The follower would have had to ask again."""
+    committed(led)
+    stream = Stream()
+    led.fetch(stream, 1, number=2)
+    stream.said()
+    led.fetch(stream, 1, number=5)
+    led.fetch(stream, 0, 0, number=4)
+    led.append()
+    assert [answer.number for answer, size in stream.said() if size] == [5]
+
+
 def test_a_commit_is_told_soon(led: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Q1: also if its time comes before the follower is answered anyway, or another fetch comes meanwhile."""
     monkeypatch.setattr(answering, "COMMIT_S", 3_600.0)

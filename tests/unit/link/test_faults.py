@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from broker.metadata.partition import Place
+from broker.runtime.cluster.link import connection
 from broker.runtime.cluster.link import link as link_module
 from broker.runtime.cluster.link.answering import Answering
 from broker.runtime.stopping import StillRunning
@@ -87,6 +88,24 @@ def test_a_stream_that_is_cut_amid_an_answer_goes_on_where_it_was(two: Linked) -
     relay.cut_after = None
     two.in_sync(at)
     two.same(at)
+
+
+@pytest.mark.long
+def test_an_answer_that_takes_longer_than_silence_may_last_arrives(
+    two: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow line. It was cut, and begun anew, again and again; and its leader was reported."""
+    monkeypatch.setattr(connection, "SILENT_S", 0.7)
+    monkeypatch.setattr(connection, "CUT_S", 1.0)
+    [at] = two.create(min_insync=1)
+    away = filled(two, at)
+    leader = two.leader(at).me
+    two.relays[leader].bytes_per_s = 150_000
+    two.start(away)
+    two.in_sync(at)
+    two.same(at)
+    assert two.nodes[away].link.counts["lost"] == 0
+    assert two.nodes[away].reports == []
 
 
 @pytest.mark.parametrize("towards_target", [False, True], ids=["the follower hears it", "the leader hears it"])

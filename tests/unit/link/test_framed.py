@@ -104,6 +104,19 @@ def test_frames_that_come_in_pieces_are_whole(sockets: tuple[socket.socket, sock
     writer.join()
 
 
+def test_it_is_known_that_more_of_a_frame_has_come(sockets: tuple[socket.socket, socket.socket]) -> None:
+    """A large one may take long: who waits for it may see that it comes."""
+    framed, data = Framed(sockets[1]), LinkFrame(b"head", 1, bytes(300_000)).to_bytes()
+    reader = threading.Thread(target=lambda: framed.read(MOST))
+    reader.start()
+    for end in (5, 100, 70_000, 200_000):
+        sockets[0].sendall(data[framed.coming : end])
+        eventually(lambda end=end: framed.coming == end, what=f"{end} bytes")  # type: ignore[misc]
+    sockets[0].sendall(data[200_000:])
+    reader.join(60)
+    assert framed.coming == 0
+
+
 @pytest.mark.parametrize("place", [1, PREAMBLE.size, PREAMBLE.size + 3, 100_000])
 def test_an_end_amid_a_frame_is_no_frame(sockets: tuple[socket.socket, socket.socket], place: int) -> None:
     sockets[0].sendall(LinkFrame(b"head", 1, bytes(200_000)).to_bytes()[:place])

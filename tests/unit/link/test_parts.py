@@ -12,7 +12,7 @@ import pytest
 
 from broker.metadata.partition import PartitionState
 from broker.replication.messages import Fetch
-from broker.runtime.cluster.link.connection import CUT_S, SILENT_S, Connection, LeaderStream, host_and_port
+from broker.runtime.cluster.link.connection import CUT_S, SILENT_S, STILL_S, Connection, LeaderStream, host_and_port
 from broker.runtime.cluster.link.directory import Directory, Entry
 from broker.runtime.cluster.link.handshake import Peer
 from broker.runtime.cluster.link.outbox import Outbox
@@ -108,34 +108,90 @@ def test_what_is_no_address(address: str) -> None:
         host_and_port(address)
 
 
+LOOK_S = 0.103
+"""Not quite `link.CHECK_S`: no sum of it is a limit."""
+
+
+class Waiting:
+    """A question waits for its answer, on a stream that says nothing. `coming`: bytes of a frame that is not whole."""
+
+    def __init__(self, partitions: int = 1) -> None:
+        cluster = Cluster()
+        cluster.register("b")
+        cluster.catalog.cluster.partitions = {
+            ("s", number): PartitionState(replicas=("a",)) for number in range(partitions)
+        }
+        self.now_s, self.told, self.coming = 100.0, 0, 0
+        directory = Directory(cluster, "b", "b0")
+        made = Connection("a", directory, cluster_id="x", key=b"k", counts=Counter(), now_s=lambda: self.now_s)
+        self.connection, at = made, ("s", 0)
+        made.add(at, self)  # type: ignore[arg-type]
+        who: dict[str, Any] = {"follower": "b", "incarnation": (1, 0), "epoch": 1}
+        made.ask(at, Fetch(**who, offset=0, last_epoch=-1, durable_end=0, log_start=0))
+        self.stream = made._stream = LeaderStream(
+            Entry(1, "a:1"), Peer("b", 1), lambda: self.now_s, lambda: None, coming=lambda: self.coming
+        )
+        self.stream.welcomed_s = self.now_s
+
+    def unreachable(self, leader: str) -> None:
+        self.told += 1
+
+    def after(self, seconds: float, *, coming: int = 0) -> tuple[int, bool]:
+        """So long after the beginning: how often it was told, and whether the stream was cut.
+
+        Args:
+            coming: So many more bytes at each look.
+        """
+        while self.now_s < 100.0 + seconds:
+            self.now_s = min(100.0 + seconds, self.now_s + LOOK_S)
+            self.coming += coming
+            self.connection.check(self.now_s)
+        return self.told, self.stream.outbox.is_closed
+
+
+def test_a_process_that_stood_still_reports_nobody() -> None:
+    """N4: what was said to it meanwhile waits in its sockets."""
+    waiting = Waiting()
+    waiting.after(1.0)
+    before_s = waiting.connection.heard_to(101.0)
+    waiting.now_s += 12.0
+    assert waiting.connection.heard_to(waiting.now_s) == pytest.approx(before_s + STILL_S), "also before anybody looks"
+    waiting.connection.check(waiting.now_s)
+    assert waiting.connection.heard_to(waiting.now_s) == pytest.approx(before_s + STILL_S)
+    assert waiting.after(13.0 + SILENT_S - 1.0 - STILL_S - 0.1) == (0, False)
+    assert waiting.after(13.0 + SILENT_S - 1.0 - STILL_S + 0.1) == (1, False), "from then on it counts"
+
+
+def test_a_large_answer_on_a_slow_line_is_no_silence() -> None:
+    """N4: as long as more of it comes."""
+    waiting = Waiting()
+    assert waiting.after(60.0, coming=2_000) == (0, False)
+    assert waiting.after(60.0 + SILENT_S - 0.2) == (0, False)
+    assert waiting.after(60.0 + SILENT_S + 0.2) == (1, False)
+    assert waiting.after(60.0 + CUT_S + 0.3) == (2, True)
+
+
+def test_a_large_answer_may_come_by_fits_and_starts() -> None:
+    waiting, heard = Waiting(), list[float]()
+    for second in range(1, 60):
+        assert waiting.after(second - 0.2) == (0, False)
+        waiting.after(float(second), coming=20_000)
+        heard.append(waiting.connection.heard_to(waiting.now_s))
+    assert max(heard) - min(heard) < 0.5
+
+
+def test_heartbeats_in_the_place_of_an_answer_are_silence() -> None:
+    """A length that was changed on its way: what comes next is taken for the answer."""
+    waiting = Waiting()
+    assert waiting.after(CUT_S + 0.3, coming=100) == (2, True)
+
+
 @pytest.mark.parametrize(("partitions", "slower"), [(1, 1.0), (3_000, 2.0), (10_000, 5.0)])
 def test_a_leader_may_be_silent_for_longer_with_many_partitions(partitions: int, slower: float) -> None:
     """N2, N8: to report it ends its leadership of each of them."""
-    cluster = Cluster()
-    cluster.register("b")
-    cluster.catalog.cluster.partitions = {
-        ("s", number): PartitionState(replicas=("a",)) for number in range(partitions)
-    }
-    directory, now_s, told, counts = Directory(cluster, "b", "b0"), [100.0], [0], Counter[str]()
-    connection = Connection("a", directory, cluster_id="x", key=b"k", counts=counts, now_s=lambda: now_s[0])
-
-    class Counted:
-        def unreachable(self, leader: str) -> None:
-            told[0] += 1
-
-    at = "s", 0
-    connection.add(at, Counted())  # type: ignore[arg-type]
-    who: dict[str, Any] = {"follower": "b", "incarnation": (1, 0), "epoch": 1}
-    connection.ask(at, Fetch(**who, offset=0, last_epoch=-1, durable_end=0, log_start=0))
-    stream = connection._stream = LeaderStream(Entry(1, "a:1"), Peer("b", 1), lambda: now_s[0], lambda: None)
-    stream.welcomed_s = now_s[0]
-
-    def after(seconds: float) -> tuple[int, bool]:
-        connection.check(100.0 + seconds)
-        return told[0], stream.outbox.is_closed
-
+    after = Waiting(partitions).after
     assert after(slower * SILENT_S - 0.1) == (0, False)
-    assert after(slower * SILENT_S) == (1, False)
+    assert after(slower * SILENT_S + 0.01) == (1, False)
     assert after(slower * CUT_S + 0.1) == (2, True)
 
 

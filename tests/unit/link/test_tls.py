@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import pytest
 
 from broker.api.certificate_faults import Unbelieved
 from broker.metadata.partition import Place
-from broker.runtime.cluster.link import answering, bulk, door
+from broker.runtime.cluster.link import answering, bulk, door, tls
 from broker.runtime.cluster.link.bulk import Transfer
 from broker.runtime.cluster.link.bulk_reader import BulkReader
 from broker.runtime.cluster.link.door import GREETING_S, STRANGERS_MAX
@@ -568,6 +569,33 @@ def test_a_hello_in_pieces_is_refused_before_it_is_read(server: BulkDoor, refuse
             assert connection.recv(1) == b""
     eventually(lambda: refused, what="it is counted")
     assert refused == [("tls", "its first message of TLS comes in pieces, as no broker's does")]
+
+
+@pytest.mark.parametrize(
+    ("says", "is_plain"), [(b"\x16\x03\x01\x00", False), (b"\x16\x04", True), (b"llq3", True), (b"", True)]
+)
+def test_what_is_spoken_is_known_from_as_many_bytes_as_it_takes(says: bytes, is_plain: bool) -> None:
+    """C8: TCP may bring the first ones by themselves."""
+    here, there = socket.socketpair()
+    with here, there:
+        found: list[bool] = []
+        looks = threading.Thread(target=lambda: found.append(tls.is_plain(there, time.monotonic() + 60)))
+        looks.start()
+        for at in range(len(says)):
+            here.sendall(says[at : at + 1])
+            time.sleep(0.002)
+        here.shutdown(socket.SHUT_WR)
+        looks.join(60)
+        assert found == [is_plain]
+        assert there.recv(10) == says, "nothing is taken"
+
+
+def test_who_begins_tls_and_goes_on_no_further_is_not_waited_for() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        here.sendall(b"\x16")
+        with pytest.raises(TimeoutError):
+            tls.is_plain(there, time.monotonic() + 0.05)
 
 
 def test_a_handshake_that_takes_too_long_is_ended(

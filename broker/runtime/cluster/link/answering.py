@@ -336,6 +336,8 @@ class Answering:
             if slot is None:
                 return
             if isinstance(message, Records):
+                if slot.records is not None and _is_earlier(message, slot.records):  # of a stream that has ended since
+                    return
                 slot.records, slot.since_s = message, now_s
                 if not self._has_news(slot, now_s):
                     slot.stream.later(slot, self._due_s(slot, message, now_s))
@@ -576,3 +578,8 @@ class Answering:
 
 def _of(records: Records) -> tuple[int, Incarnation, int]:
     return records.epoch, records.incarnation, records.offset
+
+
+def _is_earlier(one: Records, other: Records) -> bool:
+    """Whether the one answers a fetch of before the other's."""
+    return (one.epoch, one.incarnation) == (other.epoch, other.incarnation) and one.number < other.number

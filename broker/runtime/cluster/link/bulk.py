@@ -12,7 +12,8 @@ B3  The bytes count once their follower has all of them and has heard after that
     half-way.
 B4  A connection is a stranger's until it has shown its ticket (`door.D1`).
 B5  There are `TRANSFERS_MAX` for each follower's broker, each with the thread of its connection; a
-    reader that takes nothing for `STALLED_S` is cut.
+    reader that takes nothing for `STALLED_S` is cut. On a slow line it takes as long until it has read what the system
+    holds for it, and asks; and poll says late that a socket takes something (`framed.M3`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Final
 
 from broker.runtime.cluster.codec import TICKET_BYTES, Bulk
 from broker.runtime.cluster.link.door import Door, Visitor
-from broker.runtime.cluster.link.framed import Framed
+from broker.runtime.cluster.link.framed import STALLED_S, Framed
 from broker.runtime.cluster.link.tls import PIECE_BYTES, LinkTls, shut
 from broker.storage.read import ReadPlan
 
@@ -38,7 +39,6 @@ log = logging.getLogger(__name__)
 PURPOSE: Final = b"llb3"
 """What a caller says first who comes to fetch."""
 CLAIMED_WITHIN_S: Final = 15.0
-STALLED_S: Final = 5.0
 TRANSFERS_MAX: Final = 2
 """So one may be asked for while the one before it is written."""
 ASKS, HOLDS = b"?", b"!"

@@ -10,7 +10,9 @@ N2  Where nobody listens each follower is told so at once; so is one whose strea
     questions were open and this side did listen.
 N3  The last question of each partition is open until another one replaces it. A new stream begins with all of them.
 N4  Silence counts only while this side listens: the time in which the reader is at work, for whichever partition,
-    counts for nobody (`heard_to`).
+    counts for nobody (`heard_to`). Nor does that in which more of a frame comes, at `SLOW_BYTES_PER_S` at least (a
+    length that was changed on its way waits for heartbeats), nor that in which this process stood still, so that nobody
+    looked at the clock for `STILL_S`.
 N5  Bytes that an answer says to come in bulk are fetched beside this (`bulk_reader.py`).
 N6  A damaged replica asks for a range once. A broker of an earlier release, whose welcome does not say that it answers
     such a question, is not asked: it would end the stream.
@@ -67,6 +69,9 @@ SILENT_S: Final = 2.5
 """Ten heartbeats. (A follower that waits for something is told by its own core, after a second.)"""
 CUT_S: Final = 5.0
 """A stream that has been silent for so long is ended."""
+STILL_S: Final = 0.5
+"""Five looks at the clock (`link.CHECK_S`)."""
+SLOW_BYTES_PER_S: Final = 10_000
 PAUSE_FIRST_S, PAUSE_LAST_S = 0.05, 1.0
 STEADY_S: Final = 5.0
 """A stream that has lasted for so long was a good one: the next pause is short."""
@@ -100,6 +105,7 @@ class LeaderStream:
     Args:
         ends: Ends its connection; does not wait.
         says: Writes a question at once, if it can (`Framed.say`); None: its sender writes all.
+        coming: As `Framed.coming`.
 
     Attributes:
         welcomed_s: When it was let in; 0: not yet.
@@ -113,13 +119,14 @@ class LeaderStream:
         now_s: Callable[[], float],
         ends: Callable[[], None],
         says: Callable[[Callable[[], LinkFrame | None]], bool] | None = None,
+        coming: Callable[[], int] = lambda: 0,
     ) -> None:
         self.entry = entry
         self.own = own
         self.begun_s = now_s()
         self.welcomed_s = 0.0
         self.answers_ranges = False
-        self.ends, self.says = ends, says
+        self.ends, self.says, self.coming = ends, says, coming
         self.outbox: Outbox[Key] = Outbox(now_s)
 
     def end(self) -> None:
@@ -168,6 +175,8 @@ class Connection:
         self._is_closed = self._is_hurried = False
         self._log_lost, self._log_refused = RateLimitedLog(), RateLimitedLog()
         self._heard_s = self._silence_told_s = now_s()
+        self._looked = now_s(), 0.0  # when somebody looked at the clock last; how long it has not counted by then
+        self._came = 0, now_s()  # so much of a frame when more of it had come last, by the clock of `_counted`
         self._busy_s = 0.0  # in all
         self._busy_since_s = 0.0  # 0: it listens
         self.rested_s = self._ended_s = 0.0
@@ -239,9 +248,30 @@ class Connection:
         return stream is not None and stream.welcomed_s > 0
 
     def heard_to(self, now_s: float) -> float:
-        """A clock that stands still while the reader is at work (N4)."""
-        since_s = self._busy_since_s
+        """A clock that stands still while this side does not listen (N4)."""
+        since_s, now_s = self._busy_since_s, self._counted(now_s)
         return now_s - self._busy_s - (max(0.0, now_s - since_s) if since_s else 0.0)
+
+    def _counted(self, now_s: float) -> float:
+        """That clock, but for the reader's work."""
+        looked_s, uncounted_s = self._looked
+        return min(now_s, looked_s + STILL_S) - uncounted_s
+
+    def _look_at_clock(self, now_s: float, coming: int) -> None:
+        looked_s, uncounted_s = self._looked
+        uncounted_s += max(0.0, now_s - looked_s - STILL_S)
+        before, came_s = self._came
+        if coming < before:  # of another frame
+            before = 0
+        passed_s = max(0.0, now_s - uncounted_s - came_s)
+        if not coming:
+            self._came = 0, now_s - uncounted_s
+        elif coming - before >= SLOW_BYTES_PER_S * passed_s:
+            uncounted_s += passed_s
+            self._came = coming, came_s
+        else:
+            self._came = before, came_s
+        self._looked = now_s, uncounted_s
 
     def look(self) -> None:
         """A broker has come, gone, moved or registered anew, or there is another controller (N1). Does not wait."""
@@ -258,8 +288,9 @@ class Connection:
         return self._directory.slower
 
     def check(self, now_s: float) -> None:
-        """Time passes (N1, N2, N8)."""
+        """Time passes (N1, N2, N4, N8)."""
         stream = self._stream
+        self._look_at_clock(now_s, 0 if stream is None else stream.coming())
         if stream is None:
             return
         if not stream.welcomed_s:
@@ -330,7 +361,7 @@ class Connection:
         except (OSError, ValueError) as error:
             self._lost(f"{entry.address}: {error}")
             return
-        stream = LeaderStream(entry, own, self._now_s, framed.end, framed.say)
+        stream = LeaderStream(entry, own, self._now_s, framed.end, framed.say, lambda: framed.coming)
         sender = threading.Thread(target=self._say, args=(stream, framed), name=f"link-asks-{self.to}", daemon=True)
         with self._lock:
             self._stream = stream
@@ -400,15 +431,15 @@ class Connection:
         if frame == HEARTBEAT:
             self._heard_s = self.heard_to(self._now_s())
             return
-        self._busy_since_s = begun_s = self._now_s()
+        self._busy_since_s = begun_s = self._counted(self._now_s())
         self.rested_s = begun_s - self._ended_s
         try:
             self._take(stream, frame)
         finally:
             now_s = self._now_s()
-            self._busy_s, self._busy_since_s = self._busy_s + now_s - begun_s, 0.0
+            self._ended_s = ended_s = self._counted(now_s)
+            self._busy_s, self._busy_since_s = self._busy_s + max(0.0, ended_s - begun_s), 0.0
             self._heard_s = self.heard_to(now_s)
-            self._ended_s = now_s
 
     def _begin(self, stream: LeaderStream) -> None:
         with self._lock:

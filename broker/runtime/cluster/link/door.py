@@ -201,7 +201,7 @@ class Door:
         if tls is None:
             return True
         plain.settimeout(GREETING_S)
-        if tls.takes_plain and is_plain(plain):
+        if tls.takes_plain and is_plain(plain, visitor.until_s):
             return True
         try:
             secured = tls.server().wrap_socket(plain, server_side=True, do_handshake_on_connect=False)

@@ -47,6 +47,9 @@ class Framed:
 
     Args:
         connection: It is this object's from now on; the handshake of TLS is over.
+
+    Attributes:
+        coming: So many bytes have come since the last frame was whole.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -59,6 +62,7 @@ class Framed:
         self._one_at_a_time = threading.Lock() if isinstance(connection, ssl.SSLSocket) else None  # M1
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._begin = self._end = 0  # what has come and was not read, in the buffer
+        self.coming = 0
         self._kept = memoryview(b"")
         self._writing = threading.Lock()
         self._ending = threading.Lock()  # within the one above
@@ -84,7 +88,9 @@ class Framed:
         if head_bytes + data_bytes > bytes_max:
             raise FrameTooLarge(f"a frame of {head_bytes + data_bytes} bytes, {bytes_max} are the limit")
         head = bytes(self._exactly(head_bytes, until_s))
-        return LinkFrame(head, head_crc, self._exactly(data_bytes, until_s) if data_bytes else b"")
+        frame = LinkFrame(head, head_crc, self._exactly(data_bytes, until_s) if data_bytes else b"")
+        self.coming = 0
+        return frame
 
     def _preamble(self, until_s: float | None) -> tuple[int, int, int]:
         while self._end - self._begin < PREAMBLE.size:
@@ -144,7 +150,9 @@ class Framed:
     def _receive(self, into: memoryview, until_s: float | None) -> int:
         while True:
             try:
-                return self._guarded(lambda: self._socket.recv_into(into))
+                got = self._guarded(lambda: self._socket.recv_into(into))
+                self.coming += got
+                return got
             except WAITS_FOR_READ:
                 events = select.POLLIN
             except ssl.SSLWantWriteError:

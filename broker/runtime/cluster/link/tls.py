@@ -35,6 +35,8 @@ HELLO_HEAD_BYTES: Final = 9
 HANDSHAKE: Final = 22
 """A record: type, version, length; in it a message: type, length."""
 RECORD: Final = re.compile(rb"[\x15\x16]\x03[\x01-\x04]")
+RECORD_HEAD_BYTES: Final = 3
+RECORD_BEGINS: Final = re.compile(rb"[\x15\x16]\x03?")
 """How TLS begins. One in millions of tickets does: it is asked for anew."""
 PIECE_BYTES: Final = 64 << 10
 """One write of bulk over TLS. Each has to be gone within `bulk.STALLED_S`."""
@@ -145,10 +147,13 @@ def speaks_tls(host: str, port: int, timeout_s: float) -> bool:
     return False
 
 
-def is_plain(connection: socket.socket) -> bool:
-    """Whether no TLS is spoken on a connection that was accepted (C8). Takes nothing. OSError: nothing comes."""
-    heard = socket.socket.recv(connection, HELLO_HEAD_BYTES, socket.MSG_PEEK)
-    return not RECORD.match(heard)
+def is_plain(connection: socket.socket, until_s: float) -> bool:
+    """Whether no TLS is spoken on a connection that was accepted (C8). Takes nothing. OSError: not enough comes."""
+    while True:
+        heard = socket.socket.recv(connection, HELLO_HEAD_BYTES, socket.MSG_PEEK)
+        if len(heard) >= RECORD_HEAD_BYTES or not RECORD_BEGINS.fullmatch(heard):
+            return not RECORD.match(heard)
+        _wait_for_more(until_s)
 
 
 def is_in_pieces(connection: ssl.SSLSocket, until_s: float) -> bool:
@@ -159,9 +164,14 @@ def is_in_pieces(connection: ssl.SSLSocket, until_s: float) -> bool:
             return False  # OpenSSL says what it is
         if len(head) == HELLO_HEAD_BYTES:
             return int.from_bytes(head[3:5]) < 4 + int.from_bytes(head[6:9])
-        if time.monotonic() > until_s:
-            raise TimeoutError("it says nothing more")
-        time.sleep(0.01)
+        _wait_for_more(until_s)
+
+
+def _wait_for_more(until_s: float) -> None:
+    """Poll would say at once that there is something to be read."""
+    if time.monotonic() > until_s:
+        raise TimeoutError("it says nothing more")
+    time.sleep(0.01)
 
 
 def shut(connection: socket.socket) -> None:
