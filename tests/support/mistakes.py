@@ -21,6 +21,8 @@ from tests.sim import mutants as of_protocol
 from tests.sim import test_joined
 from tests.sim.driven import captured, changed, decided, test_driven
 from tests.sim.driven import mutants as of_drivers
+from tests.sim.groups import mutants as of_groups
+from tests.sim.groups import test_groups
 from tests.sim.raft import mutants as of_raft
 from tests.sim.raft import test_raft
 from tests.soak import test_mutants as shown
@@ -77,6 +79,13 @@ def of_the_drivers() -> Iterator[Found]:
     yield from (Found(each.name, test, f"seed {each.seed}") for each in (*changed.CHANGED, *captured.CAPTURED))
     test = _name(test_driven.test_a_mistake_in_a_sink_is_found)
     yield from (Found(each.name, test, f"seed {each.seed}") for each in decided.DECIDED)
+
+
+def of_groups_of_consumers() -> Iterator[Found]:
+    """In the rules of consumer groups."""
+    for name, mutant in of_groups.MUTANTS.items():
+        words = f"`{name}`, without the rule: {mutant.what}"
+        yield Found(words, _name(test_groups.test_mutant_is_found), f"seed {mutant.known}", name)
 
 
 def of_the_adapter() -> Iterator[Found]:
@@ -145,6 +154,7 @@ TABLES: Final = {
     "In the protocol": ("tests/sim/mutants.py", of_the_protocol),
     "In the drivers of replicas": ("tests/sim/driven/mutants.py", of_the_drivers),
     "In the adapter of Raft": ("tests/sim/raft/mutants.py", of_the_adapter),
+    "In consumer groups": ("tests/sim/groups/mutants.py", of_groups_of_consumers),
     "In the cores of leader and follower": ("tests/properties/replication/mutants.py", of_the_cores),
     "In sinks": ("tests/properties/sinks/test_mutants.py", of_the_sinks),
     "At the gates of an append": ("tests/properties/gates/test_mutants.py", of_the_gates),

@@ -1,0 +1,63 @@
+"""Which commits of a consumer group count. Pure; for the leader of the offset stream.
+
+    grant of epoch 7 ─► begin: a record of epoch 7, its offset as it was ─► committed ─► its member reads from there
+                                                       │
+                  commits of epochs before 7 are refused from here on, whoever leads the offset stream
+
+H1  A member begins before it reads. What it begins at is answered when the record that says so is committed: nothing
+    that an earlier member commits can come after it.
+H2  A commit counts under the newest epoch of its partition, which the log tells. The catalog may be behind here.
+H3  Whoever begins holds the grant, as far as the catalog is known here. One that is newer than what is known has to
+    wait, or anybody could fence everybody.
+H4  Within an epoch an offset never goes back: a commit that comes late, or again, is answered and changes nothing.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class GroupProgress(NamedTuple):
+    """The newest record of one partition of a group, as the leader has appended it. Nothing yet: both 0."""
+
+    epoch: int = 0
+    offset: int = 0
+
+
+class CommitVerdict(Enum):
+    """What becomes of a begin or a commit."""
+
+    APPEND = "append"
+    """And answer when that is committed."""
+    DONE = "done"
+    """Answer when the newest record is committed, with its offset."""
+    NOT_READY = "not_ready"
+    """The catalog is behind here: to be tried again."""
+    FENCED = "fenced"
+    """For good."""
+
+
+def judge_begin(
+    newest: GroupProgress, member: str, epoch: int, granted: tuple[str, int] | None, last: int
+) -> CommitVerdict:
+    """Whether a member may begin under an epoch.
+
+    Args:
+        granted: The member that holds the partition and its epoch, as far as it is known here.
+        last: The newest epoch that is known here, of all groups.
+    """
+    if epoch < newest.epoch:  # H2
+        return CommitVerdict.FENCED
+    if epoch > last:  # H3
+        return CommitVerdict.NOT_READY
+    if granted != (member, epoch):
+        return CommitVerdict.FENCED
+    return CommitVerdict.DONE if epoch == newest.epoch else CommitVerdict.APPEND
+
+
+def judge_commit(newest: GroupProgress, epoch: int, offset: int) -> CommitVerdict:
+    """Whether a commit counts. One whose epoch has not begun does not."""
+    if epoch != newest.epoch:
+        return CommitVerdict.FENCED
+    return CommitVerdict.APPEND if offset > newest.offset else CommitVerdict.DONE  # H4
