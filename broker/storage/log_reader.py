@@ -154,7 +154,7 @@ class LogReader:
                         damaged = segment
                         break
             yield from messages
-            if is_empty:
+            if is_empty and next_offset <= offset:
                 return
             if damaged is None:
                 offset = next_offset

@@ -63,14 +63,14 @@ class InOrder:
     """Whether the batches of a plan of an encrypted log are those that belong there, and all of them.
 
     Each batch of a log opens with its key, wherever in the log somebody has put it, and an index says what anybody has
-    written. What the batches themselves say of their offsets is authenticated: each begins where the one before it
-    ends, and what lies between is known to be missing.
+    written. What the batches themselves say of their offsets is authenticated: the first one holds the offset where the
+    plan begins, each other one begins where the one before it ends, and what lies between is known to be missing.
     """
 
     __slots__ = ("_expected", "_gaps", "_next_offset")
 
     def __init__(self, plan: ReadPlan, also: Ranges = ()) -> None:
-        self._expected = plan.begins[0] if plan.begins else plan.next_offset
+        self._expected = min([plan.asked, *plan.begins[:1]])
         self._gaps = merge_ranges([*plan.gaps, *also])
         self._next_offset = plan.next_offset
 

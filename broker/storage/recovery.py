@@ -391,7 +391,7 @@ class _Recovery:
         view = IndexView(entries)
         is_whole = view.contiguous and view.end == size and (found.schema_is_whole or cut == 0)
         if not is_whole or self.log_end_offset > end_offset:
-            self._seal(segment, entries, size)
+            self._seal(segment, entries, size).is_complete = not len(kept)  # `read.A3`
             return None
         partial = segment.partial or (0, 0)
         is_flushed = partial[0] == len(flushed) and np.array_equal(entries[: len(flushed)], flushed)

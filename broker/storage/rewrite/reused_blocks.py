@@ -65,7 +65,7 @@ def messages_in_turn(
                 except OSError as error:
                     raise storage_error(error, f"read {place.path}") from error
             if damaged is None:
-                if not plan.ranges:
+                if not plan.ranges and plan.next_offset <= offset:
                     return
                 offset = plan.next_offset
         if damaged is not None:

@@ -20,6 +20,7 @@ from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.mending import mend
 from broker.storage.segments.checkpoint import Checkpoint, LogSettings
+from broker.storage.segments.index import INDEX_CACHE, IndexView
 from broker.storage.writing import state
 from tests.support.encrypted_logs import encrypted, forged
 from tests.support.logs import FOLDER, commit, create_log, open_log, plan_bytes, read_records, row_batch
@@ -243,3 +244,75 @@ def test_what_is_missing_around_the_log_start_is_one_gap() -> None:
     assert log.lost_ranges == ((5, 6),)
     whole = [read_header(message).first_offset for message in log.log.messages(0, None, whole=True)]
     assert whole == [0, 2, 6, 8, 10]
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+@pytest.mark.parametrize("first", ["read", "coalesce", "put back"])
+def test_what_was_found_before_a_kill_is_found_again_and_not_written_over(offset: int, first: str) -> None:
+    """Seen before: the index that was written without it was believed. Reads passed over it without a word, a pass of
+    coalescing made it so for good, and the file that was put back was not looked at."""
+    disk = SimDisk()
+    settings = replace(SETTINGS, segment_bytes=1 << 20)
+    log = filled(disk, settings, 10)
+    path = f"{FOLDER}/{0:020d}.arrows"
+    before, records = bytes(disk.names[path].content), read_records(log, 0)
+    forge(disk, log, offset)
+    with pytest.raises(BadBatch):
+        log.read(offset)
+    log.checkpoint()
+    log.close(clean=False)
+    if first == "put back":
+        disk.replace_file(path, before)
+    log = open_log(disk, settings=settings, boot_id="another")
+    log.advance_high_watermark(20)
+    if first == "put back":
+        assert read_records(log, 0) == records
+        return
+    if first == "coalesce":
+        coalesce(log, CoalescingSettings(min_batch_bytes=1 << 16), {}, now_us=1 << 50)
+        compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=1 << 50)
+    with pytest.raises(BadBatch):
+        log.read(offset)
+    assert log.tampered == ((offset, offset + 2),)
+    assert read_records(log, offset + 2) == records[offset + 2 :]
+
+
+def test_a_read_begins_where_it_was_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is believed of the index: what lies before the first batch of a plan is missing, or known to be."""
+    disk = SimDisk()
+    log = filled(disk)
+    view = log.log.view()
+    index = view.index(view.segments[0])
+    for entries, missing in ((index.entries[2:], 0), (index.entries, None)):
+        lacking = IndexView(entries)
+        monkeypatch.setattr(
+            INDEX_CACHE, "get", lambda serial, of=lacking: of if serial == view.segments[0].serial else None
+        )
+        if missing is None:
+            log.read(0).close()
+            continue
+        with pytest.raises(BadBatch):
+            log.read(missing, repairs=False)
+        for turn in (lambda: next(log.batches(0)), lambda: next(iter(log.batches_in_turn(0, 60)))):
+            with pytest.raises(CorruptLog):
+                turn()
+
+
+def test_what_is_lost_before_what_is_tampered_with_ends_no_reader_without_a_word() -> None:
+    """Seen before: an export ended there, as if nothing came behind."""
+    disk = SimDisk()
+    log = filled(disk)
+    forge(disk, log, 10)
+    with pytest.raises(BadBatch):
+        log.read(10)
+    view = log.log.view()
+    entry = view.index(view.segments[0]).entries[4]
+    disk.flip(view.segments[0].path, 8 * (int(entry["position"]) + 700))
+    scrubbed(log)
+    assert (log.tampered, log.lost_ranges) == (((10, 12),), ((8, 10),))
+    for start in (0, 8):
+        with pytest.raises(BadBatch):
+            list(log.batches(start))
+        with pytest.raises(BadBatch):
+            list(log.batches_in_turn(start, 60))
+    assert [read_header(message).first_offset for message in log.batches(0, 9)] == [0, 2, 4, 6]
