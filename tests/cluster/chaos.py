@@ -278,6 +278,16 @@ def crumble_lines(run: Run, *brokers: str) -> None:
         run.lines[broker].heal()
 
 
+def flip_bits(run: Run, *brokers: str) -> None:
+    """As TCP lets them through, but far more of them."""
+    for broker in brokers:
+        for way in (run.lines[broker].up, run.lines[broker].down):
+            way.flips = run.rng.choice([0.0003, 0.003, 0.03])
+    run.pause(20.0)
+    for broker in brokers:
+        run.lines[broker].heal()
+
+
 def _cut_for_a_while(run: Run) -> None:
     assert run.network is not None
     time.sleep(run.rng.choice([0.3, 1.5, 3.0, 8.0]) * run.rng.uniform(0.8, 1.2))
@@ -373,6 +383,7 @@ LINES: Final[dict[str, Callable[[Run], None]]] = {
     "hold the line of a leader": lambda run: hold_lines(run, run.leader()),
     "hold two lines": lambda run: hold_lines(run, *everybody(run)[:2]),
     "cut lines": lambda run: cut_lines(run, *everybody(run)),
+    "flipped bits on lines": lambda run: flip_bits(run, *everybody(run)),
     "lines in crumbs": lambda run: crumble_lines(run, *everybody(run)),
     "freeze a leader for 12 s": lambda run: freeze(run, run.leader(), for_s=12.0),
     "freeze a leader for 40 s": lambda run: freeze(run, run.leader(), for_s=40.0),

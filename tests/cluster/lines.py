@@ -1,4 +1,5 @@
-"""Lines between brokers that are slow, held up, cut, or carry a few bytes at a time: a relay before each replica port.
+"""Lines between brokers that are slow, held up, cut, change bits, or carry a few bytes at a time: a relay before each
+replica port.
 
     follower ─ up ─► relay ─► replica port of the leader
              ◄─ down ───────
@@ -8,6 +9,7 @@ What a relay holds up neither end hears of: the connection is there, and nobody 
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
 import threading
@@ -28,11 +30,20 @@ class Way:
     Attributes:
         bytes_per_s: None: as fast as it goes; 0: nothing passes.
         piece_bytes: So many at a time.
+        flips: The share of pieces in which a bit is another one.
     """
 
     def __init__(self) -> None:
         self.bytes_per_s: int | None = None
         self.piece_bytes = PIECE_BYTES
+        self.flips = 0.0
+
+    def changed(self, data: bytes) -> bytes:
+        if random.random() >= self.flips:
+            return data
+        changed = bytearray(data)
+        changed[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        return bytes(changed)
 
 
 class Line:
@@ -84,7 +95,7 @@ class Line:
                     time.sleep(LOOK_S)
                 if way.bytes_per_s:
                     time.sleep(len(data) / way.bytes_per_s)
-                target.sendall(data)
+                target.sendall(way.changed(data))
             target.shutdown(socket.SHUT_WR)
             return
         for each in ends:
@@ -103,7 +114,7 @@ class Line:
         """As it was."""
         self.is_refusing = False
         for way in (self.up, self.down):
-            way.bytes_per_s, way.piece_bytes = None, PIECE_BYTES
+            way.bytes_per_s, way.piece_bytes, way.flips = None, PIECE_BYTES, 0.0
 
     def close(self) -> None:
         self._is_closed = True

@@ -145,6 +145,17 @@ def test_what_does_not_come_in_time_is_waited_for_no_longer(two: tuple[Framed, F
         two[1].read(MOST, time.monotonic() + 0.05)
 
 
+def test_a_frame_that_has_begun_is_whole_in_time(sockets: tuple[socket.socket, socket.socket]) -> None:
+    framed = Framed(sockets[1])
+    looks = threading.Thread(target=lambda: (time.sleep(0.1), sockets[0].sendall(HEARTBEAT.to_bytes())))
+    looks.start()
+    assert framed.read(MOST, whole_s=0.02) == HEARTBEAT, "one that has not begun is waited for"
+    looks.join()
+    sockets[0].sendall(LinkFrame(b"head", 1, bytes(100)).to_bytes()[:50])
+    with pytest.raises(TimeoutError):
+        framed.read(MOST, whole_s=0.02)
+
+
 def test_who_takes_nothing_is_cut(two: tuple[Framed, Framed], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framed_module, "STALLED_S", 0.2)
     with pytest.raises(TimeoutError, match="it took nothing"):

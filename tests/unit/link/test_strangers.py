@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from broker.replication.messages import AskEnd, AskState, Fetch
-from broker.runtime.cluster.codec import HEARTBEAT, Asked, Ended, Hello, LinkFrame, Proof, Welcome, encode
+from broker.runtime.cluster.codec import HEARTBEAT, PREAMBLE, Asked, Ended, Hello, LinkFrame, Proof, Welcome, encode
 from broker.runtime.cluster.link import door as door_module
+from broker.runtime.cluster.link import server as server_module
 from broker.runtime.cluster.link.door import STRANGERS_MAX
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, key_of
 from broker.runtime.cluster.link.server import PURPOSE, QUESTION_BYTES_MAX, STREAMS_EACH_MAX
@@ -231,6 +232,16 @@ def test_a_question_is_not_larger_than_it_may_be(one: Linked) -> None:
     call = let_in(one)
     call.say(LinkFrame(bytes(QUESTION_BYTES_MAX + 1), 0))
     assert call.end()[0] == "RESOURCE_EXHAUSTED"
+
+
+def test_a_question_that_is_not_whole_in_time_ends_the_stream(one: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A length that was changed on its way takes the next questions for the rest of this one: nobody answers them."""
+    monkeypatch.setattr(server_module, "QUESTION_S", 0.05)
+    call = let_in(one)
+    question = fetch_of("b")
+    call.framed.send(PREAMBLE.pack(len(question.head), question.head_crc, 8_192) + question.head)
+    call.say(question, question)
+    assert call.end() == ("", "")
 
 
 def test_a_stream_ends_when_its_broker_has_registered_anew(one: Linked) -> None:

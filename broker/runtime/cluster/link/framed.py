@@ -71,11 +71,12 @@ class Framed:
 
     # -- reading (one thread) ------------------------------------------------------------------------------------
 
-    def read(self, bytes_max: int, until_s: float | None = None) -> LinkFrame | None:
+    def read(self, bytes_max: int, until_s: float | None = None, *, whole_s: float | None = None) -> LinkFrame | None:
         """The next frame, of at most so many bytes; None: the other side has ended.
 
         Args:
             until_s: When it has to be there, by `time.monotonic`.
+            whole_s: So soon after it has begun.
 
         Raises:
             FrameTooLarge: it says that it is larger.
@@ -87,6 +88,8 @@ class Framed:
             return None
         if head_bytes + data_bytes > bytes_max:
             raise FrameTooLarge(f"a frame of {head_bytes + data_bytes} bytes, {bytes_max} are the limit")
+        if whole_s is not None:
+            until_s = time.monotonic() + whole_s
         head = bytes(self._exactly(head_bytes, until_s))
         frame = LinkFrame(head, head_crc, self._exactly(data_bytes, until_s) if data_bytes else b"")
         self.coming = 0

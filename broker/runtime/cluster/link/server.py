@@ -47,6 +47,9 @@ HEARTBEAT_S: Final = 0.25
 EARLY_MAX: Final = 20_000
 """Questions of one broker about partitions that are not open here; another one is passed over, and asked again."""
 QUESTION_BYTES_MAX: Final = 16 << 10
+QUESTION_S: Final = 5.0
+"""A question that has begun is whole by then. If its length was changed on its way, it would be put together of those
+that come after it, which nobody answers."""
 STREAMS_EACH_MAX: Final = 8
 """Connections of one broker, those included whose threads are at a disk that hangs (E1)."""
 
@@ -266,7 +269,7 @@ class Server:
     def _listen(self, stream: FollowerStream, framed: Framed) -> None:
         """The stream's reader."""
         try:
-            while (frame := framed.read(QUESTION_BYTES_MAX)) is not None:
+            while (frame := framed.read(QUESTION_BYTES_MAX, whole_s=QUESTION_S)) is not None:
                 if not stream.is_over:  # else what comes is read until the other side has heard so
                     self._heard(stream, frame)
         except FrameTooLarge as error:
