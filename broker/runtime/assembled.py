@@ -157,7 +157,7 @@ class Assembled:
         )
         self._started = False
         self._threads: list[Callable[[], None]] = []  # how those are stopped that have begun
-        self.http_address = ""
+        self.http_address = self.liftbridge_address = ""
         self._http_audit: Audit | None = None  # from the moment on at which the port is bound
 
     def _assemble(
@@ -244,9 +244,10 @@ class Assembled:
         self._started = True
         self._changes.begin()
         log.info(
-            "broker.started id=%s http=%s tls=%s streams=%d partitions=%d intake=%s start_ms=%d",
+            "broker.started id=%s http=%s liftbridge=%s tls=%s streams=%d partitions=%d intake=%s start_ms=%d",
             self.broker_id,
             self.http_address,
+            self.liftbridge_address or "off",
             "on" if self._certificates else "off",
             len(self._catalog.streams),
             sum(info.settings.partitions for info in list(self._catalog.streams.values())),
@@ -274,7 +275,23 @@ class Assembled:
             is_audited=self.config.audit.enabled,
         )
         self._http_audit = app[SERVING].audit
-        return self._dataplane.bind(app, http.host, http.port, self._tls)
+        port = self._dataplane.bind(app, http.host, http.port, self._tls)
+        if (place := self.config.liftbridge.place) is not None:
+            taken = self._dataplane.bind_liftbridge(app, *place, self._tls, self._liftbridge_here)
+            self.liftbridge_address = host_port(*self._liftbridge_here(taken))
+        return port
+
+    def _liftbridge_here(self, port: int) -> tuple[str, int]:
+        """Where clients of Liftbridge are told to find this broker, by the port that it has."""
+        config, place = self.config, self.config.liftbridge.place
+        if config.liftbridge.advertised is not None:
+            host, _, number = config.liftbridge.advertised.rpartition(":")
+            return host.strip("[]"), int(number)
+        assert place is not None, "it is opened"
+        is_any = place[0] in ("0.0.0.0", "::")
+        if is_any and config.http.advertised is not None:
+            return config.http.advertised.rpartition(":")[0].strip("[]"), port
+        return place[0], port
 
     def _kept_out(self, port: str, address: str, found: Unbelieved) -> None:
         """Somebody's certificate is not believed at a port for brokers: this belongs into the audit. From any thread;

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
@@ -21,9 +21,12 @@ from broker.api.errors import InvalidSetting, PortInUse
 from broker.runtime.intake.pacing import unpace_loopback
 from broker.runtime.no_descriptors import log_few
 from broker.runtime.stopping import THREAD_S, StillRunning
-from broker.serving.http.app import CONNECTIONS, RUNNER_OPTIONS
+from broker.serving.http.app import CONNECTIONS, RUNNER_OPTIONS, SERVING
 from broker.serving.http.tls import TlsContexts
 from broker.serving.threads import Threads
+
+if TYPE_CHECKING:
+    from broker.serving.liftbridge.server import LiftbridgePort
 
 T = TypeVar("T")
 STOP_TIMEOUT_S = 4 * RUNNER_OPTIONS["shutdown_timeout"]
@@ -40,6 +43,8 @@ class DataPlane:
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self._place = ("", 0)
+        self._liftbridge: LiftbridgePort | None = None
+        self._liftbridge_server: asyncio.Server | None = None
         self._thread.start()
 
     def _run(self) -> None:
@@ -63,6 +68,23 @@ class DataPlane:
         self._place = (host, port)
         return self.call(self._bind(app, tls)).result()
 
+    def bind_liftbridge(
+        self,
+        app: web.Application,
+        host: str,
+        port: int,
+        tls: TlsContexts | None,
+        here: Callable[[int], tuple[str, int]],
+    ) -> int:
+        """Take a port for Liftbridge's API as well; `bind` comes first.
+
+        Args:
+            here: Where clients are told to find this broker, by the port that was taken.
+        Raises:
+            PortInUse, InvalidSetting: host and port cannot be listened on, or a library is missing.
+        """
+        return self.call(self._bind_liftbridge(app, host, port, tls, here)).result()
+
     def serve(self) -> None:
         """Begin to answer.
 
@@ -83,6 +105,34 @@ class DataPlane:
             raise await self._refusal(error) from error
         return int(self._server.sockets[0].getsockname()[1])
 
+    async def _bind_liftbridge(
+        self,
+        app: web.Application,
+        host: str,
+        port: int,
+        tls: TlsContexts | None,
+        here: Callable[[int], tuple[str, int]],
+    ) -> int:
+        assert self._runner is not None, "bound before"
+        assert self._runner.server is not None, "it is set up"
+        try:
+            from broker.serving.liftbridge.server import LiftbridgePort
+        except ModuleNotFoundError as error:
+            await self._give_up()
+            raise InvalidSetting(
+                f"liftbridge.listen needs {error.name}: install spark-liftlog[liftbridge]", key="liftbridge.listen"
+            ) from error
+        self._liftbridge = LiftbridgePort(app, self._runner.server, tls)
+        try:
+            self._liftbridge_server = await self.loop.create_server(
+                self._liftbridge.protocol_factory(), host, port, backlog=512, start_serving=False
+            )
+        except OSError as error:
+            raise await self._refusal(error, "liftbridge.listen", "liftbridge.listen", (host, port)) from error
+        taken = int(self._liftbridge_server.sockets[0].getsockname()[1])
+        self._liftbridge.take_place(here(taken))
+        return taken
+
     async def _serve(self) -> None:
         assert self._server is not None, "bound before"
         for listening in self._server.sockets:
@@ -91,19 +141,38 @@ class DataPlane:
             await self._server.start_serving()
         except OSError as error:
             raise await self._refusal(error) from error
+        if self._liftbridge_server is not None:
+            place = self._liftbridge_server.sockets[0].getsockname()[:2]
+            try:
+                await self._liftbridge_server.start_serving()
+            except OSError as error:
+                raise await self._refusal(error, "liftbridge.listen", "liftbridge.listen", place) from error
 
-    async def _refusal(self, error: OSError) -> PortInUse | InvalidSetting:
+    async def _refusal(
+        self,
+        error: OSError,
+        port_key: str = "http.port",
+        host_key: str = "http.host",
+        place: tuple[str, int] | None = None,
+    ) -> PortInUse | InvalidSetting:
+        await self._give_up()
+        host, port = place or self._place
+        if error.errno == errno.EADDRINUSE:
+            return PortInUse(f"{port_key}={port}: another process listens on {host}:{port}", port=port)
+        return InvalidSetting(f"{host_key}={host!r}: cannot listen there: {error}", key=host_key)
+
+    async def _give_up(self) -> None:
         runner, self._runner = self._runner, None
         if runner is not None:
             await self._cleanup(runner)
-        host, port = self._place
-        if error.errno == errno.EADDRINUSE:
-            return PortInUse(f"http.port={port}: another process listens on {host}:{port}", port=port)
-        return InvalidSetting(f"http.host={host!r}: cannot listen there: {error}", key="http.host")
 
     async def _cleanup(self, runner: web.AppRunner) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in (self._server, self._liftbridge_server):
+            if server is not None:
+                server.close()
+        if self._liftbridge is not None:
+            runner.app[SERVING].draining.set()
+            await self._liftbridge.close()  # its calls are requests to the application
         await runner.cleanup()
 
     def stop(self) -> None:

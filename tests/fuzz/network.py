@@ -577,7 +577,44 @@ def check_spark_lag(data: bytes) -> None:
     assert found is None or found.total >= 0 or min(found.partitions.values()) < 0
 
 
+# --- clients of Liftbridge ------------------------------------------------------------------------------------------
+
+
+def check_liftbridge(data: bytes) -> None:
+    """What a call brings: messages, whole or in pieces the same, each of them one of the API's or refused."""
+    from broker.api.proto import liftbridge_pb2 as pb
+    from broker.serving.liftbridge.frames import Lengths
+    from broker.serving.liftbridge.messages import Messages, framed, parsed
+    from broker.serving.liftbridge.statuses import StatusError
+
+    with contextlib.suppress(ValueError):
+        Lengths().check(data)
+    messages, found = Messages(), list[bytes]()
+    try:
+        for at in range(0, len(data), 7):
+            found += messages.feed(data[at : at + 7])
+    finally:
+        assert data.startswith(framed(found)), "they are what was sent"
+    for message in found:
+        for cls in (pb.CreateStream, pb.PauseStream, pb.FetchMetadata, pb.Publish, pb.Subscribe, pb.SetCursor):
+            with contextlib.suppress(StatusError):
+                parsed(cls, message)
+
+
+def liftbridge_errors() -> tuple[type[BaseException], ...]:
+    from broker.serving.liftbridge.statuses import StatusError
+
+    return (StatusError,)
+
+
 NETWORK: Final = (
+    Decoder(
+        name="liftbridge",
+        modules=("broker/serving/liftbridge/messages.py", "broker/serving/liftbridge/frames.py"),
+        check=check_liftbridge,
+        errors=liftbridge_errors(),
+        words=(b"\x00\x00\x00\x00", b"\x01", b"\x0a\x01s", b"\xff\xff\xff\xff\x0f"),
+    ),
     Decoder(
         name="nats-intake",
         modules=(

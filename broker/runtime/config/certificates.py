@@ -154,12 +154,14 @@ class Loaded:
     """What one reading of the files came to.
 
     Attributes:
+        http2: As `server`, for clients that ask for HTTP/2 by ALPN.
         expires: When the first certificate of the chain does.
         out_of_date: The error that says so if it has expired, or is not valid yet.
         revocations: Of the lists; None: there are none.
     """
 
     server: ssl.SSLContext
+    http2: ssl.SSLContext
     client: ssl.SSLContext
     expires: datetime
     out_of_date: InvalidSetting | None
@@ -193,6 +195,7 @@ class Certificates:
         self._loop = ThreadLoop(self._step, "certificates")
         self.contexts = TlsContexts(
             server=lambda: self._loaded.server,
+            http2=lambda: self._loaded.http2,
             client=lambda: self._loaded.client,
             revocations=lambda: self._loaded.revocations,
             takes_plain=self._wanted.mode != "required",
@@ -324,18 +327,21 @@ def load_files(wanted: WantedTls, now_s: float) -> Loaded:
     Raises:
         InvalidSetting: one cannot be used; the text says which, and why.
     """
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    for context in (server, client):
+    server, http2 = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for context in (server, http2, client):
         context.minimum_version = wanted.version
         load_chain(context, wanted.cert, wanted.key)
     client.set_alpn_protocols([wanted.speaks])
+    http2.set_alpn_protocols(["h2"])
     if wanted.offers:
         server.set_alpn_protocols([wanted.speaks])
-    server.options |= ssl.OP_NO_RENEGOTIATION
-    server.num_tickets = 0  # `serving.http.tls.T4`
-    if wanted.client_ca is not None:
-        load_ca(server, *wanted.client_ca)
-        server.verify_mode = ssl.CERT_REQUIRED
+    for context in (server, http2):
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        context.num_tickets = 0  # `serving.http.tls.T4`
+        if wanted.client_ca is not None:
+            load_ca(context, *wanted.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
     if wanted.ca is not None:
         load_ca(client, *wanted.ca)
     else:
@@ -350,7 +356,7 @@ def load_files(wanted: WantedTls, now_s: float) -> Loaded:
     why = revocations.why_of_pem(read(*wanted.cert)) if revocations is not None else ""
     if wanted.section == "cluster" and why:  # X5
         raise unusable(*wanted.cert, f"cannot be used with {LISTS_EXPIRE['cluster'][1]}: it {why}")
-    return Loaded(server, client, *dates(*wanted.cert, now_s), revocations)
+    return Loaded(server, http2, client, *dates(*wanted.cert, now_s), revocations)
 
 
 def uris_in(name: str, path: str) -> list[str]:

@@ -256,8 +256,10 @@ def open_doors(config: Config) -> dict[str, str]:
         missing.append('http.tls = "required"')
     if config.auth.mode != "enforce" and (http.tls_client_ca is None or http.tls != "required"):
         missing.append('auth.mode = "enforce"')
-    if missing and not is_loopback(http.host):
-        found["http.host"] = " and ".join(missing)
+    places = {"http.host": http.host}
+    if config.liftbridge.place is not None:
+        places["liftbridge.listen"] = config.liftbridge.place[0]
+    found |= {key: " and ".join(missing) for key, host in places.items() if missing and not is_loopback(host)}
     if cluster.voters and (cluster.tls_cert is None or cluster.tls != "required"):
         lacks = "cluster.tls_cert, cluster.tls_key and cluster.tls_ca"
         for key, host in (("grpc.host", config.grpc.host), ("raft.host", config.raft.host)):
@@ -331,6 +333,16 @@ def _check_together(config: Config) -> None:
     names = [voter.partition("@")[0] for voter in cluster.voters]
     if len(set(names)) < len(names) or len({voter.partition("@")[2] for voter in cluster.voters}) < len(names):
         problems["cluster.voters"] = f"{', '.join(cluster.voters)}: names a broker or an address twice"
+    liftbridge = config.liftbridge
+    problems["liftbridge.advertised"] = (
+        liftbridge.advertised is not None and liftbridge.listen is None and "needs liftbridge.listen"
+    )
+    if liftbridge.place is not None and (port := liftbridge.place[1]):
+        others = {"http.port": http.port}
+        if cluster.voters:
+            others |= {"grpc.port": config.grpc.port, "raft.port": raft.port}
+        taken = next((key for key, other in others.items() if other == port), None)
+        problems["liftbridge.listen"] = taken is not None and f"has the port of {taken}, {port}: give one another port"
     for key, problem in problems.items():
         if problem:
             raise InvalidSetting(f"{key} {problem}", key=key)

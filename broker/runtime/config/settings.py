@@ -47,6 +47,7 @@ JWT_ALGORITHMS: Final = (
 HOST_PORT: Final = (
     r"([^\s:/@\[\],]+|\[[0-9A-Fa-f:.]+\]):0*([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
 )
+HOST_ANY_PORT: Final = HOST_PORT.removesuffix(")") + "|0)"
 VOTER: Final = r"[^@\s,]+@" + HOST_PORT
 HOST: Final = r"[^\s:/@\[\],*\"']{1,253}"
 REPLY_PREFIX: Final = r"(?!\$)(?:(?![*>\[\]\"',])[!-~]){1,60}"
@@ -214,6 +215,35 @@ class GrpcConfig:
         pattern=HOST_PORT,
         says="must be host:port, an IPv6 address in brackets, and nothing else",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiftbridgeConfig:
+    """Liftbridge's API, over gRPC, for its clients. They are judged as over HTTP, and need TLS as there."""
+
+    listen: str | None = _key(
+        None,
+        "host:port to listen on; 9292 is where clients of Liftbridge look. Not set: it is not opened. TLS, its"
+        " certificate and the limits are those of [http].",
+        pattern=HOST_ANY_PORT,
+        says="must be host:port, an IPv6 address in brackets, and nothing else",
+    )
+    advertised: str | None = _key(
+        None,
+        "host:port that clients are told to use; not set: as `listen`, or, if that is no address of one machine, the"
+        " host of http.advertised. Brokers of a cluster take the same port: each tells of the others the host of their"
+        " HTTP address and its own port.",
+        pattern=HOST_PORT,
+        says="must be host:port, an IPv6 address in brackets, and nothing else",
+    )
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Host and port of `listen`; None: it is not opened."""
+        if self.listen is None:
+            return None
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -586,6 +616,7 @@ class Config:
     jwt: JwtConfig = field(default_factory=JwtConfig)
     encryption: EncryptionConfig = field(default_factory=EncryptionConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
+    liftbridge: LiftbridgeConfig = field(default_factory=LiftbridgeConfig)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

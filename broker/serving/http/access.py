@@ -701,6 +701,13 @@ class Asking:
         return None
 
 
+def is_told(gate: Gate, access: Asking | None, status: int) -> bool:
+    """Whether who asked may hear of the cluster's other brokers, in an answer of this status."""
+    if not gate.is_enforced:
+        return True
+    return access is not None and access.is_let_in and status not in (401, 403)
+
+
 def _not_believed(request: web.Request, why: str, certificate: str = "") -> Unauthenticated:
     """The refusal of one who shows what does not hold (A5), which is logged."""
     log.warning("http.unauthenticated remote=%s path=%s error=%s", request.remote, request.path[:200], why)

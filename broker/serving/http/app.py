@@ -41,7 +41,7 @@ from broker.serving.endpoints import (
     watch,
 )
 from broker.serving.endpoints.heads import PolledHeads
-from broker.serving.http.access import ACCESS, AuthRules, Gate
+from broker.serving.http.access import ACCESS, AuthRules, Gate, is_told
 from broker.serving.http.audit import Audit
 from broker.serving.http.body import BODY_TIMEOUT_S, METERS, BodyBudget
 from broker.serving.http.callers import DEFAULT_CALLER_LIMITS, CallerLimits, Callers
@@ -188,10 +188,9 @@ def _jwts_of(rules: AuthRules, now_ms: Callable[[], float], worker: Threads) -> 
 async def _name_servers(request: web.Request, response: web.StreamResponse) -> None:
     """This one, and the others: a client goes on with them when those that it was given are gone."""
     response.headers["Server"] = "liftlog"
-    access = request.get(ACCESS)  # this may run in another context than the handler did
-    is_enforced = request.app[SERVING].gate.is_enforced
-    is_told = not is_enforced or (access is not None and access.is_let_in and response.status not in (401, 403))
-    known = [str(each["http"]) for each in request.app[SERVING].backend.brokers()] if is_told else []
+    serving = request.app[SERVING]  # this may run in another context than the handler did
+    may_hear = is_told(serving.gate, request.get(ACCESS), response.status)
+    known = [str(each["http"]) for each in serving.backend.brokers()] if may_hear else []
     if len(known) > 1:  # a catalog of before may hold what would end the header, and with it the answer
         response.headers[http.BROKERS] = ",".join(each for each in known if re.fullmatch(ADDRESS_PATTERN, each))
     for name in [name for name, value in response.headers.items() if _CONTROL.search(value)]:

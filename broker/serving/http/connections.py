@@ -201,9 +201,10 @@ class Connections:
     def asked(self, connection: HttpConnection) -> None:
         """The head of a request is complete: it is carried out, so nobody cuts it as idle or slow (N7)."""
         self.head_done(connection)
-        self._not_idle(connection)
+        self.works(connection)
 
-    def _not_idle(self, connection: Counted) -> None:
+    def works(self, connection: Counted) -> None:
+        """It has something under way: nobody cuts it as idle."""
         self._idle.pop(connection, None)
         if connection.place is not None:
             connection.place.idle.pop(connection, None)
@@ -228,7 +229,12 @@ class Connections:
         self.head_done(connection)
         self._peers.discard(connection)
         connection.turn_over()
-        if connection.is_counted and not connection.has_more:
+        if not connection.has_more:
+            self.rests(connection)
+
+    def rests(self, connection: Counted) -> None:
+        """It has nothing under way."""
+        if connection.is_counted:
             self._idle[connection] = None
             if connection.place is not None:
                 connection.place.idle[connection] = None
@@ -236,7 +242,7 @@ class Connections:
     def leave(self, connection: Counted) -> None:
         """It is closed, or will be at once."""
         self.head_done(connection)
-        self._not_idle(connection)
+        self.works(connection)
         if isinstance(connection, HttpConnection):
             self._peers.discard(connection)
             connection.turn_over()

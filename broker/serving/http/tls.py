@@ -43,6 +43,7 @@ from broker.serving.http.closing import last_words
 if TYPE_CHECKING:
     from broker.serving.http.addresses import CountedAddress
     from broker.serving.http.connections import Connections, HttpConnection
+    from broker.serving.liftbridge.multiplexed import Http2Connection
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class TlsContexts:
 
     Attributes:
         server: For connections that are accepted.
+        http2: Likewise, on a port where clients speak HTTP/2. None: there is none.
         client: For questions to other brokers.
         revocations: What the CAs of clients have revoked; None: nothing says.
         takes_plain: Connections without TLS are served, too.
@@ -69,6 +71,7 @@ class TlsContexts:
     revocations: Callable[[], Revocations | None] = lambda: None
     takes_plain: bool = False
     dials: bool = True
+    http2: Callable[[], ssl.SSLContext] | None = None
 
 
 class Handshake(asyncio.Protocol):
@@ -85,7 +88,7 @@ class Handshake(asyncio.Protocol):
         self,
         owner: Connections,
         context: ssl.SSLContext,
-        make: Callable[[], HttpConnection],
+        make: Callable[[], HttpConnection | Http2Connection],
         *,
         takes_plain: bool = False,
     ) -> None:
@@ -170,7 +173,11 @@ class Secured(SSLProtocol):
     max_size = BUFFER_BYTES
 
     def __init__(
-        self, handshake: Handshake, connection: HttpConnection, context: ssl.SSLContext, timeout_s: float
+        self,
+        handshake: Handshake,
+        connection: HttpConnection | Http2Connection,
+        context: ssl.SSLContext,
+        timeout_s: float,
     ) -> None:
         waiter: Any = None
         super().__init__(

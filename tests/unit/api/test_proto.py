@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-MADE = ("broker/api/proto/replica_pb2.py", "broker/api/proto/replica_pb2.pyi")
+PROTOS = ("broker/api/proto/replica", "broker/api/proto/liftbridge")
+MADE = [f"{proto}_pb2.{kind}" for proto in PROTOS for kind in ("py", "pyi")]
 
 
 def make(into: Path) -> None:
-    options = [f"-I{ROOT}", f"--python_out={into}", f"--pyi_out={into}", "broker/api/proto/replica.proto"]
+    options = [f"-I{ROOT}", f"--python_out={into}", f"--pyi_out={into}", *(f"{proto}.proto" for proto in PROTOS)]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options], check=True, cwd=ROOT)
 
 

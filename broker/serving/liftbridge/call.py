@@ -1,0 +1,166 @@
+"""One call: what comes from the client, and what goes there.
+
+    headers ─► messages, some at a time ─► end
+    headers ◄─ messages ◄───────────────── status, in trailers
+
+C1  What has come and is not taken holds up the client, by the window of its stream (`multiplexed.H3`).
+C2  A status is sent once, and last.
+C3  A deadline of the client's (`grpc-timeout`) holds; without one, calls that are answered once have `TIMEOUT_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final, Protocol
+from urllib.parse import quote
+
+from broker.serving.liftbridge.messages import Messages, framed
+from broker.serving.liftbridge.statuses import Code, StatusError
+
+TIMEOUT_S: Final = 120.0
+TIMEOUT_S_MAX: Final = 86_400.0
+CONTENT_TYPE: Final = re.compile(r"application/grpc(\+proto)?(\s*;.*)?")
+_TIMEOUT: Final = re.compile(r"(\d{1,8})([HMSmun])")
+_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+STATUS_LENGTH_MAX: Final = 1_000
+
+Headers = list[tuple[str, str]]
+
+
+class Stream(Protocol):
+    """The stream of HTTP/2 below a call."""
+
+    async def send(self, data: bytes) -> None:
+        """Bytes, as the client takes them. Raises ConnectionError."""
+
+    def send_headers(self, headers: Headers, *, is_last: bool) -> None:
+        """Does nothing if the client has gone."""
+
+    def taken(self, byte_count: int) -> None:
+        """So many bytes of the client's are not held any more."""
+
+
+class Call:
+    """See the module.
+
+    Args:
+        path: `/service/method`.
+        metadata: The client's headers, names in small letters; of several of a name the last.
+        authorization: All headers of that name.
+    """
+
+    def __init__(self, stream: Stream, path: str, metadata: Mapping[str, str], authorization: tuple[str, ...]) -> None:
+        self.path, self.metadata, self.authorization = path, metadata, authorization
+        self._stream = stream
+        self._messages = Messages()
+        self._came: list[bytes] = []
+        self._held = 0
+        self._has_ended = False
+        self._wrong: StatusError | None = None
+        self._news: asyncio.Future[None] | None = None
+        self._has_begun = self._is_over = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the client has said all."""
+        return self._has_ended
+
+    # --- what comes -----------------------------------------------------------------------------------------------
+
+    def feed(self, data: bytes, byte_count: int) -> None:
+        """Bytes have come, which take so many of the stream's window."""
+        self._held += byte_count
+        if self._wrong is not None or self._is_over:
+            self._release()
+            return
+        try:
+            self._came += self._messages.feed(data)
+        except StatusError as wrong:
+            self._wrong, self._came = wrong, []
+        if not self._came:  # of a message that is not whole yet, or of one that is refused
+            self._release()
+        self._wake()
+
+    def ended(self) -> None:
+        """The client has said all."""
+        self._has_ended = True
+        if self._messages.is_amid and self._wrong is None:
+            self._wrong = StatusError(Code.INTERNAL, "the last message is cut off")
+        self._wake()
+
+    async def messages(self) -> list[bytes]:
+        """All that have come since, at least one; empty: that was all. Raises StatusError."""
+        while not self._came:
+            if self._wrong is not None:
+                raise self._wrong
+            if self._has_ended:
+                return []
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        found, self._came = self._came, []
+        self._release()
+        return found
+
+    async def message(self) -> bytes:
+        """The only one. Raises StatusError."""
+        found = await self.messages()
+        if len(found) != 1 or await self.messages():
+            raise StatusError(Code.UNIMPLEMENTED, f"{self.path} takes one message")
+        return found[0]
+
+    def _release(self) -> None:
+        held, self._held = self._held, 0
+        if held:
+            self._stream.taken(held)
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    # --- what goes ------------------------------------------------------------------------------------------------
+
+    async def send(self, messages: Iterable[bytes]) -> None:
+        """Messages, as the client takes them. Raises ConnectionError."""
+        await self.send_framed(framed(messages))
+
+    async def send_framed(self, data: bytes) -> None:
+        """Messages that are framed. Raises ConnectionError."""
+        self.begin()
+        await self._stream.send(data)
+
+    def begin(self) -> None:
+        """The answer begins: headers."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._stream.send_headers([(":status", "200"), ("content-type", "application/grpc")], is_last=False)
+
+    def end(self, code: Code, message: str = "", reason: str = "") -> None:
+        """The status (C2)."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._release()
+        head: Headers = [] if self._has_begun else [(":status", "200"), ("content-type", "application/grpc")]
+        trailers = [("grpc-status", str(int(code)))]
+        if message:
+            trailers.append(("grpc-message", quote(message[:STATUS_LENGTH_MAX], safe=" !#$&'()*+,/:;=?@[]\"<>|{}^`")))
+        if reason:
+            trailers.append(("liftlog-reason", reason))
+        self._stream.send_headers([*head, *trailers], is_last=True)
+
+    # --- how long -------------------------------------------------------------------------------------------------
+
+    def timeout_s(self) -> float | None:
+        """What the client allows; None: it does not say. Raises StatusError."""
+        given = self.metadata.get("grpc-timeout")
+        if given is None:
+            return None
+        found = _TIMEOUT.fullmatch(given)
+        if found is None:
+            raise StatusError(Code.INVALID_ARGUMENT, f"grpc-timeout {given[:50]!r} is none")
+        return min(int(found[1]) * _UNITS[found[2]], TIMEOUT_S_MAX)
+
+
+Handler = Callable[[Call], Awaitable[None]]

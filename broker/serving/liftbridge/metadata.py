@@ -1,0 +1,108 @@
+"""Where streams are: what clients of Liftbridge look up before they publish or subscribe. And health.
+
+Offsets are of the last record here, and of the next one in the HTTP API: one less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from broker.api.proto import liftbridge_pb2 as pb
+from broker.serving.liftbridge.calls import HEALTH, SERVICE, Handling, Methods
+from broker.serving.liftbridge.messages import parsed
+from broker.serving.liftbridge.statuses import Code, StatusError
+from broker.serving.liftbridge.streams import path_of
+
+METHODS: Final = Methods()
+
+
+@METHODS.add("FetchMetadata", "list_streams")
+async def fetch(asking: Handling) -> None:
+    """The brokers, and the streams that the caller may read, all or those named."""
+    asked = parsed(pb.FetchMetadata, await asking.call.message())
+    answer = await asking.ask("list_streams")
+    if not answer.is_told:
+        raise StatusError(Code.UNAUTHENTICATED, "unauthenticated", "unauthenticated")
+    found = {stream["name"]: stream for stream in answer.json()["streams"]}
+    metadata = pb.Metadata(brokers=brokers_of(asking, found.values()))
+    for name in asked.streams or sorted(found):
+        stream = found.get(name)
+        if stream is None:
+            metadata.streams.add(name=name, error=pb.Stream.UNKNOWN_STREAM)
+        else:
+            metadata.streams.append(stream_of(stream))
+    for name in asked.groups:
+        metadata.groups.add(id=name, error=pb.Group.UNKNOWN_GROUP)
+    await asking.call.send([metadata.SerializeToString()])
+
+
+def brokers_of(asking: Handling, streams: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Those that live. Their partitions and leaderships are counted over streams that the caller sees."""
+    backend = asking.serving.backend
+    kept, led = dict[str, int](), dict[str, int]()
+    for partition in (partition for stream in streams for partition in stream["partitions"]):
+        for replica in partition["replicas"]:
+            kept[replica] = kept.get(replica, 0) + 1
+        if partition["leader"] is not None:
+            leader = partition["leader"]["id"]
+            led[leader] = led.get(leader, 0) + 1
+    found = []
+    for broker in backend.brokers():
+        if not broker["live"]:
+            continue
+        name = str(broker["id"])
+        here = name == backend.broker_id
+        host, port = asking.addresses.here if here else asking.addresses.of(str(broker["http"]))
+        found.append(pb.Broker(id=name, host=host, port=port, partitions=kept.get(name, 0), leaders=led.get(name, 0)))
+    return found
+
+
+def stream_of(stream: Mapping[str, Any]) -> Any:
+    """A stream, as the HTTP API describes it."""
+    made = pb.Stream(
+        name=stream["name"], subject=stream["settings"]["subject"] or "", created=stream["created_ms"] * 1_000_000
+    )
+    for partition in stream["partitions"]:
+        made.partitions[partition["partition"]].CopyFrom(partition_of(stream, partition))
+    return made
+
+
+def partition_of(stream: Mapping[str, Any], partition: Mapping[str, Any]) -> Any:
+    """One of its partitions. Ends that are not known here are -1, as of an empty one."""
+    return pb.Partition(
+        id=partition["partition"],
+        leader="" if partition["leader"] is None else partition["leader"]["id"],
+        replicas=partition["replicas"],
+        isr=partition["isr"],
+        high_watermark=(partition["high_watermark"] or 0) - 1,
+        newest_offset=(partition["log_end_offset"] or 0) - 1,
+        paused=stream["paused"],
+        readonly=stream["read_only"],
+    )
+
+
+@METHODS.add("FetchPartitionMetadata", "describe_stream")
+async def fetch_partition(asking: Handling) -> None:
+    """One partition, as its leader has it, whichever broker is asked."""
+    asked = parsed(pb.FetchPartition, await asking.call.message())
+    stream = (await asking.ask("describe_stream", path=path_of(asked.stream))).json()
+    for partition in stream["partitions"]:
+        if partition["partition"] == asked.partition:
+            answer = pb.PartitionAnswer(partition=partition_of(stream, partition))
+            await asking.call.send([answer.SerializeToString()])
+            return
+    raise StatusError(
+        Code.NOT_FOUND, f"stream {asked.stream!r} has no partition {asked.partition}", "unknown_partition"
+    )
+
+
+@METHODS.add("Check", service=HEALTH)
+async def check(asking: Handling) -> None:
+    """gRPC's health: of the process, and of the service `proto.API`."""
+    asked = parsed(pb.HealthAsked, await asking.call.message())
+    if asked.service not in ("", SERVICE):
+        raise StatusError(Code.NOT_FOUND, f"there is no service {asked.service[:100]!r}")
+    is_ending = asking.serving.draining.is_set()
+    status = pb.Health.NOT_SERVING if is_ending else pb.Health.SERVING
+    await asking.call.send([pb.Health(status=status).SerializeToString()])
