@@ -36,7 +36,7 @@ END_TO_END: Final = (
 """Tests with processes that the first lane runs: names of tests, or of files."""
 
 SHARDS: Final = {
-    "cluster": ("cluster", "unit"),
+    "cluster": ("cluster", "unit", "interop"),
     "spark": ("spark",),
     "sim": ("sim",),
     "properties": ("properties", "fuzz"),
@@ -45,7 +45,7 @@ SHARDS: Final = {
 }
 """The folders of each shard. From `unit` come the tests that start processes, and those marked `long`."""
 
-PROCESS_FOLDERS: Final = ("cluster", "soak", "benchmarks", "spark", "examples", "notebooks")
+PROCESS_FOLDERS: Final = ("cluster", "interop", "soak", "benchmarks", "spark", "examples", "notebooks")
 """Each of their tests counts as one that starts a process."""
 
 WORKERS: Final = {FIRST: 3, "cluster": 3, "soak": 2}

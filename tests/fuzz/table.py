@@ -30,6 +30,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/cli/local/reviving.py": "JSON of a broker for the line of health; what is none is no answer",
     "broker/cli/local/readiness.py": "re-indents JSON for a message; what is none is shown as it is",
     "broker/serving/http/json_text.py": "JSON of request bodies (target http-body)",
+    "broker/serving/liftbridge/subscribe.py": "Arrow that this broker has made itself (target segment)",
     "broker/serving/liftbridge/door.py": "JSON that this broker has made itself",
     "broker/serving/http/peers.py": "JSON of another broker; what is none is no answer",
     "broker/cli/doctor/network.py": "JSON of a broker's answer; what is none is no broker",

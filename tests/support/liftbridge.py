@@ -108,9 +108,11 @@ def opened(server: Server, tls: TlsContexts | None = None) -> Iterator[Opened]:
 
 
 @contextmanager
-def client_of(port: int, *, credentials: Any = None, metadata: Sequence[tuple[str, str]] = ()) -> Iterator[Client]:
+def client_of(
+    port: int, *, host: str = "127.0.0.1", credentials: Any = None, metadata: Sequence[tuple[str, str]] = ()
+) -> Iterator[Client]:
     """A client, in plain or with credentials of TLS."""
-    address = f"127.0.0.1:{port}"
+    address = f"{host}:{port}"
     options = [("grpc.use_local_subchannel_pool", 1)]
     channel = (
         grpc.insecure_channel(address, options)

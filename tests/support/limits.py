@@ -326,6 +326,12 @@ FIXED: Final = (
         "UNAVAILABLE",
     ),
     Row(
+        "broker.serving.liftbridge.publish:APPENDED_MAX",
+        "records",
+        "one append of `PublishAsync`",
+        "several appends",
+    ),
+    Row(
         "broker.serving.liftbridge.messages:MESSAGE_BYTES_MAX",
         "bytes",
         "one message of a call of Liftbridge's",

@@ -89,6 +89,8 @@ class Peers:
         *,
         query: Mapping[str, str] | None = None,
         body: Any = None,
+        content: bytes | None = None,
+        media: str = "",
         timeout_s: float = ASK_S,
         behalf: str | None = None,
         position: int = 0,
@@ -96,6 +98,7 @@ class Peers:
         """The JSON answer of one broker.
 
         Args:
+            content: A body that is not JSON, of type `media`.
             behalf: The principal for whom something is changed; None: this broker asks for itself.
             position: E5. 0: what it knows is asked for.
         Raises:
@@ -111,8 +114,11 @@ class Peers:
                 method,
                 url,
                 ssl=True if self._tls is None else self._tls.client(),
-                headers=self._proof(address, method, url, behalf) | {http.POSITION: f"{position}"},
+                headers=self._proof(address, method, url, behalf)
+                | {http.POSITION: f"{position}"}
+                | ({} if content is None else {"Content-Type": media}),
                 json=body,
+                data=content,
                 allow_redirects=False,  # a proof is for one address
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
             ) as answer:

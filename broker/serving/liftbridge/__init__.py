@@ -3,16 +3,19 @@
     client ─ HTTP/2 ─► multiplexed.py ─► call.py ─► server.py ─► streams.py, ... ─► door.py ─► endpoints of HTTP
                        frames            messages   which call   what it means      a request in this process
 
-calls.py        the table of calls: each with the operations of HTTP that it is made of, and so its permissions
 call.py         one call: the messages that come and go, its status
+calls.py        the table of calls: each with the operations of HTTP that it is made of, and so its permissions
+cursors.py      SetCursor, FetchCursor
 door.py         a request to the HTTP API from within, for whoever called
 frames.py       limits of a connection, lengths of frames
 messages.py     gRPC's framing of messages
 metadata.py     FetchMetadata, FetchPartitionMetadata, health
 multiplexed.py  connections: HTTP/2 by h2, flow control, limits
+publish.py      Publish, PublishAsync
 server.py       what the runtime starts and stops
 statuses.py     gRPC's codes, and which one an error has
 streams.py      CreateStream, DeleteStream, PauseStream, SetStreamReadonly
+subscribe.py    Subscribe
 
 Imported where `liftbridge.listen` is set, and needs h2 (the extra `liftbridge`).
 """

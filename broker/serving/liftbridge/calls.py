@@ -25,6 +25,8 @@ OPEN: Final = frozenset({f"/{HEALTH}/Check"})
 class Doorway(Protocol):
     """`door.WayIn`."""
 
+    principal: str
+
     async def ask(
         self,
         operation: str,

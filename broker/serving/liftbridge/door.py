@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import quote
 
@@ -27,8 +28,9 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from broker.api.errors import LiftlogError, RequestTooLarge, Unavailable, from_problem
+from broker.api.errors import InvalidRequest, LiftlogError, RequestTooLarge, Unavailable, UnknownStream, from_problem
 from broker.api.http import PROBLEM_JSON
+from broker.api.principals import ANONYMOUS
 from broker.serving.http.access import ACCESS, is_told
 from broker.serving.http.app import ENDPOINTS, SERVING
 from broker.serving.http.body import JSON_MEDIA
@@ -82,6 +84,8 @@ class WayIn:
 
     def __init__(self, server: web.Server, below: Below, authorization: tuple[str, ...]) -> None:
         self._server, self._below, self._authorization = server, below, authorization
+        self.principal = ANONYMOUS
+        """Of whom the last request was judged; for one that goes on to another broker (`access.A6`)."""
 
     async def ask(
         self,
@@ -127,8 +131,9 @@ class WayIn:
 
     async def _answered(self, message: RawRequestMessage, content: bytes | None) -> Within:
         loop = asyncio.get_running_loop()
-        payload = EMPTY_PAYLOAD if content is None else StreamReader(BaseProtocol(loop), 1 << 16, loop=loop)
+        payload = EMPTY_PAYLOAD
         if content is not None:
+            payload = StreamReader(BaseProtocol(loop), max(1, len(content)), loop=loop)  # it never asks for a pause
             payload.feed_data(content)
             payload.feed_eof()
         collected = Collected()
@@ -136,6 +141,8 @@ class WayIn:
         task: Any = asyncio.current_task()
         request: Any = self._server.request_factory(message, payload, asking, collected, task)
         response = await self._server.request_handler(request)
+        if (access := request.get(ACCESS)) is not None:
+            self.principal = access.caller.principal
         if asking.transport.is_cut:
             raise Unavailable("the answer was cut off")
         body = bytes(collected.data) if response.prepared else _body_of(response)
@@ -152,7 +159,10 @@ def _body_of(response: web.StreamResponse) -> bytes:
 
 def _error_of(response: web.StreamResponse, body: bytes) -> LiftlogError:
     if response.content_type == PROBLEM_JSON:
-        return from_problem(json.loads(body))
+        error = from_problem(json.loads(body))
+        if response.status == HTTPStatus.NOT_FOUND and type(error) is InvalidRequest:  # a name that no path can have
+            return UnknownStream("there is nothing of such a name")
+        return error
     return Unavailable(f"HTTP status {response.status}")
 
 

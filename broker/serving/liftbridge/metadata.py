@@ -1,6 +1,9 @@
 """Where streams are: what clients of Liftbridge look up before they publish or subscribe. And health.
 
 Offsets are of the last record here, and of the next one in the HTTP API: one less.
+
+Clients go with their cursors to the leader of the stream `__cursors`. There is none here: they are told that of
+`__offsets` under that name, as it is the one that stores them.
 """
 
 from __future__ import annotations
@@ -8,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from broker.api.errors import LiftlogError
 from broker.api.proto import liftbridge_pb2 as pb
+from broker.api.stream import OFFSETS_STREAM
 from broker.serving.liftbridge.calls import HEALTH, SERVICE, Handling, Methods
 from broker.serving.liftbridge.messages import parsed
 from broker.serving.liftbridge.statuses import Code, StatusError
 from broker.serving.liftbridge.streams import path_of
 
 METHODS: Final = Methods()
+CURSORS: Final = "__cursors"
 
 
 @METHODS.add("FetchMetadata", "list_streams")
@@ -26,9 +32,13 @@ async def fetch(asking: Handling) -> None:
         raise StatusError(Code.UNAUTHENTICATED, "unauthenticated", "unauthenticated")
     found = {stream["name"]: stream for stream in answer.json()["streams"]}
     metadata = pb.Metadata(brokers=brokers_of(asking, found.values()))
-    for name in asked.streams or sorted(found):
+    for name in asked.streams or [*sorted(found), CURSORS]:
         stream = found.get(name)
-        if stream is None:
+        if name == CURSORS and (cursors := cursors_of(asking)) is not None:
+            metadata.streams.append(cursors)
+        elif name == CURSORS and not asked.streams:
+            continue
+        elif stream is None:
             metadata.streams.add(name=name, error=pb.Stream.UNKNOWN_STREAM)
         else:
             metadata.streams.append(stream_of(stream))
@@ -56,6 +66,20 @@ def brokers_of(asking: Handling, streams: Iterable[Mapping[str, Any]]) -> list[A
         host, port = asking.addresses.here if here else asking.addresses.of(str(broker["http"]))
         found.append(pb.Broker(id=name, host=host, port=port, partitions=kept.get(name, 0), leaders=led.get(name, 0)))
     return found
+
+
+def cursors_of(asking: Handling) -> Any | None:
+    """The stream that clients take for that of their cursors; None: nobody keeps it yet."""
+    try:
+        whereabouts = asking.serving.backend.whereabouts(OFFSETS_STREAM)
+    except LiftlogError:
+        return None
+    made = pb.Stream(name=CURSORS)
+    for where in whereabouts:
+        partition = pb.Partition(id=where.partition, replicas=where.replicas, isr=where.isr)
+        partition.leader = "" if where.leader is None else where.leader.id
+        made.partitions[where.partition].CopyFrom(partition)
+    return made
 
 
 def stream_of(stream: Mapping[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from aiohttp import web
 from broker.api.errors import LiftlogError
 from broker.serving.http.app import CONNECTIONS, RUNNER_OPTIONS, SERVING
 from broker.serving.http.tls import Handshake, TlsContexts
-from broker.serving.liftbridge import metadata, streams
+from broker.serving.liftbridge import cursors, metadata, publish, streams, subscribe
 from broker.serving.liftbridge.call import CONTENT_TYPE, TIMEOUT_S, Call
 from broker.serving.liftbridge.calls import SERVICE, Handling, Method, Reachable
 from broker.serving.liftbridge.door import WayIn
@@ -26,11 +26,18 @@ from broker.serving.liftbridge.statuses import Code, StatusError, refused
 
 log = logging.getLogger(__name__)
 
-METHODS: Final[Mapping[str, Method]] = {method.path: method for method in (*streams.METHODS, *metadata.METHODS)}
+_TABLE: Final = (
+    *streams.METHODS,
+    *metadata.METHODS,
+    *publish.METHODS,
+    *subscribe.METHODS,
+    *cursors.METHODS,
+)
+METHODS: Final[Mapping[str, Method]] = {method.path: method for method in _TABLE}
 NOT_YET: Final = frozenset(
     f"/{SERVICE}/{name}"
     for name in (
-        *("Subscribe", "Publish", "PublishAsync", "PublishToSubject", "SetCursor", "FetchCursor"),
+        "PublishToSubject",
         *("JoinConsumerGroup", "LeaveConsumerGroup", "FetchConsumerGroupAssignments"),
         "ReportConsumerGroupCoordinator",
     )

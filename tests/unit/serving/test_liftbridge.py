@@ -7,6 +7,7 @@ and recorded as the operation of HTTP that it is made of. Method: the applicatio
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +43,8 @@ def test_a_stream_is_made_described_and_deleted(client: Client, server: Server) 
     metadata = client.call("FetchMetadata")
     [broker] = metadata.brokers
     assert (broker.id, broker.host, broker.partitions, broker.leaders) == ("broker-0", "127.0.0.1", 2, 2)
-    [stream] = metadata.streams
+    stream, cursors = metadata.streams
+    assert (cursors.name, cursors.partitions[0].leader) == ("__cursors", "broker-0"), "to whom cursors are brought"
     assert (stream.name, stream.subject, stream.error) == ("orders", "shop.orders", pb.Stream.OK)
     assert stream.created > 1_700_000_000 * 10**9
     assert sorted(stream.partitions) == [0, 1]
@@ -50,7 +52,7 @@ def test_a_stream_is_made_described_and_deleted(client: Client, server: Server) 
     assert (one.id, one.leader, list(one.replicas), list(one.isr)) == (1, "broker-0", ["broker-0"], ["broker-0"])
     assert (one.high_watermark, one.newest_offset) == (-1, -1)
     client.call("DeleteStream", name="orders")
-    assert not client.call("FetchMetadata").streams
+    assert [stream.name for stream in client.call("FetchMetadata").streams] == ["__cursors"]
 
 
 def test_settings_of_a_stream_are_those_of_here(client: Client, server: Server) -> None:
@@ -96,7 +98,7 @@ def test_what_no_stream_can_be_is_refused(client: Client) -> None:
     client.call("CreateStream", name="there", subject="there")
     for fields, code in IMPOSSIBLE:
         assert client.refusal("CreateStream", **fields)[0] == code, fields
-    assert [stream.name for stream in client.call("FetchMetadata").streams] == ["there"]
+    assert [stream.name for stream in client.call("FetchMetadata").streams] == ["there", "__cursors"]
 
 
 def test_a_stream_is_paused_and_read_only_as_a_whole(client: Client, server: Server) -> None:
@@ -117,7 +119,7 @@ def test_a_stream_is_paused_and_read_only_as_a_whole(client: Client, server: Ser
 
 
 def test_who_deletes_what_is_not_there_is_told(client: Client) -> None:
-    for name in ("none", "", "a/b", "%2e%2e", "ä"):
+    for name in ("none", "", "a/b", "%2e%2e", "ä", ".", "..", "a?b#c", "x" * 5_000, "{stream}"):
         assert client.refusal("DeleteStream", name=name)[0] == "NOT_FOUND"
     assert client.refusal("DeleteStream", name="__commits")[0] == "FAILED_PRECONDITION"
 
@@ -181,6 +183,16 @@ def test_a_call_without_a_permission_does_not_load() -> None:
         assert bool(method.operations) != (method.path in OPEN)
 
 
+def test_the_reference_names_each_call_and_what_it_is_made_of() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "liftbridge.md").read_text()
+    for method in METHODS.values():
+        name = method.path.removeprefix("/proto.API/").removeprefix("/")
+        operations = ", ".join(f"`{operation}`" for operation in method.operations)
+        assert re.search(rf"^\| `{re.escape(name)}` \| ?{operations} \|", page, re.MULTILINE), name
+    missing = page[page.index("Not there yet") :].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", missing)) == {path.rpartition("/")[2] for path in NOT_YET}
+
+
 def test_every_error_has_a_code() -> None:
     for cls in BY_REASON.values():
         assert code_of(cls("")) in Code
@@ -200,7 +212,7 @@ def test_callers_are_judged_as_over_http_and_acts_recorded(tmp_path: Path) -> No
         admin = {"Authorization": f"Bearer {token.text}"}
         with client_of(port.port, metadata=[("authorization", admin["Authorization"])]) as client:
             client.call("CreateStream", name="s", subject="s")
-            assert [stream.name for stream in client.call("FetchMetadata").streams] == ["s"]
+            assert [stream.name for stream in client.call("FetchMetadata").streams] == ["s", "__cursors"]
         rows = server.api.read("__audit", headers=admin).rows().to_pydict()["value"]
         told = [json.loads(row) for row in rows]
         seen = [(each["kind"], each["operation"], each["principal"], each["result"], each["address"]) for each in told]
@@ -218,6 +230,6 @@ def test_over_tls_a_certificate_says_who_calls(tmp_path: Path) -> None:
         credentials = grpc.ssl_channel_credentials(Path(authority.ca).read_bytes(), read["key"], read["cert"])
         with client_of(port.port, credentials=credentials) as client:
             client.call("CreateStream", name="s", subject="s")
-            assert [stream.name for stream in client.call("FetchMetadata").streams] == ["s"]
+            assert [stream.name for stream in client.call("FetchMetadata").streams] == ["s", "__cursors"]
         with client_of(port.port) as plain:
             assert plain.refusal("FetchMetadata")[0] == "UNAVAILABLE"

@@ -1,0 +1,50 @@
+"""SetCursor and FetchCursor: offsets of consumers, under the name of the cursor.
+
+Some clients store the last offset that they have read, some the next one, as consumers do here. It is kept as it comes:
+the lag of a cursor of the former is one too many.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from broker.api.errors import UnknownConsumer
+from broker.api.proto import liftbridge_pb2 as pb
+from broker.serving.liftbridge.calls import Handling, Methods
+from broker.serving.liftbridge.messages import parsed
+from broker.serving.liftbridge.statuses import Code, StatusError
+from broker.serving.liftbridge.streams import path_of
+
+METHODS: Final = Methods()
+
+
+@METHODS.add("SetCursor", "commit_offsets")
+async def set_cursor(asking: Handling) -> None:
+    """Store how far a partition was read."""
+    asked = parsed(pb.SetCursor, await asking.call.message())
+    _check(asked.stream, asked.cursor_id)
+    entry = {"stream": asked.stream, "partition": asked.partition, "offset": asked.offset}
+    await asking.ask("commit_offsets", path={"consumer": asked.cursor_id}, body={"offsets": [entry]})
+    await asking.call.send([pb.Empty().SerializeToString()])
+
+
+@METHODS.add("FetchCursor", "describe_consumer")
+async def fetch_cursor(asking: Handling) -> None:
+    """How far a partition was read; -1: nothing is stored."""
+    asked = parsed(pb.FetchCursor, await asking.call.message())
+    _check(asked.stream, asked.cursor_id)
+    found = -1
+    try:
+        consumer = (await asking.ask("describe_consumer", path={"consumer": asked.cursor_id})).json()
+    except UnknownConsumer:
+        consumer = {"partitions": []}
+    for each in consumer["partitions"]:
+        if (each["stream"], each["partition"]) == (asked.stream, asked.partition):
+            found = each["offset"]
+    await asking.call.send([pb.Cursor(offset=found).SerializeToString()])
+
+
+def _check(stream: str, cursor_id: str) -> None:
+    path_of(stream)
+    if not cursor_id:
+        raise StatusError(Code.INVALID_ARGUMENT, "No cursorId provided")

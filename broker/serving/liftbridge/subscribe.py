@@ -1,0 +1,210 @@
+"""Subscribe: the records of a partition from a position on, one message each.
+
+    positions ──► an empty message: it has begun ──► read a range ──► records, many to a write ──┐
+                                                        ▲    └─ nothing new: wait ◄──────────────┘
+
+B1  Only what is committed is sent, in order, each record once.
+B2  A start below the log start is the log start, one above the end is the end; so is one that retention overtakes.
+B3  A stop that is reached, and the end of a read-only partition, are RESOURCE_EXHAUSTED, as in Liftbridge.
+B4  What a client has not taken yet is in memory: of all subscriptions together no more than answers of JSON lines may
+    take, and a slow reader is cut when others need it (`ndjson.L2`).
+B5  Each read is judged as one of HTTP: a grant that is taken back ends the subscription with the read under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from broker.api import http
+from broker.api.errors import OffsetOutOfRange, from_problem
+from broker.api.proto import liftbridge_pb2 as pb
+from broker.serving.http.sending import STALLED_S
+from broker.serving.liftbridge.calls import Handling, Methods
+from broker.serving.liftbridge.door import Within
+from broker.serving.liftbridge.messages import framed, parsed
+from broker.serving.liftbridge.statuses import Code, StatusError
+from broker.serving.liftbridge.streams import path_of
+
+METHODS: Final = Methods()
+READ_BYTES: Final = 512 << 10
+"""Of batches, at a time; a single one may be larger."""
+WAIT_MS: Final = 2_000
+"""So long a read waits for something new. Then it is asked whether the stream is read-only by now."""
+WRITE_RECORDS: Final = 1_024
+HELD_FACTOR: Final = 2
+"""So many times an answer is taken while it is sent: as it was read, and as messages."""
+
+
+class Stretch(NamedTuple):
+    """From which offset on, to which (None: for ever), of which incarnation of the stream."""
+
+    start: int
+    end: int | None
+    incarnation: str
+
+
+@METHODS.add("Subscribe", "resolve_offsets", "read_records", "resume_stream", is_stream=True)
+async def subscribe(asking: Handling) -> None:
+    """The records of a partition, from a position on, as they come."""
+    asked = parsed(pb.Subscribe, await asking.call.message())
+    if asked.reverse:
+        raise StatusError(Code.UNIMPLEMENTED, "reverse: records are read forward alone")
+    if asked.consumer.group_id:
+        raise StatusError(Code.UNIMPLEMENTED, "consumer: consumer groups are not there yet")
+    path_of(asked.stream)
+    if asked.partition < 0:
+        raise StatusError(Code.NOT_FOUND, f"stream {asked.stream!r} has no partition {asked.partition}")
+    span = await span_of(asking, asked)
+    if asked.resume and asking.serving.backend.stream(asked.stream).paused:
+        await asking.ask("resume_stream", path={"stream": asked.stream})
+    offset, first = span.start, await _read(asking, asked, span, span.start, wait_ms=0)
+    await asking.call.send([b""])  # it has begun
+    while True:
+        before = offset
+        await _send(asking, asked, first.body, offset, span.end)
+        offset = max(offset, int(first.headers[http.NEXT_OFFSET]))
+        if span.end is not None and offset >= span.end:
+            raise StatusError(Code.RESOURCE_EXHAUSTED, "the stop position is reached")
+        if offset == before and asking.serving.backend.stream(asked.stream).read_only:
+            raise StatusError(Code.RESOURCE_EXHAUSTED, "End of readonly partition")
+        if asking.serving.draining.is_set():
+            raise StatusError(Code.UNAVAILABLE, "this broker stops")
+        try:
+            first = await _read(asking, asked, span, offset, wait_ms=WAIT_MS)
+        except OffsetOutOfRange as error:  # B2
+            start = error.fields.get("log_start_offset")
+            if not isinstance(start, int) or start <= offset:
+                raise
+            offset = start
+            first = await _read(asking, asked, span, offset, wait_ms=0)
+
+
+async def _send(asking: Handling, asked: Any, body: bytes, offset: int, end: int | None) -> None:
+    """What was read, as the client takes it (B4). Raises StatusError, LiftlogError, ConnectionError."""
+    with asking.serving.lines_budget.reserved() as reservation:
+        reservation.grow_to(HELD_FACTOR * len(body))
+        try:
+            async with reservation.waiting(STALLED_S):
+                for written in encoded(asked, body, offset, end):
+                    await asking.call.send_framed(written)
+            reservation.complete()
+        except TimeoutError:
+            raise StatusError(Code.UNAVAILABLE, "others need the memory for what this reader does not take") from None
+
+
+async def _read(asking: Handling, asked: Any, span: Stretch, offset: int, *, wait_ms: int) -> Within:
+    query = {
+        "offset": str(offset),
+        "max_bytes": str(READ_BYTES),
+        "max_wait_ms": str(wait_ms),
+        "incarnation": span.incarnation,
+    }
+    if span.end is not None:
+        query["end"] = str(span.end)
+    if asked.from_replica:
+        query["replica"] = "any"
+    path = {"stream": asked.stream, "partition": str(asked.partition)}
+    return await asking.ask("read_records", path=path, query=query)
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+async def span_of(asking: Handling, asked: Any) -> Stretch:
+    """What is asked for, as the partition is now. Raises StatusError, LiftlogError."""
+    now = await _resolved(asking, asked, _start_at(asked))
+    first, end = now["log_start_offset"], now["high_watermark"]
+    start = _start(asked, now, first, end)
+    match asked.stop:
+        case pb.ON_CANCEL:
+            return Stretch(start, None, now["incarnation"])
+        case pb.AT_OFFSET:
+            stop = asked.stop_offset + 1
+        case pb.AT_LATEST:
+            if end == first:
+                raise StatusError(Code.RESOURCE_EXHAUSTED, "Stream is empty")
+            stop = end
+        case pb.AT_TIMESTAMP:
+            at = {"timestamp_us": asked.stop_timestamp // 1_000 + 1}
+            found = (await _resolved(asking, asked, at))["offset"]
+            stop = end if found is None else found
+        case _:
+            raise StatusError(Code.INVALID_ARGUMENT, f"Unknown StopPosition {asked.stop}")
+    if stop <= start:
+        raise StatusError(Code.INVALID_ARGUMENT, f"stop offset {stop - 1} is below start offset {start}")
+    return Stretch(start, stop, now["incarnation"])
+
+
+def _start_at(asked: Any) -> Any:
+    if asked.start == pb.TIMESTAMP:
+        return {"timestamp_us": -(-asked.start_timestamp // 1_000)}  # not older, to the microsecond
+    return "latest"
+
+
+def _start(asked: Any, now: Any, first: int, end: int) -> int:
+    match asked.start:
+        case pb.NEW_ONLY:
+            return end
+        case pb.EARLIEST:
+            return first
+        case pb.LATEST:
+            return max(first, end - 1)
+        case pb.TIMESTAMP:
+            return end if now["offset"] is None else int(now["offset"])
+        case pb.OFFSET:
+            return max(first, min(int(asked.start_offset), end))
+    raise StatusError(Code.INVALID_ARGUMENT, f"Unknown StartPosition {asked.start}")
+
+
+async def _resolved(asking: Handling, asked: Any, at: Any) -> Any:
+    """One position. Raises LiftlogError."""
+    body = {"positions": [{"stream": asked.stream, "partition": asked.partition, "at": at}]}
+    [found] = (await asking.ask("resolve_offsets", body=body)).json()["positions"]
+    if "error" in found:
+        raise from_problem(found["error"])
+    return found
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def encoded(asked: Any, body: bytes, offset: int, end: int | None) -> Iterator[bytes]:
+    """The records of an answer in [offset, end), framed, some at a time."""
+    with pa.ipc.open_stream(pa.BufferReader(body)) as reader:
+        for batch in reader:
+            yield from _encoded_batch(asked, batch, offset, end)
+
+
+def _encoded_batch(asked: Any, batch: pa.RecordBatch, offset: int, end: int | None) -> Iterator[bytes]:
+    offsets = batch.column("offset").to_pylist()
+    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    subjects, replies = batch.column("subject").to_pylist(), batch.column("reply").to_pylist()
+    keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
+    headers = batch.column("headers")
+    given = headers.to_pylist() if headers.null_count < len(headers) else [None] * len(headers)
+    written: list[bytes] = []
+    for at, time_us, subject, reply, key, value, named in zip(
+        offsets, times, subjects, replies, keys, values, given, strict=True
+    ):
+        if at < offset or (end is not None and at >= end):
+            continue
+        record = pb.Record(
+            offset=at,
+            key=key,
+            value=value,
+            timestamp=time_us * 1_000,
+            stream=asked.stream,
+            partition=asked.partition,
+            subject=subject,
+            reply=reply,
+            headers=None if named is None else {each["key"]: each["value"] or b"" for each in named},
+        )
+        written.append(record.SerializeToString())
+        if len(written) == WRITE_RECORDS:
+            yield framed(written)
+            written = []
+    if written:
+        yield framed(written)

@@ -1,0 +1,101 @@
+"""Liftbridge's API of a cluster: any broker takes what is published, and the metadata leads to who serves it.
+
+Method: three brokers on three addresses of loopback, so that they have the same port, as they are to have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbridge`")
+
+from broker.api.proto import liftbridge_pb2 as pb
+from tests.support.clusters import IDS, RealCluster
+from tests.support.liftbridge import client_of
+from tests.support.processes import eventually, free_port
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.long]
+HOSTS = {broker: f"127.0.0.{number}" for number, broker in enumerate(IDS, 1)}
+
+
+class Loopback:
+    """A network of one machine."""
+
+    def address(self, broker: str) -> str:
+        return HOSTS[broker]
+
+    def prefix(self, broker: str) -> tuple[str, ...]:
+        return ()
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[RealCluster]:
+    network: Any = Loopback()
+    cluster = RealCluster(tmp_path_factory.mktemp("three"), None, network=network)
+    for broker, process in cluster.brokers.items():
+        process.env["LIFTLOG_LIFTBRIDGE_LISTEN"] = f"{HOSTS[broker]}:{port}"
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()
+
+
+def test_every_broker_takes_records_and_tells_who_leads(cluster: RealCluster, port: int) -> None:
+    with client_of(port, host=HOSTS["a"]) as client:
+        client.call("CreateStream", name="s", subject="s", partitions=3, replication_factor=-1)
+    told = []
+    for broker in IDS:
+        with client_of(port, host=HOSTS[broker]) as client:
+            metadata = client.call("FetchMetadata", streams=["s", "__cursors"])
+            assert {each.id: (each.host, each.port) for each in metadata.brokers} == {
+                each: (HOSTS[each], port) for each in IDS
+            }
+            told.append([metadata.streams[0].partitions[number].leader for number in range(3)])
+            assert metadata.streams[1].partitions[0].leader
+            for partition in range(3):
+                ack = client.call("Publish", stream="s", partition=partition, value=broker.encode(), ack_policy=pb.ALL)
+                assert ack.ack.offset == IDS.index(broker), "whoever leads it"
+    for broker in IDS:
+        with client_of(port, host=HOSTS[broker]) as client:
+            asked = (pb.Publish(stream="s", partition=2, value=b"%d" % i, correlation_id=str(i)) for i in (1, 2))
+            assert [each.ack.correlation_id for each in client.publish_async(asked)] == ["1", "2"]
+    assert told[0] == told[1] == told[2]
+    for partition, leader in enumerate(told[0]):
+        for broker in IDS:
+            with client_of(port, host=HOSTS[broker]) as client:
+                asked = {"stream": "s", "partition": partition, "start": pb.EARLIEST, "stop": pb.AT_OFFSET}
+                call = client.subscribe(**asked, stop_offset=2)
+                if broker == leader:
+                    assert next(call) == pb.Record()
+                    assert [next(call).offset for _ in range(3)] == [0, 1, 2]
+                with pytest.raises(grpc.RpcError) as ended:
+                    next(call)
+                code = grpc.StatusCode.RESOURCE_EXHAUSTED if broker == leader else grpc.StatusCode.FAILED_PRECONDITION
+                assert ended.value.code() == code, broker
+                call = client.subscribe(**asked, stop_offset=2, from_replica=True)
+                assert next(call) == pb.Record()
+                assert [next(call).offset for _ in range(3)] == [0, 1, 2], "any replica has them"
+                call.cancel()
+
+
+def test_after_a_kill_another_broker_is_named(cluster: RealCluster, port: int) -> None:
+    with client_of(port, host=HOSTS["a"]) as client:
+        client.call("CreateStream", name="t", subject="t", replication_factor=3)
+        leader = client.call("FetchPartitionMetadata", stream="t", partition=0).partition.leader
+    other = next(broker for broker in IDS if broker != leader)
+    cluster.brokers[leader].kill9()
+    with client_of(port, host=HOSTS[other]) as client:
+        eventually(
+            lambda: client.call("FetchMetadata", streams=["t"]).streams[0].partitions[0].leader not in ("", leader)
+        )
+        assert client.call("Publish", stream="t", value=b"v", ack_policy=pb.ALL, timeout_s=60).ack.offset == 0
+        eventually(lambda: leader not in [each.id for each in client.call("FetchMetadata").brokers])

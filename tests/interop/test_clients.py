@@ -1,0 +1,57 @@
+"""Goal: programs with stock clients of Liftbridge run on a broker of this project, unchanged.
+
+Method: a broker process with NATS, and the client's own program as a process. A client that is not there is skipped by
+its name: `INTEROP_PYTHON` names an interpreter that has gufo_liftbridge, and `go` fetches go-liftbridge itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbridge`")
+
+from tests.support.processes import free_port, running
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.long]
+
+HERE = Path(__file__).parent
+TIMEOUT_S = 240
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    address = f"127.0.0.1:{free_port()}"
+    with running(tmp_path_factory.mktemp("interop"), LIFTLOG_LIFTBRIDGE_LISTEN=address):
+        yield address
+
+
+def run(command: list[str], address: str, name: str) -> None:
+    done = subprocess.run([*command, address, name], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (done.returncode, done.stdout[:3]) == (0, "OK "), done.stdout + done.stderr
+
+
+def test_a_program_with_gufo_liftbridge_runs(address: str) -> None:
+    python = os.environ.get("INTEROP_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import gufo.liftbridge.client"], capture_output=True, check=False).returncode:
+        pytest.skip("gufo_liftbridge is not installed (INTEROP_PYTHON)")
+    run([python, str(HERE / "gufo_client.py")], address, "gufo")
+
+
+def test_a_program_with_go_liftbridge_runs(address: str, tmp_path: Path) -> None:
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("go is not installed")
+    shutil.copytree(HERE / "go", tmp_path / "go")
+    built = subprocess.run(
+        [go, "build", "-o", "program", "."], cwd=tmp_path / "go", capture_output=True, text=True, check=False
+    )
+    if built.returncode:
+        pytest.skip(f"go-liftbridge cannot be built: {built.stderr[-300:]}")
+    run([str(tmp_path / "go" / "program")], address, "go")

@@ -1,0 +1,325 @@
+"""Liftbridge's API: records and cursors.
+
+Goal: what a client of Liftbridge publishes is in the log, once and in order, and what is in the log comes to its
+subscriptions from the position that it asks for, with the codes by which it decides. Method: the application as a
+broker runs it, asked by grpcio, and what it stores read over HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbridge`")
+
+from broker.api.principals import new_token
+from broker.api.proto import liftbridge_pb2 as pb
+from broker.serving.http.access import AuthRules
+from broker.serving.liftbridge import publish, subscribe
+from broker.serving.liftbridge.publish import Destination, in_order
+from tests.support.liftbridge import Client, client_of, opened
+from tests.support.processes import eventually
+from tests.unit.serving.arrow import values
+from tests.unit.serving.server import Server, running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with opened(server) as port, client_of(port.port) as client:
+        client.call("CreateStream", name="s", subject="s.in", partitions=2)
+        yield client
+
+
+def stored(server: Server, partition: int = 0) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = server.api.read("s", partition).rows().to_pylist()
+    return found
+
+
+def of_stream(call: Any, count: int) -> list[Any]:
+    """The first records behind the message that says that it has begun."""
+    begun = next(call)
+    assert begun == pb.Record()
+    return list(islice(call, count))
+
+
+def end_of(call: Any) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as ended:
+        list(call)
+    return ended.value.code().name, ended.value.details()
+
+
+# --- publish --------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_is_stored_and_its_ack_says_where(client: Client, server: Server) -> None:
+    answer = client.call(
+        "Publish",
+        stream="s",
+        partition=1,
+        key=b"k",
+        value=b"v",
+        headers={"b": b"2", "a": b"1"},
+        correlation_id="c",
+        ack_policy=pb.ALL,
+        ack_inbox="ack",
+    )
+    ack = answer.ack
+    assert (ack.stream, ack.partition_subject, ack.subject, ack.offset) == ("s", "s.in.1", "s.in.1", 0)
+    assert (ack.correlation_id, answer.correlation_id, ack.ack_policy, ack.ack_inbox) == ("c", "c", pb.ALL, "ack")
+    assert 0 < ack.received <= ack.committed
+    [row] = stored(server, 1)
+    assert (row["subject"], row["key"], row["value"]) == ("s.in.1", b"k", b"v")
+    assert row["headers"] == [{"key": "a", "value": b"1"}, {"key": "b", "value": b"2"}]
+    assert client.call("Publish", stream="s", value=b"", ack_policy=pb.NONE) == pb.Published()
+    [row] = eventually(lambda: stored(server))
+    assert (row["subject"], row["key"], row["value"], row["headers"]) == ("s.in", None, b"", None)
+
+
+def test_what_cannot_be_published_is_refused_with_liftbridges_codes(client: Client, server: Server) -> None:
+    assert client.refusal("Publish", value=b"")[0] == "INVALID_ARGUMENT"
+    assert client.refusal("Publish", stream="t", value=b"")[0] == "NOT_FOUND"
+    assert client.refusal("Publish", stream="s", partition=7, value=b"")[0] == "NOT_FOUND"
+    assert client.refusal("Publish", stream="s", partition=-1, value=b"")[0] == "NOT_FOUND"
+    assert client.refusal("Publish", stream="__offsets", value=b"")[0] == "FAILED_PRECONDITION"
+    assert server.api.request("PATCH", "/v1/streams/s", json_body={"record_bytes_max": 100}).status == 200
+    assert client.refusal("Publish", stream="s", value=bytes(101))[0] == "INVALID_ARGUMENT"
+    assert client.refusal("PublishToSubject", subject="s.in", value=b"")[0] == "UNIMPLEMENTED"
+    assert not stored(server)
+
+
+def test_many_are_published_at_once_and_each_hears_of_its_own(client: Client, server: Server) -> None:
+    assert server.api.request("PATCH", "/v1/streams/s", json_body={"record_bytes_max": 1_000}).status == 200
+    asked = [
+        pb.Publish(stream="s", partition=i % 2, value=b"%d" % i, correlation_id=str(i), expected_offset=-1)
+        for i in range(500)
+    ]
+    asked[100].value = bytes(2_000)
+    asked[101].stream = "t"
+    asked[102].ack_policy = pb.NONE
+    answers = {each.correlation_id: each for each in client.publish_async(iter(asked))}
+    assert sorted(answers) == sorted(str(i) for i in range(500) if i != 102)
+    assert (answers["100"].error.code, answers["101"].error.code) == (
+        pb.AsyncError.BAD_REQUEST,
+        pb.AsyncError.NOT_FOUND,
+    )
+    assert not answers["100"].HasField("ack")
+    for partition in range(2):
+        rows = stored(server, partition)
+        taken = [i for i in range(500) if i % 2 == partition and i not in (100, 101)]
+        assert sorted(int(row["value"]) for row in rows) == taken
+        by_value = {int(row["value"]): row["offset"] for row in rows}
+        for i in taken:
+            if i != 102:
+                assert answers[str(i)].ack.offset == by_value[i], i
+                assert answers[str(i)].ack.correlation_id == str(i)
+    in_log = [int(row["value"]) for row in stored(server, 1)]
+    assert in_log == sorted(in_log), "P1"
+
+
+def test_more_than_the_windows_hold_is_published(client: Client, server: Server) -> None:
+    asked = (pb.Publish(stream="s", value=bytes(8_000), correlation_id=str(i)) for i in range(300))
+    assert [each.ack.offset for each in client.publish_async(asked)] == list(range(300))
+    assert len(stored(server)) == 300
+
+
+def test_a_read_only_stream_says_so_to_all(client: Client) -> None:
+    client.call("SetStreamReadonly", name="s", readonly=True)
+    assert client.refusal("Publish", stream="s", value=b"")[0] == "FAILED_PRECONDITION"
+    [answer] = client.publish_async(iter([pb.Publish(stream="s", correlation_id="c")]))
+    assert (answer.error.code, answer.correlation_id) == (pb.AsyncError.READONLY, "c")
+
+
+def test_records_of_a_place_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "APPENDED_MAX", 2)
+    asked = [pb.Publish(stream=stream, value=b"%d" % i) for i, stream in enumerate("abaaab")]
+    rounds = [
+        [(place.stream, [int(record.value) for record in records]) for place, records in each]
+        for each in in_order(asked)
+    ]
+    assert rounds == [[("a", [0, 2]), ("b", [1, 5])], [("a", [3, 4])]]
+    assert Destination("a", 0, "leader") in dict(next(in_order(asked)))
+
+
+# --- subscribe --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def five(client: Client, server: Server) -> Client:
+    assert server.api.append("s", values(5)).status == 200
+    return client
+
+
+def test_a_subscription_begins_where_it_is_told(five: Client, server: Server) -> None:
+    times = [row["timestamp"] for row in stored(server)]
+    ns = int(times[0].timestamp() * 1_000_000) * 1_000
+    for fields, offsets in (
+        ({"start": pb.EARLIEST}, [0, 1, 2, 3, 4]),
+        ({"start": pb.OFFSET, "start_offset": 3}, [3, 4]),
+        ({"start": pb.OFFSET, "start_offset": -5}, [0, 1, 2, 3, 4]),
+        ({"start": pb.LATEST}, [4]),
+        ({"start": pb.TIMESTAMP, "start_timestamp": ns}, [0, 1, 2, 3, 4]),
+        ({"start": pb.TIMESTAMP, "start_timestamp": 0}, [0, 1, 2, 3, 4]),
+    ):
+        call = five.subscribe(stream="s", **fields)
+        assert [record.offset for record in of_stream(call, len(offsets))] == offsets, fields
+        call.cancel()
+
+
+def test_new_records_come_as_they_are_committed(five: Client, server: Server) -> None:
+    new = five.subscribe(stream="s")
+    beyond = five.subscribe(stream="s", start=pb.OFFSET, start_offset=50)
+    late = five.subscribe(stream="s", start=pb.TIMESTAMP, start_timestamp=4 * 10**18)
+    calls = (new, beyond, late)
+    for call in calls:
+        assert next(call) == pb.Record()
+    five.call("Publish", stream="s", key=b"k", value=b"v", headers={"h": b"x"})
+    for call in calls:
+        record = next(call)
+        assert (record.offset, record.key, record.value, dict(record.headers)) == (5, b"k", b"v", {"h": b"x"})
+        assert (record.stream, record.partition, record.subject) == ("s", 0, "s.in")
+        assert record.timestamp > 1_700_000_000 * 10**9
+        call.cancel()
+
+
+def test_a_subscription_ends_where_it_is_told(five: Client, server: Server) -> None:
+    ns = int(stored(server)[-1]["timestamp"].timestamp() * 1_000_000) * 1_000
+    for fields, count in (
+        ({"stop": pb.AT_OFFSET, "stop_offset": 2}, 3),
+        ({"stop": pb.AT_LATEST}, 5),
+        ({"stop": pb.AT_TIMESTAMP, "stop_timestamp": ns}, 5),
+    ):
+        call = five.subscribe(stream="s", start=pb.EARLIEST, **fields)
+        assert len(of_stream(call, count)) == count
+        assert end_of(call)[0] == "RESOURCE_EXHAUSTED", fields
+    for fields, code in (
+        ({"stop": pb.AT_OFFSET, "stop_offset": 2, "start": pb.OFFSET, "start_offset": 3}, "INVALID_ARGUMENT"),
+        ({"stop": pb.AT_LATEST, "partition": 1}, "RESOURCE_EXHAUSTED"),
+        ({"stop": pb.AT_LATEST}, "INVALID_ARGUMENT"),
+        ({"stop": 9}, "INVALID_ARGUMENT"),
+        ({"start": 9}, "INVALID_ARGUMENT"),
+        ({"reverse": True}, "UNIMPLEMENTED"),
+        ({"consumer": pb.Member(group_id="g")}, "UNIMPLEMENTED"),
+        ({"partition": 2}, "NOT_FOUND"),
+        ({"partition": -1}, "NOT_FOUND"),
+        ({"stream": "t"}, "NOT_FOUND"),
+        ({"stream": ""}, "NOT_FOUND"),
+    ):
+        assert end_of(five.subscribe(**{"stream": "s", **fields}))[0] == code, fields
+
+
+def test_the_end_of_a_read_only_stream_and_of_a_deleted_one_are_told(
+    five: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscribe, "WAIT_MS", 50)
+    call = five.subscribe(stream="s", start=pb.LATEST)
+    assert [record.offset for record in of_stream(call, 1)] == [4]
+    five.call("SetStreamReadonly", name="s", readonly=True)
+    assert end_of(call) == ("RESOURCE_EXHAUSTED", "End of readonly partition")
+    five.call("SetStreamReadonly", name="s", readonly=False)
+    call = five.subscribe(stream="s")
+    assert next(call) == pb.Record()
+    five.call("DeleteStream", name="s")
+    assert end_of(call)[0] == "NOT_FOUND"
+
+
+def test_large_batches_come_whole_to_a_client_that_takes_its_time(client: Client, server: Server) -> None:
+    for _ in range(3):
+        assert server.api.append("s", values(2_000, 400), 1).status == 200
+    call = client.subscribe(stream="s", partition=1, start=pb.EARLIEST, stop=pb.AT_LATEST)
+    records = of_stream(call, 6_000)
+    assert [record.offset for record in records] == list(range(6_000))
+    assert all(len(record.value) == 400 for record in records)
+    assert end_of(call)[0] == "RESOURCE_EXHAUSTED"
+
+
+def test_only_what_is_asked_for_comes_of_a_batch(five: Client, server: Server) -> None:
+    table = pa.record_batch({"value": pa.array([None, b""]), "key": pa.array([b"k", b""])})
+    assert server.api.append("s", table).status == 200
+    call = five.subscribe(stream="s", start=pb.OFFSET, start_offset=2, stop=pb.AT_OFFSET, stop_offset=5)
+    records = of_stream(call, 4)
+    assert [record.offset for record in records] == [2, 3, 4, 5]
+    assert (records[3].key, records[3].value) == (b"k", b"")
+    assert end_of(call)[0] == "RESOURCE_EXHAUSTED"
+
+
+def test_readers_that_take_nothing_hold_no_more_than_they_may(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server.api.append("s", values(100, 8_000)).status == 200
+    monkeypatch.setattr(server.serving.lines_budget, "bytes_max", 100_000)
+    call = client.subscribe(stream="s", start=pb.EARLIEST)
+    assert next(call) == pb.Record()
+    assert end_of(call)[0] == "UNAVAILABLE"
+    eventually(lambda: not server.serving.lines_budget.bytes_now)
+
+
+def test_a_paused_stream_goes_on_if_the_subscriber_says_so(five: Client, server: Server) -> None:
+    five.call("PauseStream", name="s")
+    assert five.refusal("Publish", stream="s", value=b"")[0] == "FAILED_PRECONDITION"
+    call = five.subscribe(stream="s", start=pb.LATEST, resume=True)
+    assert len(of_stream(call, 1)) == 1
+    call.cancel()
+    five.call("Publish", stream="s", value=b"")
+
+
+def test_records_need_what_they_need_over_http_and_a_grant_that_goes_ends_a_subscription(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscribe, "WAIT_MS", 5_000)
+    with running(tmp_path, auth=AuthRules(mode="enforce")) as server, opened(server) as port:
+        backend, made = server.backend, new_token()
+
+        def grants(**change: list[list[str]]) -> None:
+            backend._execute(
+                {"kind": "put_grants", "principal": "user:ana", "by": "user:ops", "add": [], "remove": [], **change}
+            )
+
+        async def make() -> None:
+            await backend.create_stream("s", {"subject": "s"})
+            grants(add=[["stream:append", "s"]])
+            of = {"token_id": made.id, "sha256": made.sha256, "principal": "user:ana", "expires_ms": 1 << 60}
+            backend._execute({"kind": "put_token", **of, "at_ms": 1, "by": "user:ops"})
+
+        server.call(make())
+        with client_of(port.port) as stranger:
+            assert stranger.refusal("Publish", stream="s", value=b"")[0] == "PERMISSION_DENIED"
+            [answer] = stranger.publish_async(iter([pb.Publish(stream="s")]))
+            assert answer.error.code == pb.AsyncError.PERMISSION_DENIED
+            assert end_of(stranger.subscribe(stream="s"))[0] == "PERMISSION_DENIED"
+        with client_of(port.port, metadata=[("authorization", f"Bearer {made.text}")]) as ana:
+            assert ana.call("Publish", stream="s", value=b"v").ack.offset == 0
+            assert end_of(ana.subscribe(stream="s"))[0] == "PERMISSION_DENIED"
+            assert ana.refusal("SetCursor", stream="s", cursor_id="c", offset=0)[0] == "PERMISSION_DENIED"
+
+            async def give(*, is_given: bool) -> None:
+                grants(**{"add" if is_given else "remove": [["stream:read", "s"]]})
+
+            server.call(give(is_given=True))
+            call = ana.subscribe(stream="s", start=pb.EARLIEST)
+            assert [record.value for record in of_stream(call, 1)] == [b"v"]
+            server.call(give(is_given=False))
+            assert end_of(call)[0] == "PERMISSION_DENIED"
+
+
+# --- cursors ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_cursor_is_an_offset_of_a_consumer(five: Client, server: Server) -> None:
+    at = {"stream": "s", "partition": 0, "cursor_id": "mine"}
+    assert five.call("FetchCursor", **at).offset == -1
+    five.call("SetCursor", offset=3, **at)
+    assert five.call("FetchCursor", **at).offset == 3
+    assert five.call("FetchCursor", stream="s", partition=1, cursor_id="mine").offset == -1
+    assert server.api.get("/v1/consumers/mine").json()["lag"] == 2
+    five.call("SetCursor", offset=5, **at)
+    assert five.refusal("SetCursor", offset=-1, **at)[0] == "INVALID_ARGUMENT"
+    assert five.refusal("SetCursor", offset=50, **at)[0] == "OUT_OF_RANGE"
+    assert five.refusal("SetCursor", offset=3, stream="s", cursor_id="")[0] == "INVALID_ARGUMENT"
+    assert five.refusal("SetCursor", offset=3, stream="t", cursor_id="mine")[0] == "NOT_FOUND"
+    assert five.refusal("FetchCursor", stream="", cursor_id="mine")[0] == "NOT_FOUND"
