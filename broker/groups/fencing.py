@@ -9,7 +9,9 @@ H1  A member begins before it reads. What it begins at is answered when the reco
 H2  A commit counts under the newest epoch of its partition, which the log tells. The catalog may be behind here.
 H3  Whoever begins holds the grant, as far as the catalog is known here. One that is newer than what is known has to
     wait, or anybody could fence everybody.
-H4  Within an epoch an offset never goes back: a commit that comes late, or again, is answered and changes nothing.
+H4  A commit names the offset from which its member read on, and counts if that is where the partition is. So nothing
+    is committed twice or passed over, also by a member that takes an answer of before for that to its last question.
+    The newest one may come again.
 """
 
 from __future__ import annotations
@@ -56,8 +58,15 @@ def judge_begin(
     return CommitVerdict.DONE if epoch == newest.epoch else CommitVerdict.APPEND
 
 
-def judge_commit(newest: GroupProgress, epoch: int, offset: int) -> CommitVerdict:
-    """Whether a commit counts. One whose epoch has not begun does not."""
+def judge_commit(newest: GroupProgress, epoch: int, start: int, offset: int) -> CommitVerdict:
+    """Whether a commit counts. One whose epoch has not begun does not.
+
+    Args:
+        start: Where its member read on (H4).
+        offset: The next one that it will read.
+    """
     if epoch != newest.epoch:
         return CommitVerdict.FENCED
-    return CommitVerdict.APPEND if offset > newest.offset else CommitVerdict.DONE  # H4
+    if offset == newest.offset:
+        return CommitVerdict.DONE
+    return CommitVerdict.APPEND if start == newest.offset < offset else CommitVerdict.FENCED

@@ -12,5 +12,6 @@ mutants.py   mistakes in the rules
 What must hold. V1 What a group has committed of a partition goes from 0 on without a gap and without an overlap: each
 record counts once. V2 A commit that was answered is never lost. V3 No two members that the catalog has read the same
 partition at a time. V4 Once faults have ended, all partitions are read by members that are there, evenly, and to their
-ends, within a bounded number of steps.
+ends, within a bounded number of steps. V5 Under one epoch one member commits, and none does under an earlier one than
+what the log has, or what a member was told that it has begun.
 """

@@ -55,9 +55,10 @@ def _place_keeps_epochs() -> list[Any]:
 
 
 def _any_epoch_commits() -> list[Any]:
-    def judge(newest: GroupProgress, epoch: int, offset: int) -> CommitVerdict:
-        return CommitVerdict.APPEND if offset > newest.offset else CommitVerdict.DONE
+    def judge(newest: GroupProgress, epoch: int, start: int, offset: int) -> CommitVerdict:
+        return commit(newest._replace(epoch=epoch), epoch, start, offset)
 
+    commit = fencing.judge_commit
     return [patch.object(fencing, "judge_commit", judge)]
 
 
@@ -68,8 +69,8 @@ def _begin_writes_nothing() -> list[Any]:
         verdict = begin(newest, member, epoch, granted, last)
         return CommitVerdict.DONE if verdict is CommitVerdict.APPEND else verdict
 
-    def judge_commit(newest: GroupProgress, epoch: int, offset: int) -> CommitVerdict:
-        return commit(newest._replace(epoch=max(epoch, newest.epoch)), epoch, offset)
+    def judge_commit(newest: GroupProgress, epoch: int, start: int, offset: int) -> CommitVerdict:
+        return commit(newest._replace(epoch=max(epoch, newest.epoch)), epoch, start, offset)
 
     begin, commit = fencing.judge_begin, fencing.judge_commit
     return [patch.object(fencing, "judge_begin", judge_begin), patch.object(fencing, "judge_commit", judge_commit)]
@@ -86,8 +87,17 @@ def _answers_at_once() -> list[Any]:
 
 
 def _goes_back() -> list[Any]:
-    def judge(newest: GroupProgress, epoch: int, offset: int) -> CommitVerdict:
+    def judge(newest: GroupProgress, epoch: int, start: int, offset: int) -> CommitVerdict:
         return CommitVerdict.APPEND if epoch == newest.epoch else CommitVerdict.FENCED
+
+    return [patch.object(fencing, "judge_commit", judge)]
+
+
+def _any_start_commits() -> list[Any]:
+    def judge(newest: GroupProgress, epoch: int, start: int, offset: int) -> CommitVerdict:
+        if epoch != newest.epoch:
+            return CommitVerdict.FENCED
+        return CommitVerdict.APPEND if offset > newest.offset else CommitVerdict.DONE
 
     return [patch.object(fencing, "judge_commit", judge)]
 
@@ -109,12 +119,13 @@ def _nothing_moves() -> list[Any]:
 MUTANTS: Final = {
     "release_of_any_epoch": Mutant(1500, 309, "G3: a late release counts", _release_of_any_epoch),
     "grants_at_once": Mutant(100, 36, "G2: granted before it was released", _grants_at_once),
-    "place_keeps_epochs": Mutant(50, 0, "G4: who takes a place has the epochs of its predecessor", _place_keeps_epochs),
-    "any_epoch_commits": Mutant(100, 12, "H2: commits of epochs before count", _any_epoch_commits),
-    "begin_writes_nothing": Mutant(100, 11, "H1: a begin leaves no record", _begin_writes_nothing),
+    "place_keeps_epochs": Mutant(50, 1, "G4: who takes a place has the epochs of its predecessor", _place_keeps_epochs),
+    "any_epoch_commits": Mutant(50, 0, "H2: commits of epochs before count", _any_epoch_commits),
+    "begin_writes_nothing": Mutant(50, 7, "H1: a begin leaves no record", _begin_writes_nothing),
     "answers_at_once": Mutant(50, 3, "H1: what is not committed yet is answered", _answers_at_once),
     "goes_back": Mutant(20, 0, "H4: a commit that comes late is stored", _goes_back),
-    "epochs_anew": Mutant(20, 2, "G1: epochs begin anew with a group that was forgotten", _epochs_anew),
+    "any_start_commits": Mutant(3000, 2434, "H4: a commit counts from wherever its member read on", _any_start_commits),
+    "epochs_anew": Mutant(20, 1, "G1: epochs begin anew with a group that was forgotten", _epochs_anew),
     "nothing_moves": Mutant(20, 0, "T2: who joins gets what is free, and nothing else", _nothing_moves),
 }
 

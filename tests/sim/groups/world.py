@@ -30,12 +30,13 @@ class Violation(AssertionError):
 
 
 class Record(NamedTuple):
-    """Of the offset log. `came_from`: where its member had read on; for the checker alone."""
+    """Of the offset log. `start`: where its member had read on; that and `member` are for the checker alone."""
 
     partition: Partition
     epoch: int
     offset: int
-    came_from: int
+    start: int
+    member: str
 
 
 @dataclass
@@ -77,7 +78,8 @@ class World:
         self.committed = 0
         self.leader = 0
         self.waiting: list[tuple[int, str, dict[str, Any]]] = []  # to be answered when so much is committed
-        self.answered: list[Record] = []
+        self.answered: list[tuple[Partition, int]] = []
+        self.begun: Counter[Partition] = Counter()  # the newest epoch that a member was told it has begun
         self.made = 0
         self.clients = [self._client(number) for number in range(MEMBERS)]
         self.former: list[Client] = []  # whose places others have taken, and who do not know it
@@ -129,14 +131,16 @@ class World:
         verdict = fencing.judge_begin(newest, client, epoch, None if grant is None else grant[:2], known.last)
         self.saw[f"begin {verdict.value}"] += 1
         if verdict is CommitVerdict.APPEND:
-            self.log.append(Record(partition, epoch, newest.offset, newest.offset))
+            self.log.append(Record(partition, epoch, newest.offset, newest.offset, client))
         self._answer(verdict, "begun", client=client, partition=partition, epoch=epoch, offset=newest.offset)
 
-    def on_commit(self, *, client: str, partition: Partition, epoch: int, offset: int, came_from: int) -> None:
-        verdict = fencing.judge_commit(self.newest(partition), epoch, offset)
+    def on_commit(self, *, client: str, partition: Partition, epoch: int, offset: int, start: int) -> None:
+        verdict = fencing.judge_commit(self.newest(partition), epoch, start, offset)
         self.saw[f"commit {verdict.value}"] += 1
         if verdict is CommitVerdict.APPEND:
-            self.log.append(Record(partition, epoch, offset, came_from))
+            self.log.append(Record(partition, epoch, offset, start, client))
+            if epoch < self.begun[partition]:
+                self.fail(f"V5: {self.log[-1]}, after {self.begun[partition]} had begun")
         self._answer(verdict, "stored", client=client, partition=partition, epoch=epoch, offset=offset)
 
     def _answer(self, verdict: CommitVerdict, kind: str, **fields: Any) -> None:
@@ -150,8 +154,10 @@ class World:
         due = [each for each in self.waiting if each[0] <= self.committed]
         self.waiting = [each for each in self.waiting if each[0] > self.committed]
         for _, kind, fields in due:
+            if kind == "begun":
+                self.begun[fields["partition"]] = max(self.begun[fields["partition"]], fields["epoch"])
             if kind == "stored":
-                self.answered.append(Record(fields["partition"], fields["epoch"], fields["offset"], 0))
+                self.answered.append((fields["partition"], fields["offset"]))
             self.send(kind, **fields)
 
     def commit_more(self) -> None:
@@ -246,7 +252,7 @@ class World:
         elif held.at is None:
             self.send("begin", **asked)
         elif held.going_to is not None:
-            self.send("commit", **asked, offset=held.going_to, came_from=held.at)
+            self.send("commit", **asked, offset=held.going_to, start=held.at)
         elif held.is_revoked:
             held.is_stopped = True
         elif held.at < RECORDS:
@@ -365,14 +371,17 @@ class World:
     # -- what must hold ----------------------------------------------------------------------------------------
 
     def check_log(self) -> None:
-        at: Counter[Partition] = Counter()
+        newest: dict[Partition, Record] = {}
         for record in self.log:
-            if record.came_from != at[record.partition]:
-                self.fail(f"V1: {record}, but {at[record.partition]} was committed before")
-            at[record.partition] = record.offset
-        for answered in self.answered:
-            if at[answered.partition] < answered.offset:
-                self.fail(f"V2: {answered} was answered, and the log is at {at[answered.partition]}")
+            before = newest.get(record.partition, Record(record.partition, 0, 0, 0, ""))
+            if record.start != before.offset:
+                self.fail(f"V1: {record} after {before}")
+            if record.epoch < before.epoch or (record.epoch == before.epoch and record.member != before.member):
+                self.fail(f"V5: {record} after {before}")
+            newest[record.partition] = record
+        for partition, offset in self.answered:
+            if newest[partition].offset < offset:
+                self.fail(f"V2: {offset} of {partition} was answered, and the log is at {newest[partition]}")
 
     def _check_readers(self) -> None:
         group = self.catalog.named.get(GROUP)

@@ -29,16 +29,20 @@ def test_who_holds_the_grant_begins(
 
 
 @pytest.mark.parametrize(
-    ("epoch", "offset", "verdict"),
+    ("epoch", "start", "offset", "verdict"),
     [
-        (7, 11, CommitVerdict.APPEND),
-        (7, 10, CommitVerdict.DONE),
-        (7, 3, CommitVerdict.DONE),
-        (6, 11, CommitVerdict.FENCED),
-        (8, 11, CommitVerdict.FENCED),  # it has not begun
+        (7, 10, 11, CommitVerdict.APPEND),
+        (7, 8, 10, CommitVerdict.DONE),  # it comes again
+        (7, 10, 10, CommitVerdict.DONE),
+        (7, 3, 5, CommitVerdict.FENCED),
+        (7, 8, 12, CommitVerdict.FENCED),
+        (7, 11, 12, CommitVerdict.FENCED),
+        (7, 10, 9, CommitVerdict.FENCED),
+        (6, 10, 11, CommitVerdict.FENCED),
+        (8, 10, 11, CommitVerdict.FENCED),  # it has not begun
     ],
 )
-def test_a_commit_counts_under_the_newest_epoch_and_never_goes_back(
-    epoch: int, offset: int, verdict: CommitVerdict
+def test_a_commit_counts_under_the_newest_epoch_and_from_where_the_partition_is(
+    epoch: int, start: int, offset: int, verdict: CommitVerdict
 ) -> None:
-    assert judge_commit(GroupProgress(7, 10), epoch, offset) is verdict
+    assert judge_commit(GroupProgress(7, 10), epoch, start, offset) is verdict
