@@ -290,6 +290,18 @@ FIXED: Final = (
         "it counts as that",
     ),
     Row(
+        "broker.serving.liftbridge.call:ASKED_BYTES_MAX",
+        "bytes",
+        "a message of a call of Liftbridge's that is no record",
+        "INVALID_ARGUMENT",
+    ),
+    Row(
+        "broker.serving.liftbridge.call:AT_ONCE_MAX",
+        "messages",
+        "a call of Liftbridge's works on at once",
+        "the others wait",
+    ),
+    Row(
         "broker.serving.liftbridge.door:ANSWER_BYTES_MAX",
         "bytes",
         "answer of HTTP that a call of Liftbridge's is made of",
@@ -322,8 +334,14 @@ FIXED: Final = (
     Row(
         "broker.serving.liftbridge.frames:HELD_BYTES_MAX",
         "bytes",
-        "sent by all clients of Liftbridge and not taken yet",
-        "UNAVAILABLE",
+        "sent by all clients of Liftbridge and not done with",
+        "UNAVAILABLE, for the longest call of the connection that holds most",
+    ),
+    Row(
+        "broker.serving.liftbridge.frames:SETTINGS_MAX",
+        "settings",
+        "of HTTP/2 that a client has made",
+        "the connection is cut",
     ),
     Row(
         "broker.serving.liftbridge.publish:APPENDED_MAX",

@@ -3,7 +3,8 @@
     headers ─► messages, some at a time ─► end
     headers ◄─ messages ◄───────────────── status, in trailers
 
-C1  What has come and is not taken holds up the client, by the window of its stream (`multiplexed.H3`).
+C1  What has come and is not taken holds up the client, by the window of its stream. It counts as held until it is done
+    with: a message that is not whole, and one that its call was given, do as well (`multiplexed.H3`).
 C2  A status is sent once, and last.
 C3  A deadline of the client's (`grpc-timeout`) holds; without one, calls that are answered once have `TIMEOUT_S`.
 """
@@ -25,6 +26,10 @@ CONTENT_TYPE: Final = re.compile(r"application/grpc(\+proto)?(\s*;.*)?")
 _TIMEOUT: Final = re.compile(r"(\d{1,8})([HMSmun])")
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 STATUS_LENGTH_MAX: Final = 1_000
+AT_ONCE_MAX: Final = 4_096
+"""Messages that a call works on before others have the loop."""
+ASKED_BYTES_MAX: Final = 64 << 10
+"""Of a message that is no record. Each name in it may cost an entry of the answer."""
 
 Headers = list[tuple[str, str]]
 
@@ -38,7 +43,10 @@ class Stream(Protocol):
     def send_headers(self, headers: Headers, *, is_last: bool) -> None:
         """Does nothing if the client has gone."""
 
-    def taken(self, byte_count: int) -> None:
+    def acknowledge(self, byte_count: int) -> None:
+        """The client may send so many bytes more."""
+
+    def freed(self, byte_count: int) -> None:
         """So many bytes of the client's are not held any more."""
 
 
@@ -56,7 +64,7 @@ class Call:
         self._stream = stream
         self._messages = Messages()
         self._came: list[bytes] = []
-        self._held = 0
+        self._owed = self._kept = self._given = 0  # of the window; in memory; of that what the call works on
         self._has_ended = False
         self._wrong: StatusError | None = None
         self._news: asyncio.Future[None] | None = None
@@ -71,16 +79,18 @@ class Call:
 
     def feed(self, data: bytes, byte_count: int) -> None:
         """Bytes have come, which take so many of the stream's window."""
-        self._held += byte_count
+        self._owed += byte_count
+        self._kept += byte_count
         if self._wrong is not None or self._is_over:
-            self._release()
+            self._let_go()
             return
         try:
             self._came += self._messages.feed(data)
         except StatusError as wrong:
-            self._wrong, self._came = wrong, []
-        if not self._came:  # of a message that is not whole yet, or of one that is refused
-            self._release()
+            self._wrong, self._came, self._messages = wrong, [], Messages()
+            self._let_go()
+        if not self._came:  # of a message that is not whole yet: its client is not held up, and it counts
+            self._acknowledge()
         self._wake()
 
     def ended(self) -> None:
@@ -91,7 +101,15 @@ class Call:
         self._wake()
 
     async def messages(self) -> list[bytes]:
-        """All that have come since, at least one; empty: that was all. Raises StatusError."""
+        """All that have come since, at least one; empty: that was all. Those of before are done with.
+
+        Raises:
+            StatusError: what has come is wrong.
+        """
+        self._free(self._given)
+        return await self._next()
+
+    async def _next(self) -> list[bytes]:
         while not self._came:
             if self._wrong is not None:
                 raise self._wrong
@@ -99,21 +117,37 @@ class Call:
                 return []
             self._news = asyncio.get_running_loop().create_future()
             await self._news
-        found, self._came = self._came, []
-        self._release()
+        found, self._came = self._came[:AT_ONCE_MAX], self._came[AT_ONCE_MAX:]
+        if not self._came:
+            self._given = self._kept - self._messages.byte_count
+            self._acknowledge()
         return found
 
-    async def message(self) -> bytes:
+    async def message(self, bytes_max: int = ASKED_BYTES_MAX) -> bytes:
         """The only one. Raises StatusError."""
-        found = await self.messages()
-        if len(found) != 1 or await self.messages():
+        found = await self._next()
+        if len(found) == 1 and len(found[0]) > bytes_max:
+            raise StatusError(
+                Code.INVALID_ARGUMENT, f"{self.path}: a message of {len(found[0])} bytes: at most {bytes_max}"
+            )
+        if len(found) != 1 or await self._next():
             raise StatusError(Code.UNIMPLEMENTED, f"{self.path} takes one message")
         return found[0]
 
-    def _release(self) -> None:
-        held, self._held = self._held, 0
-        if held:
-            self._stream.taken(held)
+    def _acknowledge(self) -> None:
+        owed, self._owed = self._owed, 0
+        if owed:
+            self._stream.acknowledge(owed)
+
+    def _free(self, byte_count: int) -> None:
+        self._kept -= byte_count
+        self._given = 0
+        if byte_count:
+            self._stream.freed(byte_count)
+
+    def _let_go(self) -> None:
+        self._acknowledge()
+        self._free(self._kept)
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
@@ -141,7 +175,7 @@ class Call:
         if self._is_over:
             return
         self._is_over = True
-        self._release()
+        self._let_go()
         head: Headers = [] if self._has_begun else [(":status", "200"), ("content-type", "application/grpc")]
         trailers = [("grpc-status", str(int(code)))]
         if message:

@@ -14,10 +14,15 @@ STREAM_WINDOW_BYTES: Final = 1 << 20
 CONNECTION_WINDOW_BYTES: Final = 8 << 20
 FRAME_BYTES_MAX: Final = 16 << 10
 """Of one frame. A head in several of them may have 64, which is h2's."""
+SETTINGS_MAX: Final = 64
+"""Different ones that a client has made, known to HTTP/2 or not."""
+SENT_TABLE_BYTES: Final = 4_096
 HELD_BYTES_MAX: Final = 256 << 20
 BUFFER_BYTES: Final = 1 << 20
 """What is to be sent and the system has not taken: beyond it writers wait, and nothing is read (`multiplexed.H4`)."""
 
+GOODBYE: Final = b"\x00\x00\x08\x07" + bytes(5)
+"""The head of a GOAWAY. Behind it come the last stream that was taken, and the code, of 4 bytes each."""
 _PREFACE_BYTES: Final = 24
 _HEAD_BYTES: Final = 9
 

@@ -32,6 +32,11 @@ class Messages:
         self._rest = bytearray()
 
     @property
+    def byte_count(self) -> int:
+        """Of the message that has begun, so far."""
+        return len(self._rest)
+
+    @property
     def is_amid(self) -> bool:
         """Whether a message has begun."""
         return bool(self._rest)

@@ -25,14 +25,14 @@ CURSORS: Final = "__cursors"
 
 @METHODS.add("FetchMetadata", "list_streams")
 async def fetch(asking: Handling) -> None:
-    """The brokers, and the streams that the caller may read, all or those named."""
+    """The brokers, and the streams that the caller may read, all or those named, each once."""
     asked = parsed(pb.FetchMetadata, await asking.call.message())
     answer = await asking.ask("list_streams")
     if not answer.is_told:
         raise StatusError(Code.UNAUTHENTICATED, "unauthenticated", "unauthenticated")
     found = {stream["name"]: stream for stream in answer.json()["streams"]}
     metadata = pb.Metadata(brokers=brokers_of(asking, found.values()))
-    for name in asked.streams or [*sorted(found), CURSORS]:
+    for name in dict.fromkeys(asked.streams) or [*sorted(found), CURSORS]:
         stream = found.get(name)
         if name == CURSORS and (cursors := cursors_of(asking)) is not None:
             metadata.streams.append(cursors)
@@ -42,7 +42,7 @@ async def fetch(asking: Handling) -> None:
             metadata.streams.add(name=name, error=pb.Stream.UNKNOWN_STREAM)
         else:
             metadata.streams.append(stream_of(stream))
-    for name in asked.groups:
+    for name in dict.fromkeys(asked.groups):
         metadata.groups.add(id=name, error=pb.Group.UNKNOWN_GROUP)
     await asking.call.send([metadata.SerializeToString()])
 

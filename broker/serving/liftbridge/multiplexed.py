@@ -6,14 +6,20 @@ They count among the connections of HTTP, by the same limits (`connections.N4`, 
 is idle, and the first to go for a new one.
 
 H1  What a client may have h2 keep is bounded: `STREAMS_MAX` calls at once, headers of `HEADERS_BYTES_MAX`, frames of
-    `FRAME_BYTES_MAX`. h2 would judge a frame's length once it has all of it (`Lengths`).
+    `FRAME_BYTES_MAX`. h2 would judge a frame's length once it has all of it (`Lengths`). It would also keep each
+    setting that a client makes up, and a table of sent headers as long as its client allows, which it searches one by
+    one.
 H2  A call that its client resets is under way until its task has ended. A client with `TASKS_MAX` of those under way is
     cut: whoever opens calls and resets them, again and again, costs no more than that.
-H3  A client sends no more than the window of a stream ahead of what is taken. What all clients have sent and nobody has
-    taken is bounded by `HELD_BYTES_MAX`: beyond it a call ends with UNAVAILABLE.
+H3  A client sends no more than the window of a stream ahead of what is taken. What all clients have sent and nobody is
+    done with is bounded by `HELD_BYTES_MAX`: beyond it the longest call of the connection that holds most ends with
+    UNAVAILABLE. So who sends messages that never end keeps nobody else out.
 H4  While a client takes nothing, nothing of what it sends is read: answers to pings and settings cannot pile up.
 H5  What is no HTTP/2 ends the connection, by GOAWAY, with one line in the log.
-H6  A client that has been given bytes and takes none for `sending.STALLED_S` is cut.
+H6  The call of a client that has been given bytes and takes none for `sending.STALLED_S` ends. What is closed is gone
+    in `closing.LINGER_S`, also if its client does not take the end (`connections.N9`).
+H7  Who is told that the connection ends still gets the answers to what is under way. h2 sends nothing behind its own
+    GOAWAY, so that one is sent past it.
 """
 
 from __future__ import annotations
@@ -37,14 +43,18 @@ from h2.events import (
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
+from broker.serving.http.closing import LINGER_S
 from broker.serving.http.sending import STALLED_S
 from broker.serving.liftbridge.call import Call, Headers
 from broker.serving.liftbridge.frames import (
     BUFFER_BYTES,
     CONNECTION_WINDOW_BYTES,
     FRAME_BYTES_MAX,
+    GOODBYE,
     HEADERS_BYTES_MAX,
     HELD_BYTES_MAX,
+    SENT_TABLE_BYTES,
+    SETTINGS_MAX,
     STREAM_WINDOW_BYTES,
     STREAMS_MAX,
     TASKS_MAX,
@@ -86,6 +96,10 @@ class Port(Protocol):
     def left(self, connection: Http2Connection) -> None:
         """It is closed."""
 
+    def make_room(self) -> bool:
+        """End the call that holds most (H3). False: none holds anything."""
+        ...
+
     async def answer(self, connection: Http2Connection, call: Call) -> None:
         """Answer a call."""
 
@@ -112,6 +126,8 @@ class Http2Connection(asyncio.Protocol):
         self._waiting: list[asyncio.Future[None]] = []
         self._is_full = self._is_draining = False
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+        self.held = 0
 
     # --- the connection ---------------------------------------------------------------------------------------------
 
@@ -136,6 +152,8 @@ class Http2Connection(asyncio.Protocol):
         self._owner.leave(self)
         self.transport = None
         self._stop_idle_timer()
+        if self._end_timer is not None:
+            self._end_timer.cancel()
         for stream in list(self._streams.values()):
             stream.gone()
         for task in self._tasks:
@@ -147,6 +165,7 @@ class Http2Connection(asyncio.Protocol):
         try:
             self._lengths.check(data)
             events = self._h2.receive_data(data)
+            self._bound_settings()
         except (H2Error, ValueError, KeyError) as error:  # h2 lets some out of other classes
             remote = None if self.transport is None else self.transport.get_extra_info("peername")
             log.info("liftbridge.malformed error=%r remote=%s", str(error)[:200], remote)
@@ -156,6 +175,14 @@ class Http2Connection(asyncio.Protocol):
         for event in events:
             self._happened(event)
         self.flush()
+
+    def _bound_settings(self) -> None:
+        """H1. Raises ValueError."""
+        encoder = self._h2.encoder
+        if encoder.header_table_size > SENT_TABLE_BYTES:
+            encoder.header_table_size = SENT_TABLE_BYTES
+        if max(len(self._h2.remote_settings), len(encoder.table_size_changes)) > SETTINGS_MAX:
+            raise ValueError("too many settings")
 
     def _happened(self, event: object) -> None:
         match event:
@@ -196,16 +223,20 @@ class Http2Connection(asyncio.Protocol):
             self.transport.write(data)
 
     def _close(self) -> None:
-        if self.transport is not None:
+        if self.transport is not None and self._end_timer is None:
+            self._end_timer = asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)  # H6
             self.transport.close()
 
     def drain(self) -> None:
         """Take no more calls; close when the last one has ended."""
-        if self.transport is None:
+        if self.transport is None or self._is_draining:
             return
         self._is_draining = True
-        self._h2.close_connection()
-        self.flush()
+        if self._tasks:  # H7
+            self.transport.write(GOODBYE + self._h2.highest_inbound_stream_id.to_bytes(4) + bytes(4))
+        else:
+            self._h2.close_connection()
+            self.flush()
         self._quiet()
 
     async def ended(self) -> None:
@@ -249,8 +280,12 @@ class Http2Connection(asyncio.Protocol):
     # --- calls ------------------------------------------------------------------------------------------------------
 
     def _begin(self, stream_id: int, headers: list[tuple[bytes, bytes]]) -> None:
+        if self._is_draining:
+            self._reset(stream_id, ErrorCodes.REFUSED_STREAM)
+            return
         if len(self._tasks) >= TASKS_MAX:  # H2
             log.info("liftbridge.too_many_calls remote=%s", self.place.address if self.place else None)
+            self._is_draining = True  # what else came with this is refused without a word
             self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
             self.flush()
             self._close()
@@ -282,19 +317,24 @@ class Http2Connection(asyncio.Protocol):
         if stream is None:  # its call has ended
             self.acknowledge(stream_id, byte_count)
             return
-        stream.held += byte_count
-        self._port.held += byte_count
-        if self._port.held > HELD_BYTES_MAX:  # H3
-            stream.call.end(Code.UNAVAILABLE, "this broker holds too much that others have sent: try again")
-            stream.gone()
-            return
+        stream.owed += byte_count
+        self.count(stream, byte_count)
+        while self._port.held > HELD_BYTES_MAX and self._port.make_room():  # H3
+            pass
         stream.call.feed(data, byte_count)
 
-    def taken(self, stream: _Stream, byte_count: int) -> None:
-        """Of what a stream has sent nobody holds this any more."""
-        stream.held -= byte_count
-        self._port.held -= byte_count
-        self.acknowledge(stream.id, byte_count)
+    def give_up(self) -> None:
+        """End the call that holds most (H3)."""
+        stream = max(self._streams.values(), key=lambda each: each.held)
+        stream.call.end(Code.UNAVAILABLE, "this broker holds too much that clients have sent: try again")
+        self.count(stream, -stream.held)
+        stream.gone()
+
+    def count(self, stream: _Stream, byte_count: int) -> None:
+        """So much more of a stream is held."""
+        stream.held += byte_count
+        self.held += byte_count
+        self._port.held += byte_count
 
     def acknowledge(self, stream_id: int, byte_count: int) -> None:
         """The client may send so much more."""
@@ -367,7 +407,7 @@ class _Stream:
     def __init__(self, connection: Http2Connection, number: int) -> None:
         self._connection = connection
         self.id = number
-        self.held = 0
+        self.held = self.owed = 0
 
     async def send(self, data: bytes) -> None:
         await self._connection.send(self.id, data)
@@ -375,8 +415,12 @@ class _Stream:
     def send_headers(self, headers: Headers, *, is_last: bool) -> None:
         self._connection.send_headers(self.id, headers, is_last=is_last)
 
-    def taken(self, byte_count: int) -> None:
-        self._connection.taken(self, byte_count)
+    def acknowledge(self, byte_count: int) -> None:
+        self.owed -= byte_count
+        self._connection.acknowledge(self.id, byte_count)
+
+    def freed(self, byte_count: int) -> None:
+        self._connection.count(self, -min(byte_count, self.held))
 
     def gone(self) -> None:
         """Nobody waits for the answer."""
@@ -384,5 +428,5 @@ class _Stream:
 
     def release(self) -> None:
         """Nothing of it is held."""
-        if self.held:
-            self._connection.taken(self, self.held)
+        self.freed(self.held)
+        self.acknowledge(self.owed)

@@ -5,8 +5,8 @@
              └───────────────── what has come meanwhile is the next append ◄─────────────────────────┘
 
 P1  Records of one call and partition are stored in the order in which they came.
-P2  An append is stored whole or not at all. One that is refused for what it holds is made again record by record, so
-    that each publisher hears of its own.
+P2  An append is stored whole or not at all. One that is refused for what it holds is made again in halves, down to
+    single records, so that each publisher hears of its own. One that is refused for its place or its caller is not.
 P3  Another broker leads: it is asked, for the caller, who has been judged here and is judged there again.
 """
 
@@ -19,7 +19,16 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from broker.api.errors import InvalidRequest, LiftlogError, NotLeader, Unauthorized, UnknownStream
+from broker.api.errors import (
+    InvalidRequest,
+    LiftlogError,
+    NotLeader,
+    ReadOnly,
+    Unauthenticated,
+    Unauthorized,
+    UnknownPartition,
+    UnknownStream,
+)
 from broker.api.http import ARROW_STREAM
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.api.schema import HEADERS_TYPE
@@ -27,13 +36,15 @@ from broker.serving.contract.backend import Backend
 from broker.serving.endpoints.append import default_subject
 from broker.serving.endpoints.resolve import leader_named
 from broker.serving.liftbridge.calls import Handling, Methods
-from broker.serving.liftbridge.messages import parsed
+from broker.serving.liftbridge.messages import MESSAGE_BYTES_MAX, parsed
 from broker.serving.liftbridge.statuses import Code, StatusError, refused
 
 METHODS: Final = Methods()
 APPENDED_MAX: Final = 4_096
 """Records of one append."""
 FORWARDED_S: Final = 30.0
+_OF_ALL: Final = (Unauthenticated, Unauthorized, UnknownStream, UnknownPartition, ReadOnly)
+"""Refusals that do not depend on the records."""
 _ACKS: Final = {pb.LEADER: "leader", pb.ALL: "all", pb.NONE: "none"}
 _CODES: Final[Mapping[Code, Any]] = {
     Code.INVALID_ARGUMENT: pb.AsyncError.BAD_REQUEST,
@@ -56,7 +67,7 @@ class Destination(NamedTuple):
 @METHODS.add("Publish", "append_records")
 async def publish(asking: Handling) -> None:
     """Append one record, and answer when it is as safe as the ack policy asks for."""
-    asked = parsed(pb.Publish, await asking.call.message())
+    asked = parsed(pb.Publish, await asking.call.message(MESSAGE_BYTES_MAX))
     answer = pb.Published(ack=await _append_one(asking, asked))
     if asked.ack_policy == pb.NONE:
         answer = pb.Published()
@@ -98,9 +109,12 @@ async def _published(asking: Handling, place: Destination, records: list[Any]) -
     try:
         acks = await append(asking, place, records)
     except (LiftlogError, StatusError) as error:
-        if len(records) > 1 and isinstance(error, InvalidRequest) and not isinstance(error, NotLeader | Unauthorized):
-            each = [await _published(asking, place, [record]) for record in records]  # P2
-            return [answer for answers in each for answer in answers]
+        if len(records) > 1 and isinstance(error, InvalidRequest) and not isinstance(error, _OF_ALL):  # P2
+            half = len(records) // 2
+            return [
+                *await _published(asking, place, records[:half]),
+                *await _published(asking, place, records[half:]),
+            ]
         status = refused(error) if isinstance(error, LiftlogError) else error
         code = (
             pb.AsyncError.READONLY if status.reason == "read_only" else _CODES.get(status.code, pb.AsyncError.UNKNOWN)

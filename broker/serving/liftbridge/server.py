@@ -87,6 +87,14 @@ class LiftbridgePort:
         """As `multiplexed.Port.left`."""
         self._open.discard(connection)
 
+    def make_room(self) -> bool:
+        """As `multiplexed.Port.make_room`."""
+        most = max(self._open, key=lambda each: each.held, default=None)
+        if most is None or not most.held:
+            return False
+        most.give_up()
+        return True
+
     async def close(self) -> None:
         """S2."""
         self._is_ending = True

@@ -8,18 +8,21 @@ B2  A start below the log start is the log start, one above the end is the end; 
 B3  A stop that is reached, and the end of a read-only partition, are RESOURCE_EXHAUSTED, as in Liftbridge.
 B4  What a client has not taken yet is in memory: of all subscriptions together no more than answers of JSON lines may
     take, and a slow reader is cut when others need it (`ndjson.L2`).
-B5  Each read is judged as one of HTTP: a grant that is taken back ends the subscription with the read under way.
+B5  Each read is judged as one of HTTP: a grant that is taken back ends the subscription with the read under way. While
+    a client does not take what was read, its right to it is looked at each `LOOK_S`.
+B6  A read-only partition has come to its end when nothing is behind it, committed or not, at its leader.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from broker.api import http
-from broker.api.errors import OffsetOutOfRange, from_problem
+from broker.api.errors import LiftlogError, NotLeader, OffsetOutOfRange, Unauthenticated, Unauthorized, from_problem
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.serving.http.sending import STALLED_S
 from broker.serving.liftbridge.calls import Handling, Methods
@@ -34,6 +37,7 @@ READ_BYTES: Final = 512 << 10
 WAIT_MS: Final = 2_000
 """So long a read waits for something new. Then it is asked whether the stream is read-only by now."""
 WRITE_RECORDS: Final = 1_024
+LOOK_S: Final = 1.0
 HELD_FACTOR: Final = 2
 """So many times an answer is taken while it is sent: as it was read, and as messages."""
 
@@ -68,7 +72,8 @@ async def subscribe(asking: Handling) -> None:
         offset = max(offset, int(first.headers[http.NEXT_OFFSET]))
         if span.end is not None and offset >= span.end:
             raise StatusError(Code.RESOURCE_EXHAUSTED, "the stop position is reached")
-        if offset == before and asking.serving.backend.stream(asked.stream).read_only:
+        is_read_only = offset == before and asking.serving.backend.stream(asked.stream).read_only
+        if is_read_only and await _is_end(asking, asked, offset):
             raise StatusError(Code.RESOURCE_EXHAUSTED, "End of readonly partition")
         if asking.serving.draining.is_set():
             raise StatusError(Code.UNAVAILABLE, "this broker stops")
@@ -89,10 +94,36 @@ async def _send(asking: Handling, asked: Any, body: bytes, offset: int, end: int
         try:
             async with reservation.waiting(STALLED_S):
                 for written in encoded(asked, body, offset, end):
-                    await asking.call.send_framed(written)
+                    await _taken(asking, asked, written)
             reservation.complete()
         except TimeoutError:
             raise StatusError(Code.UNAVAILABLE, "others need the memory for what this reader does not take") from None
+
+
+async def _taken(asking: Handling, asked: Any, written: bytes) -> None:
+    """Return when a client has taken this (B5). Raises as `_send`."""
+    sending = asyncio.ensure_future(asking.call.send_framed(written))
+    try:
+        while not (await asyncio.wait({sending}, timeout=LOOK_S))[0]:
+            try:
+                await _resolved(asking, asked, "latest")
+            except (Unauthenticated, Unauthorized):
+                raise
+            except LiftlogError:  # the next read says so
+                continue
+        await sending
+    finally:
+        sending.cancel()
+
+
+async def _is_end(asking: Handling, asked: Any, offset: int) -> bool:
+    """B6. Raises LiftlogError."""
+    if (await _resolved(asking, asked, "latest"))["high_watermark"] > offset:
+        return False
+    try:
+        return asking.serving.backend.partition(asked.stream, asked.partition).log.log_end_offset <= offset
+    except NotLeader:
+        return True
 
 
 async def _read(asking: Handling, asked: Any, span: Stretch, offset: int, *, wait_ms: int) -> Within:

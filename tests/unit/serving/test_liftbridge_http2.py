@@ -17,12 +17,14 @@ pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbrid
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, Event, StreamEnded
+from h2.settings import SettingCodes
 
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.serving.http.app import CONNECTIONS
 from broker.serving.http.connections import ConnectionLimits
 from broker.serving.liftbridge import multiplexed
 from broker.serving.liftbridge import server as port_module
+from broker.serving.liftbridge.frames import SENT_TABLE_BYTES
 from broker.serving.liftbridge.messages import MESSAGE_BYTES_MAX, PREFIX, Messages, framed
 from broker.serving.liftbridge.statuses import StatusError
 from tests.support.liftbridge import Opened, client_of, opened
@@ -242,6 +244,70 @@ def test_what_nobody_takes_is_bounded(port: Opened, monkeypatch: pytest.MonkeyPa
     client.say(more, framed([bytes(2_000)]), ends=False)
     assert client.status(more) == "14"
     eventually(lambda: port.served.held <= 1_000)
+
+
+def test_messages_that_never_end_are_held_within_the_bound_and_keep_nobody_out(
+    port: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiplexed, "HELD_BYTES_MAX", 200_000)
+    client = Raw(port.port)
+    assert client.status(client.begin(ends=True)) == "12"  # and the window of the connection is known
+    calls = [client.begin("/proto.API/Publish") for _ in range(8)]
+    for number in calls:
+        client.say(number, (PREFIX.pack(0, 1 << 20) + bytes(40_000))[:16_000], ends=False)
+        client.say(number, bytes(16_000), ends=False)
+    whole = [client.begin("/proto.API/Publish") for _ in range(8)]
+    for number in whole:
+        client.say(number, framed([bytes(16_000)]), ends=False)
+        client.say(number, b"", ends=False)
+    assert client.status(calls[0]) == "14"
+    assert 0 < port.served.held <= 200_000
+    assert works(port)
+    client.socket.close()
+    eventually(lambda: port.served.held == 0)
+
+
+def test_what_is_no_record_is_short_and_each_name_is_answered_once(port: Opened) -> None:
+    client = Raw(port.port)
+    assert client.status(client.begin(ends=True)) == "12"
+    number = client.begin()
+    whole = framed([pb.FetchMetadata(streams=[""] * (1 << 17)).SerializeToString()])
+    for at in range(0, len(whole), 1 << 14):
+        client.say(number, whole[at : at + (1 << 14)], ends=at + (1 << 14) >= len(whole))
+    assert client.status(number) == "3"
+    with client_of(port.port) as other:
+        answer = other.call("FetchMetadata", streams=["a"] * 9_000, groups=["g"] * 9_000)
+    assert (len(answer.streams), len(answer.groups)) == (1, 1)
+
+
+def test_a_connection_whose_client_takes_nothing_is_gone_when_it_is_closed(
+    port: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiplexed, "LINGER_S", 0.05)
+    client = Raw(port.port)
+    assert client.status(client.begin(ends=True)) == "12"
+    [connection] = port.served._open
+
+    async def idle() -> None:
+        assert connection.transport is not None
+        connection.transport.write(bytes(32 << 20))  # more than the system takes
+        connection.cut_idle(None)
+
+    port._server.call(idle())
+    eventually(lambda: not port.served._open)
+
+
+def test_what_a_client_sets_costs_little(port: Opened) -> None:
+    client = Raw(port.port)
+    client.h2.update_settings({SettingCodes.HEADER_TABLE_SIZE: 1 << 20})
+    client.flush()
+    for _ in range(3):
+        assert client.status(client.begin(ends=True)) == "12"
+    [connection] = port.served._open
+    assert connection._h2.encoder.header_table_size == SENT_TABLE_BYTES
+    client.socket.sendall(b"\x00\x02\x58\x04\x00" + bytes(4) + b"".join(bytes([16, i, 0, 0, 0, 1]) for i in range(100)))
+    assert client.is_closed()
+    assert works(port)
 
 
 def test_a_stop_says_goodbye_and_cuts_what_does_not_end(server: Server) -> None:

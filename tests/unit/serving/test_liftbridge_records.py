@@ -7,9 +7,11 @@ broker runs it, asked by grpcio, and what it stores read over HTTP.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import grpc
@@ -144,6 +146,37 @@ def test_records_of_a_place_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> No
     ]
     assert rounds == [[("a", [0, 2]), ("b", [1, 5])], [("a", [3, 4])]]
     assert Destination("a", 0, "leader") in dict(next(in_order(asked)))
+
+
+def test_what_is_under_way_at_a_stop_is_answered(server: Server) -> None:
+    asked: Queue[Any] = Queue()
+    with opened(server) as port, client_of(port.port) as client:
+        client.call("CreateStream", name="s", subject="s.in")
+        answers = client.publish_async(iter(asked.get, None))
+        asked.put(pb.Publish(stream="s"))
+        assert next(answers).ack.offset == 0
+        closing = asyncio.run_coroutine_threadsafe(port.served.close(), server.loop)
+        eventually(lambda: port.served._is_ending)
+        asked.put(pb.Publish(stream="s"))
+        assert next(answers).ack.offset == 1
+        asked.put(None)
+        assert not list(answers)
+        closing.result(30)
+
+
+def test_what_its_place_refuses_is_not_tried_record_by_record(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, append = list[int](), publish.append
+
+    async def counted(asking: Any, place: Destination, records: Any) -> list[Any]:
+        tried.append(len(records))
+        return await append(asking, place, records)
+
+    monkeypatch.setattr(publish, "append", counted)
+    client.call("SetStreamReadonly", name="s", readonly=True)
+    for stream in ("s", "t"):
+        asked = [pb.Publish(stream=stream, correlation_id=str(i)) for i in range(200)]
+        assert len(list(client.publish_async(iter(asked)))) == 200
+    assert sum(tried) == 400
 
 
 # --- subscribe --------------------------------------------------------------------------------------------------------
@@ -305,6 +338,58 @@ def test_records_need_what_they_need_over_http_and_a_grant_that_goes_ends_a_subs
             assert [record.value for record in of_stream(call, 1)] == [b"v"]
             server.call(give(is_given=False))
             assert end_of(call)[0] == "PERMISSION_DENIED"
+
+
+def test_a_right_that_goes_ends_a_subscription_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscribe, "LOOK_S", 0.05)
+    with running(tmp_path, auth=AuthRules(mode="enforce")) as server, opened(server) as port:
+        backend, made = server.backend, new_token()
+        rights = [["stream:append", "s"], ["stream:read", "s"]]
+
+        async def make() -> None:
+            await backend.create_stream("s", {"subject": "s"})
+            backend._execute(
+                {"kind": "put_grants", "principal": "user:ana", "by": "user:ops", "add": rights, "remove": []}
+            )
+            of = {"token_id": made.id, "sha256": made.sha256, "principal": "user:ana", "expires_ms": 1 << 60}
+            backend._execute({"kind": "put_token", **of, "at_ms": 1, "by": "user:ops"})
+
+        async def revoke() -> None:
+            backend._execute(
+                {"kind": "put_grants", "principal": "user:ana", "by": "user:ops", "add": [], "remove": rights}
+            )
+
+        server.call(make())
+        with client_of(port.port, metadata=[("authorization", f"Bearer {made.text}")]) as ana:
+            for _ in range(120):
+                ana.call("Publish", stream="s", value=bytes(4_000))
+            call = ana.subscribe(stream="s", start=pb.EARLIEST)
+            assert next(call) == pb.Record()
+            server.call(revoke())
+            eventually(lambda: not any(connection._tasks for connection in port.served._open))
+            assert end_of(call)[0] == "PERMISSION_DENIED"
+
+
+def test_a_read_only_stream_has_not_ended_before_what_is_still_to_be_committed(
+    five: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscribe, "WAIT_MS", 20)
+    looked, resolved = list[Any](), subscribe._resolved
+
+    async def once_more(asking: Any, asked: Any, at: Any) -> Any:
+        found = await resolved(asking, asked, at)
+        looked.append(at)
+        return {**found, "high_watermark": 6} if len(looked) == 2 else found
+
+    call = five.subscribe(stream="s", start=pb.LATEST)
+    assert len(of_stream(call, 1)) == 1
+    monkeypatch.setattr(subscribe, "_resolved", once_more)
+    looked.append("before")
+    five.call("SetStreamReadonly", name="s", readonly=True)
+    assert end_of(call)[1] == "End of readonly partition"
+    assert len(looked) >= 3, "B6"
 
 
 # --- cursors ----------------------------------------------------------------------------------------------------------
