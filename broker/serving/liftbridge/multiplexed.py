@@ -219,7 +219,7 @@ class Http2Connection(asyncio.Protocol):
     def flush(self) -> None:
         """Hand over what h2 has to send."""
         data: bytes = self._h2.data_to_send()
-        if data and self.transport is not None:
+        if data and self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
     def _close(self) -> None:
