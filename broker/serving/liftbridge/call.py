@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Final, Protocol
 from urllib.parse import quote
 
@@ -48,6 +49,10 @@ class Stream(Protocol):
 
     def freed(self, byte_count: int) -> None:
         """So many bytes of the client's are not held any more."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """The call waits for its client meanwhile."""
+        ...
 
 
 class Call:
@@ -116,7 +121,8 @@ class Call:
             if self._has_ended:
                 return []
             self._news = asyncio.get_running_loop().create_future()
-            await self._news
+            with self._stream.waiting():
+                await self._news
         found, self._came = self._came[:AT_ONCE_MAX], self._came[AT_ONCE_MAX:]
         if not self._came:
             self._given = self._kept - self._messages.byte_count

@@ -21,6 +21,7 @@ HELD_BYTES_MAX: Final = 256 << 20
 BUFFER_BYTES: Final = 1 << 20
 """What is to be sent and the system has not taken: beyond it writers wait, and nothing is read (`multiplexed.H4`)."""
 
+READ_BYTES: Final = 32 << 10
 GOODBYE: Final = b"\x00\x00\x08\x07" + bytes(5)
 """The head of a GOAWAY. Behind it come the last stream that was taken, and the code, of 4 bytes each."""
 _PREFACE_BYTES: Final = 24

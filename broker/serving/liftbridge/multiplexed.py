@@ -3,7 +3,8 @@
     accepted (TLS: after the handshake) ──► is there room? ──► preface, settings ──► calls, many at once ──► GOAWAY
 
 They count among the connections of HTTP, by the same limits (`connections.N4`, `connections.N10`): one without a call
-is idle, and the first to go for a new one.
+is idle, and the first to go for a new one. So is one whose calls all wait for their client: who begins calls, and says
+or takes nothing, keeps nobody else out.
 
 H1  What a client may have h2 keep is bounded: `STREAMS_MAX` calls at once, headers of `HEADERS_BYTES_MAX`, frames of
     `FRAME_BYTES_MAX`. h2 would judge a frame's length once it has all of it (`Lengths`). It would also keep each
@@ -20,12 +21,15 @@ H6  The call of a client that has been given bytes and takes none for `sending.S
     in `closing.LINGER_S`, also if its client does not take the end (`connections.N9`).
 H7  Who is told that the connection ends still gets the answers to what is under way. h2 sends nothing behind its own
     GOAWAY, so that one is sent past it.
+H8  Others have the loop after each `READ_BYTES`: small frames are what costs most. (Over TLS it is `tls.BUFFER_BYTES`.)
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 from h2.config import H2Configuration
@@ -53,6 +57,7 @@ from broker.serving.liftbridge.frames import (
     GOODBYE,
     HEADERS_BYTES_MAX,
     HELD_BYTES_MAX,
+    READ_BYTES,
     SENT_TABLE_BYTES,
     SETTINGS_MAX,
     STREAM_WINDOW_BYTES,
@@ -124,6 +129,7 @@ class Http2Connection(asyncio.Protocol):
         self._streams: dict[int, _Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: list[asyncio.Future[None]] = []
+        self._waiting_count = 0
         self._is_full = self._is_draining = False
         self._idle_timer: asyncio.TimerHandle | None = None
         self._end_timer: asyncio.TimerHandle | None = None
@@ -141,6 +147,7 @@ class Http2Connection(asyncio.Protocol):
             return
         self.transport = transport
         transport.set_write_buffer_limits(BUFFER_BYTES)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's own: so much is read at once (H8)
         self._owner.await_head(self)
         self._h2.local_settings = Settings(client=False, initial_values=_SETTINGS)
         self._h2.decoder.max_header_list_size = HEADERS_BYTES_MAX
@@ -254,14 +261,36 @@ class Http2Connection(asyncio.Protocol):
     def cut_idle(self, why: LiftlogError | None) -> None:
         """Its place goes to a new one."""
         self.drain()
+        self._close()
 
     def cut_slow(self) -> None:
         """No settings came in time."""
         self._owner.meters.timeouts.labels("head").inc()
         self.cut()
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """One more of its calls waits for its client."""
+        self._waiting_count += 1
+        self._rest_or_work()
+        try:
+            yield
+        finally:
+            self._waiting_count -= 1
+            self._rest_or_work()
+
+    def _rest_or_work(self) -> None:
+        """Of one that has calls under way."""
+        if not self._tasks or self.transport is None:
+            return
+        if self._waiting_count >= len(self._tasks):
+            self._owner.rests(self)
+        else:
+            self._owner.works(self)
+
     def _quiet(self) -> None:
         """If no call is under way: it is idle."""
+        self._rest_or_work()
         if self._tasks or self.transport is None:
             return
         if self._is_draining:
@@ -381,7 +410,8 @@ class Http2Connection(asyncio.Protocol):
                 return size
             moved = asyncio.get_running_loop().create_future()
             self._waiting.append(moved)
-            await moved
+            with self.waiting():
+                await moved
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -418,6 +448,9 @@ class _Stream:
     def acknowledge(self, byte_count: int) -> None:
         self.owed -= byte_count
         self._connection.acknowledge(self.id, byte_count)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return self._connection.waiting()
 
     def freed(self, byte_count: int) -> None:
         self._connection.count(self, -min(byte_count, self.held))

@@ -25,7 +25,7 @@ from broker.serving.http.app import CONNECTIONS
 from broker.serving.http.connections import ConnectionLimits
 from broker.serving.liftbridge import multiplexed
 from broker.serving.liftbridge import server as port_module
-from broker.serving.liftbridge.frames import SENT_TABLE_BYTES
+from broker.serving.liftbridge.frames import READ_BYTES, SENT_TABLE_BYTES
 from broker.serving.liftbridge.messages import MESSAGE_BYTES_MAX, PREFIX, Messages, framed
 from broker.serving.liftbridge.statuses import StatusError
 from tests.support.liftbridge import Opened, client_of, opened
@@ -236,6 +236,28 @@ def test_a_connection_without_a_call_makes_room_for_a_new_one(server: Server, po
     assert isinstance(idle.until(lambda event: isinstance(event, ConnectionTerminated)), ConnectionTerminated)
 
 
+def test_calls_that_wait_for_their_client_keep_nobody_out(server: Server, port: Opened) -> None:
+    owner = server.app[CONNECTIONS]
+    says_nothing, takes_nothing = Raw(port.port), Raw(port.port)
+    says_nothing.begin("/proto.API/PublishAsync", grpc_timeout="24H")
+    takes_nothing.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    takes_nothing.flush()
+    number = takes_nothing.begin("/grpc.health.v1.Health/Check")
+    takes_nothing.say(number, framed([b""]))
+    both = set(port.served._open)
+    eventually(lambda: all(each._waiting_count == 1 for each in port.served._open) and len(port.served._open) == 2)
+
+    async def full() -> None:
+        owner.limits = ConnectionLimits(connections_max=owner._open_count)
+
+    server.call(full())
+    with client_of(port.port) as one, client_of(port.port) as two:
+        one.call("FetchMetadata")
+        two.call("FetchMetadata")
+    assert says_nothing.is_closed()
+    eventually(lambda: not both & port.served._open)
+
+
 def test_what_nobody_takes_is_bounded(port: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a call that reads nothing while others send."""
     monkeypatch.setattr(multiplexed, "HELD_BYTES_MAX", 1_000)
@@ -297,6 +319,15 @@ def test_a_connection_whose_client_takes_nothing_is_gone_when_it_is_closed(
 
     port._server.call(idle())
     eventually(lambda: not port.served._open)
+
+
+def test_others_have_the_loop_after_some_bytes(port: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    came = list[int]()
+    monkeypatch.setattr(multiplexed.Http2Connection, "data_received", lambda _, data: came.append(len(data)))
+    client = Raw(port.port)
+    client.socket.sendall(bytes(1 << 20))
+    eventually(lambda: sum(came) > 1 << 20)
+    assert max(came) <= READ_BYTES
 
 
 def test_what_a_client_sets_costs_little(port: Opened) -> None:
