@@ -87,6 +87,18 @@ def test_every_broker_takes_records_and_tells_who_leads(cluster: RealCluster, po
                 call.cancel()
 
 
+def published(client: Any) -> int | None:
+    """The offset of one record; None: its leader does not serve yet, which a client tries again."""
+    try:
+        ack = client.call("Publish", stream="t", value=b"v", ack_policy=pb.ALL, timeout_s=60).ack
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            raise
+        return None
+    assert ack.offset == 0
+    return int(ack.offset)
+
+
 def test_after_a_kill_another_broker_is_named(cluster: RealCluster, port: int) -> None:
     with client_of(port, host=HOSTS["a"]) as client:
         client.call("CreateStream", name="t", subject="t", replication_factor=3)
@@ -97,5 +109,5 @@ def test_after_a_kill_another_broker_is_named(cluster: RealCluster, port: int) -
         eventually(
             lambda: client.call("FetchMetadata", streams=["t"]).streams[0].partitions[0].leader not in ("", leader)
         )
-        assert client.call("Publish", stream="t", value=b"v", ack_policy=pb.ALL, timeout_s=60).ack.offset == 0
+        eventually(lambda: published(client) is not None, what="the new leader to serve")
         eventually(lambda: leader not in [each.id for each in client.call("FetchMetadata").brokers])
