@@ -47,10 +47,10 @@ import secrets
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiohttp import web
 
@@ -115,7 +115,8 @@ class AuthRules:
     jwt: JwtRules | None = None
 
 
-class Identified(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Identified:
     """Who asks.
 
     Attributes:
@@ -125,6 +126,8 @@ class Identified(NamedTuple):
         until_ms: It is not believed from then on, milliseconds since 1970 UTC.
         through: The broker that asks for it.
         key: Of the issuer, by which its JWT was found good; it may be taken back meanwhile.
+        is_own_peer: Whether a broker asks for itself.
+        is_peer: Whether a broker asks, for itself or for somebody.
     """
 
     principal: str = ANONYMOUS
@@ -133,16 +136,12 @@ class Identified(NamedTuple):
     until_ms: float = float("inf")
     through: str | None = None
     key: Key | None = None
+    is_own_peer: bool = field(init=False)  # each request asks several times
+    is_peer: bool = field(init=False)
 
-    @property
-    def is_peer(self) -> bool:
-        """Whether a broker asks, for itself or for somebody."""
-        return self.through is not None or is_broker(self.principal)
-
-    @property
-    def is_own_peer(self) -> bool:
-        """Whether a broker asks for itself."""
-        return is_broker(self.principal)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_own_peer", is_broker(self.principal))
+        object.__setattr__(self, "is_peer", self.is_own_peer or self.through is not None)
 
 
 NOBODY: Final = Identified()
