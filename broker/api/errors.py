@@ -43,7 +43,7 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         StreamExists            stream_exists          exists with other settings: `differences`
         OffsetOutOfRange        offset_out_of_range    outside [log_start_offset, high_watermark]: both are fields
         StaleIncarnation        stale_incarnation      the stream was deleted and re-created: `incarnation`
-        ExpectationFailed       expectation_failed     a Nats-Expected-* header did not hold: in the answers of intake
+        ExpectationFailed       expectation_failed     it would not get the offset that was expected, but `next_offset`
         NotSupported            not_supported          a feature that this release does not have
         ReadOnly                read_only              the stream accepts no records
         ForeignRequest          foreign_request        another site's page asks, or by a name that is not the broker's
@@ -300,7 +300,7 @@ class StaleIncarnation(InvalidRequest):
 
 
 class ExpectationFailed(InvalidRequest):
-    """Never raised: the broker answers it over NATS alone, with this reason (`broker.ingest.answers`)."""
+    """Over NATS the broker answers with this reason, by a text of JetStream's (`broker.ingest.answers`)."""
 
     reason = "expectation_failed"
     status = 412

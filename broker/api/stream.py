@@ -65,6 +65,9 @@ class StreamSettings:
             checked.
         encryption: `aes-256-gcm`: subjects, keys, values, headers and replies are encrypted on the broker's disk, with
             a key that the broker's master key wraps. None: they are not. Cannot be altered.
+        concurrency_control: `optimistic`: what a client of Liftbridge publishes is stored if its `expectedOffset` is
+            the next offset, or -1. None: that field is passed over. Cannot be altered. Other ways to append say with
+            each request whether they expect an offset.
     """
 
     subject: str | None = declared(None, limit=(0, SUBJECT_BYTES_MAX))
@@ -99,6 +102,7 @@ class StreamSettings:
     subjects_max: int = declared(1 << 20, limit=(0, 1 << 26))
     payload_schema: str | None = declared(None, limit=(0, GIVEN_MAX), read=canonical)
     encryption: str | None = declared(None, limit=("aes-256-gcm",))
+    concurrency_control: str | None = declared(None, limit=("optimistic",))
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -116,11 +120,12 @@ LIMITS: Final[Mapping[str, tuple[int, int]]] = {
 }
 """(least, greatest) of each setting that is a number, both allowed."""
 CHOICES: Final = {key: shape.words for key, shape in SHAPES.items() if isinstance(shape, Text) and shape.words}
-SINCE: Final[Mapping[str, int]] = {KEY: 3, "encryption": 8}
+SINCE: Final[Mapping[str, int]] = {KEY: 3, "encryption": 8, "concurrency_control": 9}
 """Settings by the feature level that they came with; those that are not here have the first. None is what they are if
 nobody sets them."""
-UNALTERABLE: Final = frozenset({"subject", "partitions", "partition_by", "group", "encryption"})
-"""Settings that decide where a record goes; changing them under a running stream is a later release's work."""
+UNALTERABLE: Final = frozenset({"subject", "partitions", "partition_by", "group", "encryption", "concurrency_control"})
+"""Settings that decide where a record goes, and whether; to change them under a running stream is a later release's
+work."""
 
 
 REPLICATION: Final = ("replication_factor", "min_insync_replicas")

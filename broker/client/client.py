@@ -284,8 +284,13 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, AccessCalls, TableCalls):
         acks: str | None = None,
         at_least_once: bool = False,
         stamp: Stamp | None = None,
+        expected_offset: int | None = None,
+        incarnation: str | None = None,
     ) -> Appended:
         """Append records to one partition in one request, all or none of them. Details: `AppendCalls.append`.
+
+        With `expected_offset` they are appended if the first one gets that offset; else `ExpectationFailed` says which
+        it would get (`next_offset`). `incarnation`: of this incarnation of the stream.
 
         Records may be an Arrow table, batch or reader, a pandas or polars frame, or a list of dicts:
         `client.append("orders", 0, [{"value": b"x", "key": b"k"}])`.
@@ -293,7 +298,16 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, AccessCalls, TableCalls):
         The broker may be silent for 30 s at least: the answer waits for an fsync.
         """
         self._check_open()
-        return self._appender.append(stream, partition, records, acks=acks, at_least_once=at_least_once, stamp=stamp)
+        return self._appender.append(
+            stream,
+            partition,
+            records,
+            acks=acks,
+            incarnation=incarnation,
+            at_least_once=at_least_once,
+            stamp=stamp,
+            expected_offset=expected_offset,
+        )
 
     def register_producer(self, name: str | None = None) -> tuple[int, int]:
         """Register a producer: its id and epoch, for stamps of your own. (`Producer` registers itself.)

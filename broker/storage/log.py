@@ -121,7 +121,13 @@ class PartitionLog:
     # --- append ---------------------------------------------------------------------------------------------
 
     def append(
-        self, batches: Sequence[Encodable], *, leader_epoch: int, now_us: int, wall_us: int | None = None
+        self,
+        batches: Sequence[Encodable],
+        *,
+        leader_epoch: int,
+        now_us: int,
+        wall_us: int | None = None,
+        expected_offset: int | None = None,
     ) -> AppendResult:
         """Append batches as one commit group, with one write. Not durable before a later `sync`.
 
@@ -130,6 +136,9 @@ class PartitionLog:
                 the same stamp, and a group that was appended before is not appended again.
             leader_epoch, now_us: As `Log.append` takes them.
             wall_us: The clock that timestamps are of, now (`memory.M4`); None: the same.
+            expected_offset: Append them if the first one gets this offset. If not, nothing is appended, and the result
+                has no records: both of its offsets are the log end. A group that was appended before is a repeat,
+                whatever it expects. Not for batches from NATS, whose records have expectations of their own.
         Raises:
             NotLeader, DiskFull, StorageFailed: as `Log.append`.
             ProducerFenced, OutOfSequence, UnknownProducer, Overloaded: as `ProducerTable.check`.
@@ -142,7 +151,7 @@ class PartitionLog:
             if self._state.failure is not None:
                 log.check_writable()
             self._state.ages.tell(now_us, self._state.log_end_offset)
-            verdict = self._judge(batches, now_us if wall_us is None else wall_us)
+            verdict = self._judge(batches, now_us if wall_us is None else wall_us, expected_offset)
             if verdict.repeat is not None:
                 return verdict.repeat
             self.remembered.is_ahead = verdict.is_ahead
@@ -219,7 +228,7 @@ class PartitionLog:
                 if log.segment_count != before:
                     self.remembered.is_due = True  # as at any roll, so that whoever leads has a segment to read at most
 
-    def _judge(self, batches: Sequence[Encodable], wall_us: int) -> Verdict:
+    def _judge(self, batches: Sequence[Encodable], wall_us: int, expected_offset: int | None) -> Verdict:
         """Say which records may be appended and what is to be noted of them. Raises why nothing may be appended."""
         memory = self.remembered.memory
         if memory is not None and memory.end != self._state.log_end_offset:
@@ -227,6 +236,7 @@ class PartitionLog:
             self.remembered.forget()
         first: Any = batches[0]
         if hasattr(first, "settle"):  # from NATS
+            assert expected_offset is None, "its records have expectations of their own"
             if first.condition_count:
                 assert len(batches) == 1, "the conditions of a group are not settled"
                 return self._settle(first, wall_us)
@@ -245,8 +255,11 @@ class PartitionLog:
             )
             if found is not None:
                 return Repeat(found.first_offset, found.next_offset)
-            if not self.remembered.states.offsets:
-                self.remembered.begin()
+        end = self._state.log_end_offset
+        if expected_offset is not None and expected_offset != end:
+            return Repeat(end, end)
+        if stamp is not None and not self.remembered.states.offsets:
+            self.remembered.begin()
         return self._judge_rows(stamp)
 
     def _judge_rows(self, stamp: GroupStamp | None) -> Rows:

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from broker.api.errors import ExpectationFailed, Retryable
 from broker.client import Client, connect
 from broker.client.reader import RecordReader
 from tests.support.clusters import RealCluster, store, three
@@ -105,6 +106,77 @@ def test_a_producer_a_reader_and_a_consumer_outlive_leaders(cluster: RealCluster
             assert mine == [(i, i) for i in range(counts[partition])], "repeated, lost or out of order"
         assert client.consumer("worker").offsets(stream) == {0: committed}
         assert client.read(stream).to_table().num_rows == count
+
+
+class Comparing:
+    """A writer in a thread that appends one record at a time, at the offset where it believes the end to be."""
+
+    def __init__(self, client: Client, stream: str, name: str) -> None:
+        self.stored: dict[bytes, int] = {}
+        self.doubted: set[bytes] = set()
+        self.refused = 0
+        self._client, self._stream, self._name = client, stream, name
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        expected = number = 0
+        try:
+            while not self._stop.is_set():
+                value, number = b"%s-%d" % (self._name.encode(), number), number + 1
+                try:
+                    appended = self._client.append(
+                        self._stream, 0, [{"value": value}], acks="all", expected_offset=expected
+                    )
+                except ExpectationFailed as error:
+                    self.refused += 1
+                    expected = error.next_offset
+                    if error.fields.get("sent"):
+                        self.doubted.add(value)
+                except Retryable:
+                    self.doubted.add(value)
+                else:
+                    assert appended.first_offset == expected
+                    self.stored[value] = expected
+                    expected = appended.next_offset
+        except BaseException as error:
+            self._error = error
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(180)
+        assert self._error is None, self._error
+        assert not self._thread.is_alive(), "the writer hangs"
+
+
+@pytest.mark.long
+def test_writers_that_expect_offsets_store_each_record_where_they_were_told_whoever_dies(cluster: RealCluster) -> None:
+    stream = "compared"
+    with cluster.client(deadline_s=120.0) as client:
+        client.create_stream(stream, replication_factor=3)
+        writers = [Comparing(client, stream, name) for name in ("a", "b", "c")]
+        for _ in range(3):
+            goals = [len(writer.stored) + 20 for writer in writers]
+            eventually(
+                lambda goals=goals: all(len(w.stored) >= g for w, g in zip(writers, goals, strict=True)),  # type: ignore[misc]
+                what="records of each",
+            )
+            victim = cluster.leader(stream)
+            cluster.brokers[victim].kill9()
+            cluster.brokers[victim].start(wait=False)
+            cluster.wait_ready(victim)
+            cluster.in_sync(stream, 3)
+        for writer in writers:
+            writer.stop()
+        rows = client.read(stream, columns=["offset", "value"]).to_table().to_pylist()
+    found = {row["value"]: row["offset"] for row in rows}
+    assert len(found) == len(rows), "stored twice"
+    stored = {value: offset for writer in writers for value, offset in writer.stored.items()}
+    assert {value: found.get(value) for value in stored} == stored
+    assert found.keys() - stored.keys() <= set().union(*(writer.doubted for writer in writers))
+    assert all(writer.refused for writer in writers), "they have raced"
 
 
 def near_to(reader: RecordReader, address: str) -> bool:

@@ -48,6 +48,7 @@ HELP: Final = {
     "subjects_max": "Number of subjects whose last record each partition remembers; 0: none.",
     "payload_schema": "Keep the columns of the JSON objects that values are: a file with DDL; -: stdin.",
     "encryption": "Encrypt records on disk; the broker needs a master key.",
+    "concurrency_control": "Mind the expectedOffset of Liftbridge's clients.",
 }
 REPLICATION_HELP: Final = {
     "replication_factor": (

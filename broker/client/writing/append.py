@@ -6,7 +6,8 @@ One call is one HTTP request and one commit group: its records are appended whol
 all. It is repeated while that is certain to have had no effect. When an answer was lost on its way
 the records may be stored or not: that is an error whose field `sent` is true, unless the caller chose
 `at_least_once`; then they are sent again, and may be stored twice. With the stamp of an idempotent producer they are
-sent again and stored once; `sent` is true if time ran out, or the broker refused, after such a try.
+sent again and stored once; `sent` is true if time ran out, or the broker refused, after such a try. So they are with an
+expected offset, which only one of all tries can find.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class AppendCalls:
         incarnation: str | None = None,
         at_least_once: bool = False,
         stamp: Stamp | None = None,
+        expected_offset: int | None = None,
     ) -> Appended:
         """Append records of any of the columns key, value, headers, subject, timestamp, reply.
 
@@ -91,11 +93,15 @@ class AppendCalls:
             at_least_once: Send again also when a try may have been carried out.
             stamp: Send again too, but the broker stores it once; `Appended.duplicate` says that a try before had been
                 carried out. One request of a producer and partition at a time.
+            expected_offset: Append them if the first one gets this offset. Then they are sent again as with a stamp:
+                of all tries one at most is stored.
         Raises:
             Retryable: nobody could take the records within the deadline.
             InvalidRecords, RecordTooLarge, RequestTooLarge: the records cannot be appended.
             UnknownStream, UnknownPartition, ReadOnly, StaleIncarnation: as they say.
             UnknownProducer, ProducerFenced, OutOfSequence: the stamp does not fit.
+            ExpectationFailed: they would get the offset `next_offset`. With `sent`, without a stamp: what stands at the
+                expected one may be these records.
             LiftlogError: a fault of the broker, or an answer that nobody understands.
             Each of them means that nothing was appended, unless its field `sent` is true: then nobody knows.
         """
@@ -108,6 +114,10 @@ class AppendCalls:
             raise InvalidRequest(f"stamp={stamp!r}: must be a Stamp, not {type(stamp).__name__}")
         if stamp is not None:
             query |= asdict(stamp)
+        if expected_offset is not None:
+            if (expected := whole(expected_offset)) is None:
+                raise InvalidRequest(f"expected_offset={expected_offset!r}: must be a whole number")
+            query["expected_offset"] = expected
         target = path("streams", stream, "partitions", partition, "records")
         request = Request(
             method="POST",
@@ -115,7 +125,7 @@ class AppendCalls:
             body=encode(records),
             headers=ARROW_HEADERS,
             timeout_s=self._calls.timeout_s,
-            is_idempotent=at_least_once or stamp is not None,
+            is_idempotent=at_least_once or stamp is not None or expected_offset is not None,
         )
         value = self._calls.send(request, key=(stream, partition))
         found = understand(AppendAnswer, value, where=f"appending to {stream}/{partition}")

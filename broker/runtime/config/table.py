@@ -16,8 +16,8 @@ from broker.api.validation import OrNone, Text, ValueShape, object_of
 from broker.runtime.config.settings import Config, Secret
 
 PREFIX: Final = "LIFTLOG_"
-# A default subject, queue group or schema for every stream would be a trap, so `defaults` has none of them.
-NOT_DEFAULTABLE: Final = frozenset({"subject", "group", "payload_schema", "encryption"})
+# Such a default for every stream would be a trap, so `defaults` has none of them.
+NOT_DEFAULTABLE: Final = frozenset({"subject", "group", "payload_schema", "encryption", "concurrency_control"})
 DEFAULTS_DOC: Final = "Settings of new streams that do not say otherwise. A change does not touch streams that exist."
 
 

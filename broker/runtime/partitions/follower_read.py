@@ -58,7 +58,9 @@ class FollowerRead:
         """X2: its leader knows."""
         return {}
 
-    def append(self, batches: Sequence[Encodable], *, acks: str = "all") -> Future[AppendResult]:
+    def append(
+        self, batches: Sequence[Encodable], *, acks: str = "all", expected_offset: int | None = None
+    ) -> Future[AppendResult]:
         raise self.elsewhere("a follower takes no records")
 
     def scrub(self, offset: int, *, bytes_max: int = PIECE_BYTES) -> Piece | None:

@@ -242,6 +242,7 @@ class Partition:
         row: SyncRow | None = None,
         leader_epoch: int | None = None,
         sorted_by: int = 0,
+        expected_offset: int | None = None,
     ) -> AppendResult:
         """Append in the calling thread, as one commit group. It is stored when `on_durable` says so.
 
@@ -256,6 +257,7 @@ class Partition:
             leader_epoch: Under which it was judged that this is to be appended (P6); None: nothing was judged.
             sorted_by: So many partitions there were when these records were given to this one (`replicated.P15`);
                 0: it does not matter.
+            expected_offset: As `PartitionLog.append` takes it; not of a `StoredGroup`.
         Raises:
             NotLeader: the partition has another leader epoch by now; nothing was appended.
             NotReady: there are more partitions by now, or another broker leads soon; nothing was appended.
@@ -289,7 +291,13 @@ class Partition:
                 if isinstance(batches, StoredGroup):
                     result = self.log.append_group(batches, leader_epoch=epoch, now_us=now_us)
                 else:
-                    result = self.log.append(batches, leader_epoch=epoch, now_us=now_us, wall_us=replica.wall_us())
+                    result = self.log.append(
+                        batches,
+                        leader_epoch=epoch,
+                        now_us=now_us,
+                        wall_us=replica.wall_us(),
+                        expected_offset=expected_offset,
+                    )
                 first, end, _, is_repeat = result
                 if (
                     here

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from typing import Any
 from weakref import WeakMethod
 
-from broker.api.errors import LiftlogError, NotReady, Overloaded
+from broker.api.errors import ExpectationFailed, LiftlogError, NotReady, Overloaded
 from broker.replication.events import Acks
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import Outcome
@@ -36,7 +37,12 @@ class QueuedAppends:
         self._waiting = 0
 
     def append(
-        self, batches: Sequence[Encodable], *, acks: str = "all", leader_epoch: int | None = None
+        self,
+        batches: Sequence[Encodable],
+        *,
+        acks: str = "all",
+        leader_epoch: int | None = None,
+        expected_offset: int | None = None,
     ) -> Future[AppendResult]:
         """Append away from the calling thread; the future is done when what `acks` asks for is so.
 
@@ -44,6 +50,8 @@ class QueuedAppends:
 
         Args:
             leader_epoch: As `Partition.append_now` takes it.
+            expected_offset: Append them if the first one gets this offset. If not, the future's error is
+                `ExpectationFailed`, once all that stands below its `next_offset` is as safe as `acks` asks for.
 
         Its error has the field `sent` if the records were appended, and then something failed: they may be stored.
 
@@ -64,18 +72,24 @@ class QueuedAppends:
         level = Acks.LEADER if acks == "leader" else Acks.ALL
 
         def told(result: AppendResult, outcome: Outcome) -> None:
-            if acks != "none":
-                self._finish(answer[0], perhaps_done(outcome) if isinstance(outcome, LiftlogError) else result)
+            if acks == "none":
+                return
+            if isinstance(outcome, LiftlogError):
+                self._finish(answer[0], perhaps_done(outcome) if result.has_records else as_own(outcome))
+            else:
+                self._finish(answer[0], self._judged(result, expected_offset))
 
         def run() -> None:
             try:
-                result = append_now(batches, told, acks=level, leader_epoch=leader_epoch)
+                result = append_now(
+                    batches, told, acks=level, leader_epoch=leader_epoch, expected_offset=expected_offset
+                )
             except Exception as error:
                 # taken away: the error has this frame and the one of `told`, and the future the error
                 self._finish(answer.pop(), error)
                 return
             if acks == "none":
-                self._finish(answer[0], result)
+                self._finish(answer[0], self._judged(result, expected_offset))
 
         try:
             self._appender.submit(run)
@@ -84,6 +98,16 @@ class QueuedAppends:
                 self._waiting -= 1
             raise NotReady("the broker is stopping") from error
         return future
+
+    def _judged(self, result: AppendResult, expected_offset: int | None) -> AppendResult | ExpectationFailed:
+        if expected_offset is None or result.has_records:
+            return result
+        return ExpectationFailed(
+            f"{self._replica}: expected to append at offset {expected_offset}, the next one is {result.next_offset};"
+            " nothing was appended",
+            expected_offset=expected_offset,
+            next_offset=result.next_offset,
+        )
 
     def _finish(self, future: Future[AppendResult], outcome: AppendResult | Exception) -> None:
         with self._lock:
@@ -96,4 +120,9 @@ class QueuedAppends:
 
 def perhaps_done(error: LiftlogError) -> LiftlogError:
     """The same error, for one of those who share it, saying that nobody knows whether what he waited for was done."""
-    return type(error)(error.message, **{**error.fields, "sent": True})
+    return as_own(error, sent=True)
+
+
+def as_own(error: LiftlogError, **fields: Any) -> LiftlogError:
+    """The same error, for one of those who share it."""
+    return type(error)(error.message, **{**error.fields, **fields})

@@ -74,9 +74,13 @@ class PartitionHandle(Protocol):
     def lags(self) -> Mapping[str, int]:
         """How many offsets each follower has not told to be durable, by its broker; empty: nobody follows here."""
 
-    def append(self, batches: Sequence[Encodable], *, acks: str = "all") -> Future[AppendResult]:
+    def append(
+        self, batches: Sequence[Encodable], *, acks: str = "all", expected_offset: int | None = None
+    ) -> Future[AppendResult]:
         """Append one commit group away from the calling thread.
 
+        Args:
+            expected_offset: Append it if it gets this offset; if not, the future has `ExpectationFailed`.
         Returns:
             Done when committed (`acks=leader`: when durable here; `acks=none`: when appended). Must not be
                 cancelled.

@@ -5,6 +5,8 @@
 A body is appended whole or not at all: its batches are one commit group. Big bodies are decoded in a
 worker thread; the loop only moves bytes.
 
+With `expected_offset` it is appended if its first record gets that offset. The log decides, under its append lock.
+
 With a producer's stamp (id, epoch, sequence) a repeat of what was appended is answered with the offsets of then, once
 they are committed. That is decided by the log, which knows its producers; that an epoch is the newest, by the catalog.
 """
@@ -19,6 +21,7 @@ from aiohttp import web
 from broker.api import http
 from broker.api.errors import (
     DiskFull,
+    ExpectationFailed,
     InvalidRecords,
     InvalidRequest,
     OutOfSequence,
@@ -96,6 +99,14 @@ ENDPOINTS: Final = Endpoints()
             least=0,
             greatest=INT64_MAX,
         ),
+        integer(
+            "expected_offset",
+            "Append the records if the first one gets this offset; else the error is `expectation_failed`, and"
+            " `next_offset` in it is the offset that it would get. What was appended under the same `sequence` before"
+            " is a repeat, whatever it expects.",
+            least=0,
+            greatest=INT64_MAX,
+        ),
     ),
     request=Content(
         description="An Arrow IPC stream with its end-of-stream marker, compressed or not. Columns: `value` or"
@@ -118,6 +129,7 @@ ENDPOINTS: Final = Endpoints()
         UnknownProducer,
         ProducerFenced,
         OutOfSequence,
+        ExpectationFailed,
     ),
 )
 async def post_records(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -142,11 +154,16 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
         if stamp is not None:
             serving.backend.check_producer(stamp.producer_id, stamp.epoch)
         check_asker()  # before it begins
-        result = await unbroken(handle.append(batches, acks=query["acks"] or info.settings.acks), [batches.loan])
+        appended = handle.append(
+            batches, acks=query["acks"] or info.settings.acks, expected_offset=query["expected_offset"]
+        )
+        result = await unbroken(appended, [batches.loan])
         first_offset, next_offset = result.first_offset, result.next_offset
         is_duplicate = result.duplicate
     elif stamp is not None:
         raise InvalidRecords("a sequence without records: a producer's commit group has at least one")
+    elif query["expected_offset"] is not None:
+        raise InvalidRecords("an expected offset without records: no record would get it")
     else:
         first_offset = next_offset = handle.log.log_end_offset
     serving.meters.posted_records.inc(0 if is_duplicate else record_count)

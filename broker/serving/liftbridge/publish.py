@@ -8,18 +8,25 @@ P1  Records of one call and partition are stored in the order in which they came
 P2  An append is stored whole or not at all. One that is refused for what it holds is made again in halves, down to
     single records, so that each publisher hears of its own. One that is refused for its place or its caller is not.
 P3  Another broker leads: it is asked, for the caller, who has been judged here and is judged there again.
+P4  Where the stream has `concurrency_control`, `expectedOffset` counts: -1 is any, all others are the offset that the
+    record has to get. Records of which each expects the offset behind the one before are one append, which the first
+    one's decides. If that fails, those below the next offset are refused, and the one that expects it is tried.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from contextlib import suppress
+from itertools import chain
+from typing import Any, Final, NamedTuple, NoReturn
 
 import pyarrow as pa
 
 from broker.api.errors import (
+    ExpectationFailed,
     InvalidRequest,
     LiftlogError,
     NotLeader,
@@ -30,8 +37,10 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.api.http import ARROW_STREAM
+from broker.api.plain import INT64_MAX
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.api.schema import HEADERS_TYPE
+from broker.metadata.catalog import StreamInfo
 from broker.serving.contract.backend import Backend
 from broker.serving.endpoints.append import default_subject
 from broker.serving.endpoints.resolve import leader_named
@@ -54,6 +63,12 @@ _CODES: Final[Mapping[Code, Any]] = {
     Code.UNAUTHENTICATED: pb.AsyncError.PERMISSION_DENIED,
 }
 """Errors of PublishAsync by the code that they would have elsewhere; all others are UNKNOWN."""
+_BY_REASON: Final[Mapping[str, Any]] = {
+    "read_only": pb.AsyncError.READONLY,
+    "expectation_failed": pb.AsyncError.INCORRECT_OFFSET,
+}
+"""Those that have one of their own."""
+ANY_OFFSET: Final = -1
 
 
 class Destination(NamedTuple):
@@ -89,14 +104,16 @@ async def publish_async(asking: Handling) -> None:
 
 
 def in_order(asked: Sequence[Any]) -> Iterator[list[tuple[Destination, list[Any]]]]:
-    """Groups of records, round by round: those of a round go to different places (P1)."""
-    by_place: dict[Destination, list[Any]] = {}
+    """Groups of records, round by round: those of a round go to different partitions (P1)."""
+    runs: dict[tuple[str, int], list[tuple[Destination, list[Any]]]] = {}
     for record in asked:
-        by_place.setdefault(place_of(record), []).append(record)
-    longest = max(map(len, by_place.values()), default=0)
-    for at in range(0, longest, APPENDED_MAX):
-        end = at + APPENDED_MAX
-        yield [(place, records[at:end]) for place, records in by_place.items() if len(records) > at]
+        place = place_of(record)
+        of_partition = runs.setdefault((place.stream, place.partition), [])
+        if not of_partition or of_partition[-1][0] != place or len(of_partition[-1][1]) == APPENDED_MAX:
+            of_partition.append((place, []))
+        of_partition[-1][1].append(record)
+    for at in range(max(map(len, runs.values()), default=0)):
+        yield [each[at] for each in runs.values() if len(each) > at]
 
 
 def place_of(record: Any) -> Destination:
@@ -106,24 +123,54 @@ def place_of(record: Any) -> Destination:
 
 async def _published(asking: Handling, place: Destination, records: list[Any]) -> list[Any]:
     """The answers to records of one place; those that want none have one if they are refused."""
-    try:
-        acks = await append(asking, place, records)
-    except (LiftlogError, StatusError) as error:
-        if len(records) > 1 and isinstance(error, InvalidRequest) and not isinstance(error, _OF_ALL):  # P2
-            half = len(records) // 2
-            return [
-                *await _published(asking, place, records[:half]),
-                *await _published(asking, place, records[half:]),
-            ]
-        status = refused(error) if isinstance(error, LiftlogError) else error
-        code = (
-            pb.AsyncError.READONLY if status.reason == "read_only" else _CODES.get(status.code, pb.AsyncError.UNKNOWN)
-        )
-        error_told = pb.AsyncError(code=code, message=status.message)
-        return [pb.Published(error=error_told, correlation_id=record.correlation_id) for record in records]
-    if place.acks == "none":
-        return []
-    return [pb.Published(ack=ack, correlation_id=ack.correlation_id) for ack in acks]
+    is_controlled = controls(stream_of(asking.serving.backend, place))
+    left = deque(runs_of(records) if is_controlled else (records,))
+    answers: list[Any] = []
+    while left:
+        part = left.popleft()
+        try:
+            acks = await append(asking, place, part)
+        except ExpectationFailed as error:  # P4
+            behind = error.fields.get("next_offset", 0) - part[0].expected_offset
+            late = behind if 0 < behind < len(part) else len(part)
+            answers += _refused(error, part[:late])
+            if part[late:]:
+                left.appendleft(part[late:])
+        except (StatusError, *_OF_ALL) as error:
+            answers += _refused(error, [*part, *chain(*left)])
+            left.clear()
+        except LiftlogError as error:
+            if len(part) > 1 and isinstance(error, InvalidRequest):  # P2
+                half = len(part) // 2
+                left.extendleft((part[half:], part[:half]))
+            else:
+                answers += _refused(error, part)
+        else:
+            if place.acks != "none":
+                answers += [pb.Published(ack=ack, correlation_id=ack.correlation_id) for ack in acks]
+    return answers
+
+
+def runs_of(records: Sequence[Any]) -> Iterator[list[Any]]:
+    """Records in a row that expect nothing, or each the offset behind the one before (P4)."""
+    run: list[Any] = []
+    follows: int | None = None
+    for record in records:
+        expected = record.expected_offset
+        if run and expected != follows:
+            yield run
+            run = []
+        run.append(record)
+        follows = expected + 1 if expected >= 0 else ANY_OFFSET if expected == ANY_OFFSET else None
+    if run:
+        yield run
+
+
+def _refused(error: LiftlogError | StatusError, records: Sequence[Any]) -> list[Any]:
+    status = refused(error) if isinstance(error, LiftlogError) else error
+    code = _BY_REASON.get(status.reason) or _CODES.get(status.code, pb.AsyncError.UNKNOWN)
+    told = pb.AsyncError(code=code, message=status.message)
+    return [pb.Published(error=told, correlation_id=record.correlation_id) for record in records]
 
 
 async def _append_one(asking: Handling, record: Any) -> Any:
@@ -139,9 +186,16 @@ async def append(asking: Handling, place: Destination, records: Sequence[Any]) -
     if place.partition < 0:
         raise StatusError(Code.NOT_FOUND, f"stream {place.stream!r} has no partition {place.partition}")
     received = asking.serving.now_us() * 1_000
-    stream_subject, subject = subjects_of(asking.serving.backend, place)
-    body = arrow_of(records, subject)
+    info = stream_of(asking.serving.backend, place)
+    stream_subject, subject = subjects_of(info, place)
     path, query = {"stream": place.stream, "partition": str(place.partition)}, {"acks": place.acks}
+    if info is not None and controls(info):
+        if place.acks == "none":
+            await _refuse_none(asking, path)
+        if (expected := records[0].expected_offset) != ANY_OFFSET:
+            query["expected_offset"] = str(expected if expected >= 0 else INT64_MAX)  # nothing has a negative one
+            query["incarnation"] = info.incarnation  # its setting says that it counts
+    body = arrow_of(records, subject)
     try:
         answer = (await asking.ask("append_records", path=path, query=query, data=body, media=ARROW_STREAM)).json()
     except NotLeader as error:
@@ -183,11 +237,29 @@ async def _forwarded(
     return answer
 
 
-def subjects_of(backend: Backend, place: Destination) -> tuple[str, str | None]:
-    """The subject of a stream, and that of its partition if it is another one, as a message from NATS would have it."""
+async def _refuse_none(asking: Handling, path: Mapping[str, str]) -> NoReturn:
+    """Refuse an append that nobody wants to hear of, as Liftbridge does, if the caller may append."""
+    with suppress(NotLeader):
+        await asking.ask("append_records", path=path, data=arrow_of([], None), media=ARROW_STREAM)
+    raise StatusError(Code.INVALID_ARGUMENT, "stream with concurrency control must have AckPolicy set")
+
+
+def stream_of(backend: Backend, place: Destination) -> StreamInfo | None:
+    """The stream, as far as this broker knows of it; whoever may ask is told by the append why not."""
     try:
-        info = backend.stream(place.stream)
-    except (UnknownStream, LiftlogError):  # whoever may ask is told by the append
+        return backend.stream(place.stream)
+    except LiftlogError:
+        return None
+
+
+def controls(info: StreamInfo | None) -> bool:
+    """Whether `expectedOffset` counts in it (P4)."""
+    return info is not None and info.settings.concurrency_control is not None
+
+
+def subjects_of(info: StreamInfo | None, place: Destination) -> tuple[str, str | None]:
+    """The subject of a stream, and that of its partition if it is another one, as a message from NATS would have it."""
+    if info is None:
         return place.stream, None
     subject = default_subject(info)
     has_own = place.partition > 0 and info.settings.partition_by == "subject_suffix"

@@ -14,6 +14,7 @@ from typing import Final
 
 from broker.api.errors import (
     DeadlineExceeded,
+    ExpectationFailed,
     InvalidRequest,
     KeyMissing,
     LiftlogError,
@@ -68,6 +69,7 @@ CODES: Final[Mapping[type[LiftlogError], Code]] = {
     NotSupported: Code.UNIMPLEMENTED,
     DeadlineExceeded: Code.DEADLINE_EXCEEDED,
     KeyMissing: Code.FAILED_PRECONDITION,
+    ExpectationFailed: Code.UNKNOWN,
     InvalidRequest: Code.INVALID_ARGUMENT,
     Retryable: Code.UNAVAILABLE,
     LiftlogError: Code.INTERNAL,

@@ -28,7 +28,6 @@ _SETTINGS: Final = {
 """Fields that are settings here; 0 is no limit."""
 _NOT_HERE: Final = {
     "auto_pause_ms": "streams do not pause by themselves",
-    "expects_offsets": "no stream demands that each publish expects an offset",
 }
 """Fields that would change what a stream does: refused, if they ask for something."""
 
@@ -75,6 +74,8 @@ def settings_of(asked: Any, asking: Handling) -> dict[str, Any]:
         values["min_insync_replicas"] = asked.min_isr.value
     if asked.HasField("encryption") and asked.encryption.value:
         values["encryption"] = "aes-256-gcm"
+    if asked.HasField("expects_offsets") and asked.expects_offsets.value:
+        values["concurrency_control"] = "optimistic"
     return values
 
 

@@ -40,13 +40,19 @@ class AppendResult(NamedTuple):
     """Where an append went: offsets [first_offset, next_offset), and how many bytes were written.
 
     `duplicate`: nothing was, its producer had appended it before; the offsets are those of then, maybe not yet durable.
-    (Or none of its records stays, by their ids and expectations; both offsets are the log end, above the originals.)
+    (Or none of its records stays, by their ids and expectations; both offsets are the log end, above the originals. So
+    they are where it was expected that it would begin elsewhere.)
     """
 
     first_offset: int
     next_offset: int
     bytes: int
     duplicate: bool = False
+
+    @property
+    def has_records(self) -> bool:
+        """Whether some are stored there, by this append or by the one that it repeats."""
+        return self.first_offset < self.next_offset
 
 
 class Appender:

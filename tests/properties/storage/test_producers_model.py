@@ -115,9 +115,14 @@ class ProducersMachine(Restarts):
         for _ in range(times):
             self.append(producer_id, 0, 0, 1, 1)
 
-    @rule(size=st.integers(0, 2_000))
-    def append_without_producer(self, size: int) -> None:
-        result = self.log.append([row_batch([b"x" * size])], leader_epoch=0, now_us=self.now_us)
+    @rule(size=st.integers(0, 2_000), expects=st.sampled_from([None, None, 0, 0, -1, 1]))
+    def append_without_producer(self, size: int, expects: int | None) -> None:
+        offset = None if expects is None else max(0, self.end + expects)
+        batches = [row_batch([b"x" * size])]
+        result = self.log.append(batches, leader_epoch=0, now_us=self.now_us, expected_offset=offset)
+        if offset not in (None, self.end):
+            assert (result.has_records, result.next_offset) == (False, self.end)
+            return
         assert result.first_offset == self.end
         self.groups.append((None, result.first_offset, result.next_offset))
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from broker.api.errors import (
+    ExpectationFailed,
     InvalidName,
     InvalidRecords,
     InvalidRequest,
@@ -167,6 +168,28 @@ def test_stamps_of_ones_own(client: Client, new_stream: NewStream) -> None:
     with pytest.raises(UnknownProducer):
         client.append(name, 0, ROWS, stamp=Stamp(producer_id + 1_000_000, 0, 0))
     assert client.append(name, 0, ROWS).first_offset == 2
+
+
+@pytest.mark.parametrize("fate", ["lost answer", "lost"])
+def test_an_append_that_expects_an_offset_is_stored_once_whatever_is_lost(
+    server: Server, client: Client, new_stream: NewStream, fate: str
+) -> None:
+    name = new_stream()
+    fates = ["ok", fate]
+    relay = Relay(server.port, lambda: fates.pop() if fates else "ok")
+    with RawServer(relay) as between, connect(between.address, deadline_s=60) as far:
+        if fate == "lost":
+            assert far.append(name, 0, ROWS, expected_offset=0).first_offset == 0
+        else:
+            with pytest.raises(ExpectationFailed) as refused:
+                far.append(name, 0, ROWS, expected_offset=0)
+            assert (refused.value.next_offset, refused.value.sent) == (2, True)
+        with pytest.raises(ExpectationFailed) as refused:
+            far.append(name, 0, ROWS, expected_offset=0)
+        assert (refused.value.next_offset, "sent" in refused.value.fields) == (2, False)
+    assert values(client, name) == [b"a", b"b"]
+    with pytest.raises(InvalidRequest, match="expected_offset='2': must be a whole number"):
+        client.append(name, 0, ROWS, expected_offset="2")  # type: ignore[arg-type]
 
 
 def test_names_that_cannot_be_and_options_that_contradict_each_other(client: Client, new_stream: NewStream) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.api.errors import StorageFailed
+from broker.api.errors import ExpectationFailed, StorageFailed
 from broker.ingest import PendingBatch
 from broker.runtime.partitions.leader import Outcome, Partition
 from broker.storage import tracking
@@ -105,6 +105,48 @@ def test_of_those_that_race_for_a_sequence_one_wins(partition: Partition, pool: 
     finally:
         stop.set()
         racer.join()
+
+
+def test_a_failed_expectation_of_an_offset_is_answered_when_what_it_says_is_durable(
+    partition: Partition, pool: HeldPool
+) -> None:
+    first = partition.append([rows(b"a", b"b")], expected_offset=0)
+    late = partition.append([rows(b"c")], expected_offset=1)
+    none = partition.append([rows(b"c")], acks="none", expected_offset=1)
+    assert isinstance(none.exception(60), ExpectationFailed), "nobody who asks for no ack waits"
+    assert not first.done()
+    assert not late.done()
+    pool.go.release(5)
+    error = late.exception(60)
+    assert isinstance(error, ExpectationFailed)
+    assert error.fields == {"expected_offset": 1, "next_offset": 2}
+    assert first.result(60)[:2] == (0, 2)
+    assert partition.append([rows(b"c")], expected_offset=2).result(60)[:2] == (2, 3)
+
+
+@pytest.mark.usefixtures("broken")
+def test_who_waits_for_a_failed_expectation_hears_of_a_failure_and_has_stored_nothing(
+    partition: Partition, pool: HeldPool
+) -> None:
+    first = partition.append([rows(b"a")])
+    late = partition.append([rows(b"b")], expected_offset=0)
+    partition.append([rows(b"c")], acks="none", expected_offset=0).exception(60)  # by now both before it are appended
+    pool.go.release(5)
+    ours, theirs = late.exception(60), first.exception(60)
+    assert isinstance(ours, StorageFailed)
+    assert isinstance(theirs, StorageFailed)
+    assert ("sent" in ours.fields, theirs.sent) == (False, True)
+
+
+def test_of_those_that_race_for_an_offset_one_wins(partition: Partition, pool: HeldPool) -> None:
+    pool.go.release(10_000)
+    for _ in range(10):
+        end = partition.log.log_end_offset
+        tries = [partition.append([rows(b"%d" % i)], expected_offset=end) for i in range(8)]
+        errors = [each.exception(60) for each in tries]
+        assert errors.count(None) == 1
+        assert {error.fields["next_offset"] for error in errors if error is not None} == {end + 1}  # type: ignore[attr-defined]
+    assert partition.log.log_end_offset == 10
 
 
 def asked(partition: Partition, subject: str, expected: int) -> tuple[int, bytes]:

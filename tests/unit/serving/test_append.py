@@ -119,6 +119,23 @@ def test_nothing_to_append_is_no_error(api: Api) -> None:
     assert (answer["first_offset"], answer["next_offset"], answer["record_count"]) == (2, 2, 0)
 
 
+def test_records_that_expect_an_offset_get_it_or_are_refused_with_the_next_one(api: Api) -> None:
+    api.create("orders", batch_records=2)
+    assert api.append("orders", values(5), expected_offset=0).json()["next_offset"] == 5
+    for wrong in (0, 4, 6, 2**63 - 1):
+        answer = api.append("orders", values(1), expected_offset=wrong)
+        assert (answer.status, answer.reason) == (412, "expectation_failed")
+        assert (answer.problem["expected_offset"], answer.problem["next_offset"]) == (wrong, 5)
+    assert api.append("orders", values(1), expected_offset=4, acks="none").status == 412
+    assert api.append("orders", values(2), expected_offset=5).json()["first_offset"] == 5
+    for malformed in (-1, "x", 2**63, "", "1_0"):
+        answer = api.append("orders", values(1), expected_offset=malformed)
+        assert (answer.status, answer.reason) == (400, "invalid_request"), malformed
+    assert api.append("orders", values(1).slice(0, 0), expected_offset=7).reason == "invalid_records"
+    assert api.append("orders", values(1), expected_offset=7, incarnation="another").reason == "stale_incarnation"
+    assert api.get("/v1/streams/orders").json()["partitions"][0]["high_watermark"] == 7
+
+
 def test_several_clients_append_at_once_and_nothing_is_lost_or_mixed(api: Api) -> None:
     api.create("orders")
     answers: list[tuple[int, int, int]] = []

@@ -88,7 +88,6 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ({"name": "s", "subject": "s", "partitions": 5_000}, "INVALID_ARGUMENT"),
     ({"name": "s", "subject": "s", "replication_factor": -2}, "INVALID_ARGUMENT"),
     ({"name": "s", "subject": "s", "auto_pause_ms": pb.Int64(value=5)}, "INVALID_ARGUMENT"),
-    ({"name": "s", "subject": "s", "expects_offsets": pb.Bool(value=True)}, "INVALID_ARGUMENT"),
     ({"name": "there", "subject": "there"}, "ALREADY_EXISTS"),
     ({"name": "there", "subject": "elsewhere"}, "ALREADY_EXISTS"),
 ]

@@ -137,6 +137,65 @@ def test_a_read_only_stream_says_so_to_all(client: Client) -> None:
     assert (answer.error.code, answer.correlation_id) == (pb.AsyncError.READONLY, "c")
 
 
+# --- optimistic concurrency control ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def controlled(client: Client) -> Client:
+    client.call("CreateStream", name="o", subject="o.in", expects_offsets=pb.Bool(value=True))
+    return client
+
+
+def test_an_expected_offset_counts_where_the_stream_says_so(controlled: Client, server: Server) -> None:
+    settings = server.api.get("/v1/streams/o").json()["settings"]
+    assert settings["concurrency_control"] == "optimistic"
+    assert controlled.call("Publish", stream="o", value=b"0").ack.offset == 0, "0 is what nobody says"
+    for wrong in (0, 2, -2, 2**63 - 1):
+        code, text = controlled.refusal("Publish", stream="o", value=b"x", expected_offset=wrong)
+        assert (code, "the next one is 1" in text) == ("UNKNOWN", True), "as Liftbridge's"
+    assert controlled.call("Publish", stream="o", value=b"1", expected_offset=1).ack.offset == 1
+    assert controlled.call("Publish", stream="o", value=b"2", expected_offset=-1).ack.offset == 2
+    refused = controlled.refusal("Publish", stream="o", value=b"x", expected_offset=3, ack_policy=pb.NONE)
+    assert refused == ("INVALID_ARGUMENT", "stream with concurrency control must have AckPolicy set")
+    assert [row["value"] for row in server.api.read("o").rows().to_pylist()] == [b"0", b"1", b"2"]
+    for expected in (0, 0, 7, -1):
+        assert controlled.call("Publish", stream="s", value=b"", expected_offset=expected), "there it does not"
+
+
+def expecting(*offsets: int, **fields: Any) -> Iterator[Any]:
+    for i, offset in enumerate(offsets):
+        yield pb.Publish(stream="o", value=b"%d" % i, correlation_id=str(i), expected_offset=offset, **fields)
+
+
+def test_each_record_of_many_is_stored_where_it_expects_to_be(controlled: Client, server: Server) -> None:
+    answers = list(controlled.publish_async(expecting(0, 0, 1, 2, 4, 3, -1, -1, 6, -2, 4, 5, 6, 7, 8)))
+    assert [int(each.correlation_id) for each in answers] == list(range(15)), "in their order"
+    stored_at = {int(each.correlation_id): each.ack.offset for each in answers if each.HasField("ack")}
+    assert stored_at == {0: 0, 2: 1, 3: 2, 5: 3, 6: 4, 7: 5, 8: 6, 13: 7, 14: 8}
+    codes = {each.error.code for each in answers if not each.HasField("ack")}
+    assert codes == {pb.AsyncError.INCORRECT_OFFSET}
+    rows = server.api.read("o").rows().to_pylist()
+    assert {int(row["value"]): row["offset"] for row in rows} == stored_at
+
+
+def test_those_that_are_refused_for_more_than_their_offset_hear_of_it(controlled: Client, server: Server) -> None:
+    assert server.api.request("PATCH", "/v1/streams/o", json_body={"record_bytes_max": 100}).status == 200
+    asked = list(expecting(0, 1, 2, 3))
+    asked[1].value = bytes(101)
+    answers = list(controlled.publish_async(iter(asked)))
+    assert [each.error.code for each in answers[1:]] == [
+        pb.AsyncError.BAD_REQUEST,
+        pb.AsyncError.INCORRECT_OFFSET,
+        pb.AsyncError.INCORRECT_OFFSET,
+    ]
+    assert answers[0].ack.offset == 0
+    [none] = controlled.publish_async(expecting(1, ack_policy=pb.NONE))
+    assert none.error.code == pb.AsyncError.BAD_REQUEST
+    controlled.call("SetStreamReadonly", name="o", readonly=True)
+    told = {each.error.code for each in controlled.publish_async(expecting(1, 1, 1))}
+    assert told == {pb.AsyncError.READONLY}
+
+
 def test_records_of_a_place_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "APPENDED_MAX", 2)
     asked = [pb.Publish(stream=stream, value=b"%d" % i) for i, stream in enumerate("abaaab")]
@@ -146,6 +205,17 @@ def test_records_of_a_place_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> No
     ]
     assert rounds == [[("a", [0, 2]), ("b", [1, 5])], [("a", [3, 4])]]
     assert Destination("a", 0, "leader") in dict(next(in_order(asked)))
+    for i in (2, 3):
+        asked[i].ack_policy = pb.ALL
+    rounds = [
+        [(place.stream, place.acks, [int(record.value) for record in records]) for place, records in each]
+        for each in in_order(asked)
+    ]
+    assert rounds == [
+        [("a", "leader", [0]), ("b", "leader", [1, 5])],
+        [("a", "all", [2, 3])],
+        [("a", "leader", [4])],
+    ], "whatever acks they ask for"
 
 
 def test_what_is_under_way_at_a_stop_is_answered(server: Server) -> None:

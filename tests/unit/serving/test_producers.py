@@ -35,6 +35,16 @@ def test_a_repeat_gets_the_offsets_of_then_and_stores_nothing(api: Api) -> None:
     assert api.append("orders", values(1)).json()["duplicate"] is False
 
 
+def test_a_repeat_is_one_whatever_it_expects_and_a_refusal_is_no_group(api: Api) -> None:
+    api.create("orders")
+    producer_id, _ = register(api)
+    first = api.append("orders", values(2), expected_offset=0, **stamp(producer_id, 0, 0)).json()
+    assert api.append("orders", values(1), expected_offset=0, **stamp(producer_id, 0, 1)).reason == "expectation_failed"
+    again = api.append("orders", values(2), expected_offset=0, **stamp(producer_id, 0, 0)).json()
+    assert again == {**first, "duplicate": True}
+    assert api.append("orders", values(1), expected_offset=2, **stamp(producer_id, 0, 1)).json()["first_offset"] == 2
+
+
 def test_partitions_count_for_themselves(api: Api) -> None:
     api.create("orders", partitions=2)
     producer_id, _ = register(api)
