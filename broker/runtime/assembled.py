@@ -294,8 +294,8 @@ class Assembled:
         return place[0], port
 
     def _kept_out(self, port: str, address: str, found: Unbelieved) -> None:
-        """Somebody's certificate is not believed at a port for brokers: this belongs into the audit. From any thread;
-        does not wait."""
+        """The certificate of somebody at a port for brokers, or of a broker that is asked, is not believed: this
+        belongs into the audit. From any thread; does not wait."""
         if self._http_audit is not None:
             self._http_audit.kept_out(port, address, found)
 

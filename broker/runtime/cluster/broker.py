@@ -226,6 +226,7 @@ class ClusterBroker(Assembled):
             runners=Runners.of_threads(),
             tls=self._tls,
             peer_key=self._auth_rules.peer_key,
+            tell=partial(self._kept_out, "http"),
         )
 
     def _make_replica(self, info: StreamInfo, number: int, opened: PartitionLog) -> Replica:

@@ -129,7 +129,7 @@ def build_app(
     meters = Meters()
     callers = Callers(caller_limits, meters)
     rules = auth_rules or AuthRules()
-    peers = Peers(backend.broker_id, tls, rules.peer_key)
+    peers = Peers(backend.broker_id, tls, rules.peer_key, lambda *found: serving.audit.kept_out("http", *found))
     worker = Threads(WORKER_THREADS, name="http-worker")
     gate = Gate(
         rules,

@@ -14,6 +14,7 @@ E5  A question may name how far the catalog is applied where it is asked. Who is
 E6  Who is refused where this broker asks for itself is this broker. For its client the other one does not answer: he
     may do what he asks for, and the audit must not say that he was refused.
 E7  A broker that takes TLS alone, where this one asks in plain text, does not answer either: its words are for clients.
+E8  One whose certificate this broker does not believe gets no question. That is told, as of one that calls here.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from aiohttp import web
 from yarl import URL
 
 from broker.api import http
+from broker.api.certificate_faults import Tell, tell_nobody
 from broker.api.errors import LiftlogError, NotReady, Unauthenticated, Unauthorized, Unavailable, from_problem
 from broker.api.plain import parse_json
+from broker.api.tls_files import unbelieved_in
 from broker.serving.contract.done import change_now
 from broker.serving.http.access import access_now, proof_of
 
@@ -73,11 +76,15 @@ class Peers:
         me: The id of this broker.
         tls: The others speak TLS, as this one does. None: none of them does.
         key: Of proofs (E3). None: none are given.
+        tell: E8.
     """
 
-    def __init__(self, me: str, tls: TlsContexts | None = None, key: bytes | None = None) -> None:
+    def __init__(
+        self, me: str, tls: TlsContexts | None = None, key: bytes | None = None, tell: Tell = tell_nobody
+    ) -> None:
         self._me = me
         self._key = key
+        self._tell = tell
         self._headers = {http.ASKED_BY: me}
         self._tls = tls if tls is not None and tls.dials else None
         self._session: aiohttp.ClientSession | None = None
@@ -129,6 +136,7 @@ class Peers:
                     if len(data) > ANSWER_BYTES_MAX:
                         raise Unavailable(f"{address}: more than {ANSWER_BYTES_MAX} bytes", address=address, sent=True)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._note_certificate(address, error)
             raise Unavailable(f"{address}: {error or type(error).__name__}", address=address, sent=True) from error
         try:
             if len(data) > PARSED_INLINE_BYTES:
@@ -148,6 +156,17 @@ class Peers:
                 raise problem
             raise Unavailable(f"{address}: HTTP status {answer.status}", address=address, sent=True)
         return value
+
+    def _note_certificate(self, address: str, error: Exception) -> None:
+        """E8."""
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            cause: Exception = error.certificate_error
+        elif isinstance(error, aiohttp.ClientConnectorSSLError):
+            cause = error.os_error
+        else:
+            return
+        if isinstance(cause, OSError) and (found := unbelieved_in(cause, is_called=True)):
+            self._tell(str(URL(f"//{address}").host), found)
 
     def _proof(self, address: str, method: str, url: URL, behalf: str | None) -> dict[str, str]:
         """E3."""

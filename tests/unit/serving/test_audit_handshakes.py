@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from broker.api.certificate_faults import FOREIGN, Unbelieved
+from broker.api.errors import Unavailable
 from broker.api.stream import AUDIT_STREAM
 from tests.support.certificates import Authority, Issued
 from tests.support.processes import eventually
@@ -69,6 +70,39 @@ def test_each_that_is_not_believed_is_recorded_and_nobody_else(tmp_path: Path, m
             assert (record["principal"], record["how"], record["address"]) == ("anonymous", "nothing", "127.0.0.1")
             assert (record["broker"], record["status"], record["count"]) == ("broker-0", None, 1)
         assert len(records(server)) == 4, "the port scan, the noise and the alert are in the log alone"
+
+
+def test_a_broker_that_is_asked_is_recorded_as_one_that_asks(tmp_path: Path) -> None:
+    """E8. Only for its certificate: one that is gone, speaks plain text, or does not believe this broker is in the log
+    alone."""
+    ours, other = Authority(tmp_path / "ours"), Authority(tmp_path / "other")
+    day, now = timedelta(days=1), datetime.now(UTC)
+    mine = ours.certificates(ours.issue("b1")).contexts
+    shown = {
+        "foreign": other.issue("b2"),
+        "expired": ours.issue("b3", not_before=now - 2 * day, not_after=now - day),
+        "misnamed": ours.issue("b4", "elsewhere.example"),
+    }
+    with (
+        running(tmp_path / "data", body_bytes_max=1 << 20, tls=mine) as server,
+        running(tmp_path / "there") as there,
+    ):
+
+        def ask(port: int) -> None:
+            with pytest.raises(Unavailable):
+                server.call(server.serving.peers.ask(f"127.0.0.1:{port}", "GET", "/v1/streams"))
+
+        for issued in shown.values():
+            ask(Tls(there, ours if issued is not shown["foreign"] else other, issued=issued).port)
+        ask(Tls(there, ours, tls_client_ca=other.ca).port)
+        ask(there.port)
+        ask(1)
+        eventually(lambda: len(told(server)) == len(shown))
+        server.shut_down()
+        assert [each["asked"]["certificate"] for each in told(server)] == list(shown)
+        for record in told(server):
+            assert record["resource"] == {"port": "http", "side": "called"}
+            assert (record["address"], record["principal"], record["count"]) == ("127.0.0.1", "anonymous", 1)
 
 
 def test_a_flood_from_all_ports_costs_so_many_records_and_one_that_counts_the_rest(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from broker.serving.http.meters import RateLimitedLog
 from broker.serving.http.peers import Peers
 from broker.serving.http.sending import COPY_BYTES, PIECE_BYTES
 from broker.serving.http.tls import BUFFER_BYTES, Secured
-from tests.support.certificates import Authority
+from tests.support.certificates import Authority, Issued
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Server, running
@@ -58,9 +58,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 class Tls:
     """A server that also listens over TLS."""
 
-    def __init__(self, server: Server, authority: Authority, **settings: str) -> None:
+    def __init__(self, server: Server, authority: Authority, issued: Issued | None = None, **settings: str) -> None:
         self.server = server
-        self.port = server.call(server.listen(authority.certificates(None, **settings).contexts))
+        self.port = server.call(server.listen(authority.certificates(issued, **settings).contexts))
         self.authority = authority
 
     def raw(self) -> socket.socket:

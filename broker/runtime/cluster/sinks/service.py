@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
+from broker.api.certificate_faults import Tell, tell_nobody
 from broker.api.errors import LiftlogError, NotLeader, NotReady, StaleIncarnation, UnknownPartition, UnknownStream
 from broker.api.stream import COMMITS_STREAM
 from broker.metadata.catalog import Catalog
@@ -119,6 +120,7 @@ class PlacedSinks:
         elapsed: As `Tenure` takes it.
         sweep_s: So often stages and sinks are looked after.
         why_missing: Why there is no `__commits` yet.
+        tell: Of brokers whose certificates are not believed where they are asked.
 
     Attributes:
         counts: Calls by their outcome, of all the times that this broker led `__commits`.
@@ -140,6 +142,7 @@ class PlacedSinks:
         runners: Runners,
         tls: TlsContexts | None = None,
         peer_key: bytes | None = None,
+        tell: Tell = tell_nobody,
     ) -> None:
         self._me = me
         self._streams = streams
@@ -150,7 +153,7 @@ class PlacedSinks:
         self._clock, self._elapsed = clock, elapsed
         self._sweep_s = sweep_s
         self._why_missing = why_missing
-        self._peers = Peers(me, tls, peer_key)
+        self._peers = Peers(me, tls, peer_key, tell)
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self._coordinators: dict[Partition, Sinks] = {}
