@@ -35,9 +35,10 @@ cdef inline bint is_oversize(const Slot* slot, const ControlLine* message) noexc
     return message.subject_size + message.reply_size + message.size > slot.record_bytes_max
 
 
-cdef int add_headers(Columns* columns, const char* block, const Buffer* spans) noexcept nogil:
+cdef int add_headers(Columns* columns, const char* block, const Buffer* spans, Py_ssize_t* next_row) noexcept nogil:
+    """Add headers from `next_row` of their columns on, and move that. Returns 0; -1: no memory."""
     cdef const HeaderSpan* header = <const HeaderSpan*>spans.data
-    cdef Py_ssize_t count = spans.size // <Py_ssize_t>sizeof(HeaderSpan), row = columns.header_rows, i
+    cdef Py_ssize_t count = spans.size // <Py_ssize_t>sizeof(HeaderSpan), row = next_row[0], i
     for i in range(count):
         if (
             append(&columns.header_key.data, block + header[i].name_at, header[i].name_size) < 0
@@ -47,7 +48,8 @@ cdef int add_headers(Columns* columns, const char* block, const Buffer* spans) n
         ):
             return -1
         row += 1
-    return mark(&columns.headers, columns.rows, True, row)
+    next_row[0] = row
+    return 0
 
 
 cdef class Guard:

@@ -1,11 +1,12 @@
 # The state machine that takes the bytes of one connection apart. It keeps the part of a message that has arrived.
 #
 #   AT_LINE --MSG--> whole message in the chunk? decide, finish, AT_LINE
-#      |                no: --> IN_HEADERS --> IN_VALUE or IN_SKIPPED --> AT_END --> finish, AT_LINE
+#      |                no: --> IN_HEADERS --> IN_COOKIE --> IN_VALUE or IN_SKIPPED --> AT_END --> finish, AT_LINE
+#      |                                        `--> IN_ENVELOPE --> AT_END --> finish, AT_LINE
 #      +--PING, INFO...--> noted for the caller
 #
 # N1  In states other than AT_LINE, `line` holds the control line and `line_data` points into it.
-# N2  In IN_VALUE, `slot.arrived` bytes of the value lie behind the value column's size, and all `arriving`
+# N2  In IN_COOKIE and IN_ENVELOPE, `payload` holds what has arrived, and the fate is not decided. In IN_VALUE, `slot.arrived` bytes of the value lie behind the value column's size, and all `arriving`
 #     have room there.
 # N3  After `fail` nothing is parsed until the connection is reset.
 # N4  A subscription that ends amid a message, or amid a control line, ends behind it: the message is still stored or
@@ -59,7 +60,7 @@ cdef void begin_anew(Connection* self) noexcept nogil:
     forget_value(self)
     self.slot = NULL
     self.state = AT_LINE
-    self.line.size = self.header.size = 0
+    self.line.size = self.header.size = self.payload.size = 0
     self.operations.size = self.operation_text.size = 0
     self.problem = NULL
     self.position = 0
@@ -70,7 +71,9 @@ cdef void free_connection(Connection* self) noexcept nogil:
     release(&self.ending)
     release(&self.line)
     release(&self.header)
+    release(&self.payload)
     release(&self.spans)
+    release(&self.envelope_spans)
     release(&self.operations)
     release(&self.operation_text)
     release(&self.answers)
@@ -83,6 +86,7 @@ cdef int parse(Connection* self, const char* start, Py_ssize_t size, int64_t now
     cdef const char* end = start + size
     cdef const char* newline
     cdef const char* line
+    cdef const char* payload
     cdef Buffer* values
     cdef Py_ssize_t line_size, got, line_max
     cdef int64_t line_at
@@ -137,14 +141,18 @@ cdef int parse(Connection* self, const char* start, Py_ssize_t size, int64_t now
                 self.line.size = 0
                 self.line_data = line
                 self.header_data = p
+                payload = p + self.message.header_size
+                p += self.message.size
+                self.has_envelope = False
+                if p - payload >= ENVELOPE_HEADER_BYTES and is_cookie(payload) and open_envelope(self, payload) < 0:
+                    return -1
                 if decide(self) < 0:
                     return -1
-                p += self.message.size
                 if p[0] != c'\r' or p[1] != c'\n':
                     if p[0] == c'\r':
                         p += 1
                     return fail(self, MISSING_END, self.position + (p - start), p, end - p)
-                if finish(self, p - (self.message.size - self.message.header_size), now_us) < 0:
+                if finish(self, self.envelope.value.data if self.has_envelope else payload, now_us) < 0:
                     return -1
                 p += 2
                 self.state = AT_LINE
@@ -161,6 +169,17 @@ cdef int parse(Connection* self, const char* start, Py_ssize_t size, int64_t now
             p += got
             self.missing -= got
             if self.missing == 0 and begin_payload(self) < 0:
+                return -1
+        elif self.state == IN_COOKIE or self.state == IN_ENVELOPE:
+            got = min(end - p, self.missing if self.state == IN_ENVELOPE else COOKIE_BYTES - self.payload.size)
+            if append(&self.payload, p, got) < 0:
+                return -1
+            p += got
+            self.missing -= got
+            if self.state == IN_ENVELOPE:
+                if self.missing == 0 and end_envelope(self) < 0:
+                    return -1
+            elif self.payload.size == COOKIE_BYTES and end_cookie(self) < 0:
                 return -1
         elif self.state == IN_VALUE:
             got = min(end - p, self.missing)
@@ -185,11 +204,12 @@ cdef int parse(Connection* self, const char* start, Py_ssize_t size, int64_t now
             p += 1
             self.missing -= 1
             if self.missing == 0:
-                if finish(self, NULL, now_us) < 0:
+                if finish(self, self.value, now_us) < 0:
                     return -1
                 self.state = AT_LINE
                 self.line.size = 0
                 self.header.size = 0
+                self.payload.size = 0
     return 0
 
 
@@ -199,8 +219,10 @@ cdef void trim(Connection* self) noexcept nogil:
         return
     trim_buffer(&self.line)
     trim_buffer(&self.header)
-    self.spans.size = 0
+    trim_buffer(&self.payload)
+    self.spans.size = self.envelope_spans.size = 0
     trim_buffer(&self.spans)
+    trim_buffer(&self.envelope_spans)
 
 
 cdef inline void trim_buffer(Buffer* buffer) noexcept nogil:
@@ -285,8 +307,10 @@ cdef const char* note_operation(Connection* self, const char* line, Py_ssize_t s
 cdef int begin_split(Connection* self) noexcept nogil:
     """Decide where the bytes of a message go, if only its beginning is here. Returns 0; -1: no memory."""
     cdef Route* route = find_route(&self.table, self.message.sid)
-    self.header.size = 0
+    self.header.size = self.payload.size = 0
     self.slot = NULL
+    self.value = NULL
+    self.has_envelope = False
     self.missing = self.message.header_size
     if self.message.has_headers and route != NULL and (
         not is_oversize(route.lead, &self.message) or self.message.header_size <= HEADER_PEEK_BYTES_MAX
@@ -298,9 +322,8 @@ cdef int begin_split(Connection* self) noexcept nogil:
 
 
 cdef int begin_payload(Connection* self) noexcept nogil:
-    """Decide the fate: the header block is here, or is not read. Then get ready for the payload. -1: no memory."""
+    """The header block is here, or is not read: get ready for the payload. Returns 0; -1: no memory."""
     cdef Py_ssize_t value_size = self.message.size - self.message.header_size
-    cdef Columns* columns
     if self.state == IN_HEADERS:
         self.header_data = self.header.data
         if self.header_data == NULL:  # the block is empty, which is not the same as no block
@@ -308,6 +331,69 @@ cdef int begin_payload(Connection* self) noexcept nogil:
     else:
         self.header_data = NULL
         value_size = self.message.size
+    self.missing = value_size
+    if may_have_envelope(self):
+        self.state = IN_COOKIE
+        return 0
+    return begin_value(self, value_size)
+
+
+cdef bint may_have_envelope(Connection* self) noexcept nogil:
+    """Whether the payload of a message is looked into (`rules.R8`)."""
+    cdef Py_ssize_t size = self.message.size - self.message.header_size
+    cdef Route* route
+    if not self.opens_envelopes or size < ENVELOPE_HEADER_BYTES:
+        return False
+    route = find_route(&self.table, self.message.sid)
+    return route != NULL and (
+        not is_oversize(route.lead, &self.message)
+        or (size <= ENVELOPE_PEEK_BYTES and self.message.header_size <= HEADER_PEEK_BYTES_MAX)
+    )
+
+
+cdef int open_envelope(Connection* self, const char* payload) noexcept nogil:
+    """Open the envelope of a message, whose payload begins with the cookie. Returns 0; -1: no memory."""
+    cdef int found
+    if not may_have_envelope(self):
+        return 0
+    found = read_envelope(
+        &self.envelope, payload, self.message.size - self.message.header_size, &self.envelope_spans
+    )
+    self.has_envelope = found > 0
+    return -1 if found < 0 else 0
+
+
+cdef int end_cookie(Connection* self) noexcept nogil:
+    """The bytes that tell an envelope are here. Returns 0; -1: no memory."""
+    cdef Buffer* values
+    if is_cookie(self.payload.data):
+        self.state = IN_ENVELOPE
+        return reserve(&self.payload, self.missing)
+    if begin_value(self, self.missing + COOKIE_BYTES) < 0:
+        return -1
+    self.missing -= COOKIE_BYTES
+    if self.state == IN_VALUE:
+        values = &self.slot.columns.value.data
+        memcpy(values.data + values.size, self.payload.data, COOKIE_BYTES)
+        self.slot.arrived = COOKIE_BYTES
+    return 0
+
+
+cdef int end_envelope(Connection* self) noexcept nogil:
+    """A payload that begins with the cookie is here: decide the fate. Returns 0; -1: no memory."""
+    cdef int found = read_envelope(&self.envelope, self.payload.data, self.payload.size, &self.envelope_spans)
+    if found < 0:
+        return -1
+    self.has_envelope = found > 0
+    self.value = self.envelope.value.data if self.has_envelope else self.payload.data
+    self.state = AT_END
+    self.missing = 2
+    return decide(self)
+
+
+cdef int begin_value(Connection* self, Py_ssize_t value_size) noexcept nogil:
+    """Decide the fate of a message without an envelope, and where its payload goes. Returns 0; -1: no memory."""
+    cdef Columns* columns
     if decide(self) < 0:
         return -1
     self.missing = value_size

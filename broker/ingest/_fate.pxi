@@ -6,6 +6,8 @@
 cdef enum State:
     AT_LINE                     # a control line is next, or has come in part
     IN_HEADERS
+    IN_COOKIE                   # the bytes of a payload that tell an envelope
+    IN_ENVELOPE                 # payload that begins with the cookie
     IN_VALUE                    # payload of a record that will be stored
     IN_SKIPPED                  # payload of any other message
     AT_END                      # CR LF, or LF, is next
@@ -24,12 +26,18 @@ cdef struct Connection:
     State state
     Buffer line                 # a control line that has come in part, or that of a message that has
     Buffer header               # header block of a message that has come in part
+    Buffer payload              # its payload, if that begins with the cookie
+    bint opens_envelopes
     Py_ssize_t missing          # bytes still to come in this state
     # The current message
     ControlLine message
     const char* line_data
     const char* header_data     # NULL: there is none, or it is not read
     Buffer spans                # the message's headers, as HeaderSpan
+    bint has_envelope
+    Envelope envelope
+    Buffer envelope_spans       # the envelope's headers, as HeaderSpan from the payload on
+    const char* value           # NULL: it lies in the value column
     Options options
     int fate
     Slot* slot
@@ -81,6 +89,8 @@ cdef int decide(Connection* self) noexcept nogil:
         no_options(options)
     elif read_headers(options, self.header_data, self.message.header_size, &self.spans) < 0:
         return -1
+    if self.has_envelope:
+        add_options(self)
     if route.by != BY_FIXED:
         slot = route.slots[partition_of(self, route)]
         if slot == NULL:
@@ -95,22 +105,31 @@ cdef int decide(Connection* self) noexcept nogil:
     return 0
 
 
+cdef void add_options(Connection* self) noexcept nogil:
+    """Add the options of the envelope: its headers come behind those of NATS, and its key goes before theirs."""
+    cdef const HeaderSpan* header = <const HeaderSpan*>self.envelope_spans.data
+    cdef Py_ssize_t i
+    for i in range(self.envelope.header_count):
+        self.options.count += 1
+        note_option(&self.options, self.envelope.base, &header[i])
+    if self.envelope.key.size:
+        self.options.key = self.envelope.key
+
+
 cdef int partition_of(Connection* self, const Route* route) noexcept nogil:
-    cdef Span span
-    cdef const char* base = self.line_data + self.message.subject_at
-    span.at, span.size = 0, self.message.subject_size
+    cdef const char* subject = self.line_data + self.message.subject_at
+    cdef Span token
     if route.by == BY_TOKEN:
-        span = token_of(base, span.size, route.token)
-    elif route.by == BY_KEY and self.options.key.size != OPTION_ABSENT:
-        base = self.header_data
-        span = self.options.key
-    return crc32_of(base + span.at, span.size) % <uint32_t>route.count
+        token = token_of(subject, self.message.subject_size, route.token)
+        return crc32_of(subject + token.at, token.size) % <uint32_t>route.count
+    if route.by == BY_KEY and self.options.key.size != OPTION_ABSENT:
+        return crc32_of(self.options.key.data, self.options.key.size) % <uint32_t>route.count
+    return crc32_of(subject, self.message.subject_size) % <uint32_t>route.count
 
 
 cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t subject_size) noexcept nogil:
     """Apply rules 3 to 10: return the fate, and set `awaits` and `tombstone`."""
     cdef Options* options = &self.options
-    cdef const char* block = self.header_data
     if options.malformed:
         return REFUSED_BAD_HEADER
     if not (
@@ -119,8 +138,7 @@ cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t sub
     ):
         return REFUSED_BAD_UTF8
     if slot.reply_acks:
-        if options.expected_stream.size > 0 and not span_is(
-            block, &options.expected_stream, slot.stream, slot.stream_size
+        if options.expected_stream.size > 0 and not text_is(&options.expected_stream, slot.stream, slot.stream_size
         ):
             return REFUSED_EXPECTED_STREAM
         if options.expects_last and slot.partition_count > 1:
@@ -128,26 +146,26 @@ cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t sub
         if options.expects_unknown:
             return REFUSED_EXPECTED_LAST_UNKNOWN
         if options.expected_subject.size > 0:
-            if not span_is(block, &options.expected_subject, subject, subject_size):
+            if not text_is(&options.expected_subject, subject, subject_size):
                 return REFUSED_EXPECTED_LAST_OTHER_SUBJECT
             if options.expected_subject_sequence.size <= 0:
                 return REFUSED_EXPECTED_LAST_NO_SEQUENCE
-    self.awaits = slot.awaits_by_default
+    self.awaits = awaits_of_policy(self.envelope.ack_policy) if self.has_envelope else slot.awaits_by_default
     if options.ack.size != OPTION_ABSENT:
-        if span_is(block, &options.ack, b"all", 3):
+        if text_is(&options.ack, b"all", 3):
             self.awaits = AWAITS_ALL
-        elif span_is(block, &options.ack, b"leader", 6):
+        elif text_is(&options.ack, b"leader", 6):
             self.awaits = AWAITS_LEADER
-        elif span_is(block, &options.ack, b"none", 4):
+        elif text_is(&options.ack, b"none", 4):
             self.awaits = AWAITS_NONE
         else:
             return REFUSED_BAD_ACK
     if options.tombstone.size != OPTION_ABSENT:
-        if span_is(block, &options.tombstone, b"1", 1) or span_is(block, &options.tombstone, b"true", 4):
+        if text_is(&options.tombstone, b"1", 1) or text_is(&options.tombstone, b"true", 4):
             if options.key.size == OPTION_ABSENT:
                 return REFUSED_TOMBSTONE_WITHOUT_KEY
             self.tombstone = True
-        elif not (span_is(block, &options.tombstone, b"0", 1) or span_is(block, &options.tombstone, b"false", 5)):
+        elif not (text_is(&options.tombstone, b"0", 1) or text_is(&options.tombstone, b"false", 5)):
             return REFUSED_BAD_TOMBSTONE
     if self.oversize:
         return REFUSED_TOO_LARGE
@@ -156,6 +174,12 @@ cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t sub
     if not slot.reply_acks or self.message.reply_size == 0:
         self.awaits = AWAITS_NONE
     return STORED
+
+
+cdef inline int awaits_of_policy(uint32_t policy) noexcept nogil:
+    if policy == 0:
+        return AWAITS_LEADER
+    return AWAITS_ALL if policy == 1 else AWAITS_NONE
 
 
 cdef inline Py_ssize_t weight(Connection* self) noexcept nogil:
@@ -207,8 +231,10 @@ cdef int add_record(Connection* self, const char* value, int64_t now_us) noexcep
     cdef ControlLine* message = &self.message
     cdef Options* options = &self.options
     cdef Columns* columns = slot.columns
-    cdef Py_ssize_t row, size, value_size = message.size - message.header_size
+    cdef Py_ssize_t row, size, header_row, value_size = message.size - message.header_size
     cdef int32_t row_number
+    if self.has_envelope:
+        value_size = self.envelope.value.size
     if columns == NULL:
         columns = slot.columns = take_columns()
         if columns == NULL:
@@ -239,7 +265,7 @@ cdef int add_record(Connection* self, const char* value, int64_t now_us) noexcep
             return -1
         size += value_size
     if options.key.size != OPTION_ABSENT:
-        if append(&columns.key.data, self.header_data + options.key.at, options.key.size) < 0:
+        if append(&columns.key.data, options.key.data, options.key.size) < 0:
             return -1
         size += options.key.size
     if mark(&columns.key, row, options.key.size != OPTION_ABSENT, columns.key.data.size) < 0:
@@ -248,9 +274,16 @@ cdef int add_record(Connection* self, const char* value, int64_t now_us) noexcep
         return -1
     if mark(&columns.reply, row, message.reply_size > 0, columns.reply.data.size) < 0:
         return -1
-    if message.has_headers:
+    if message.has_headers or options.count:
         size -= columns.header_key.data.size + columns.header_value.data.size
-        if add_headers(columns, self.header_data, &self.spans) < 0:
+        header_row = columns.header_rows
+        if message.has_headers and add_headers(columns, self.header_data, &self.spans, &header_row) < 0:
+            return -1
+        if self.has_envelope and add_headers(
+            columns, self.envelope.base, &self.envelope_spans, &header_row
+        ) < 0:
+            return -1
+        if mark(&columns.headers, row, True, header_row) < 0:
             return -1
         size += columns.header_key.data.size + columns.header_value.data.size
     elif mark(&columns.headers, row, False, columns.header_rows) < 0:
@@ -265,7 +298,7 @@ cdef int add_record(Connection* self, const char* value, int64_t now_us) noexcep
                 <const char*>&row_number, sizeof(int32_t)
             ) < 0:
                 return -1
-    if message.has_headers:
+    if options.count:
         note_condition(self, columns)
         columns.header_rows += options.count
     columns.rows = row + 1
@@ -292,10 +325,9 @@ cdef void note_condition(Connection* self, Columns* columns) noexcept nogil:
     if minds_expectations and options.expected_id.size > 0:
         condition.expected_header = <int32_t>(columns.header_rows + options.expected_id_at)
     if minds_expectations and options.expected_sequence.size > 0:
-        condition.expected_sequence = sequence_of(self.header_data + options.expected_sequence.at,
-                                                  options.expected_sequence.size)
+        condition.expected_sequence = sequence_of(options.expected_sequence.data, options.expected_sequence.size)
     if minds_expectations and options.expected_subject_sequence.size > 0:
-        condition.expected_subject_sequence = sequence_of(self.header_data + options.expected_subject_sequence.at,
+        condition.expected_subject_sequence = sequence_of(options.expected_subject_sequence.data,
                                                           options.expected_subject_sequence.size)
     if (
         condition.id_header < 0 and condition.expected_header < 0

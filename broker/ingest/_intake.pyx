@@ -16,10 +16,12 @@ I3  Every slot that a route, the dirty list or a message in part points to belon
     Intake holds a reference to.
 
 Files, each for one idea, included in this order: _columns.pxi (buffers, columns, pool), _message.pxi (reading
-one message), _ids.pxi (the table of message ids), _subjects.pxi (the last records of subjects), _settle.pxi
+one message), _envelope.pxi (Liftbridge's envelope), _ids.pxi (the table of message ids), _subjects.pxi (the last records of subjects), _settle.pxi
 (settling.py), _compose.pxi (columns to bytes), _batch.pxi (Builder, PendingBatch), _routes.pxi (subscriptions),
 _refusals.pxi (fates and answers), _fate.pxi (rules.py), _connection.pxi (the state machine). This one is Intake.
 """
+
+import sys
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
@@ -40,7 +42,7 @@ from broker.api.batch import (
     TEMPLATE,
     VALUE_AT,
 )
-from broker.ingest import answers, partitioning, rules
+from broker.ingest import answers, envelope, partitioning, rules
 from broker.ingest.answers import IDS_FULL, IDS_OFF, SUBJECTS_FULL, SUBJECTS_NOT_READY, SUBJECTS_OFF, WRONG_MSG_ID
 from broker.ingest.answers import WRONG_SEQUENCE as WRONG_SEQUENCE_ERROR
 from broker.ingest.answers import ack_head, ack_tail, error_body, json_text, publish
@@ -76,6 +78,7 @@ cdef uint64_t FORMAT_VERSION_NUMBER = FORMAT_VERSION
 assert BUFFER_COUNT == 25 and NODE_COUNT == 10
 
 cdef Py_ssize_t HEADER_PEEK_BYTES_MAX = rules.HEADER_PEEK_BYTES_MAX
+cdef Py_ssize_t ENVELOPE_PEEK_BYTES = rules.ENVELOPE_PEEK_BYTES_MAX
 cdef Py_ssize_t CONTROL_LINE_SLACK = rules.CONTROL_LINE_SLACK
 cdef Py_ssize_t INFO_LINE_BYTES_MAX = rules.INFO_LINE_BYTES_MAX
 cdef Py_ssize_t ANSWER_ARGUMENT_BYTES = rules.ANSWER_ARGUMENT_BYTES
@@ -91,6 +94,7 @@ cdef Py_ssize_t SCRATCH_BYTES_KEPT = 64 << 10
 
 include "_columns.pxi"
 include "_message.pxi"
+include "_envelope.pxi"
 include "_ids.pxi"
 include "_subjects.pxi"
 include "_settle.pxi"
@@ -101,7 +105,8 @@ include "_refusals.pxi"
 include "_fate.pxi"
 include "_connection.pxi"
 
-make_crc_table()
+make_crc_table(crc_table, 0xEDB88320)
+make_crc_table(crc32c_table, 0x82F63B78)
 
 cdef uint64_t intake_number = 0
 
@@ -115,6 +120,7 @@ cdef class Intake:
         control_line_max: The server's `max_control_line`, bytes.
         payload_max: A message over this is a protocol error; the server's `max_payload` is below it.
         reply_prefixes: Only reply subjects that begin with one of these are answered.
+        envelopes: Whether Liftbridge's envelopes are opened (`rules.R8`).
     """
 
     cdef Guard guard
@@ -125,7 +131,7 @@ cdef class Intake:
     cdef list ended             # RouteHolder: its subscription ends behind the message that is half read (I3)
 
     def __cinit__(self, *, Py_ssize_t control_line_max=4096, Py_ssize_t payload_max=64 << 20,
-                  reply_prefixes=(b"",)):
+                  reply_prefixes=(b"",), bint envelopes=True):
         global intake_number
         check_intake(control_line_max, payload_max, reply_prefixes)
         intake_number += 1
@@ -137,6 +143,7 @@ cdef class Intake:
         self.connection.line_max = control_line_max + CONTROL_LINE_SLACK
         self.connection.reply_size_max = control_line_max - ANSWER_ARGUMENT_BYTES
         self.connection.payload_max = payload_max
+        self.connection.opens_envelopes = envelopes
         self.prefixes = b"".join(bytes([len(prefix)]) + prefix for prefix in reply_prefixes)
         self.connection.reply_prefixes = self.prefixes
         self.connection.reply_prefixes_size = len(self.prefixes)

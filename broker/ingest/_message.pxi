@@ -9,6 +9,11 @@ cdef enum:
 
 cdef struct Span:
     Py_ssize_t at
+    Py_ssize_t size
+
+
+cdef struct Text:
+    const char* data
     Py_ssize_t size             # OPTION_ABSENT: the message does not have it
 
 
@@ -24,17 +29,17 @@ cdef struct Options:
     bint names_utf8
     bint expects_last           # there is a Nats-Expected-Last-*
     bint expects_unknown        # there is one that is not known here
-    Span expected_sequence
-    Span expected_subject_sequence
-    Span expected_subject
-    Span expected_id
+    Text expected_sequence
+    Text expected_subject_sequence
+    Text expected_subject
+    Text expected_id
     Py_ssize_t expected_id_at   # its place among the headers, from 0
-    Span msg_id
+    Text msg_id
     Py_ssize_t msg_id_at
-    Span key
-    Span ack
-    Span tombstone
-    Span expected_stream
+    Text key
+    Text ack
+    Text tombstone
+    Text expected_stream
     Py_ssize_t count            # number of headers
 
 
@@ -42,8 +47,8 @@ cdef inline bint is_blank(char c) noexcept nogil:
     return c == c' ' or c == c'\t'
 
 
-cdef inline bint span_is(const char* base, const Span* span, const char* text, Py_ssize_t size) noexcept nogil:
-    return span.size == size and memcmp(base + span.at, text, size) == 0
+cdef inline bint text_is(const Text* text, const char* other, Py_ssize_t size) noexcept nogil:
+    return text.size == size and memcmp(text.data, other, size) == 0
 
 
 cdef bint utf8_rest(const unsigned char* p, const unsigned char* end) noexcept nogil:
@@ -87,40 +92,48 @@ cdef inline bint is_utf8(const char* data, Py_ssize_t size) noexcept nogil:
     return utf8_rest(<const unsigned char*>data, <const unsigned char*>end)
 
 
-cdef uint32_t[4][256] crc_table
+cdef uint32_t[1024] crc_table   # CRC-32 IEEE; four tables, so that each step takes four bytes
+cdef uint32_t[1024] crc32c_table
 
 
-cdef void make_crc_table() noexcept nogil:
-    """CRC-32 IEEE (reflected polynomial EDB88320), four bytes in each step."""
+cdef void make_crc_table(uint32_t* table, uint32_t polynomial) noexcept nogil:
+    """Make the tables of a CRC with this reflected polynomial."""
     cdef uint32_t value
     cdef int i, bit
     for i in range(256):
         value = i
         for bit in range(8):
-            value = (value >> 1) ^ (<uint32_t>0xEDB88320 if value & 1 else 0)
-        crc_table[0][i] = value
-    for i in range(256):
-        for bit in range(1, 4):
-            value = crc_table[bit - 1][i]
-            crc_table[bit][i] = crc_table[0][value & 0xff] ^ (value >> 8)
+            value = (value >> 1) ^ (polynomial if value & 1 else 0)
+        table[i] = value
+    for i in range(256, 1024):
+        value = table[i - 256]
+        table[i] = table[value & 0xff] ^ (value >> 8)
 
 
-cdef uint32_t crc32_of(const char* data, Py_ssize_t size) noexcept nogil:
+cdef inline uint32_t crc_of(const uint32_t* table, const char* data, Py_ssize_t size) noexcept nogil:
     cdef const unsigned char* p = <const unsigned char*>data
     cdef uint32_t value = 0xFFFFFFFF
     while size >= 4:
         value ^= p[0] | (<uint32_t>p[1] << 8) | (<uint32_t>p[2] << 16) | (<uint32_t>p[3] << 24)
         value = (
-            crc_table[3][value & 0xff] ^ crc_table[2][(value >> 8) & 0xff]
-            ^ crc_table[1][(value >> 16) & 0xff] ^ crc_table[0][value >> 24]
+            table[768 + (value & 0xff)] ^ table[512 + ((value >> 8) & 0xff)]
+            ^ table[256 + ((value >> 16) & 0xff)] ^ table[value >> 24]
         )
         p += 4
         size -= 4
     while size > 0:
-        value = crc_table[0][(value ^ p[0]) & 0xff] ^ (value >> 8)
+        value = table[(value ^ p[0]) & 0xff] ^ (value >> 8)
         p += 1
         size -= 1
     return value ^ <uint32_t>0xFFFFFFFF
+
+
+cdef uint32_t crc32_of(const char* data, Py_ssize_t size) noexcept nogil:
+    return crc_of(crc_table, data, size)
+
+
+cdef uint32_t crc32c_of(const char* data, Py_ssize_t size) noexcept nogil:
+    return crc_of(crc32c_table, data, size)
 
 
 cdef Span token_of(const char* subject, Py_ssize_t size, int number) noexcept nogil:
@@ -151,41 +164,43 @@ cdef inline const char* find_crlf(const char* p, const char* end) noexcept nogil
 
 
 cdef void note_option(Options* options, const char* block, const HeaderSpan* header) noexcept nogil:
-    """Note a header that is an option. If an option is repeated, the first one counts (`rules.R1`)."""
+    """Note a header that is an option, and was counted. If one is repeated, the first counts (`rules.R1`)."""
     cdef const char* name = block + header.name_at
     cdef Py_ssize_t size = header.name_size
-    cdef Span* span = NULL
+    cdef Text* text = NULL
+    if size < 11:
+        return
     if name[0] == c'L':
         if size == 11 and memcmp(name, b"Liftlog-Key", 11) == 0:
-            span = &options.key
+            text = &options.key
         elif size == 11 and memcmp(name, b"Liftlog-Ack", 11) == 0:
-            span = &options.ack
+            text = &options.ack
         elif size == 17 and memcmp(name, b"Liftlog-Tombstone", 17) == 0:
-            span = &options.tombstone
+            text = &options.tombstone
     elif name[0] == c'N':
         if size == 20 and memcmp(name, b"Nats-Expected-Stream", 20) == 0:
-            span = &options.expected_stream
+            text = &options.expected_stream
         elif size == 11 and memcmp(name, b"Nats-Msg-Id", 11) == 0:
-            span = &options.msg_id
-            if span.size == OPTION_ABSENT:
+            text = &options.msg_id
+            if text.size == OPTION_ABSENT:
                 options.msg_id_at = options.count - 1
         elif size >= 19 and memcmp(name, b"Nats-Expected-Last-", 19) == 0:
             options.expects_last = True
             if size == 27 and memcmp(name + 19, b"Sequence", 8) == 0:
-                span = &options.expected_sequence
+                text = &options.expected_sequence
             elif size == 35 and memcmp(name + 19, b"Subject-Sequence", 16) == 0:
-                span = &options.expected_subject_sequence
+                text = &options.expected_subject_sequence
             elif size == 43 and memcmp(name + 19, b"Subject-Sequence-Subject", 24) == 0:
-                span = &options.expected_subject
+                text = &options.expected_subject
             elif size == 25 and memcmp(name + 19, b"Msg-Id", 6) == 0:
-                span = &options.expected_id
-                if span.size == OPTION_ABSENT:
+                text = &options.expected_id
+                if text.size == OPTION_ABSENT:
                     options.expected_id_at = options.count - 1
             else:
                 options.expects_unknown = True
-    if span != NULL and span.size == OPTION_ABSENT:
-        span.at = header.value_at
-        span.size = header.value_size
+    if text != NULL and text.size == OPTION_ABSENT:
+        text.data = block + header.value_at
+        text.size = header.value_size
 
 
 cdef void no_options(Options* options) noexcept nogil:

@@ -1,16 +1,17 @@
 """NATS bytes to record batches in Python: the slow twin, and the one to read.
 
-    AT_LINE ──control line──► (header block) ──► fate (rules.py) ──► payload ──► CR LF ──► a row, or an answer
-       ▲                                                                                        │
-       └────────────────────────────────────────────────────────────────────────────────────────┘
+    AT_LINE ──control line──► (header block) ──► (cookie) ──► fate (rules.py) ──► payload ──► CR LF ──► row, or answer
+       ▲                                             └──► envelope ──► fate ─────────────────────┘           │
+       └─────────────────────────────────────────────────────────────────────────────────────────────────────┘
 
 A message may be split anywhere. The bytes of a part that have arrived wait in one bytearray and are not
 looked at again; a payload that will not be stored is skipped as it arrives.
 
 I1  A builder changes only when a message is complete, its closing CR LF included.
-I2  The fate of a message is decided once, when its header block is complete (or at its control line if it
-    has none, or none that is looked at), by the settings that its builder has then. A change of settings or routes
-    while the rest arrives changes neither its builder nor how it is answered.
+I2  The fate of a message is decided once, by the settings that its builder has then: when its header block is complete
+    (or at its control line if it has none, or none that is looked at) and the bytes of its payload are there that tell
+    an envelope; if they do, when its payload is complete. A change of settings or routes while the rest arrives changes
+    neither its builder nor how it is answered.
 I3  Fed whole or in any pieces, the results are the same.
 I4  A subscription that ends amid a message, or amid a control line, ends behind it: what is half read is stored or
     answered.
@@ -25,6 +26,7 @@ from typing import Any, Final
 from broker.ingest import rules
 from broker.ingest.answers import Refusal, publish, refusal_body
 from broker.ingest.control import ControlLine, begins_operation, read_control_line, read_operation
+from broker.ingest.envelope import COOKIE, open_envelope
 from broker.ingest.errors import EXCERPT_BYTES_MAX, IntakeProtocolError
 from broker.ingest.pure_batch import Builder, PendingBatch, Row
 from broker.ingest.pure_fate import PendingMessage, Route, decide
@@ -39,6 +41,8 @@ __all__ = ["IMPLEMENTATION", "Builder", "Intake", "PendingBatch"]
 class _State(Enum):
     AT_LINE = auto()
     IN_HEADERS = auto()
+    IN_COOKIE = auto()
+    IN_ENVELOPE = auto()
     IN_VALUE = auto()
     IN_SKIPPED = auto()
     AT_END = auto()
@@ -53,16 +57,23 @@ class Intake:
         control_line_max: The server's `max_control_line`, bytes.
         payload_max: A message over this is a protocol error; the server's `max_payload` is below it.
         reply_prefixes: Only reply subjects that begin with one of these are answered.
+        envelopes: Whether Liftbridge's envelopes are opened (`rules.R8`).
     """
 
     def __init__(
-        self, *, control_line_max: int = 4096, payload_max: int = 64 << 20, reply_prefixes: Sequence[bytes] = (b"",)
+        self,
+        *,
+        control_line_max: int = 4096,
+        payload_max: int = 64 << 20,
+        reply_prefixes: Sequence[bytes] = (b"",),
+        envelopes: bool = True,
     ) -> None:
         check_intake(control_line_max, payload_max, reply_prefixes)
         self._reply_prefixes = tuple(reply_prefixes)
         self._line_max = control_line_max + rules.CONTROL_LINE_SLACK
         self._reply_size_max = control_line_max - rules.ANSWER_ARGUMENT_BYTES
         self._payload_max = payload_max
+        self._opens_envelopes = envelopes
         self._routes: dict[int, Route] = {}
         self._ending: set[int] = set()  # subscriptions whose routes go behind what is half read (I4)
         self._dirty: dict[int, Builder] = {}
@@ -71,7 +82,7 @@ class Intake:
         self._answers: list[bytes] = []
         self._position = 0
         self._state = _State.AT_LINE
-        self._part = bytearray()  # of a control line or a header block
+        self._part = bytearray()  # of a control line, a header block or the cookie
         self._missing = 0
         self._message: PendingMessage | None = None
         self._problem: tuple[str, int, bytes] | None = None
@@ -179,18 +190,26 @@ class Intake:
             return self._at_line(chunk, at, events)
         if self._state is _State.AT_END:
             return self._at_end(chunk, at, now_us)
-        part = chunk[at : at + self._missing]
+        is_cookie = self._state is _State.IN_COOKIE
+        part = chunk[at : at + (len(COOKIE) - len(self._part) if is_cookie else self._missing)]
         self._missing -= len(part)
-        if self._state is _State.IN_HEADERS:
+        if is_cookie:
+            self._part += part
+            if len(self._part) == len(COOKIE):
+                begun, self._part = bytes(self._part), bytearray()
+                self._after_cookie(begun)
+        elif self._state is _State.IN_HEADERS:
             self._part += part
             if not self._missing:
                 block, self._part = bytes(self._part), bytearray()
-                self._decide(block)
+                self._after_headers(block)
         else:
-            if self._state is _State.IN_VALUE:
+            if self._state in (_State.IN_VALUE, _State.IN_ENVELOPE):
                 assert self._message is not None
                 self._message.value += part
             if not self._missing:
+                if self._state is _State.IN_ENVELOPE:
+                    self._after_envelope()
                 self._expect_end()
         return at + len(part)
 
@@ -247,16 +266,46 @@ class Intake:
             self._state = _State.IN_HEADERS
             self._missing = line.header_size
             if not self._missing:
-                self._decide(b"")
+                self._after_headers(b"")
         else:
-            self._decide(None)
+            self._after_headers(None)
 
-    def _decide(self, block: bytes | None) -> None:
-        """The fate can be known; `block` None: no header block, or skipped with the payload."""
+    def _after_headers(self, block: bytes | None) -> None:
+        """The payload comes; `block` None: no header block, or skipped with the payload."""
         message = self._message
         assert message is not None
-        decide(message, block, self._routes.get(message.line.sid), self)
+        message.block = block
         self._missing = message.line.size - (0 if block is None else len(block))
+        route = self._routes.get(message.line.sid)
+        if self._opens_envelopes and route is not None and message.may_have_envelope(route.lead):
+            self._state = _State.IN_COOKIE
+        else:
+            self._decide()
+
+    def _after_cookie(self, begun: bytes) -> None:
+        message = self._message
+        assert message is not None
+        if begun == COOKIE:
+            self._state = _State.IN_ENVELOPE
+            message.value += begun
+            return
+        self._decide()
+        if self._state is _State.IN_VALUE:
+            message.value += begun
+
+    def _after_envelope(self) -> None:
+        message = self._message
+        assert message is not None
+        message.envelope = open_envelope(bytes(message.value))
+        self._decide()
+        if message.envelope is not None:
+            message.value = bytearray(message.envelope.value)
+
+    def _decide(self) -> None:
+        """The fate can be known."""
+        message = self._message
+        assert message is not None
+        decide(message, message.block, self._routes.get(message.line.sid), self)
         stored = message.fate == "stored" and not message.tombstone
         self._state = _State.IN_VALUE if stored else _State.IN_SKIPPED
         if not self._missing:

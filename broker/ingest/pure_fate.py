@@ -13,6 +13,7 @@ from zlib import crc32
 from broker.ingest import answers, rules
 from broker.ingest.answers import Refusal
 from broker.ingest.control import ControlLine, parse_headers
+from broker.ingest.envelope import HEADER_BYTES, Envelope
 from broker.ingest.partitioning import FIXED, hashed_part
 from broker.ingest.pure_batch import Builder, weight_of
 
@@ -55,7 +56,9 @@ class PendingMessage:
         reply_acks, record_bytes_max: The builder's, when the fate was decided.
         key, headers, tombstone, awaits: For its row, if its fate is "stored".
         msg_id, expected_id, expected_sequence, expected_subject_sequence: Likewise, as in `Row`.
-        value: The part of it that has arrived, then.
+        block: Its header block; None: it has none, or it was not looked at (`rules.R3`).
+        value: The part of it that has arrived, then; of its payload, while that may be an envelope.
+        envelope: None: it has none.
     """
 
     line: ControlLine
@@ -71,7 +74,9 @@ class PendingMessage:
     expected_id: bytes = b""
     expected_sequence: int = -1
     expected_subject_sequence: int = -1
+    block: bytes | None = None
     value: bytearray = field(default_factory=bytearray)
+    envelope: Envelope | None = None
 
     @property
     def wire_bytes(self) -> int:
@@ -81,12 +86,21 @@ class PendingMessage:
     def is_oversize(self, builder: Builder) -> bool:
         return self.wire_bytes > builder._record_bytes_max
 
+    def may_have_envelope(self, builder: Builder) -> bool:
+        """Whether its payload is looked into (`rules.R8`)."""
+        header_size = self.line.header_size or 0
+        size = self.line.size - header_size
+        if size < HEADER_BYTES:
+            return False
+        may_be_read = size <= rules.ENVELOPE_PEEK_BYTES_MAX and header_size <= rules.HEADER_PEEK_BYTES_MAX
+        return may_be_read or not self.is_oversize(builder)
+
 
 def decide(message: PendingMessage, block: bytes | None, route: Route | None, intake: object) -> None:
     """Set the fate of a message, and what is needed to store or answer it. Rules 1 and 2: is it ours at all?
 
     Args:
-        block: Its header block; None: it has none, or it was not looked at (`rules.R3`).
+        block: As the message has it.
         route: None: nobody wants it.
         intake: Builders of another are not touched.
     """
@@ -105,8 +119,10 @@ def decide(message: PendingMessage, block: bytes | None, route: Route | None, in
         headers: Headers | None = []
     else:
         headers = parse_headers(block)
-    options = dict(reversed(headers or []))  # the first of each name (`rules.R1`)
-    message.key = options.get(rules.KEY)
+    envelope = message.envelope
+    enclosed = list(envelope.headers) if envelope is not None else []
+    options = dict(reversed([*(headers or []), *enclosed]))  # the first of each name (`rules.R1`)
+    message.key = (envelope.key if envelope is not None else b"") or options.get(rules.KEY)
     builder: Builder | None = route.lead
     if route.by != FIXED:
         part = hashed_part(line.subject, message.key, route.by, route.token)
@@ -119,7 +135,9 @@ def decide(message: PendingMessage, block: bytes | None, route: Route | None, in
         return
     message.builder = builder
     message.reply_acks, message.record_bytes_max = builder._reply_acks, builder._record_bytes_max
-    message.headers = headers if line.header_size is not None else None
+    if headers is not None:
+        headers += enclosed
+    message.headers = headers if line.header_size is not None or enclosed else None
     message.fate = _judge(message, builder, headers, options, oversize=oversize)
 
 
@@ -169,7 +187,11 @@ def _judge(
     if builder.record_count and builder._weight + weight > builder._batch_bytes_hard:
         return answers.BATCH_FULL
     if builder._reply_acks and message.line.reply:
-        message.awaits = builder._awaits_by_default if ack is None else rules.ACK_VALUES[ack]
+        envelope = message.envelope
+        default = builder._awaits_by_default
+        if envelope is not None:
+            default = rules.POLICIES.get(envelope.ack_policy, rules.AWAITS_NONE)
+        message.awaits = default if ack is None else rules.ACK_VALUES[ack]
     return "stored"
 
 

@@ -31,6 +31,11 @@ R5  A reply subject is answered if it begins with one of `nats.reply_prefixes`. 
 R6  A stream that sends no acks is a silent copy: expectations speak of another stream's numbers, and are not minded.
     Ids are: a repeat is stored nowhere.
 R7  An empty id or expectation is none, as in JetStream.
+R8  A payload of eight bytes or more that begins with Liftbridge's cookie is opened, if the Intake is told to, and is
+    the value of a plain record if it is no envelope (envelope.py). That of a record that is too large is opened up to
+    `ENVELOPE_PEEK_BYTES_MAX`, so that its publisher can be told. The record has its value; its key, if it has one that
+    is not empty, else that of `Liftlog-Key`; the headers of NATS, and its own behind them, where an option counts as
+    among those of NATS. Its ack policy stands in for the stream's `acks`. Its size is as R2 has it.
 """
 
 from __future__ import annotations
@@ -57,6 +62,8 @@ AWAITS_LEADER: Final = 2
 """A message waits for no ack, for one of a committed record, or for one of a record durable on the leader."""
 ACK_VALUES: Final = {b"all": AWAITS_ALL, b"leader": AWAITS_LEADER, b"none": AWAITS_NONE}
 """Value of `Liftlog-Ack`, and of the setting `acks`."""
+POLICIES: Final = {0: AWAITS_LEADER, 1: AWAITS_ALL}
+"""Liftbridge's `AckPolicy`; 2, and a number that it does not have: no ack."""
 SEQUENCE_DIGITS_MAX: Final = 18
 NO_SEQUENCE: Final = (1 << 63) - 1
 """Stands for an expected sequence that is no number, or has too many digits: no log is that long."""
@@ -65,6 +72,8 @@ TOMBSTONE_VALUES: Final = {b"1": True, b"true": True, b"0": False, b"false": Fal
 HEADER_START: Final = b"NATS/1.0"
 HEADER_PEEK_BYTES_MAX: Final = 64 << 10
 """The header block of a record that is too large is still read, for R3, up to this; JetStream allows no larger one."""
+ENVELOPE_PEEK_BYTES_MAX: Final = 1 << 20
+"""The payload of a record that is too large is still opened up to this, which is NATS's own limit by default (R8)."""
 CONTROL_LINE_BYTES_MIN: Final = 64
 CONTROL_LINE_SLACK: Final = 64
 """A server's MSG line may be this much longer than the publisher's PUB line: operation, subscription id, sizes."""

@@ -42,6 +42,8 @@ from tests.support.logs import FOLDER
 from tests.support.messages import projected, split_messages
 from tests.support.random_json import random_value
 from tests.unit.client.logs import body, message
+from tests.unit.ingest.envelopes import checked, envelope, tagged
+from tests.unit.ingest.envelopes import message as enclosed
 from tests.unit.ingest.vectors import VECTORS
 from tests.unit.ingest.wire import hmsg, msg
 from tests.unit.serving.arrow import not_utf8, stream_of, values
@@ -53,6 +55,20 @@ Inputs = Iterator[tuple[str, str, bytes]]
 
 def js(value: Any) -> bytes:
     return json.dumps(value).encode()
+
+
+def of_envelopes() -> Iterator[tuple[str, bytes]]:
+    full = enclosed(
+        b"value", key=b"k", headers=[(b"Nats-Msg-Id", b"7"), (b"h", b"")], inbox=b"_INBOX.a", correlation=b"c", policy=1
+    )
+    yield "full", envelope(full)
+    yield "checked", checked(full)
+    yield "empty", envelope(b"")
+    yield "groups", envelope(b"\x0b\x13" + tagged(3, b"u") + b"\x14\x0c" + full)
+    yield "unknown", envelope(tagged(1, 7) + tagged(99, b"x") + full + b"\x21" + bytes(8) + b"\x25" + bytes(4))
+    yield "wide-header", envelope(bytes(5) + full, header_size=13)
+    yield "ack", envelope(full, kind=1)
+    yield "cookie", envelope(b"")[:4]
 
 
 def of_the_disk() -> Inputs:
@@ -237,6 +253,8 @@ def of_nats() -> Inputs:
         ),
     )
     yield "nats-intake", "size-overflows", good + b"MSG a 1 18446744073709551616\r\n"
+    for name, data in of_envelopes():
+        yield "nats-envelope", name, data
     yield "nats-lines", "headers", b"NATS/1.0\r\nA: b\r\nA:c\r\n\r\n"
     yield "nats-lines", "control", b"HMSG a.b 1 reply 12 15\r\n"
     yield "nats-lines", "error", b"-ERR 'Authorization Violation'\r\n"

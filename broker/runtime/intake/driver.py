@@ -70,7 +70,8 @@ class IntakeDriver:
         parser = _load(config.intake.implementation)
         self.implementation: str = parser.IMPLEMENTATION
         self._intake: ingest.Intake = parser.Intake(
-            reply_prefixes=[prefix.encode() for prefix in config.nats.reply_prefixes]
+            reply_prefixes=[prefix.encode() for prefix in config.nats.reply_prefixes],
+            envelopes=config.nats.envelopes,
         )
         self._streams: dict[str, Attachment] = {}
         self._client: nats.aio.client.Client | None = None

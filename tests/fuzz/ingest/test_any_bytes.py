@@ -19,6 +19,7 @@ FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCh
 GOOD = [msg("a", b"one"), hmsg("b", b"two", ("Liftlog-Key", "k"), reply="r"), msg("c", b"three")]
 FRAGMENTS = [
     *(b"MSG ", b"HMSG ", b"a.b ", b"1 ", b"7 ", b"12 ", b"0", b"3", b"\r\n", b"\r", b"\n", b" ", b"\t", b"NATS/1.0"),
+    *(b"\xb9\x0e\x43\xb4\x00\x08\x00\x00", b"\xb9\x0e\x43\xb4"),
     *(b"PING\r\n", b"+OK", b"-ERR '", b"INFO {", b"\xff", b":", b"Liftlog-Key: ", b"99999999999999999999", b"-1"),
 ]
 piece = st.one_of(

@@ -20,6 +20,8 @@ from broker.ingest import load
 from broker.storage.memory.ids import IdTable
 from broker.storage.memory.subjects import SubjectTable
 from tests.support.effort import examples
+from tests.unit.ingest.envelopes import checked, envelope
+from tests.unit.ingest.envelopes import message as enclosed
 from tests.unit.ingest.twins import TWIN_IDS, TWINS, Route, builder, run
 from tests.unit.ingest.wire import hmsg, msg
 
@@ -60,12 +62,24 @@ key = st.tuples(st.just("Liftlog-Key"), st.sampled_from(["", "k1", "k2", "é"]))
 headers = st.lists(st.tuples(header_name, header_value) | option | key, max_size=4)
 sid = st.sampled_from([1, 2, 3, 4, 9])
 operation = st.sampled_from([b"PING\r\n", b"+OK\r\n", b"-ERR 'x'\r\n", b'INFO {"a": 1}\r\n'])
+inner = st.builds(
+    lambda v, k, hs, policy: enclosed(
+        v, key=k.encode(), headers=[(name.encode(), text.encode()) for name, text in hs], policy=policy
+    ),
+    value,
+    st.sampled_from(["", "k1", "k2", "é"]),
+    headers,
+    st.integers(0, 3),
+)
+enveloped = st.builds(envelope, inner | st.binary(max_size=20)) | st.builds(checked, inner)
 bad_block = st.sampled_from([b"", b"NATS/1.0\r\n", b"NATS/1.0\r\nx\r\n\r\n", b"NATS/1.0 1\r\nA:\xff\r\n\xff:\r\n\r\n"])
 message = st.one_of(
     st.builds(lambda s, v, r, i: msg(s, v, reply=r, sid=i), subject, value, reply, sid),
     st.builds(lambda s, v, h, r, i: hmsg(s, v, *h, reply=r, sid=i), subject, value, headers, reply, sid),
     st.builds(lambda s, v, b, r, i: hmsg(s, v, reply=r, sid=i, block=b), subject, value, bad_block, reply, sid),
     st.builds(lambda s, i: msg(s.encode() + b"\xff", b"", reply="r", sid=i), subject, sid),
+    st.builds(lambda s, v, r, i: msg(s, v, reply=r, sid=i), subject, enveloped, reply, sid),
+    st.builds(lambda s, v, h, r, i: hmsg(s, v, *h, reply=r, sid=i), subject, enveloped, headers, reply, sid),
     operation,
 )
 wires = st.lists(message, max_size=25).map(b"".join)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.ingest.envelopes import envelope, message
 from tests.unit.ingest.twins import SETTINGS, builder
 from tests.unit.ingest.wire import answers_in, hmsg, msg
 
@@ -30,6 +31,9 @@ MESSAGES = {
     "asks for all": hmsg("a", b"x", ("Liftlog-Ack", "all"), reply="r"),
     "refused": hmsg("a", b"x" * 40, ("Liftlog-Ack", "some"), reply="r"),
     "too large": msg("a", b"x" * 300, reply="r"),
+    "envelope": msg("a", envelope(message(b"x" * 20, key=b"k", headers=[(b"Nats-Msg-Id", b"id")])), reply="r"),
+    "malformed envelope": hmsg("a", envelope(b"\x1e" * 20), ("Liftlog-Key", "k"), reply="r"),
+    "envelope too large": msg("a", envelope(message(b"x" * 300)), reply="r"),
     "for the inbox": msg("_INBOX.x", b"x" * 20, reply="r"),
 }
 ALTERABLE = ("partition_count", "reply_acks", "default_ack", "record_bytes_max", "batch_bytes", "batch_records")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.unit.ingest.envelopes import ALL, NONE, checked, envelope, header, message, tagged
 from tests.unit.ingest.twins import Route
 from tests.unit.ingest.wire import hmsg, msg
 
@@ -269,4 +270,89 @@ OPERATIONS = [
     Vector("INFO of nothing", b"INFO\r\n", events=[("INFO", b"")]),
 ]  # fmt: skip
 
-VECTORS = [*STORED, *HEADERS, *OPTIONS, *EXPECTED, *REFUSED, *OPERATIONS]
+FULL = message(b"v", key=b"k", headers=[(b"h", b"1"), (b"", b"")], correlation=b"c")
+ENCLOSED = row("a", b"v", key=b"k", headers=[("h", b"1"), ("", b"")])
+ENVELOPES = [
+    Vector("an envelope", msg("a", envelope(FULL)), [ENCLOSED], {"stored": 1}),
+    Vector("an envelope with a CRC", msg("a", checked(FULL)), [ENCLOSED], {"stored": 1}),
+    Vector("an empty envelope", msg("a", envelope(b"")), [row("a")], {"stored": 1}),
+    Vector("an empty envelope with a CRC", msg("a", checked(b"")), [row("a")], {"stored": 1}),
+    Vector("an envelope in a message with headers", hmsg("a", envelope(FULL), ("A", "b"), KEY),
+           [row("a", b"v", key=b"k", headers=[("A", b"b"), *KEYED, ("h", b"1"), ("", b"")])], {"stored": 1}),
+    Vector("the key of its headers", hmsg("a", envelope(message(b"v", headers=[(b"Liftlog-Key", b"k2")])), KEY)
+           + msg("a", envelope(message(b"w", headers=[(b"Liftlog-Key", b"k2")]))),
+           [row("a", b"v", key=b"k1", headers=[*KEYED, ("Liftlog-Key", b"k2")]),
+            row("a", b"w", key=b"k2", headers=[("Liftlog-Key", b"k2")])], {"stored": 2}),
+    Vector("options in an envelope",
+           msg("a", envelope(message(b"v", key=b"k", headers=[(b"Liftlog-Tombstone", b"1")])))
+           + msg("a", envelope(message(b"v", headers=[(b"Liftlog-Tombstone", b"1")])), reply="r1")
+           + msg("a", envelope(message(b"v", headers=[(b"Nats-Expected-Stream", b"x")])), reply="r2")
+           + msg("a", envelope(message(b"v", headers=[(b"Liftlog-Ack", b"often")])), reply="r3"),
+           [row("a", None, key=b"k", headers=[("Liftlog-Tombstone", b"1")])],
+           {"stored": 1, "refused_tombstone_without_key": 1, "refused_expected_stream": 1, "refused_bad_option": 1},
+           answers=[("r1", 10003), ("r2", 10060), ("r3", 10003)]),
+    Vector("ids and expectations in an envelope wait for the append",
+           msg("a", envelope(message(headers=[(b"Nats-Msg-Id", b"7"), (b"Nats-Expected-Last-Sequence", b"1")]))),
+           [row("a", b"", headers=[("Nats-Msg-Id", b"7"), ("Nats-Expected-Last-Sequence", b"1")])], {"stored": 1}),
+    Vector("its ack policy, and its reply", msg("a", envelope(message(b"1")), reply="r1")
+           + msg("a", envelope(message(b"2", policy=ALL)), reply="r2")
+           + msg("a", envelope(message(b"3", policy=NONE)), reply="r3")
+           + msg("a", envelope(message(b"4", policy=7)), reply="r4")
+           + hmsg("a", envelope(message(b"5", policy=NONE)), ("Liftlog-Ack", "all"), reply="r5"),
+           [row("a", b"1", reply="r1"), row("a", b"2", reply="r2"), row("a", b"3", reply="r3"),
+            row("a", b"4", reply="r4"), row("a", b"5", reply="r5", headers=[("Liftlog-Ack", b"all")])],
+           {"stored": 5}, acked=["r2", "r5", "r1"]),
+    *(
+        Vector(f"an envelope with {name}", msg("a", envelope(inner)), [row("a", b"v")], {"stored": 1})
+        for name, inner in {
+            "two values": message(b"u") + message(b"v"),
+            "unknown fields": tagged(1, 7) + tagged(99, b"x") + message(b"v") + tagged(4, (1 << 64) - 1),
+            "fields of another type": message(b"v") + tagged(2, 5) + tagged(9, 5) + tagged(12, b"x"),
+            "fixed numbers": b"\x21" + bytes(8) + message(b"v") + b"\x25" + bytes(4),
+            "a group": b"\x0b\x13" + tagged(3, b"u") + b"\x14\x0c" + message(b"v"),
+            "a long tag": b"\x9a\x80\x00\x01v",
+        }.items()
+    ),
+    *(
+        Vector(f"no envelope: {name}", msg("a", payload), [row("a", payload)], {"stored": 1})
+        for name, payload in {
+            "the cookie alone": envelope(b"")[:4],
+            "a header in part": envelope(b"")[:7],
+            "another version": envelope(FULL, version=1),
+            "an ack": envelope(FULL, kind=1),
+            "a short header": envelope(FULL, header_size=7),
+            "no header": envelope(FULL, header_size=0),
+            "a header beyond the payload": envelope(b"abc", header_size=12),
+            "a wrong CRC": checked(FULL, crc=1),
+            "a CRC in eight bytes": envelope(FULL, flags=1),
+            "a CRC in too long a header": envelope(bytes(5) + FULL, flags=1, header_size=13),
+            "a field in part": envelope(FULL)[:-1],
+            "field 0": envelope(b"\x02\x00"),
+            "a field number beyond all": envelope(b"\x80\x80\x80\x80\x10\x00"),
+            "an unknown wire type": envelope(b"\x1e"),
+            "a group that does not end": envelope(b"\x0b"),
+            "a group that ends as another": envelope(b"\x0b\x14"),
+            "an end without a group": envelope(b"\x0c"),
+            "a hundred and one groups": envelope(b"\x0b" * 101 + b"\x0c" * 101),
+            "a number of 65 bits": envelope(b"\x60" + b"\xff" * 9 + b"\x02"),
+            "a number of eleven bytes": envelope(b"\x60" + b"\x80" * 10 + b"\x00"),
+            "a length beyond all": envelope(b"\x1a" + b"\xff" * 9 + b"\x01"),
+            "a header that is no message": envelope(tagged(9, b"\x0a")),
+            "a header name that is no UTF-8": envelope(header(b"\xff", b"")),
+            "an inbox that is no UTF-8": envelope(tagged(10, b"\xff")),
+            "a correlation id that is no UTF-8": envelope(tagged(11, b"\xc3")),
+            "a stream that is no UTF-8": envelope(tagged(5, b"\xff")),
+        }.items()
+    ),
+    Vector("an empty header, and one that stands twice", msg("a", envelope(tagged(9, b"") + header(b"h", b"1") * 2)),
+           [row("a", b"", headers=[("", b""), ("h", b"1"), ("h", b"1")])], {"stored": 1}),
+    Vector("an envelope in a malformed header block", hmsg("a", envelope(FULL), block=b"NATS/1.0\r\nx\r\n\r\n"), [],
+           {"refused_bad_header": 1}),
+    Vector("an envelope for the inbox, and for nobody",
+           msg("_INBOX.a", envelope(FULL)) + msg("a", envelope(FULL), sid=9), [], {"skipped_inbox": 1, "unrouted": 1}),
+    Vector("an envelope over the limit", msg("a", envelope(message(b"x" * 50)), reply="r") + msg("b", b"x"),
+           [row("b", b"x")], {"stored": 1, "refused_too_large": 1}, answers=[("r", 10054)],
+           settings={"record_bytes_max": 40}),
+]  # fmt: skip
+
+VECTORS = [*STORED, *HEADERS, *OPTIONS, *EXPECTED, *REFUSED, *ENVELOPES, *OPERATIONS]
