@@ -200,6 +200,14 @@ class Appended(AppendAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FenceAnswer:
+    """The fence of a partition."""
+
+    fence: Annotated[int, Rule(limit=(0, INT64_MAX), doc="Its number; 0: it never had one")]
+    next_offset: Annotated[Offset, Rule(doc="The end of what is committed")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerIdentity:
     """The id and epoch that an idempotent producer stamps its requests with."""
 

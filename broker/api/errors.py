@@ -39,6 +39,7 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         SinkDestinationNew      sink_destination_new   the stream was made anew since the sink wrote it: `stream`
         UnknownProducer         unknown_producer       never registered, or expired: register anew; nothing was appended
         ProducerFenced          producer_fenced        another has registered under its name since: `producer_epoch`
+        WriterFenced            writer_fenced          another writer has fenced the partition; nothing was appended
         OutOfSequence           out_of_sequence        a gap, or too old to tell if it was appended: `expected`
         StreamExists            stream_exists          exists with other settings: `differences`
         OffsetOutOfRange        offset_out_of_range    outside [log_start_offset, high_watermark]: both are fields
@@ -276,6 +277,11 @@ class UnknownProducer(InvalidRequest):
 
 class ProducerFenced(InvalidRequest):
     reason = "producer_fenced"
+    status = 409
+
+
+class WriterFenced(InvalidRequest):
+    reason = "writer_fenced"
     status = 409
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from broker.api.answers import (
     Appended,
+    FenceAnswer,
     ProducerInfo,
     Producers,
     Readiness,
@@ -29,7 +30,7 @@ from broker.api.answers import (
     ResolvedPositions,
     Watch,
 )
-from broker.api.errors import InvalidRequest, Retryable, UnknownProducer
+from broker.api.errors import ExpectationFailed, InvalidRequest, Retryable, UnknownProducer
 from broker.api.sink_answers import SinkDescription, Sinks
 from broker.client.access import AccessCalls
 from broker.client.consumers import ConsumerCalls
@@ -285,12 +286,14 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, AccessCalls, TableCalls):
         at_least_once: bool = False,
         stamp: Stamp | None = None,
         expected_offset: int | None = None,
+        fence: int | None = None,
         incarnation: str | None = None,
     ) -> Appended:
         """Append records to one partition in one request, all or none of them. Details: `AppendCalls.append`.
 
         With `expected_offset` they are appended if the first one gets that offset; else `ExpectationFailed` says which
-        it would get (`next_offset`). `incarnation`: of this incarnation of the stream.
+        it would get (`next_offset`). With `fence`, the number that `Client.fence` gave, they are appended if nobody has
+        fenced the partition since; else `WriterFenced`. `incarnation`: of this incarnation of the stream.
 
         Records may be an Arrow table, batch or reader, a pandas or polars frame, or a list of dicts:
         `client.append("orders", 0, [{"value": b"x", "key": b"k"}])`.
@@ -307,7 +310,30 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls, AccessCalls, TableCalls):
             at_least_once=at_least_once,
             stamp=stamp,
             expected_offset=expected_offset,
+            fence=fence,
         )
+
+    def fence(self, stream: str, partition: int, *, incarnation: str | None = None) -> FenceAnswer:
+        """Fence a partition: appends with the number of a former fence are refused from now on.
+
+        Append with `fence=` the number that this returns. All that others have stored under former fences is below its
+        `next_offset`, and committed. Appends without a fence are let in.
+
+        Raises:
+            ExpectationFailed: another writer has fenced it at the same time.
+        """
+        target, key = path("streams", stream, "partitions", partition, "fence"), (stream, partition)
+        where, query = f"fencing {stream}/{partition}", {"incarnation": incarnation}
+        while True:
+            value = self._calls.json("GET", target, query=query, key=key)
+            after = understand(FenceAnswer, value, where=where).fence
+            try:
+                return understand(
+                    FenceAnswer, self._calls.json("POST", target, {"after": after}, query=query, key=key), where=where
+                )
+            except ExpectationFailed as error:
+                if not error.fields.get("sent"):  # else it may have been this client
+                    raise
 
     def register_producer(self, name: str | None = None) -> tuple[int, int]:
         """Register a producer: its id and epoch, for stamps of your own. (`Producer` registers itself.)

@@ -13,6 +13,7 @@ Commands (`"v": 1`, `"kind"`, `"request_id"`, and; those of `broker_commands.py`
                      beside (optional)                        of its queue group there may be these, and no others
     alter_stream     name, settings
     set_state        name, paused and/or read_only
+    raise_fence      name, incarnation, partition, after      the number of the fence that this one replaces
     add_partitions   name, partitions                         the new count; of a placed stream once it is confirmed:
     confirm_partitions  name, incarnation, partitions, broker_id, registration, leaders [[partition, leader epoch]],
                      as_of, is_stopped (optional), gives_up (optional)      (`growth.py`)
@@ -42,10 +43,11 @@ M7  A command takes effect as a whole or is refused, and then changes nothing. `
 M8  A command has effect only where the cluster has its feature level, and that of the settings it names, at its place
     in the journal: every broker knows it there, and a journal that holds one from before gives everybody the same
     catalog, after an upgrade too. A broker that is alone, without a Raft group, need not ask others about settings,
-    tokens and grants.
+    tokens, grants and fences.
 M9  The stream of a stream's stages goes with it, in the same command: stages without a stream are for nobody.
 M10  A command whose fields do not have their shapes (`shapes.py`) has no effect, wherever it comes from.
 M11  `check` refuses what `judge` refuses, for the same reason.
+M12  The fences of a partition have the numbers 1, 2, 3 ...: each is given out once, to who knew the one before.
 
 Design: docs/explain/architecture.md, docs/explain/metadata.md.
 """
@@ -58,11 +60,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from broker.api.errors import (
+    ExpectationFailed,
     InvalidRequest,
     InvalidSetting,
     LiftlogError,
     NotReady,
     StreamExists,
+    UnknownPartition,
     UnknownStream,
 )
 from broker.api.stream import SINCE as SETTINGS_SINCE
@@ -85,13 +89,14 @@ SINCE: Final[dict[str, int]] = {
     "alter_isrs": 2,
     **dict.fromkeys(access.KINDS, 5),
     **dict.fromkeys(("require_auth", "tell_auth_mode"), MODES_SINCE),
+    "raise_fence": 10,
 }
 """Commands by the feature level that they came with; those that are not here have the first (M8)."""
 BESIDE_SINCE: Final = 6
 """The feature level from which on `beside` in `create_stream` has effect (M8)."""
 TAG_SINCE: Final = 5
 """The feature level of `tag` in `register_producer` (M8)."""
-_OF_USERS: Final = frozenset({"put_token", "drop_token", "put_grants", "require_auth"})
+_OF_USERS: Final = frozenset({"put_token", "drop_token", "put_grants", "require_auth", "raise_fence"})
 """Commands of people, who ask a cluster that has just begun. What brokers ask by themselves they ask at their level."""
 _CLUSTER_KINDS: Final = {**broker_commands.KINDS, **partition_commands.KINDS, **rescue.KINDS}
 _CHECKS: Final = {**broker_commands.CHECKS, **partition_commands.CHECKS}
@@ -200,7 +205,7 @@ class Catalog:
             raise InvalidRequest(f"command version {command.get('v')!r:.100}, this release knows {COMMAND_VERSION}")
         kind = fields.text(command, "kind")
         command = shapes.checked(command, kind)
-        needs_others = kind not in access.KINDS or not self.cluster.is_alone
+        needs_others = kind not in (*access.KINDS, "raise_fence") or not self.cluster.is_alone
         if (level := SINCE.get(kind, 0)) > self.cluster.feature_level and needs_others:
             why = f"{kind} needs feature level {level}, the cluster has {self.cluster.feature_level}"
             if kind in _OF_USERS:
@@ -236,6 +241,8 @@ class Catalog:
                 return self._alter(command)
             case "set_state":
                 return self._set_state(command)
+            case "raise_fence":
+                return self._raise_fence(command)
             case "add_partitions":
                 return self._add_partitions(command)
             case "confirm_partitions":
@@ -360,6 +367,21 @@ class Catalog:
         )
         self.streams[info.name] = self.cluster.touched.streams[info.incarnation] = info
         return {"stream": info.as_dict()}
+
+    def _raise_fence(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        existing, partition, after = self._outer(command["name"], "fence"), command["partition"], command["after"]
+        existing.check_incarnation(command["incarnation"])
+        if partition >= existing.settings.partitions:
+            count = existing.settings.partitions
+            raise UnknownPartition(f"stream {existing.name!r} has {count} partitions", partitions=count)
+        if (now := existing.fence_of(partition)) != after:
+            raise ExpectationFailed(
+                f"{existing.name}/{partition}: fence {after} was to be replaced, and it has {now} by now", fence=now
+            )
+        fences = {**dict(existing.fences), partition: after + 1}
+        info = replace(existing, fences=tuple(sorted(fences.items())))
+        self.streams[info.name] = self.cluster.touched.streams[info.incarnation] = info
+        return {"fence": after + 1}
 
     def _add_partitions(self, command: Mapping[str, Any]) -> dict[str, Any]:
         existing = self._live(command["name"])

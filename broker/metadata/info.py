@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
 from broker.api.errors import StaleIncarnation
@@ -23,6 +23,8 @@ class StreamInfo:
         paused: Captures nothing and takes no appends until it is resumed; reads go on.
         read_only: Answers every record with an error; reads go on.
         partitions_next: So many there will be once every leader has confirmed it (`growth.G1`); 0: as `settings` say.
+        fences: (partition, number of its newest fence), of those that have one (`catalog.M12`). Nothing is captured or
+            served in another way by it, so a stream that differs in this alone is equal.
     """
 
     name: str
@@ -35,6 +37,11 @@ class StreamInfo:
     paused: bool = False
     read_only: bool = False
     partitions_next: int = 0
+    fences: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+
+    def fence_of(self, partition: int) -> int:
+        """The number of its newest fence; 0: it never had one."""
+        return next((number for at, number in self.fences if at == partition), 0)
 
     def check_incarnation(self, asked: str) -> None:
         """Raise StaleIncarnation unless this is the stream that was asked for."""
@@ -59,13 +66,22 @@ class StreamInfo:
             "paused": self.paused,
             "read_only": self.read_only,
             **({"partitions_next": self.partitions_next} if self.partitions_next else {}),
+            **({"fences": [list(each) for each in self.fences]} if self.fences else {}),
         }
 
 
 def info_from(value: Mapping[str, Any]) -> StreamInfo:
-    """Read what `StreamInfo.as_dict` wrote."""
+    """Read what `StreamInfo.as_dict` wrote. Raises TypeError, ValueError: its fences are none."""
+    fences = tuple((partition, number) for partition, number in value.get("fences", ()))
+    if any(type(each) is not int for pair in fences for each in pair):
+        raise TypeError("fences of a stream are no numbers")
     return StreamInfo(
-        **{**value, "settings": settings_from(value["settings"]), "warnings": tuple(value["warnings"])},
+        **{
+            **value,
+            "settings": settings_from(value["settings"]),
+            "warnings": tuple(value["warnings"]),
+            "fences": fences,
+        },
     )
 
 

@@ -57,7 +57,9 @@ COMMAND_BYTES_MAX: Final = 8 << 20
 """A command that is longer is refused: it would be sent in pieces that pysyncobj puts together carelessly."""
 ENTRY_BYTES: Final = 32
 """Most bytes of an entry's record besides its command."""
-GROWS: Final = frozenset({"create_stream", "add_partitions", "raise_replication", "register_producer", "reassign"})
+GROWS: Final = frozenset(
+    {"create_stream", "add_partitions", "raise_replication", "raise_fence", "register_producer", "reassign"}
+)
 """Kinds of commands that make the catalog or the logs larger: they leave half of the journal's room to the others."""
 BATCH_BYTES: Final = 2 * COMMAND_BYTES_MAX
 Callback = Callable[[Any, int], None]

@@ -176,7 +176,7 @@ class Assembled:
         self.delete_stream, self.trim_stream = control.delete_stream, control.trim_stream
         self.set_stream_state, self.add_partitions = control.set_stream_state, control.add_partitions
         self.register_producer, self.forget_producer = control.register_producer, control.forget_producer
-        self.change_access = control.change_access
+        self.change_access, self.raise_fence = control.change_access, control.raise_fence
         self._used_producers = UsedProducers(config.producers, control.note_producers)
         self._changes = control
         self._clock = kept_clock(self._disk, self._folder.path, self._folder.boot_id())

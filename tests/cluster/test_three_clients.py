@@ -15,11 +15,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from urllib.parse import urlencode
 
 import pytest
 
-from broker.api.errors import ExpectationFailed, Retryable
+from broker.api.errors import ExpectationFailed, Retryable, WriterFenced
 from broker.client import Client, connect
 from broker.client.reader import RecordReader
 from tests.support.clusters import RealCluster, store, three
@@ -177,6 +178,75 @@ def test_writers_that_expect_offsets_store_each_record_where_they_were_told_whoe
     assert {value: found.get(value) for value in stored} == stored
     assert found.keys() - stored.keys() <= set().union(*(writer.doubted for writer in writers))
     assert all(writer.refused for writer in writers), "they have raced"
+
+
+class Holding:
+    """A writer in a thread that takes the fence of a partition, appends until it is shut out, and takes it again."""
+
+    def __init__(self, client: Client, stream: str, name: str, pause_s: float) -> None:
+        self.ends: dict[int, int] = {}  # of each fence that it held: where what others had stored before ends
+        self.stored: dict[bytes, int] = {}
+        self._client, self._stream, self._name, self._pause_s = client, stream, name, pause_s
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        number = 0
+        try:
+            while not self._stop.is_set():
+                try:
+                    held = self._client.fence(self._stream, 0)
+                except (ExpectationFailed, Retryable):
+                    continue
+                self.ends[held.fence] = held.next_offset
+                try:
+                    while not self._stop.is_set():
+                        value, number = b"%d %s %d" % (held.fence, self._name.encode(), number), number + 1
+                        with suppress(Retryable):
+                            appended = self._client.append(self._stream, 0, [{"value": value}], fence=held.fence)
+                            self.stored[value] = appended.first_offset
+                except WriterFenced:
+                    self._stop.wait(self._pause_s)
+        except BaseException as error:
+            self._error = error
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(180)
+        assert self._error is None, self._error
+        assert not self._thread.is_alive(), "the writer hangs"
+
+
+@pytest.mark.long
+def test_behind_a_fence_nothing_is_stored_of_who_held_the_one_before_whoever_dies(cluster: RealCluster) -> None:
+    stream = "fenced"
+    with cluster.client(deadline_s=120.0) as client:
+        client.create_stream(stream, replication_factor=3)
+        writers = [Holding(client, stream, name, pause_s) for name, pause_s in (("a", 0.05), ("b", 0.02), ("c", 0.0))]
+        for _ in range(3):
+            goal = max(max(writer.ends, default=0) for writer in writers) + 20
+            eventually(lambda goal=goal: max(max(w.ends, default=0) for w in writers) >= goal, what="fences")  # type: ignore[misc]
+            victim = cluster.leader(stream)
+            cluster.brokers[victim].kill9()
+            cluster.brokers[victim].start(wait=False)
+            cluster.wait_ready(victim)
+            cluster.in_sync(stream, 3)
+        for writer in writers:
+            writer.stop()
+        rows = client.read(stream, columns=["offset", "value"]).to_table().to_pylist()
+    held = [(int(row["value"].split()[0]), row["offset"]) for row in rows]
+    assert [fence for fence, _ in held] == sorted(fence for fence, _ in held), "in the order of their fences"
+    ends = {fence: end for writer in writers for fence, end in writer.ends.items()}
+    assert len(ends) == sum(len(writer.ends) for writer in writers), "each fence is one writer's"
+    for fence, end in ends.items():
+        assert all(offset < end for of, offset in held if of < fence), "as it was told"
+        assert all(offset >= end for of, offset in held if of >= fence)
+    found = {row["value"]: row["offset"] for row in rows}
+    stored = {value: offset for writer in writers for value, offset in writer.stored.items()}
+    assert stored
+    assert {value: found.get(value) for value in stored} == stored
 
 
 def near_to(reader: RecordReader, address: str) -> bool:

@@ -193,6 +193,12 @@ class LogBackend:
         self._hub.note(ChangeHub.ALL)
         return info
 
+    async def raise_fence(self, name: str, incarnation: str, partition: int, after: int) -> int:
+        asked = {"name": name, "incarnation": incarnation, "partition": partition, "after": after}
+        fence = int(self._execute({"kind": "raise_fence", **asked})["fence"])
+        self._partitions[name][partition].alter(self._catalog.streams[name])
+        return fence
+
     async def trim_stream(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]:
         self.stream(name).check_incarnation(incarnation)
         return {number: self.partition(name, number).log.trim(offset) for number, offset in before.items()}

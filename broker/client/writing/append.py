@@ -82,6 +82,7 @@ class AppendCalls:
         at_least_once: bool = False,
         stamp: Stamp | None = None,
         expected_offset: int | None = None,
+        fence: int | None = None,
     ) -> Appended:
         """Append records of any of the columns key, value, headers, subject, timestamp, reply.
 
@@ -95,11 +96,14 @@ class AppendCalls:
                 carried out. One request of a producer and partition at a time.
             expected_offset: Append them if the first one gets this offset. Then they are sent again as with a stamp:
                 of all tries one at most is stored.
+            fence: The number that `Client.fence` gave to this writer: append them if nobody has fenced the partition
+                since.
         Raises:
             Retryable: nobody could take the records within the deadline.
             InvalidRecords, RecordTooLarge, RequestTooLarge: the records cannot be appended.
             UnknownStream, UnknownPartition, ReadOnly, StaleIncarnation: as they say.
             UnknownProducer, ProducerFenced, OutOfSequence: the stamp does not fit.
+            WriterFenced: somebody has fenced the partition since.
             ExpectationFailed: they would get the offset `next_offset`. With `sent`, without a stamp: what stands at the
                 expected one may be these records.
             LiftlogError: a fault of the broker, or an answer that nobody understands.
@@ -114,10 +118,10 @@ class AppendCalls:
             raise InvalidRequest(f"stamp={stamp!r}: must be a Stamp, not {type(stamp).__name__}")
         if stamp is not None:
             query |= asdict(stamp)
-        if expected_offset is not None:
-            if (expected := whole(expected_offset)) is None:
-                raise InvalidRequest(f"expected_offset={expected_offset!r}: must be a whole number")
-            query["expected_offset"] = expected
+        for name, given in (("expected_offset", expected_offset), ("fence", fence)):
+            if given is not None and (number := whole(given)) is None:
+                raise InvalidRequest(f"{name}={given!r}: must be a whole number")
+            query |= {} if given is None else {name: number}
         target = path("streams", stream, "partitions", partition, "records")
         request = Request(
             method="POST",

@@ -292,6 +292,13 @@ class PlacedControl:
         await self._until(lambda: self._incarnation(name) != info.incarnation, APPLIED_S)
         log.info("stream.deleted stream=%s incarnation=%s", name, info.incarnation)
 
+    async def raise_fence(self, name: str, incarnation: str, partition: int, after: int) -> int:
+        """As `StreamChanges.raise_fence`. Its leader goes by it a moment later."""
+        asked = {"name": name, "incarnation": incarnation, "partition": partition, "after": after}
+        fence = int((await self.execute("raise_fence", **asked))["fence"])
+        log.info("partition.fenced partition=%s/%d fence=%d", name, partition, fence)
+        return fence
+
     async def trim_stream(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]:
         """Let go of the records below an offset of each named partition, which are led here (X4).
 

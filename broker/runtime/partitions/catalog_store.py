@@ -107,7 +107,8 @@ class CatalogStore:
                 self.catalog.judge(command)
                 self._write(_line_of(command), command)
                 result = self.catalog.apply(command)
-                self._renew_if_long(at_once=not SINCE.keys().isdisjoint(command.get("settings", ())))
+                is_new = command["kind"] == "raise_fence" or not SINCE.keys().isdisjoint(command.get("settings", ()))
+                self._renew_if_long(at_once=is_new)
         return result["ok"]
 
     def close(self) -> None:

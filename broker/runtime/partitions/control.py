@@ -127,6 +127,10 @@ class Control:
         """Raise the number of partitions. Raises InvalidSetting if there would be fewer."""
         return await self._on_control(self._add_partitions(name, partitions))
 
+    async def raise_fence(self, name: str, incarnation: str, partition: int, after: int) -> int:
+        """As `StreamChanges.raise_fence`; the partition goes by it then."""
+        return await self._on_control(self._raise_fence(name, incarnation, partition, after))
+
     async def trim_stream(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]:
         """Let go of the records below an offset of each named partition. Returns the new log starts.
 
@@ -299,6 +303,17 @@ class Control:
             self._hub.note(ChangeHub.ALL)
             log.info("stream.state stream=%s paused=%s read_only=%s", name, info.paused, info.read_only)
             return info
+
+    async def _raise_fence(self, name: str, incarnation: str, partition: int, after: int) -> int:
+        async with self._turn():
+            await self._open_again(self._streams.info(name))
+            command: dict[str, Any] = {"v": COMMAND_VERSION, "kind": "raise_fence", "name": name}
+            command |= {"incarnation": incarnation, "partition": partition, "after": after}
+            fence = int((await self._execute(command))["fence"])
+            with partly(True):  # C4
+                await self._tell(self._streams.info(name), [self._streams.partition(name, partition)])
+            log.info("partition.fenced partition=%s/%d fence=%d", name, partition, fence)
+            return fence
 
     async def _add_partitions(self, name: str, partitions: int) -> StreamInfo:
         async with self._turn():

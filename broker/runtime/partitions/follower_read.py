@@ -54,12 +54,22 @@ class FollowerRead:
         self._epoch_now = epoch_now
         self.elsewhere = elsewhere
 
+    @property
+    def fence(self) -> int:
+        """Its leader knows."""
+        raise self.elsewhere("its leader has its fence")
+
     def lags(self) -> dict[str, int]:
         """X2: its leader knows."""
         return {}
 
     def append(
-        self, batches: Sequence[Encodable], *, acks: str = "all", expected_offset: int | None = None
+        self,
+        batches: Sequence[Encodable],
+        *,
+        acks: str = "all",
+        expected_offset: int | None = None,
+        fence: int | None = None,
     ) -> Future[AppendResult]:
         raise self.elsewhere("a follower takes no records")
 

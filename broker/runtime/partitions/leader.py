@@ -20,6 +20,8 @@ P6  An append that was judged under a leader epoch, or searched for, is done und
 P7  Once it goes by a pause, or is read-only, nothing is appended that was judged before: not by who waits for the lock.
 P20  Parts of it know it by weak references, so that it is gone, with its log, when the last who uses it lets go: no
     search for cycles counts what its tables take.
+P21  An append that names a fence is judged by that of the partition, under the lock. So once it goes by a fence, all
+    that was appended under those before stands below the log end. A repeat is a repeat all the same.
 
 A partition that other brokers keep as well is a `replicated.ReplicatedPartition`.
 """
@@ -39,6 +41,7 @@ from broker.api.errors import (
     NotReady,
     ReadOnly,
     StreamPaused,
+    WriterFenced,
 )
 from broker.api.plain_rows import PlainBatch
 from broker.api.stream import StreamSettings
@@ -76,6 +79,8 @@ log = logging.getLogger(__name__)
 
 QUICK_S = 0.002
 """See P4."""
+NOWHERE = -1
+"""No record gets this offset."""
 ME = "self"
 """This broker, where no other one has to know its name."""
 
@@ -91,6 +96,7 @@ class Partition:
 
     Attributes:
         append: As `QueuedAppends.append`.
+        fence: The number of the newest one that it goes by (P21).
         has_followers: It is led, and other brokers keep it too: to be durable here is not to be committed.
     """
 
@@ -123,6 +129,7 @@ class Partition:
         self._lock = threading.RLock()
         self._info = info
         self._is_closed = info.paused or info.read_only
+        self.fence = info.fence_of(self.partition)
         self._core = Leader(me)
         self._told_of = info  # the settings that the core knows
         self._sync_queued = False  # in the pool, or at it here
@@ -210,6 +217,7 @@ class Partition:
         with self._lock:
             self._info = info
             self._is_closed = info.paused or info.read_only
+            self.fence = info.fence_of(self.partition)
         self.fsync_each_batch = info.settings.fsync == "batch"
         self.fsync_interval_ms = info.settings.fsync_interval_ms
         self.log.update_settings(LogSettings.of(info.settings, self.log.settings))
@@ -243,6 +251,7 @@ class Partition:
         leader_epoch: int | None = None,
         sorted_by: int = 0,
         expected_offset: int | None = None,
+        fence: int | None = None,
     ) -> AppendResult:
         """Append in the calling thread, as one commit group. It is stored when `on_durable` says so.
 
@@ -258,11 +267,13 @@ class Partition:
             sorted_by: So many partitions there were when these records were given to this one (`replicated.P15`);
                 0: it does not matter.
             expected_offset: As `PartitionLog.append` takes it; not of a `StoredGroup`.
+            fence: The number of the fence that the writer holds; None: it holds none, and is let in (P21).
         Raises:
             NotLeader: the partition has another leader epoch by now; nothing was appended.
             NotReady: there are more partitions by now, or another broker leads soon; nothing was appended.
             DiskFull, StorageFailed: nothing was appended.
             ReadOnly, StreamPaused: the stream takes none.
+            WriterFenced: P21; nothing was appended.
             UnknownStream: it was deleted.
         """
         replica, core = self.replica, self._core
@@ -288,7 +299,9 @@ class Partition:
                     before = self._news()
                 if self._state.failure is not None and not replica.removed:
                     before += self._recover(now_us)
+                is_fenced = fence is not None and fence != self.fence
                 if isinstance(batches, StoredGroup):
+                    assert fence is expected_offset is None, "it was decided"
                     result = self.log.append_group(batches, leader_epoch=epoch, now_us=now_us)
                 else:
                     result = self.log.append(
@@ -296,8 +309,10 @@ class Partition:
                         leader_epoch=epoch,
                         now_us=now_us,
                         wall_us=replica.wall_us(),
-                        expected_offset=expected_offset,
+                        expected_offset=NOWHERE if is_fenced else expected_offset,
                     )
+                    if is_fenced and not result.has_records:
+                        raise WriterFenced(f"{self}: fence {fence} is not the one that it has; nothing was appended")
                 first, end, _, is_repeat = result
                 if (
                     here

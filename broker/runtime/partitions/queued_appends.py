@@ -43,6 +43,7 @@ class QueuedAppends:
         acks: str = "all",
         leader_epoch: int | None = None,
         expected_offset: int | None = None,
+        fence: int | None = None,
     ) -> Future[AppendResult]:
         """Append away from the calling thread; the future is done when what `acks` asks for is so.
 
@@ -52,6 +53,7 @@ class QueuedAppends:
             leader_epoch: As `Partition.append_now` takes it.
             expected_offset: Append them if the first one gets this offset. If not, the future's error is
                 `ExpectationFailed`, once all that stands below its `next_offset` is as safe as `acks` asks for.
+            fence: As `Partition.append_now` takes it.
 
         Its error has the field `sent` if the records were appended, and then something failed: they may be stored.
 
@@ -82,7 +84,12 @@ class QueuedAppends:
         def run() -> None:
             try:
                 result = append_now(
-                    batches, told, acks=level, leader_epoch=leader_epoch, expected_offset=expected_offset
+                    batches,
+                    told,
+                    acks=level,
+                    leader_epoch=leader_epoch,
+                    expected_offset=expected_offset,
+                    fence=fence,
                 )
             except Exception as error:
                 # taken away: the error has this frame and the one of `told`, and the future the error

@@ -71,16 +71,26 @@ class PartitionHandle(Protocol):
     def end(self) -> int | None:
         """The high watermark, as clients may be told it. None: not known yet, as another broker has led until now."""
 
+    @property
+    def fence(self) -> int:
+        """The number of the fence that its appends are judged by; 0: there never was one."""
+
     def lags(self) -> Mapping[str, int]:
         """How many offsets each follower has not told to be durable, by its broker; empty: nobody follows here."""
 
     def append(
-        self, batches: Sequence[Encodable], *, acks: str = "all", expected_offset: int | None = None
+        self,
+        batches: Sequence[Encodable],
+        *,
+        acks: str = "all",
+        expected_offset: int | None = None,
+        fence: int | None = None,
     ) -> Future[AppendResult]:
         """Append one commit group away from the calling thread.
 
         Args:
             expected_offset: Append it if it gets this offset; if not, the future has `ExpectationFailed`.
+            fence: The number of the fence that the writer holds; if it is not that of the partition, `WriterFenced`.
         Returns:
             Done when committed (`acks=leader`: when durable here; `acks=none`: when appended). Must not be
                 cancelled.
@@ -310,6 +320,12 @@ class StreamChanges(Protocol):
 
     async def add_partitions(self, name: str, partitions: int) -> StreamInfo:
         """`partitions`: in all. Raises UnknownStream, InvalidSetting."""
+
+    async def raise_fence(self, name: str, incarnation: str, partition: int, after: int) -> int:
+        """Fence a partition anew; returns the number. It may not go by it yet (`PartitionHandle.fence`).
+
+        Raises UnknownStream, UnknownPartition, StaleIncarnation; ExpectationFailed: `after` is not its newest `fence`.
+        """
 
     async def trim_stream(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]:
         """Let go of what is below an offset of each partition named. Returns the log start offsets.

@@ -136,6 +136,13 @@ class PinPlaced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FenceRaised:
+    """The next fence of a partition, in the place of the one that has this number."""
+
+    after: Annotated[Offset, Rule(limit=(0, 1 << 62), doc="The one that was seen last; 0: there was none")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOnlyState:
     """Whether a stream takes records."""
 
@@ -465,6 +472,7 @@ _ANSWERS: Final = {
     answers.Trimmed: "Trimmed",
     answers.AppendAnswer: "Appended",
     answers.BundleAppended: "BundleAppended",
+    answers.FenceAnswer: "Fence",
     answers.ProducerIdentity: "Producer",
     answers.Producers: "Producers",
     answers.Watch: "Watch",
@@ -505,7 +513,7 @@ _ANSWERS: Final = {
     StreamSettings: "StreamSettings",
 }
 _REQUESTS: Final = (
-    *(ReadOnlyState, Trim, PartitionCount, ProducerName, Positions, Commit, Reset, PinPlaced),
+    *(ReadOnlyState, Trim, PartitionCount, ProducerName, Positions, Commit, Reset, PinPlaced, FenceRaised),
     *(SinkOpen, SinkRenew, SinkCommit, Bundle, AppendBundle, SinkAbort, SinkReset, SinkAdopt),
     *(SinkCheck, SilencesAsked, StagesAsked),
     *(TokenAsked, GrantsAsked, AccessAsked, AuthRequired),

@@ -5,6 +5,7 @@
 A body is appended whole or not at all: its batches are one commit group. Big bodies are decoded in a
 worker thread; the loop only moves bytes.
 
+With `fence` it is appended if that is still the partition's (fences.py).
 With `expected_offset` it is appended if its first record gets that offset. The log decides, under its append lock.
 
 With a producer's stamp (id, epoch, sequence) a repeat of what was appended is answered with the offsets of then, once
@@ -36,6 +37,7 @@ from broker.api.errors import (
     UnknownPartition,
     UnknownProducer,
     UnknownStream,
+    WriterFenced,
 )
 from broker.api.permissions import of_catalog, of_path
 from broker.api.plain import INT64_MAX
@@ -107,6 +109,13 @@ ENDPOINTS: Final = Endpoints()
             least=0,
             greatest=INT64_MAX,
         ),
+        integer(
+            "fence",
+            "Append the records if the partition still has this fence; else the error is `writer_fenced`. Without it,"
+            " they are appended whatever its fence is.",
+            least=0,
+            greatest=INT64_MAX,
+        ),
     ),
     request=Content(
         description="An Arrow IPC stream with its end-of-stream marker, compressed or not. Columns: `value` or"
@@ -130,6 +139,7 @@ ENDPOINTS: Final = Endpoints()
         ProducerFenced,
         OutOfSequence,
         ExpectationFailed,
+        WriterFenced,
     ),
 )
 async def post_records(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -155,7 +165,10 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
             serving.backend.check_producer(stamp.producer_id, stamp.epoch)
         check_asker()  # before it begins
         appended = handle.append(
-            batches, acks=query["acks"] or info.settings.acks, expected_offset=query["expected_offset"]
+            batches,
+            acks=query["acks"] or info.settings.acks,
+            expected_offset=query["expected_offset"],
+            fence=query["fence"],
         )
         result = await unbroken(appended, [batches.loan])
         first_offset, next_offset = result.first_offset, result.next_offset
@@ -164,6 +177,8 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
         raise InvalidRecords("a sequence without records: a producer's commit group has at least one")
     elif query["expected_offset"] is not None:
         raise InvalidRecords("an expected offset without records: no record would get it")
+    elif query["fence"] is not None:
+        raise InvalidRecords("a fence without records: nothing would be judged by it")
     else:
         first_offset = next_offset = handle.log.log_end_offset
     serving.meters.posted_records.inc(0 if is_duplicate else record_count)

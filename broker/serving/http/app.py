@@ -31,6 +31,7 @@ from broker.serving.endpoints import (
     changes,
     cluster,
     consumers,
+    fences,
     operator,
     pins,
     producers,
@@ -69,6 +70,7 @@ LINES_BUDGET_BYTES_MAX: Final = 512 << 20
 _TABLE: Final = (
     *records.ENDPOINTS,
     *append.ENDPOINTS,
+    *fences.ENDPOINTS,
     *producers.ENDPOINTS,
     *streams.ENDPOINTS,
     *changes.ENDPOINTS,

@@ -83,6 +83,7 @@ MORE: Final[tuple[Command, ...]] = (
     {"kind": "register_producer", "request_id": "r"},
     {"kind": "alter_stream", "name": "s1", "settings": {"retention_ms": 5}},
     {"kind": "set_state", "name": "s1", "paused": True},
+    {"kind": "raise_fence", "name": "s1", "incarnation": "i1", "partition": 0, "after": 0},
     {"kind": "forget_deleted", "incarnations": ["i1"]},
     {"kind": "begin_rescue", "cluster_id": "c", "epoch_last": 9},
     {

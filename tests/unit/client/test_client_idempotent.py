@@ -27,6 +27,7 @@ from broker.api.errors import (
     ProducerFenced,
     Unavailable,
     UnknownProducer,
+    WriterFenced,
 )
 from broker.client.client import Client, connect
 from broker.client.writing.append import Stamp
@@ -190,6 +191,22 @@ def test_an_append_that_expects_an_offset_is_stored_once_whatever_is_lost(
     assert values(client, name) == [b"a", b"b"]
     with pytest.raises(InvalidRequest, match="expected_offset='2': must be a whole number"):
         client.append(name, 0, ROWS, expected_offset="2")  # type: ignore[arg-type]
+
+
+def test_who_takes_the_fence_shuts_out_who_had_it(server: Server, client: Client, new_stream: NewStream) -> None:
+    name = new_stream()
+    mine = client.fence(name, 0)
+    assert (mine.fence, mine.next_offset) == (1, 0)
+    client.append(name, 0, ROWS, fence=mine.fence)
+    theirs = client.fence(name, 0)
+    assert (theirs.fence, theirs.next_offset) == (2, 2)
+    with pytest.raises(WriterFenced):
+        client.append(name, 0, ROWS, fence=mine.fence)
+    with pytest.raises(ExpectationFailed) as refused:
+        client.append(name, 0, ROWS, fence=theirs.fence, expected_offset=0)
+    assert refused.value.next_offset == 2
+    with pytest.raises(InvalidRequest, match=r"fence=1\.5: must be a whole number"):
+        client.append(name, 0, ROWS, fence=1.5)  # type: ignore[arg-type]
 
 
 def test_names_that_cannot_be_and_options_that_contradict_each_other(client: Client, new_stream: NewStream) -> None:

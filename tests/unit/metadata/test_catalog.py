@@ -440,6 +440,32 @@ def test_a_setting_of_a_later_level_has_no_effect_below_it() -> None:
     assert "payload_schema" not in json.dumps(catalog.snapshot()["streams"])
 
 
+def test_fences_have_numbers_that_each_are_given_out_once() -> None:
+    """M12, and M8: a cluster has them at their feature level; a broker alone has them."""
+    catalog, placed = Catalog(), Catalog()
+    placed.apply({"v": 1, "kind": "form_cluster", "cluster_id": "c"})
+    placed.apply({"v": 1, **REGISTER, "feature_level_max": SINCE["raise_fence"], "raft": "b.1@h:3"})
+    catalog.apply({"v": 1, **REGISTER})
+    for of in (catalog, placed):
+        incarnation = of.apply({"v": 1, **create("orders", partitions=2)})["ok"]["stream"]["incarnation"]
+    fence = {"v": 1, "kind": "raise_fence", "name": "orders", "incarnation": incarnation, "partition": 1, "after": 0}
+    assert placed.apply(fence)["error"]["reason"] == "not_ready"
+    placed.apply({"v": 1, "kind": "set_feature_level", "level": SINCE["raise_fence"]})
+    for of in (catalog, placed):
+        assert "fences" not in json.dumps(of.snapshot())
+        assert of.apply(fence)["ok"] == {"fence": 1}
+        refused = of.apply(fence)["error"]
+        assert (refused["reason"], refused["fence"]) == ("expectation_failed", 1)
+        assert of.apply({**fence, "after": 1})["ok"] == {"fence": 2}
+        assert of.apply({**fence, "partition": 2})["error"]["reason"] == "unknown_partition"
+        assert of.apply({**fence, "incarnation": "other"})["error"]["reason"] == "stale_incarnation"
+        restored = Catalog.restore(json.loads(json.dumps(of.snapshot())))
+        info = restored.streams["orders"]
+        assert [info.fence_of(partition) for partition in range(3)] == [0, 2, 0]
+        assert restored.apply({"v": 1, "kind": "set_state", "name": "orders", "paused": True})["ok"]
+        assert restored.apply({**fence, "after": 2})["ok"] == {"fence": 3}
+
+
 def test_a_broker_alone_has_settings_of_all_levels() -> None:
     """Nobody raises its level, and nobody else reads its catalog."""
     catalog = Catalog()

@@ -92,7 +92,13 @@ def test_a_stream_with_a_setting_of_later_releases_is_no_line_that_an_earlier_on
     assert path.read_bytes().count(b"\n") == lines + 1, "others are added at the end"
     store.execute(create("c", **setting))
     assert path.read_bytes().count(b"\n") == 1, "the snapshot, which an earlier one cannot read"
+    store.execute(create("d"))
+    incarnation = store.catalog.streams["a"].incarnation
+    fence = {"kind": "raise_fence", "name": "a", "incarnation": incarnation, "partition": 0, "after": 0}
+    store.execute({"v": 1, **fence})
+    assert path.read_bytes().count(b"\n") == 1, "and so it is with a fence"
     store.close()
     again = CatalogStore(OsDisk(), str(path))
-    assert sorted(again.catalog.streams) == ["a", "b", "c"]
+    assert sorted(again.catalog.streams) == ["a", "b", "c", "d"]
+    assert again.catalog.streams["a"].fence_of(0) == 1
     again.close()

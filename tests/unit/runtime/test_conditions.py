@@ -12,10 +12,11 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from broker.api.errors import ExpectationFailed, StorageFailed
+from broker.api.errors import ExpectationFailed, StorageFailed, StreamPaused, WriterFenced
 from broker.ingest import PendingBatch
 from broker.runtime.partitions.leader import Outcome, Partition
 from broker.storage import tracking
@@ -23,7 +24,7 @@ from broker.storage.log import AppendResult
 from tests.support.published import batch_from_nats, expecting, with_id
 from tests.support.simdisk import SimDisk
 from tests.unit.ingest.wire import answers_in
-from tests.unit.runtime.test_partition import HeldPool, disk, partition, pool, rows
+from tests.unit.runtime.test_partition import HeldPool, disk, info, partition, pool, rows
 
 
 class Waiting:
@@ -147,6 +148,20 @@ def test_of_those_that_race_for_an_offset_one_wins(partition: Partition, pool: H
         assert errors.count(None) == 1
         assert {error.fields["next_offset"] for error in errors if error is not None} == {end + 1}  # type: ignore[attr-defined]
     assert partition.log.log_end_offset == 10
+
+
+def test_an_append_that_waited_is_judged_by_the_fence_of_then(partition: Partition, pool: HeldPool) -> None:
+    pool.go.release(100)
+    assert partition.append([rows(b"a")], fence=0).result(60)[:2] == (0, 1)
+    with partition._lock:
+        late = partition.append([rows(b"b")], fence=0)
+        free = partition.append([rows(b"c")])
+        partition.alter(replace(info(), fences=((0, 1),)))
+    assert isinstance(late.exception(60), WriterFenced)
+    assert free.result(60)[:2] == (1, 2)
+    assert partition.append([rows(b"d")], fence=1).result(60)[:2] == (2, 3)
+    partition.alter(info(paused=True, fences=((0, 1),)))
+    assert isinstance(partition.append([rows(b"e")], fence=1).exception(60), StreamPaused)
 
 
 def asked(partition: Partition, subject: str, expected: int) -> tuple[int, bytes]:

@@ -297,6 +297,18 @@ def test_what_was_sent_before_a_pause_is_taken_in_before_the_partition_refuses(
     assert not partition.is_changing
 
 
+def test_a_fence_comes_to_the_partition_and_nothing_else_changes(led: tuple[Node, Cluster, Place]) -> None:
+    one, cluster, at = led
+    partition, epoch = one.partition(at), one.partition(at).leader_epoch
+    begun = len(one.recorded.begun)
+    cluster.apply(kind="raise_fence", name="s", incarnation=at[0], partition=at[1], after=0)
+    eventually(lambda: partition.fence == 1, what="the fence")
+    assert not partition.is_changing
+    assert len(one.recorded.begun) == begun, "messages are taken in as before"
+    assert (partition.leader_epoch, partition.serves) == (epoch, True)
+    append(partition)
+
+
 def test_a_leader_that_has_heard_of_a_change_goes_by_nothing_before_its_turn(led: tuple[Node, Cluster, Place]) -> None:
     """Paused, resumed and paused once more, while a turn is on its way to the second: it was taken for paused, and took
     records behind the answer."""

@@ -60,6 +60,7 @@ def bodies(name: str) -> dict[str, Any]:
         "commit_offsets": {"offsets": [{**at, "offset": 0}]},
         "reset_consumer": {"stream": name, "to": "latest"},
         "place_pin": {"text": "x", "version": 0},
+        "raise_fence": {"after": 0},
         "open_sink": {"owner": "me"},
         "renew_owner": {"owner": "me"},
         "commit_sink": {
