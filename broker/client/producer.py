@@ -39,6 +39,7 @@ from broker.api.errors import (
     LiftlogError,
     RecordTooLarge,
     UnknownPartition,
+    WriterFenced,
 )
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls
@@ -84,6 +85,8 @@ class Producer:
         name: Name of this producer, the same after a restart. A new producer fences the older one of the same name:
             records of that one get `ProducerFenced` from then on. None: it fences nobody.
         at_least_once: Without `idempotent`: send again if an answer was lost. Records may then be stored twice.
+        fence: The number that `Client.fence` gave for the partition; `partition` names it if there are several. Once
+            somebody has fenced it anew, all that is sent gets `WriterFenced`.
         timeout_s: Longest silence of a broker.
         deadline_s: A batch is tried for this time.
     Raises:
@@ -106,6 +109,7 @@ class Producer:
         idempotent: bool = True,
         name: str | None = None,
         at_least_once: bool = False,
+        fence: int | None = None,
         timeout_s: float = TIMEOUT_S,
         deadline_s: float = DEADLINE_S,
     ) -> None:
@@ -122,6 +126,10 @@ class Producer:
             raise InvalidRequest(f"partitioner={partitioner!r}: must be round_robin or key")
         if name is not None and not idempotent:
             raise InvalidRequest(f"name={name!r}: only an idempotent producer has one", key="name", value=name)
+        if fence is not None and whole(fence) is None:
+            raise InvalidRequest(f"fence={fence!r}: must be a whole number")
+        if fence is not None and partition is None and self._partition_count > 1:
+            raise InvalidRequest(f"fence={fence}: is that of one partition; name it with `partition`")
         _check_limits("linger_ms", linger_ms, 0, 60_000)
         _check_limits("batch_bytes", batch_bytes, 1, BATCH_BYTES_MAX)
         _check_limits("batch_records", batch_records, 1, 1 << 20)
@@ -134,6 +142,8 @@ class Producer:
         self._in_flight = in_flight
         self._acks = acks
         self._at_least_once = at_least_once
+        self._fence = fence
+        self._is_fenced = False
         self._incarnation = stream.incarnation
         self._record_bytes_max = int(stream.settings.get("record_bytes_max", BATCH_BYTES_MAX))
         self._default_subject = default_subject(stream)
@@ -337,6 +347,8 @@ class Producer:
                 self._changed.notify_all()
 
     def _append(self, batch: Outgoing) -> Appended:
+        if self._is_fenced:
+            raise WriterFenced(f"{self.stream}/{batch.partition}: fence {self._fence} is not the one that it has")
         sequences = self._sequences
         stamp = sequences.stamp(batch.partition) if sequences is not None else None
         try:
@@ -348,8 +360,10 @@ class Producer:
                 incarnation=self._incarnation,
                 at_least_once=self._at_least_once,
                 stamp=stamp,
+                fence=self._fence,
             )
         except BaseException as error:
+            self._is_fenced = isinstance(error, WriterFenced)
             if sequences is not None:
                 sequences.failed(error)
             raise

@@ -209,6 +209,25 @@ def test_who_takes_the_fence_shuts_out_who_had_it(server: Server, client: Client
         client.append(name, 0, ROWS, fence=1.5)  # type: ignore[arg-type]
 
 
+def test_a_producer_that_holds_a_fence_stores_nothing_once_it_is_anothers(
+    client: Client, new_stream: NewStream
+) -> None:
+    name = new_stream(partitions=2)
+    held = client.fence(name, 1)
+    with pytest.raises(InvalidRequest, match="is that of one partition"):
+        client.producer(name, fence=held.fence)
+    producer = client.producer(name, partition=1, fence=held.fence)
+    assert producer.send(b"mine").result(60) == (1, 0)
+    client.fence(name, 1)
+    for _ in range(2):
+        error = producer.send(b"late").exception(60)
+        assert isinstance(error, WriterFenced)
+        assert not error.fields.get("sent")
+    with pytest.raises(WriterFenced):
+        producer.close()
+    assert values(client, name, 1) == [b"mine"]
+
+
 def test_names_that_cannot_be_and_options_that_contradict_each_other(client: Client, new_stream: NewStream) -> None:
     with pytest.raises(InvalidName):
         client.register_producer("no spaces")
