@@ -9,6 +9,8 @@ cdef struct Slot:
     Columns* columns            # NULL while there is nothing
     const char* stream
     Py_ssize_t stream_size
+    const char* subject         # that the partition listens on, for acks of envelopes
+    Py_ssize_t subject_size
     const char* stream_json     # in quotes
     Py_ssize_t stream_json_size
     int partition
@@ -69,6 +71,7 @@ cdef class Builder:
     Args:
         stream: Its name, which acks give.
         partition, partition_count: Number of this partition, and of all that the stream has.
+        subject: What the partition listens on, which acks of envelopes give.
         reply_acks: Whether reply subjects are answered.
         default_ack: `all`, `leader` or `none`: the ack that a message awaits if it does not say.
         record_bytes_max: A larger record is refused (`rules.R2`).
@@ -81,6 +84,7 @@ cdef class Builder:
 
     cdef Slot slot
     cdef bytes stream_utf8
+    cdef bytes subject_utf8
     cdef bytes ack_head         # each ack begins so, up to the sequence number: {"stream":STREAM,"seq":
     cdef bytes ack_end          # each ack ends so, behind the sequence number
     cdef readonly str stream
@@ -90,7 +94,7 @@ cdef class Builder:
 
     def __cinit__(self, *, str stream, int partition, int partition_count, bint reply_acks, str default_ack,
                   Py_ssize_t record_bytes_max, Py_ssize_t batch_bytes, Py_ssize_t batch_records,
-                  Py_ssize_t batch_bytes_hard=BATCH_BYTES_HARD):
+                  Py_ssize_t batch_bytes_hard=BATCH_BYTES_HARD, str subject=""):
         check_builder(partition, partition_count, default_ack, batch_bytes_hard)
         self.stream = stream
         self.stream_utf8 = stream.encode()
@@ -99,6 +103,9 @@ cdef class Builder:
         self.slot.builder = <void*>self
         self.slot.stream = self.stream_utf8
         self.slot.stream_size = len(self.stream_utf8)
+        self.subject_utf8 = subject.encode()
+        self.slot.subject = self.subject_utf8
+        self.slot.subject_size = len(self.subject_utf8)
         self.slot.stream_json = <const char*>self.ack_head + ACK_HEAD_BEFORE
         self.slot.stream_json_size = len(self.ack_head) - ACK_HEAD_BEFORE - ACK_HEAD_BEHIND
         self.slot.partition = partition
@@ -130,7 +137,7 @@ cdef class Builder:
 
     @property
     def byte_count(self):
-        """Bytes of subject, key, value, headers and reply."""
+        """Bytes of subject, key, value, headers and reply, and of the ack inbox and correlation id of an envelope."""
         return self.slot.columns.byte_count if self.slot.columns != NULL else 0
 
     @property
@@ -164,6 +171,7 @@ cdef class Builder:
         batch.partition = slot.partition
         batch.ack_head = self.ack_head
         batch.ack_end = self.ack_end
+        batch.subject_utf8 = self.subject_utf8
         columns = slot.columns
         if columns == NULL or columns.rows == 0:
             return batch
@@ -184,6 +192,7 @@ cdef class PendingBatch:
     Attributes:
         stream, partition: Where they belong.
         record_count, byte_count: Records, and bytes of their data.
+        ack_bytes: Of these, bytes that are in no record: ack inboxes and correlation ids of envelopes.
         awaited_count: Answers that `acks` will give.
         leader_count: Answers among these to publishers who are content with what is durable on the leader.
         max_timestamp_us: Latest timestamp among them.
@@ -203,6 +212,7 @@ cdef class PendingBatch:
     cdef readonly tuple settled
     cdef bytes ack_head
     cdef bytes ack_end
+    cdef bytes subject_utf8
     cdef readonly str stream
     cdef readonly int partition
 
@@ -227,12 +237,18 @@ cdef class PendingBatch:
         return self.columns.byte_count if self.columns != NULL else 0
 
     @property
+    def ack_bytes(self):
+        return self.columns.enveloped_text.size if self.columns != NULL else 0
+
+    @property
     def awaited_count(self):
         return (count_awaited(self.columns) if self.columns != NULL else 0) + self.told_count
 
     @property
     def leader_count(self):
-        return count_rows(&self.columns.awaited_leader) if self.columns != NULL else 0
+        if self.columns == NULL:
+            return 0
+        return count_rows(&self.columns.awaited_leader) + self.columns.enveloped_leader
 
     @property
     def condition_count(self):
@@ -365,7 +381,7 @@ cdef class PendingBatch:
         self.settled = (repeats, wrong, full, unsure)
         return 0
 
-    cdef bytes dropped_answers(self, bytes error):
+    cdef bytes dropped_answers(self, bytes error, int ack_error, int64_t now_us):
         """The answers to dropped records, in order. `error`: all get this one; None: each gets its own."""
         cdef const Dropped* dropped = <const Dropped*>self.dropped.data
         cdef const char* text = self.dropped_text.data
@@ -378,7 +394,10 @@ cdef class PendingBatch:
             if not dropped[i].told:
                 continue
             reply = text[dropped[i].reply_at:dropped[i].reply_at + dropped[i].reply_size]
-            if error is not None:
+            if dropped[i].enveloped:
+                if error is None or ack_error != ACK_UNKNOWN:
+                    parts.append(self.dropped_ack(&dropped[i], reply, error is not None, ack_error, now_us))
+            elif error is not None:
                 parts.append(publish(reply, error))
             elif dropped[i].kind == REPEAT:
                 parts.append(publish(reply, b"%b%d%b" % (head, dropped[i].offset + 1, tail)))
@@ -388,6 +407,20 @@ cdef class PendingBatch:
                     if dropped[i].kind == WRONG_ID else b""
                 )))
         return b"".join(parts)
+
+    cdef bytes dropped_ack(self, const Dropped* dropped, bytes inbox, bint is_error, int ack_error, int64_t now_us):
+        cdef const char* text = self.dropped_text.data + dropped.reply_at + dropped.reply_size
+        cdef bint is_stored = dropped.kind == REPEAT and not is_error
+        if not is_error:
+            ack_error = 0 if is_stored else ACK_INCORRECT_OFFSET
+        return publish(inbox, envelope.encode_ack(
+            stream=self.stream.encode(), partition_subject=self.subject_utf8,
+            subject=text[dropped.correlation_size:dropped.correlation_size + dropped.subject_size],
+            inbox=inbox, correlation_id=text[:dropped.correlation_size], policy=dropped.policy,
+            offset=dropped.offset if is_stored else 0, received_us=dropped.time_us,
+            committed_us=now_us if is_stored else 0,
+            error=ack_error,
+        ))
 
     cdef bytes verdict_error(self, int kind, int64_t sequence, bytes last_id):
         if kind == WRONG_SEQUENCE:
@@ -470,31 +503,60 @@ cdef class PendingBatch:
         put_hex(at + 32, crc32c(message), 8)  # the CRC is taken while its own digits are zeros
         return message
 
-    def acks(self, int64_t first_offset, leader=None, *, bint duplicate=False):
+    def acks(self, int64_t first_offset, leader=None, *, bint duplicate=False, int64_t now_us=0):
         """Acks of the awaited records, as one blob of PUBs for the connection.
 
         Args:
             first_offset: The offset that the batch got when it was appended.
             leader: True: ack only those who are content with the leader; False: only all others; None: everybody.
             duplicate: Whether to say that the records were there already.
+            now_us: The time, which acks of envelopes give.
         """
         cdef bytes tail = ack_tail(self.partition, duplicate=True) if duplicate else self.ack_end
-        return self.answers(self.ack_head, tail, first_offset, True, leader, None)
+        return self.answers(self.ack_head, tail, first_offset, True, leader, None, 0, now_us)
 
-    def errors(self, int code, int err_code, str description, leader=None):
-        """The blob that `acks` gives, but with a JetStream error for each awaited record: nothing was stored."""
+    def errors(self, int code, int err_code, str description, leader=None, *, int ack_error=ACK_UNKNOWN):
+        """The blob that `acks` gives, but with an error for each awaited record: nothing was stored.
+
+        Args:
+            code, err_code, description: JetStream's.
+            ack_error: That of acks of envelopes; UNKNOWN: they get none.
+        """
         cdef bytes body = error_body(self.stream, code, err_code, description)
-        return self.answers(body, b"", 0, False, leader, body)
+        return self.answers(body, b"", 0, False, leader, body, ack_error, 0)
 
-    cdef bytes answers(self, bytes head, bytes tail, int64_t first_offset, bint numbered, object leader, bytes error):
+    cdef bytes answers(self, bytes head, bytes tail, int64_t first_offset, bint numbered, object leader, bytes error,
+                       int ack_error, int64_t now_us):
         """The blob of answers. `error`: dropped records get this one; None: each gets its own."""
         cdef bytes blob = b""
         if self.columns != NULL and leader is not True and self.columns.awaited.size:
             blob = self.answer_rows(&self.columns.awaited, head, tail, first_offset, numbered)
         if self.columns != NULL and leader is not False and self.columns.awaited_leader.size:
             blob += self.answer_rows(&self.columns.awaited_leader, head, tail, first_offset, numbered)
+        if self.columns != NULL and ack_error != ACK_UNKNOWN:
+            if leader is not True and self.columns.enveloped_all:
+                blob += self.envelope_acks(AWAITS_ALL, first_offset, ack_error, now_us)
+            if leader is not False and self.columns.enveloped_leader:
+                blob += self.envelope_acks(AWAITS_LEADER, first_offset, ack_error, now_us)
         if self.told_count and leader is not True:
-            blob += self.dropped_answers(error)
+            blob += self.dropped_answers(error, ack_error, now_us)
+        return blob
+
+    cdef bytes envelope_acks(self, int awaits, int64_t first_offset, int ack_error, int64_t now_us):
+        cdef bytes stream = self.stream.encode()
+        cdef Ack ack
+        cdef Py_ssize_t size
+        cdef bytes blob
+        cdef char* to
+        ack.stream.data, ack.stream.size = stream, len(stream)
+        ack.partition_subject.data, ack.partition_subject.size = self.subject_utf8, len(self.subject_utf8)
+        ack.committed_ns, ack.error = <uint64_t>(now_us * 1000), ack_error
+        with nogil:
+            size = write_acks(NULL, self.columns, awaits, &ack, first_offset)
+        blob = PyBytes_FromStringAndSize(NULL, size)
+        to = blob
+        with nogil:
+            write_acks(to, self.columns, awaits, &ack, first_offset)
         return blob
 
     cdef bytes answer_rows(self, const Buffer* rows, bytes head, bytes tail, int64_t first_offset, bint numbered):

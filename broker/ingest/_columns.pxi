@@ -46,6 +46,15 @@ cdef struct Texts:
     Py_ssize_t nulls            # counted only when `ends` is not empty
 
 
+cdef struct Enveloped:          # a row whose publisher is told at the ack inbox of its envelope
+    int32_t row
+    int32_t awaits              # AWAITS_*
+    uint32_t policy
+    int32_t inbox_size
+    int32_t correlation_size
+    Py_ssize_t at               # position in `enveloped_text` of the inbox, and then the correlation id
+
+
 cdef struct Columns:
     Py_ssize_t rows
     Py_ssize_t byte_count       # bytes of data
@@ -62,6 +71,10 @@ cdef struct Columns:
     Py_ssize_t header_rows
     Buffer awaited              # int32: rows whose publisher awaits an ack for a committed record
     Buffer awaited_leader       # int32: rows whose publisher awaits an ack for a record that is durable on the leader
+    Buffer enveloped            # Enveloped
+    Buffer enveloped_text
+    Py_ssize_t enveloped_all    # of these, how many await AWAITS_ALL
+    Py_ssize_t enveloped_leader
     Buffer conditions           # Condition: rows with an id or expectations
     Py_ssize_t id_count
     Py_ssize_t expected_id_count
@@ -98,6 +111,18 @@ cdef inline int append(Buffer* buffer, const char* data, Py_ssize_t size) noexce
         return -1
     memcpy(buffer.data + buffer.size, data, size)
     buffer.size += size
+    return 0
+
+
+cdef inline Py_ssize_t count_enveloped(const Columns* columns) noexcept nogil:
+    return columns.enveloped.size // <Py_ssize_t>sizeof(Enveloped)
+
+
+cdef int append_enveloped(Columns* columns, const Enveloped* entry) noexcept nogil:
+    if append(&columns.enveloped, <const char*>entry, sizeof(Enveloped)) < 0:
+        return -1
+    columns.enveloped_all += entry.awaits == AWAITS_ALL
+    columns.enveloped_leader += entry.awaits == AWAITS_LEADER
     return 0
 
 
@@ -174,6 +199,7 @@ cdef void clear(Columns* columns) noexcept nogil:
     columns.max_timestamp_us = INT64_MIN
     columns.timestamps.size = columns.awaited.size = columns.awaited_leader.size = columns.conditions.size = 0
     columns.id_count = columns.expected_id_count = columns.expected_subject_count = 0
+    columns.enveloped.size = columns.enveloped_text.size = columns.enveloped_all = columns.enveloped_leader = 0
     clear_texts(&columns.subject)
     clear_texts(&columns.key)
     clear_texts(&columns.value)
@@ -191,6 +217,7 @@ cdef Py_ssize_t capacity_of(const Columns* columns) noexcept nogil:
     return (
         <Py_ssize_t>sizeof(Columns) + columns.timestamps.capacity + columns.awaited.capacity
         + columns.awaited_leader.capacity + columns.conditions.capacity
+        + columns.enveloped.capacity + columns.enveloped_text.capacity
         + texts_capacity(&columns.subject) + texts_capacity(&columns.key) + texts_capacity(&columns.value)
         + texts_capacity(&columns.headers) + texts_capacity(&columns.header_key)
         + texts_capacity(&columns.header_value) + texts_capacity(&columns.reply)
@@ -208,6 +235,8 @@ cdef void free_columns(Columns* columns) noexcept nogil:
     release(&columns.awaited)
     release(&columns.awaited_leader)
     release(&columns.conditions)
+    release(&columns.enveloped)
+    release(&columns.enveloped_text)
     free_texts(&columns.subject)
     free_texts(&columns.key)
     free_texts(&columns.value)

@@ -7,7 +7,10 @@ cdef inline Py_ssize_t count_rows(const Buffer* rows) noexcept nogil:
 
 
 cdef inline Py_ssize_t count_awaited(const Columns* columns) noexcept nogil:
-    return count_rows(&columns.awaited) + count_rows(&columns.awaited_leader)
+    return (
+        count_rows(&columns.awaited) + count_rows(&columns.awaited_leader)
+        + columns.enveloped_all + columns.enveloped_leader
+    )
 
 
 cdef struct Place:

@@ -19,8 +19,9 @@ cdef enum:
     WIRE_GROUP_END = 4
     WIRE_FOUR_BYTES = 5
     GROUPS_DEPTH = 100
+    HEADERS = 32767
 
-assert envelope.GROUPS_DEPTH_MAX == GROUPS_DEPTH and len(envelope.COOKIE) == 4
+assert envelope.GROUPS_DEPTH_MAX == GROUPS_DEPTH and envelope.HEADERS_MAX == HEADERS and len(envelope.COOKIE) == 4
 cdef uint32_t COOKIE_WORD = int.from_bytes(envelope.COOKIE, sys.byteorder)
 cdef Py_ssize_t COOKIE_BYTES = 4
 cdef Py_ssize_t ENVELOPE_HEADER_BYTES = envelope.HEADER_BYTES
@@ -123,6 +124,8 @@ cdef int read_entry(const Envelope* self, const Text* entry, Buffer* spans) noex
     cdef Field field
     cdef HeaderSpan* header
     cdef int found
+    if spans.size == HEADERS * <Py_ssize_t>sizeof(HeaderSpan):
+        return 0
     if reserve(spans, sizeof(HeaderSpan)) < 0:
         return -1
     header = <HeaderSpan*>(spans.data + spans.size)

@@ -35,6 +35,8 @@ cdef struct Connection:
     const char* header_data     # NULL: there is none, or it is not read
     Buffer spans                # the message's headers, as HeaderSpan
     bint has_envelope
+    bint has_inbox              # it is told at the ack inbox of its envelope, if anywhere
+    bint inbox_may_be_told
     Envelope envelope
     Buffer envelope_spans       # the envelope's headers, as HeaderSpan from the payload on
     const char* value           # NULL: it lies in the value column
@@ -101,6 +103,9 @@ cdef int decide(Connection* self) noexcept nogil:
         return 0
     self.slot = slot
     self.reply_acks, self.record_bytes_max = slot.reply_acks, slot.record_bytes_max
+    self.has_inbox = self.has_envelope and self.envelope.ack_inbox.size > 0
+    if self.has_inbox:
+        self.inbox_may_be_told = may_be_acked(self)
     self.fate = judge(self, slot, subject, subject_size)
     return 0
 
@@ -171,7 +176,7 @@ cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t sub
         return REFUSED_TOO_LARGE
     if slot.columns != NULL and slot.columns.weight + weight(self) > slot.batch_bytes_hard and slot.columns.rows:
         return REFUSED_BATCH_FULL
-    if not slot.reply_acks or self.message.reply_size == 0:
+    if not self.has_inbox and (not slot.reply_acks or self.message.reply_size == 0):
         self.awaits = AWAITS_NONE
     return STORED
 
@@ -190,19 +195,33 @@ cdef inline Py_ssize_t weight(Connection* self) noexcept nogil:
 
 
 cdef inline bint is_answerable(const Connection* self) noexcept nogil:
-    """Whether its reply subject may be answered (`rules.R5`)."""
-    cdef const char* reply = self.line_data + self.message.reply_at
+    """Whether its reply subject may be answered."""
+    return may_be_told(self, self.line_data + self.message.reply_at, self.message.reply_size)
+
+
+cdef bint may_be_told(const Connection* self, const char* reply, Py_ssize_t reply_size) noexcept nogil:
+    """Whether an answer may go to a subject (`rules.R5`)."""
     cdef const char* prefix = self.reply_prefixes
     cdef const char* end = prefix + self.reply_prefixes_size
     cdef Py_ssize_t size
-    if self.message.reply_size > self.reply_size_max or reply[0] == c'$':
+    if reply_size > self.reply_size_max or reply[0] == c'$':
         return False
     while prefix < end:
         size = <unsigned char>prefix[0]
-        if size <= self.message.reply_size and memcmp(reply, prefix + 1, size) == 0:
+        if size <= reply_size and memcmp(reply, prefix + 1, size) == 0:
             return True
         prefix += 1 + size
     return False
+
+
+cdef bint may_be_acked(const Connection* self) noexcept nogil:
+    """Whether the ack inbox of its envelope may be told, and the ack is not too long (`rules.R9`)."""
+    cdef const Envelope* found = &self.envelope
+    return (
+        may_be_told(self, found.ack_inbox.data, found.ack_inbox.size) and is_publishable(&found.ack_inbox)
+        and self.slot.stream_size + self.slot.subject_size + self.message.subject_size + found.ack_inbox.size
+        + found.correlation_id.size <= ACK_TEXTS_BYTES
+    )
 
 
 cdef int finish(Connection* self, const char* value, int64_t now_us) noexcept nogil:
@@ -214,7 +233,12 @@ cdef int finish(Connection* self, const char* value, int64_t now_us) noexcept no
         return -1
     self.fates[fate] += 1
     self.byte_count += self.message.size
-    if fate >= FIRST_REFUSAL and self.reply_acks and self.message.reply_size:
+    if fate >= FIRST_REFUSAL and self.has_inbox:
+        if not self.inbox_may_be_told:
+            self.unanswerable += 1
+        elif ack_errors[fate] != ACK_UNKNOWN and write_ack_refusal(self, fate, now_us) < 0:
+            return -1
+    elif fate >= FIRST_REFUSAL and self.reply_acks and self.message.reply_size:
         if not is_answerable(self):
             self.unanswerable += 1
         elif write_refusal(
@@ -223,6 +247,22 @@ cdef int finish(Connection* self, const char* value, int64_t now_us) noexcept no
         ) < 0:
             return -1
     self.slot = NULL
+    return 0
+
+
+cdef int write_ack_refusal(Connection* self, int fate, int64_t now_us) noexcept nogil:
+    """Append the PUB that tells the ack inbox of a refused message. Returns 0; -1: no memory."""
+    cdef Ack ack
+    ack.stream.data, ack.stream.size = self.slot.stream, self.slot.stream_size
+    ack.partition_subject.data, ack.partition_subject.size = self.slot.subject, self.slot.subject_size
+    ack.subject.data, ack.subject.size = self.line_data + self.message.subject_at, self.message.subject_size
+    ack.inbox, ack.correlation_id = self.envelope.ack_inbox, self.envelope.correlation_id
+    ack.policy, ack.offset, ack.error = self.envelope.ack_policy, 0, ack_errors[fate]
+    ack.received_ns = <uint64_t>(now_us * 1000)
+    ack.committed_ns = 0
+    if reserve(&self.answers, ack_pub_size(&ack)) < 0:
+        return -1
+    self.answers.size = put_ack_pub(self.answers.data + self.answers.size, &ack) - self.answers.data
     return 0
 
 
@@ -288,7 +328,14 @@ cdef int add_record(Connection* self, const char* value, int64_t now_us) noexcep
         size += columns.header_key.data.size + columns.header_value.data.size
     elif mark(&columns.headers, row, False, columns.header_rows) < 0:
         return -1
-    if self.awaits != AWAITS_NONE:
+    if self.has_inbox:
+        if self.inbox_may_be_told:
+            if add_enveloped(columns, &self.envelope, row, self.awaits) < 0:
+                return -1
+            size += self.envelope.ack_inbox.size + self.envelope.correlation_id.size
+        elif self.awaits != AWAITS_NONE:
+            self.unanswerable += 1
+    elif self.awaits != AWAITS_NONE:
         if not is_answerable(self):
             self.unanswerable += 1
         else:
@@ -335,7 +382,10 @@ cdef void note_condition(Connection* self, Columns* columns) noexcept nogil:
     ):
         return
     condition.row = <int32_t>columns.rows
-    condition.may_be_told = self.reply_acks and self.message.reply_size > 0 and is_answerable(self)
+    if self.has_inbox:
+        condition.may_be_told = self.inbox_may_be_told
+    else:
+        condition.may_be_told = self.reply_acks and self.message.reply_size > 0 and is_answerable(self)
     columns.id_count += condition.id_header >= 0
     columns.expected_id_count += condition.expected_header >= 0
     columns.expected_subject_count += condition.expected_subject_sequence >= 0

@@ -17,7 +17,7 @@ I3  Every slot that a route, the dirty list or a message in part points to belon
 
 Files, each for one idea, included in this order: _columns.pxi (buffers, columns, pool), _message.pxi (reading
 one message), _envelope.pxi (Liftbridge's envelope), _ids.pxi (the table of message ids), _subjects.pxi (the last records of subjects), _settle.pxi
-(settling.py), _compose.pxi (columns to bytes), _batch.pxi (Builder, PendingBatch), _routes.pxi (subscriptions),
+(settling.py), _compose.pxi (columns to bytes), _acks.pxi (acks of envelopes), _batch.pxi (Builder, PendingBatch), _routes.pxi (subscriptions),
 _refusals.pxi (fates and answers), _fate.pxi (rules.py), _connection.pxi (the state machine). This one is Intake.
 """
 
@@ -79,6 +79,9 @@ assert BUFFER_COUNT == 25 and NODE_COUNT == 10
 
 cdef Py_ssize_t HEADER_PEEK_BYTES_MAX = rules.HEADER_PEEK_BYTES_MAX
 cdef Py_ssize_t ENVELOPE_PEEK_BYTES = rules.ENVELOPE_PEEK_BYTES_MAX
+cdef Py_ssize_t ACK_TEXTS_BYTES = rules.ACK_TEXTS_BYTES_MAX
+cdef int ACK_UNKNOWN = envelope.UNKNOWN
+cdef int ACK_INCORRECT_OFFSET = envelope.INCORRECT_OFFSET
 cdef Py_ssize_t CONTROL_LINE_SLACK = rules.CONTROL_LINE_SLACK
 cdef Py_ssize_t INFO_LINE_BYTES_MAX = rules.INFO_LINE_BYTES_MAX
 cdef Py_ssize_t ANSWER_ARGUMENT_BYTES = rules.ANSWER_ARGUMENT_BYTES
@@ -99,6 +102,7 @@ include "_ids.pxi"
 include "_subjects.pxi"
 include "_settle.pxi"
 include "_compose.pxi"
+include "_acks.pxi"
 include "_batch.pxi"
 include "_routes.pxi"
 include "_refusals.pxi"

@@ -58,6 +58,7 @@ assert len(FATE_COUNTERS) == FATE_COUNT
 cdef const char* MISSING_END = b"a message that does not end in CR LF where it should"
 cdef const char* NO_MEMORY = b"no memory"
 cdef Template[FATE_COUNT] templates
+cdef uint64_t[FATE_COUNT] ack_errors    # of acks of envelopes
 cdef list template_texts = []   # keeps alive the bytes that `templates` points into
 
 
@@ -77,6 +78,7 @@ cdef int make_templates() except -1:
         templates[fate].middle, templates[fate].middle_size = middle, len(middle)
         templates[fate].tail, templates[fate].tail_size = tail, len(tail)
         templates[fate].numbers = bool(numbers)
+        ack_errors[fate] = refusal.ack_error
         fate += 1
     return 0
 

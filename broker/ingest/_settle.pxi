@@ -29,6 +29,11 @@ cdef struct Dropped:
     int32_t row
     int32_t kind
     int32_t told                # its publisher gets an answer
+    int32_t enveloped           # at the ack inbox of its envelope, which stands in `text` as a reply subject does
+    int32_t correlation_size    # behind the inbox
+    int32_t subject_size        # behind that
+    uint32_t policy
+    int64_t time_us
     int32_t reply_size          # the reply subject's
     Py_ssize_t reply_at         # position of the reply subject in `text` of Settling
     Py_ssize_t id_at            # WRONG_ID: position there of the id that the record before has
@@ -135,6 +140,8 @@ cdef int settle_rows(Settling* self, const Columns* columns, const char* last, P
     cdef Hash[LOOKS_AHEAD] ahead
     cdef Hash id
     cdef bint has_id, is_awaited
+    cdef Py_ssize_t enveloped_at = 0
+    cdef const Enveloped* entry
     id.first = id.second = 0
     put.subject.first = put.subject.second = 0
     for i in range(count_conditions(columns)):
@@ -201,9 +208,14 @@ cdef int settle_rows(Settling* self, const Columns* columns, const char* last, P
         is_awaited = is_among(&columns.awaited, &for_all, condition.row) or is_among(
             &columns.awaited_leader, &for_leader, condition.row
         )
+        entry = find_enveloped(columns, &enveloped_at, condition.row)
+        if entry != NULL:
+            is_awaited = entry.awaits != AWAITS_NONE
         verdict.row = condition.row
         verdict.told = is_awaited if verdict.kind == REPEAT else condition.may_be_told
-        if note_dropped(self, columns, &verdict) < 0:
+        if entry != NULL and verdict.kind > WRONG_ID:
+            verdict.told = False  # Liftbridge has no error for it
+        if note_dropped(self, columns, &verdict, entry) < 0:
             return -1
         gone += 1
     if self.subjects != NULL:
@@ -213,11 +225,31 @@ cdef int settle_rows(Settling* self, const Columns* columns, const char* last, P
     return 0
 
 
-cdef int note_dropped(Settling* self, const Columns* columns, Dropped* verdict) noexcept nogil:
+cdef inline const Enveloped* find_enveloped(const Columns* columns, Py_ssize_t* at, Py_ssize_t row) noexcept nogil:
+    """The entry of a row; NULL: it has none. Rows are asked for in ascending order; `at` is kept from call to call."""
+    cdef const Enveloped* entry = <const Enveloped*>columns.enveloped.data
+    cdef Py_ssize_t count = count_enveloped(columns)
+    while at[0] < count and entry[at[0]].row < row:
+        at[0] += 1
+    return &entry[at[0]] if at[0] < count and entry[at[0]].row == row else NULL
+
+
+cdef int note_dropped(Settling* self, const Columns* columns, Dropped* verdict, const Enveloped* entry) noexcept nogil:
     cdef const int32_t* ends = <const int32_t*>columns.reply.ends.data
+    cdef const int32_t* subjects = <const int32_t*>columns.subject.ends.data
     verdict.reply_size = 0
     verdict.reply_at = self.text.size
-    if verdict.told:
+    verdict.enveloped = entry != NULL
+    if verdict.told and entry != NULL:
+        verdict.reply_size, verdict.correlation_size = entry.inbox_size, entry.correlation_size
+        verdict.subject_size = subjects[verdict.row + 1] - subjects[verdict.row]
+        verdict.policy = entry.policy
+        verdict.time_us = (<const int64_t*>columns.timestamps.data)[verdict.row]
+        if append(
+            self.text, columns.enveloped_text.data + entry.at, entry.inbox_size + entry.correlation_size
+        ) < 0 or append(self.text, columns.subject.data.data + subjects[verdict.row], verdict.subject_size) < 0:
+            return -1
+    elif verdict.told:
         verdict.reply_size = ends[verdict.row + 1] - ends[verdict.row]
         if append(self.text, columns.reply.data.data + ends[verdict.row], verdict.reply_size) < 0:
             return -1
@@ -232,7 +264,8 @@ cdef Columns* without(const Columns* columns, const Buffer* dropped) noexcept no
     cdef const Condition* last_condition = condition + count_conditions(columns)
     cdef Columns* kept = take_columns()
     cdef Buffer* awaiting
-    cdef Py_ssize_t row, for_all = 0, for_leader = 0
+    cdef Py_ssize_t row, for_all = 0, for_leader = 0, enveloped_at = 0
+    cdef const Enveloped* entry
     cdef bint is_gone
     if kept == NULL:
         return NULL
@@ -243,11 +276,12 @@ cdef Columns* without(const Columns* columns, const Buffer* dropped) noexcept no
             awaiting = &kept.awaited
         elif is_among(&columns.awaited_leader, &for_leader, row):
             awaiting = &kept.awaited_leader
+        entry = find_enveloped(columns, &enveloped_at, row)
         if is_gone:
             gone += 1
         elif copy_row(
             kept, columns, row,
-            condition if condition < last_condition and condition.row == row else NULL, awaiting,
+            condition if condition < last_condition and condition.row == row else NULL, awaiting, entry,
         ) < 0:
             give_columns(kept)
             return NULL
@@ -257,8 +291,9 @@ cdef Columns* without(const Columns* columns, const Buffer* dropped) noexcept no
 
 
 cdef int copy_row(Columns* to, const Columns* source, Py_ssize_t row, const Condition* condition,
-                  Buffer* awaiting) noexcept nogil:
+                  Buffer* awaiting, const Enveloped* entry) noexcept nogil:
     """Copy a row. `awaiting`: the list of awaited rows that gets the copy; NULL: none. Returns 0; -1: no memory."""
+    cdef Enveloped told
     cdef Py_ssize_t at = to.rows, first = 0, end = 0, header, shift
     cdef int64_t time_us = (<const int64_t*>source.timestamps.data)[row]
     cdef int32_t row_number = <int32_t>at
@@ -287,6 +322,14 @@ cdef int copy_row(Columns* to, const Columns* source, Py_ssize_t row, const Cond
         return -1
     if awaiting != NULL and append(awaiting, <const char*>&row_number, sizeof(int32_t)) < 0:
         return -1
+    if entry != NULL:
+        told = entry[0]
+        told.row = row_number
+        told.at = to.enveloped_text.size
+        if append(
+            &to.enveloped_text, source.enveloped_text.data + entry.at, entry.inbox_size + entry.correlation_size
+        ) < 0 or append_enveloped(to, &told) < 0:
+            return -1
     if condition != NULL:
         moved = condition[0]
         moved.row = row_number
@@ -303,7 +346,7 @@ cdef int copy_row(Columns* to, const Columns* source, Py_ssize_t row, const Cond
     to.rows = at + 1
     to.byte_count = (
         to.subject.data.size + to.key.data.size + to.value.data.size + to.reply.data.size
-        + to.header_key.data.size + to.header_value.data.size
+        + to.header_key.data.size + to.header_value.data.size + to.enveloped_text.size
     )
     return 0
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.api.errors import LiftlogError
+from broker.ingest import envelope
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,14 @@ class Refusal:
         counter: Its name in `Intake.counters`.
         code, err_code: JetStream's.
         description: `{size}` and `{limit}` stand for the record's bytes and `record_bytes_max`.
+        ack_error: Liftbridge's, in the ack of an envelope; UNKNOWN: there is none.
     """
 
     counter: str
     code: int
     err_code: int
     description: str
+    ack_error: int = envelope.UNKNOWN
 
 
 REFUSALS: Final = (
@@ -85,6 +88,7 @@ REFUSALS: Final = (
         400,
         10054,
         "message size exceeds maximum allowed: {size} bytes, record_bytes_max is {limit} [record_too_large]",
+        envelope.TOO_LARGE,
     ),
     Refusal(
         "refused_batch_full", 429, 10167, "too many requests: the partition does not keep up, try again [overloaded]"
@@ -142,6 +146,20 @@ ERROR_CODES: Final[Mapping[str, tuple[int, int]]] = {
     "expectation_failed": (400, 10071),  # wrong last sequence
 }
 """Reason of an error -> JetStream's code and err_code, for `PendingBatch.errors`."""
+
+
+ACK_ERRORS: Final[Mapping[str, int]] = {
+    "record_too_large": envelope.TOO_LARGE,
+    "expectation_failed": envelope.INCORRECT_OFFSET,
+    "key_missing": envelope.ENCRYPTION,
+    "wrong_keys": envelope.ENCRYPTION,
+}
+"""Reason of an error -> Liftbridge's, in the ack of an envelope; all others are UNKNOWN: there is none."""
+
+
+def ack_error(error: LiftlogError) -> int:
+    """The error that acks of envelopes give for `error`."""
+    return ACK_ERRORS.get(error.reason, envelope.UNKNOWN)
 
 
 def error_answer(error: LiftlogError) -> tuple[int, int, str]:

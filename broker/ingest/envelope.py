@@ -7,7 +7,8 @@
     7   0              type: a message that is published (1: an ack)
     8   message        protobuf, `Message` of liftbridge-api
 
-What is anything else is no envelope, and its bytes are the value of a plain record, as in Liftbridge.
+What is anything else is no envelope, and its bytes are the value of a plain record, as in Liftbridge. An ack goes to
+the inbox that the envelope names, in an envelope of type 1, without a CRC: `Ack` of liftbridge-api.
 
 E1  The message is taken as Go's protobuf takes it: of a field that is repeated the last counts; unknown fields, known
     ones of another wire type, and groups are passed over; texts are UTF-8. Headers are a map: one that stands twice is
@@ -32,8 +33,12 @@ HEADER_WITH_CRC_BYTES: Final = 12
 HAS_CRC: Final = 1
 VERSION: Final = 0
 PUBLISH: Final = 0
+ACK: Final = 1
+ACK_HEADER: Final = COOKIE + bytes([VERSION, HEADER_BYTES, 0, ACK])
 GROUPS_DEPTH_MAX: Final = 100
 """Of groups in a message. (Go's limit is 10,000; no client of Liftbridge writes one.)"""
+HEADERS_MAX: Final = 32_767
+"""Liftbridge's own log has room for no more."""
 FIELD_NUMBER_MAX: Final = (1 << 29) - 1
 
 KEY: Final = 2
@@ -46,6 +51,14 @@ TEXTS: Final = frozenset({5, 7, 8, ACK_INBOX, CORRELATION_ID})
 """Fields that are UTF-8: stream, subject and reply too, which mean nothing here."""
 HEADER_NAME: Final = 1
 HEADER_VALUE: Final = 2
+
+OK: Final = 0
+UNKNOWN: Final = 1
+INCORRECT_OFFSET: Final = 2
+TOO_LARGE: Final = 3
+ENCRYPTION: Final = 4
+"""Errors of an ack. UNKNOWN is never sent: go-liftbridge's `UnmarshalAck` drops the error, so an ack that says only
+that something went wrong would pass for one of a record. Liftbridge is silent then, too, and publishers ask again."""
 
 VARINT: Final = 0
 EIGHT_BYTES: Final = 1
@@ -92,6 +105,53 @@ def open_envelope(payload: bytes) -> Envelope | None:
         return None
 
 
+def encode_ack(
+    *,
+    stream: bytes,
+    partition_subject: bytes,
+    subject: bytes,
+    inbox: bytes,
+    correlation_id: bytes,
+    policy: int,
+    offset: int,
+    received_us: int,
+    committed_us: int,
+    error: int,
+) -> bytes:
+    """An ack in its envelope. A field that is empty or 0 is left out, as in all of protobuf.
+
+    Args:
+        policy: As `Envelope` has it.
+        offset, committed_us: 0, too, with an error.
+    """
+    signed = policy - (1 << 32) if policy >> 31 else policy
+    fields: tuple[bytes | int, ...] = (
+        *(stream, partition_subject, subject, offset, inbox, correlation_id),
+        *(signed % (1 << 64), received_us * 1000, committed_us * 1000, error),
+    )
+    return ACK_HEADER + b"".join(_field(number, value) for number, value in enumerate(fields, 1) if value)
+
+
+def is_publishable(subject: bytes) -> bool:
+    """Whether a message may be published on a subject: it has no wildcard, and nothing that would end its line."""
+    tokens = subject.split(b".")
+    return all(tokens) and not {b"*", b">"} & {*tokens} and all(byte > 0x20 and byte != 0x7F for byte in subject)
+
+
+def _field(number: int, value: bytes | int) -> bytes:
+    if isinstance(value, int):
+        return _encode_varint(number << 3) + _encode_varint(value)
+    return _encode_varint(number << 3 | BYTES) + _encode_varint(len(value)) + value
+
+
+def _encode_varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
 class _Malformed(Exception):
     pass
 
@@ -107,6 +167,8 @@ def _read_message(message: bytes) -> Envelope:
             continue
         elif number == HEADERS:
             headers.append(_read_header(value))
+            if len(headers) > HEADERS_MAX:
+                raise _Malformed
         else:
             if number in TEXTS:
                 _check_text(value)

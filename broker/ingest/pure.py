@@ -26,9 +26,9 @@ from typing import Any, Final
 from broker.ingest import rules
 from broker.ingest.answers import Refusal, publish, refusal_body
 from broker.ingest.control import ControlLine, begins_operation, read_control_line, read_operation
-from broker.ingest.envelope import COOKIE, open_envelope
+from broker.ingest.envelope import COOKIE, UNKNOWN, is_publishable, open_envelope
 from broker.ingest.errors import EXCERPT_BYTES_MAX, IntakeProtocolError
-from broker.ingest.pure_batch import Builder, PendingBatch, Row
+from broker.ingest.pure_batch import Builder, PendingBatch, Row, publish_ack
 from broker.ingest.pure_fate import PendingMessage, Route, decide
 from broker.ingest.settings import check_intake, check_route
 
@@ -325,17 +325,15 @@ class Intake:
         self._counters["messages"] += 1
         self._counters["bytes"] += line.size
         self._counters[fate.counter if isinstance(fate, Refusal) else fate] += 1
-        answerable = len(line.reply) <= self._reply_size_max and not line.reply.startswith(rules.SYSTEM)
-        answerable = answerable and line.reply.startswith(self._reply_prefixes)
+        inbox = message.inbox
+        asks = inbox is not None or (message.reply_acks and bool(line.reply))
+        answerable = self._may_be_acked(message) if inbox is not None else self._may_be_told(line.reply)
         if isinstance(fate, Refusal):
             assert builder is not None
-            if message.reply_acks and line.reply:
-                if answerable:
-                    limit = message.record_bytes_max
-                    body = refusal_body(fate, builder.stream, size=message.wire_bytes, limit=limit)
-                    self._answers.append(publish(line.reply, body))
-                else:
-                    self._counters["unanswerable"] += 1
+            if asks and not answerable:
+                self._counters["unanswerable"] += 1
+            elif asks and (inbox is None or fate.ack_error != UNKNOWN):
+                self._answers.append(self._refuse(message, fate, now_us))
         elif fate == "stored":
             assert builder is not None
             if message.awaits and not answerable:
@@ -349,14 +347,41 @@ class Intake:
                     headers=message.headers,
                     reply=line.reply or None,
                     awaits=message.awaits if answerable else rules.AWAITS_NONE,
-                    may_be_told=message.reply_acks and bool(line.reply) and answerable,
+                    may_be_told=asks and answerable,
                     msg_id=message.msg_id,
                     expected_id=message.expected_id,
                     expected_sequence=message.expected_sequence,
                     expected_subject_sequence=message.expected_subject_sequence,
                     wire_bytes=message.wire_bytes,
+                    inbox=inbox,
                 )
             )
+
+    def _may_be_told(self, subject: bytes) -> bool:
+        """Whether an answer may go to a subject (`rules.R5`)."""
+        is_own = subject.startswith(self._reply_prefixes) and not subject.startswith(rules.SYSTEM)
+        return is_own and len(subject) <= self._reply_size_max
+
+    def _may_be_acked(self, message: PendingMessage) -> bool:
+        """Whether the ack inbox of an envelope may be told (`rules.R9`)."""
+        builder, asked = message.builder, message.inbox
+        if builder is None or asked is None:
+            return False
+        texts = (builder.stream.encode(), builder.subject.encode(), message.line.subject, asked.correlation_id)
+        size = sum(map(len, texts)) + len(asked.ack_inbox)
+        is_short = size <= rules.ACK_TEXTS_BYTES_MAX
+        return is_short and is_publishable(asked.ack_inbox) and self._may_be_told(asked.ack_inbox)
+
+    def _refuse(self, message: PendingMessage, refusal: Refusal, now_us: int) -> bytes:
+        """The answer to a refused message."""
+        builder, line, asked = message.builder, message.line, message.inbox
+        assert builder is not None
+        if asked is not None:
+            return publish_ack(
+                builder.stream, builder.subject, line.subject, asked, now_us, 0, offset=0, error=refusal.ack_error
+            )
+        body = refusal_body(refusal, builder.stream, size=message.wire_bytes, limit=message.record_bytes_max)
+        return publish(line.reply, body)
 
     # Results
 

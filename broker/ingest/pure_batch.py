@@ -17,7 +17,9 @@ import pyarrow as pa
 
 from broker.api.batch import BatchHeader, encode_batch
 from broker.api.schema import SCHEMA
+from broker.ingest import envelope as envelopes
 from broker.ingest.answers import ack_head, ack_tail, error_body, publish
+from broker.ingest.envelope import Envelope, encode_ack
 from broker.ingest.rules import (
     ACK_VALUES,
     AWAITS_ALL,
@@ -39,6 +41,7 @@ from broker.ingest.settling import (
     Subjects,
     is_told,
     settle,
+    verdict_ack_error,
     verdict_body,
     waited_us,
 )
@@ -52,6 +55,7 @@ class Row:
         headers: None without a header block.
         awaits: `rules.AWAITS_ALL` or `AWAITS_LEADER`: its publisher gets an ack, and when.
         may_be_told: Its publisher gets an error, if it comes to that.
+        inbox: Where, if not at the reply subject: the envelope that it came in, which names the inbox.
         msg_id, expected_id: As its headers say; empty: none.
         expected_sequence: The sequence of the record before it; -1: any.
         expected_subject_sequence: The sequence of the last record on its subject; -1: any.
@@ -71,6 +75,7 @@ class Row:
     expected_id: bytes
     expected_sequence: int
     expected_subject_sequence: int
+    inbox: Envelope | None = None
 
     @property
     def awaited(self) -> bool:
@@ -85,9 +90,17 @@ class Row:
 
     @property
     def byte_count(self) -> int:
-        """Bytes of data in its columns."""
+        """Bytes of data in its columns, and of what its ack needs."""
         headers = sum(len(name) + len(value) for name, value in self.headers or ())
-        return len(self.subject) + len(self.key or b"") + len(self.value or b"") + headers + len(self.reply or b"")
+        texts = (self.subject, self.key or b"", self.value or b"", self.reply or b"")
+        return sum(map(len, texts)) + headers + self.ack_bytes
+
+    @property
+    def ack_bytes(self) -> int:
+        """Bytes that are in no record: ack inbox and correlation id."""
+        if self.inbox is None or not self.may_be_told:
+            return 0
+        return len(self.inbox.ack_inbox) + len(self.inbox.correlation_id)
 
     @property
     def weight(self) -> int:
@@ -106,6 +119,7 @@ class Builder:
     Args:
         stream: Its name; goes into acks.
         partition, partition_count: This one, and how many the stream has.
+        subject: What the partition listens on; goes into acks of envelopes.
         reply_acks: Answer reply subjects.
         default_ack: `all`, `leader` or `none`: what a message awaits that does not say.
         record_bytes_max: A larger record is refused (`rules.R2`).
@@ -128,9 +142,11 @@ class Builder:
         batch_bytes: int,
         batch_records: int,
         batch_bytes_hard: int = BATCH_BYTES_HARD,
+        subject: str = "",
     ) -> None:
         check_builder(partition, partition_count, default_ack, batch_bytes_hard)
         self.stream = stream
+        self.subject = subject
         self.partition = partition
         self.partition_count = partition_count
         self._reply_acks = reply_acks
@@ -155,7 +171,7 @@ class Builder:
 
     @property
     def byte_count(self) -> int:
-        """Bytes of subject, key, value, headers and reply."""
+        """Bytes of subject, key, value, headers and reply, and of the ack inbox and correlation id of an envelope."""
         return self._byte_count
 
     @property
@@ -184,7 +200,9 @@ class Builder:
 
     def take(self) -> PendingBatch:
         """Hand out the records that are there, and start empty."""
-        batch = PendingBatch(self.stream, self.partition, self._rows, self._byte_count, self._awaited_count)
+        batch = PendingBatch(
+            self.stream, self.partition, self.subject, self._rows, self._byte_count, self._awaited_count
+        )
         self._clear()
         return batch
 
@@ -212,6 +230,7 @@ class PendingBatch:
     Attributes:
         stream, partition: Where they belong.
         record_count, byte_count: Records, and bytes of their data.
+        ack_bytes: Of these, bytes that are in no record: ack inboxes and correlation ids of envelopes.
         awaited_count: Answers that `acks` will give.
         leader_count: So many of them go to publishers who are content with what is durable on the leader.
         max_timestamp_us: Latest timestamp among them.
@@ -220,9 +239,12 @@ class PendingBatch:
             last record of the subject not known.
     """
 
-    def __init__(self, stream: str, partition: int, rows: list[Row], byte_count: int, awaited_count: int) -> None:
+    def __init__(
+        self, stream: str, partition: int, subject: str, rows: list[Row], byte_count: int, awaited_count: int
+    ) -> None:
         self.stream = stream
         self.partition = partition
+        self._subject = subject
         self.record_count = len(rows)
         self.byte_count = byte_count
         self.awaited_count = awaited_count
@@ -235,6 +257,10 @@ class PendingBatch:
 
     def __repr__(self) -> str:
         return f"<PendingBatch {self.stream}/{self.partition} record_count={self.record_count}>"
+
+    @property
+    def ack_bytes(self) -> int:
+        return sum(row.ack_bytes for row in self._rows)
 
     @property
     def leader_count(self) -> int:
@@ -337,30 +363,68 @@ class PendingBatch:
         )
         return bytes(encode_batch(_to_arrow(self._rows, first_offset), header))
 
-    def acks(self, first_offset: int, leader: bool | None = None, *, duplicate: bool = False) -> bytes:
-        """Acks of the awaited records, as one blob of PUBs for the connection; then the answers to the dropped ones.
+    def acks(self, first_offset: int, leader: bool | None = None, *, duplicate: bool = False, now_us: int = 0) -> bytes:
+        """Acks of the awaited records, as one blob of PUBs for the connection: at reply subjects, then at inboxes of
+        envelopes; then the answers to the dropped ones.
 
         Args:
             first_offset: The batch's, as it was appended.
             leader: Only to those who are content with the leader, or only to all others; None: to everybody.
             duplicate: Say that the records were there already.
+            now_us: The time, which acks of envelopes give.
         """
         head, tail = ack_head(self.stream), ack_tail(self.partition, duplicate=duplicate)
         acks = [
             publish(row.reply or b"", b"%b%d%b" % (head, offset + 1, tail))
             for offset, row in self._awaited(first_offset, leader)
+            if row.inbox is None
+        ]
+        acks += [
+            self._publish_ack(row, now_us, offset=offset)
+            for offset, row in self._awaited(first_offset, leader)
+            if row.inbox is not None
         ]
         acks += [
             publish(row.reply or b"", verdict_body(self.stream, self.partition, verdict))
+            if row.inbox is None
+            else self._publish_verdict(row, verdict, now_us)
             for row, verdict in self._told(leader)
         ]
         return b"".join(acks)
 
-    def errors(self, code: int, err_code: int, description: str, leader: bool | None = None) -> bytes:
-        """The same blob with a JetStream error for each awaited record: nothing was stored."""
+    def errors(
+        self,
+        code: int,
+        err_code: int,
+        description: str,
+        leader: bool | None = None,
+        *,
+        ack_error: int = envelopes.UNKNOWN,
+    ) -> bytes:
+        """The same blob with an error for each awaited record: nothing was stored.
+
+        Args:
+            code, err_code, description: JetStream's.
+            ack_error: That of acks of envelopes; UNKNOWN: they get none.
+        """
         body = error_body(self.stream, code, err_code, description)
-        rows = [row for _, row in self._awaited(0, leader)] + [row for row, _ in self._told(leader)]
-        return b"".join(publish(row.reply or b"", body) for row in rows)
+        awaited = [row for _, row in self._awaited(0, leader)]
+        rows = [row for row in awaited if row.inbox is None] + [row for row in awaited if row.inbox is not None]
+        rows += [row for row, _ in self._told(leader)]
+        return b"".join(
+            publish(row.reply or b"", body) if row.inbox is None else self._publish_ack(row, 0, error=ack_error)
+            for row in rows
+            if row.inbox is None or ack_error != envelopes.UNKNOWN
+        )
+
+    def _publish_verdict(self, row: Row, verdict: Dropped, now_us: int) -> bytes:
+        if verdict.kind == DUPLICATE:
+            return self._publish_ack(row, now_us, offset=verdict.offset)
+        return self._publish_ack(row, 0, error=verdict_ack_error(verdict))
+
+    def _publish_ack(self, row: Row, now_us: int, *, offset: int = 0, error: int = envelopes.OK) -> bytes:
+        assert row.inbox is not None
+        return publish_ack(self.stream, self._subject, row.subject, row.inbox, row.timestamp_us, now_us, offset, error)
 
     def _awaited(self, first_offset: int, leader: bool | None) -> list[tuple[int, Row]]:
         """Those who are content with the leader come behind the others."""
@@ -369,6 +433,32 @@ class PendingBatch:
 
     def _told(self, leader: bool | None) -> list[tuple[Row, Dropped]]:
         return [told for told in self._dropped if is_told(*told)] if leader is not True else []
+
+
+def publish_ack(
+    stream: str,
+    partition_subject: str,
+    subject: bytes,
+    asked: Envelope,
+    received_us: int,
+    committed_us: int,
+    offset: int,
+    error: int,
+) -> bytes:
+    """The ack of an envelope, as the server takes it."""
+    body = encode_ack(
+        stream=stream.encode(),
+        partition_subject=partition_subject.encode(),
+        subject=subject,
+        inbox=asked.ack_inbox,
+        correlation_id=asked.correlation_id,
+        policy=asked.ack_policy,
+        offset=offset,
+        received_us=received_us,
+        committed_us=committed_us,
+        error=error,
+    )
+    return publish(asked.ack_inbox, body)
 
 
 def _to_arrow(rows: list[Row], first_offset: int) -> pa.RecordBatch:

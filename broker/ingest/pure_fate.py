@@ -79,6 +79,11 @@ class PendingMessage:
     envelope: Envelope | None = None
 
     @property
+    def inbox(self) -> Envelope | None:
+        """The envelope that names the inbox where it is told, and nowhere else (`rules.R9`)."""
+        return self.envelope if self.envelope is not None and self.envelope.ack_inbox else None
+
+    @property
     def wire_bytes(self) -> int:
         """Its size (`rules.R2`)."""
         return len(self.line.subject) + len(self.line.reply) + self.line.size
@@ -186,7 +191,7 @@ def _judge(
     weight = weight_of(message.wire_bytes, len(headers))
     if builder.record_count and builder._weight + weight > builder._batch_bytes_hard:
         return answers.BATCH_FULL
-    if builder._reply_acks and message.line.reply:
+    if message.inbox is not None or (builder._reply_acks and message.line.reply):
         envelope = message.envelope
         default = builder._awaits_by_default
         if envelope is not None:

@@ -36,6 +36,11 @@ R8  A payload of eight bytes or more that begins with Liftbridge's cookie is ope
     `ENVELOPE_PEEK_BYTES_MAX`, so that its publisher can be told. The record has its value; its key, if it has one that
     is not empty, else that of `Liftlog-Key`; the headers of NATS, and its own behind them, where an option counts as
     among those of NATS. Its ack policy stands in for the stream's `acks`. Its size is as R2 has it.
+R9  Who names an ack inbox in an envelope is told there and nowhere else, also by a stream that sends no acks: no reply
+    subject is meant. R4 and R5 hold for the inbox. Of a refusal it is told what Liftbridge has a code for, and else
+    nothing (`envelope.UNKNOWN`). It has to be a subject to publish on (it comes from a payload, and
+    goes into a line of the protocol), and the texts of an ack no longer than `ACK_TEXTS_BYTES_MAX`: the server would
+    cut us off for one that is larger than its messages may be.
 """
 
 from __future__ import annotations
@@ -74,6 +79,8 @@ HEADER_PEEK_BYTES_MAX: Final = 64 << 10
 """The header block of a record that is too large is still read, for R3, up to this; JetStream allows no larger one."""
 ENVELOPE_PEEK_BYTES_MAX: Final = 1 << 20
 """The payload of a record that is too large is still opened up to this, which is NATS's own limit by default (R8)."""
+ACK_TEXTS_BYTES_MAX: Final = 4096
+"""Of the stream's name, the subjects, the ack inbox and the correlation id in an ack of an envelope (R9)."""
 CONTROL_LINE_BYTES_MIN: Final = 64
 CONTROL_LINE_SLACK: Final = 64
 """A server's MSG line may be this much longer than the publisher's PUB line: operation, subscription id, sizes."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from broker.ingest import envelope
 from broker.ingest.answers import (
     IDS_FULL,
     IDS_OFF,
@@ -191,7 +192,17 @@ def _filled(error: tuple[int, int, str], value: object) -> tuple[int, int, str]:
 
 def is_told(row: Row, verdict: Dropped) -> bool:
     """Whether the publisher of a dropped record gets an answer (G4)."""
+    if row.inbox is not None and verdict_ack_error(verdict) == envelope.UNKNOWN:
+        return False
     return row.awaited if verdict.kind == DUPLICATE else row.may_be_told
+
+
+def verdict_ack_error(verdict: Dropped) -> int:
+    """What the ack of an envelope says of a dropped record."""
+    if verdict.kind == DUPLICATE:
+        return envelope.OK
+    wrong = (WRONG_SEQUENCE[1], WRONG_MSG_ID[1])
+    return envelope.INCORRECT_OFFSET if verdict.error[1] in wrong else envelope.UNKNOWN
 
 
 def verdict_body(stream: str, partition: int, verdict: Dropped) -> bytes:

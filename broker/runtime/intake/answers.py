@@ -25,7 +25,7 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.ingest import PendingBatch
-from broker.ingest.answers import error_answer
+from broker.ingest.answers import ack_error, error_answer
 from broker.runtime.metrics import BATCH_RECORDS
 from broker.runtime.partitions.leader import Outcome, Partition
 from broker.storage.log import AppendResult
@@ -46,14 +46,16 @@ class Answers:
 
     Args:
         send: Writes bytes to the NATS connection, if there is one.
+        wall_us: The time, for acks.
         now_s: The clock of the intake thread's loop.
 
     Attributes:
         counts: Batches, and records by what became of them.
     """
 
-    def __init__(self, send: Callable[[bytes], None], now_s: Callable[[], float]) -> None:
+    def __init__(self, send: Callable[[bytes], None], now_s: Callable[[], float], wall_us: Callable[[], int]) -> None:
         self.send = send
+        self.wall_us = wall_us
         self.counts = dict.fromkeys(
             (
                 "acks_sent",
@@ -102,7 +104,9 @@ class Answers:
                     error.reason,
                     error,
                 )
-        self.send(pending.errors(*error_answer(error)) if pending.awaited_count else b"")
+        answer = error_answer(error)
+        blob = pending.errors(*answer, ack_error=ack_error(error)) if pending.awaited_count else b""
+        self.send(blob)
 
     def _may_show_later(self) -> bool:
         now_s = self._now_s()
@@ -112,8 +116,10 @@ class Answers:
         return is_due
 
 
-def blob_of(pending: PendingBatch, result: AppendResult, outcome: Outcome, leader: bool | None) -> bytes:
+def blob_of(
+    pending: PendingBatch, result: AppendResult, outcome: Outcome, leader: bool | None, *, now_us: int
+) -> bytes:
     """The answers to the publishers of a batch. `leader`: as `PendingBatch.acks` takes it."""
     if isinstance(outcome, int):
-        return pending.acks(result.first_offset, leader)
-    return pending.errors(*error_answer(outcome), leader)
+        return pending.acks(result.first_offset, leader, now_us=now_us)
+    return pending.errors(*error_answer(outcome), leader, ack_error=ack_error(outcome))

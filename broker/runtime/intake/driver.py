@@ -99,6 +99,7 @@ class IntakeDriver:
             loop=self._loop,
             pool=pool,
             pending_bytes_max=config.intake.pending_bytes_max,
+            clocks=clocks,
         )
         self._captures = Captures(
             self._streams,

@@ -36,7 +36,9 @@ from typing import Any
 from broker.api.errors import LiftlogError, StorageFailed
 from broker.ingest import Builder, Intake, PendingBatch
 from broker.metadata.catalog import StreamInfo
+from broker.metadata.overlap import subjects_of
 from broker.replication.events import Acks
+from broker.runtime.elapsed import MACHINE, Clocks
 from broker.runtime.intake.answers import Answers, blob_of
 from broker.runtime.intake.uncommitted import Apart, Uncommitted
 from broker.runtime.partitions.leader import OnDurable, Outcome, Partition
@@ -105,6 +107,7 @@ class Flusher:
         loop: The intake thread's.
         pool: Syncs what a tick has flushed.
         pending_bytes_max: N2.
+        clocks: Of this machine, if no others are handed in.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class Flusher:
         loop: asyncio.AbstractEventLoop,
         pool: SyncExecutor,
         pending_bytes_max: int,
+        clocks: Clocks = MACHINE,
     ) -> None:
         self._intake = intake
         self._make_builder = make_builder
@@ -131,7 +135,7 @@ class Flusher:
         self._loop = loop
         self.uncommitted = Uncommitted(pending_bytes_max)
         self._bugs_shown_s = -BUG_INTERVAL_S
-        self.answers = Answers(send, loop.time)
+        self.answers = Answers(send, loop.time, clocks.wall_us)
         self._own_counts = {"pauses": 0, "flush_bugs": 0}
 
     @property
@@ -144,6 +148,7 @@ class Flusher:
         builder = self._make_builder(
             stream=info.name,
             partition=partition.partition,
+            subject=_subject_of(info, partition.partition),
             **_builder_settings(info),
         )
         builder.tag = slot = FlushSlot(partition, builder, 0.0, 0, 0, sorted_by=sorted_by)
@@ -244,16 +249,20 @@ class Flusher:
         if not slot.builder.record_count:
             return
         pending = slot.builder.take()
+        ack_bytes = pending.ack_bytes  # kept beside the log, until they are answered
         is_appending, is_answered = True, False
 
         def durable(result: AppendResult, outcome: Outcome) -> None:  # in any thread: of who learns what became of it
             nonlocal is_answered
-            blob = blob_of(pending, result, outcome, whose) if pending.awaited_count else b""
+            blob = b""
+            if pending.awaited_count:
+                blob = blob_of(pending, result, outcome, whose, now_us=self.answers.wall_us())
             if is_appending and threading.get_ident() == thread:
                 is_answered = True  # before it counts as under way; in a later append of this thread it does
                 self.answers.give(pending, blob, outcome)
                 return
-            then = functools.partial(self._on_durable, slot, pending, result.bytes, blob, outcome, row, apart)
+            size = result.bytes + ack_bytes
+            then = functools.partial(self._on_durable, slot, pending, size, blob, outcome, row, apart)
             self._hand_over(slot, then)
 
         apart: Apart | None = None
@@ -273,7 +282,8 @@ class Flusher:
         try:
             if slot.partition.has_followers:
                 apart = Apart()
-                on_leader = (Bookkeeping(functools.partial(self._durable_here, slot, apart, row, thread)), *on_leader)
+                here_too = functools.partial(self._durable_here, slot, apart, row, thread, ack_bytes)
+                on_leader = (Bookkeeping(here_too), *on_leader)
                 if awaited:
                     self.uncommitted.check(slot)
                 else:
@@ -289,38 +299,46 @@ class Flusher:
             self.answers.refuse(slot.partition, pending, StorageFailed(f"{slot.partition}: {error!r}"))
             return
         is_appending = False
+        byte_count = result.bytes + ack_bytes
         if apart is not None:
             apart.is_appending, apart.is_answered = False, is_answered
         if apart is not None and apart.is_durable:
-            self._wait_for_followers(slot, apart, result.bytes)
+            self._wait_for_followers(slot, apart, byte_count)
         elif not is_answered:
             if row is not None:
                 slot.ticked += 1
-                self._ticked_bytes += result.bytes
+                self._ticked_bytes += byte_count
             else:
                 slot.flushed_s = self._loop.time()
                 slot.in_flight += 1
             slot.idle.clear()
-            self._pending_bytes += result.bytes
+            self._pending_bytes += byte_count
 
     def _on_leader(
         self, slot: FlushSlot, pending: PendingBatch, thread: int, result: AppendResult, outcome: Outcome
     ) -> None:
         """In any thread: answer those for whom it is enough that a batch is durable on this broker."""
-        blob = blob_of(pending, result, outcome, True)
+        blob = blob_of(pending, result, outcome, True, now_us=self.answers.wall_us())
         if threading.get_ident() == thread:
             self.answers.send(blob)
         else:
             self._hand_over(slot, functools.partial(self.answers.send, blob))
 
     def _durable_here(
-        self, slot: FlushSlot, apart: Apart, row: SyncRow | None, thread: int, result: AppendResult, outcome: Outcome
+        self,
+        slot: FlushSlot,
+        apart: Apart,
+        row: SyncRow | None,
+        thread: int,
+        ack_bytes: int,
+        result: AppendResult,
+        outcome: Outcome,
     ) -> None:
         """In any thread: a batch is durable on this broker, or will never be."""
         if apart.is_appending and threading.get_ident() == thread:
             apart.is_durable = True
         else:
-            self._hand_over(slot, functools.partial(self._on_durable_here, slot, apart, row, result.bytes))
+            self._hand_over(slot, functools.partial(self._on_durable_here, slot, apart, row, result.bytes + ack_bytes))
 
     def _on_durable_here(self, slot: FlushSlot, apart: Apart, row: SyncRow | None, byte_count: int) -> None:
         self._wait_for_followers(slot, apart, byte_count)
@@ -412,6 +430,12 @@ class Flusher:
             self._own_counts["pauses"] += 1
             log.warning("intake.paused pending_bytes=%d", self._pending_bytes)
             await self._resume.wait()
+
+
+def _subject_of(info: StreamInfo, partition: int) -> str:
+    """What a partition listens on."""
+    subjects = subjects_of(info.settings)
+    return subjects[partition if partition < len(subjects) else 0] if subjects else ""
 
 
 def _builder_settings(info: StreamInfo) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from tests.support.effort import examples
 from tests.unit.ingest.envelopes import checked, envelope
 from tests.unit.ingest.envelopes import message as enclosed
 from tests.unit.ingest.twins import TWIN_IDS, TWINS, Route, builder, run
-from tests.unit.ingest.wire import hmsg, msg
+from tests.unit.ingest.wire import answers_in, hmsg, msg
 
 settings.register_profile("ingest", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 IN_TIME = settings(settings.get_profile("ingest"), max_examples=examples(150))
@@ -63,13 +63,20 @@ headers = st.lists(st.tuples(header_name, header_value) | option | key, max_size
 sid = st.sampled_from([1, 2, 3, 4, 9])
 operation = st.sampled_from([b"PING\r\n", b"+OK\r\n", b"-ERR 'x'\r\n", b'INFO {"a": 1}\r\n'])
 inner = st.builds(
-    lambda v, k, hs, policy: enclosed(
-        v, key=k.encode(), headers=[(name.encode(), text.encode()) for name, text in hs], policy=policy
+    lambda v, k, hs, policy, inbox, correlation: enclosed(
+        v,
+        key=k.encode(),
+        headers=[(name.encode(), text.encode()) for name, text in hs],
+        policy=policy,
+        inbox=inbox.encode(),
+        correlation=correlation.encode(),
     ),
     value,
     st.sampled_from(["", "k1", "k2", "é"]),
     headers,
-    st.integers(0, 3),
+    st.sampled_from([0, 1, 2, 3, 1 << 31]),
+    st.sampled_from(["", "r.1", "r.2", "r 1", "a\r\nPUB b 0\r\n", "$JS.x", "r.*", ".", "*r", "r\0"]),
+    st.text(max_size=4),
 )
 enveloped = st.builds(envelope, inner | st.binary(max_size=20)) | st.builds(checked, inner)
 bad_block = st.sampled_from([b"", b"NATS/1.0\r\n", b"NATS/1.0\r\nx\r\n\r\n", b"NATS/1.0 1\r\nA:\xff\r\n\xff:\r\n\r\n"])
@@ -171,7 +178,7 @@ def play(twin: ModuleType, wire: bytes, steps: list[tuple[str, int]]) -> list[An
                 batch = every[argument].take()
                 seen.append((batch.record_count, batch.byte_count, batch.awaited_count, batch.max_timestamp_us))
                 seen.append((batch.condition_count, batch.id_count, batch.minds_ids, batch.last_id))
-                seen.append(batch.minds_subjects)
+                seen.append((batch.minds_subjects, batch.ack_bytes))
                 if batch.record_count:
                     table, end = tables[argument], ends[argument]
                     subjects, limit = subject_tables[argument], 3 if argument % 2 else 40
@@ -200,6 +207,8 @@ def play(twin: ModuleType, wire: bytes, steps: list[tuple[str, int]]) -> list[An
                     seen.append(batch.leader_count)
                     for leader in (None, True, False):
                         seen += [batch.acks(end, leader), batch.errors(1, 2, "x", leader)]
+                        seen += [batch.acks(end, leader, now_us=now), batch.errors(1, 2, "x", leader, ack_error=4)]
+                        answers_in(seen[-1] + seen[-2])
                 if batch.record_count:
                     seen.append(bytes(batch.compose(first_offset=end, leader_epoch=1, high_watermark=0)))
                     table.last_id = batch.last_id

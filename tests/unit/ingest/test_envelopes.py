@@ -12,6 +12,7 @@ from zlib import crc32
 
 import pytest
 
+from broker.ingest.envelope import HEADERS_MAX
 from broker.ingest.rules import ENVELOPE_PEEK_BYTES_MAX
 from tests.unit.ingest.envelopes import envelope, message
 from tests.unit.ingest.twins import CUTS, TWINS, Route, builder, run
@@ -92,6 +93,15 @@ def test_its_record_is_like_that_of_a_message_with_headers(twin: ModuleType, cut
         assert getattr(batch, name) == getattr(plain, name), name
     assert batch.byte_count == plain.byte_count - len("Liftlog-Key") - len("k")
     assert answers_in(batch.acks(4)) == answers_in(plain.acks(4))
+
+
+@pytest.mark.slow
+def test_one_with_more_headers_than_liftbridge_keeps_is_a_plain_message(twin: ModuleType) -> None:
+    for count in (HEADERS_MAX, HEADERS_MAX + 1):
+        payload = envelope(b"\x4a\x00" * count)
+        [row] = run(twin, [msg("a", payload)]).rows["orders", 0]
+        is_opened = count <= HEADERS_MAX
+        assert (row["value"], len(row["headers"] or ())) == ((b"", count) if is_opened else (payload, 0))
 
 
 def test_a_batch_is_taken_while_one_arrives(twin: ModuleType) -> None:

@@ -18,6 +18,7 @@ SCRIPT = """
 import resource
 from broker.api.batch import decode_batch
 from broker.ingest import IntakeProtocolError, load
+from tests.unit.ingest.envelopes import envelope, message
 from tests.unit.ingest.twins import builder
 from tests.unit.ingest.wire import hmsg, msg
 
@@ -49,6 +50,8 @@ print([(row["subject"], row["key"], row["value"], row["reply"], row["timestamp"]
 WIRES = {
     "whole": 'hmsg("lost", payload, ("X", "y"), reply="r2")',
     "in part": 'hmsg("lost", payload, ("X", "y"), reply="r2")[:200]',
+    "an envelope": 'msg("lost", envelope(message(payload, inbox=b"r2")))',
+    "an envelope in part": 'msg("lost", envelope(message(payload, inbox=b"r2")))[:200]',
 }
 
 

@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from tests.unit.ingest.twins import CUTS, run
+from tests.unit.ingest.envelopes import ALL, LEADER, NONE, envelope, message
+from tests.unit.ingest.twins import CUTS, Route, run
 from tests.unit.ingest.wire import answers_in, hmsg, msg
 
 PREFIXES = (b"_INBOX.", b"_R.", b"longer.prefix.", b"\xc3\xa9.")
@@ -30,6 +31,40 @@ def test_refusals_go_to_the_prefixes_only(twin: ModuleType) -> None:
     outcome = run(twin, [wire], reply_prefixes=PREFIXES)
     assert [reply.decode() for reply, _ in answers_in(outcome.refusals)] == list(TAKEN)
     assert outcome.counters["unanswerable"] == len(OTHERS)
+
+
+NO_SUBJECTS = (
+    *("_INBOX.a b", "_INBOX.a\tb", "_INBOX.a\n", "_INBOX.a\r\nPUB orders.x 1\r\nx", "_INBOX.\x7f", "_INBOX.a\x00"),
+    *("_INBOX.*", "_INBOX.>", "_INBOX..a", "_INBOX."),
+)
+
+
+@pytest.mark.parametrize("policy", [LEADER, ALL, NONE])
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.__name__)
+def test_acks_of_envelopes_go_to_the_prefixes_only(twin: ModuleType, cut: object, policy: int) -> None:
+    """Nor to what is no subject: it would end its line, and begin another. The reply subject is told nothing."""
+    inboxes = [each for each in TAKEN if each != "_INBOX."]
+    others = OTHERS + NO_SUBJECTS + ("_INBOX." + "a" * 4096,)
+    wire = b"".join(
+        msg("a", envelope(message(b"v", inbox=inbox.encode(), policy=policy)), reply="_INBOX.r")
+        for inbox in (*inboxes, *others)
+    )
+    outcome = run(twin, cut(wire), [Route(settings={"default_ack": "none"})], reply_prefixes=PREFIXES)  # type: ignore[operator]
+    acked = [] if policy == NONE else inboxes
+    assert [reply.decode() for reply, _ in answers_in(outcome.acks["orders", 0])] == acked
+    assert outcome.counters["stored"] == len(inboxes) + len(others)
+    assert outcome.counters["unanswerable"] == (0 if policy == NONE else len(others))
+
+
+def test_refusals_of_envelopes_go_to_the_prefixes_only(twin: ModuleType) -> None:
+    inboxes = [each for each in TAKEN if each != "_INBOX."]
+    wire = b"".join(
+        msg("a", envelope(message(b"v" * 300, inbox=inbox.encode())), reply="_INBOX.r")
+        for inbox in (*inboxes, *OTHERS, *NO_SUBJECTS)
+    )
+    outcome = run(twin, [wire], [Route(settings={"record_bytes_max": 200})], reply_prefixes=PREFIXES)
+    assert [reply.decode() for reply, _ in answers_in(outcome.refusals)] == inboxes
+    assert outcome.counters["unanswerable"] == len(OTHERS) + len(NO_SUBJECTS)
 
 
 def test_without_a_prefix_nothing_is_answered(twin: ModuleType) -> None:
