@@ -40,6 +40,10 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         UnknownProducer         unknown_producer       never registered, or expired: register anew; nothing was appended
         ProducerFenced          producer_fenced        another has registered under its name since: `producer_epoch`
         WriterFenced            writer_fenced          another writer has fenced the partition; nothing was appended
+        UnknownGroup            unknown_group          no consumer group of this name
+        UnknownMember           unknown_member         it has left its group, or has expired: join again
+        GroupFenced             group_fenced           the partition is another member's by now, or begun anew: `epoch`
+        GroupInUse              group_in_use           it has members, and this needs that it has none
         OutOfSequence           out_of_sequence        a gap, or too old to tell if it was appended: `expected`
         StreamExists            stream_exists          exists with other settings: `differences`
         OffsetOutOfRange        offset_out_of_range    outside [log_start_offset, high_watermark]: both are fields
@@ -282,6 +286,26 @@ class ProducerFenced(InvalidRequest):
 
 class WriterFenced(InvalidRequest):
     reason = "writer_fenced"
+    status = 409
+
+
+class UnknownGroup(InvalidRequest):
+    reason = "unknown_group"
+    status = 404
+
+
+class UnknownMember(InvalidRequest):
+    reason = "unknown_member"
+    status = 404
+
+
+class GroupFenced(InvalidRequest):
+    reason = "group_fenced"
+    status = 409
+
+
+class GroupInUse(InvalidRequest):
+    reason = "group_in_use"
     status = 409
 
 

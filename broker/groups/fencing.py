@@ -12,6 +12,9 @@ H3  Whoever begins holds the grant, as far as the catalog is known here. One tha
 H4  A commit names the offset from which its member read on, and counts if that is where the partition is. So nothing
     is committed twice or passed over, also by a member that takes an answer of before for that to its last question.
     The newest one may come again.
+H5  A reset, or a removal, is a record under an epoch that the catalog has given for it alone, while the group had no
+    members (`metadata.groups.G8`). It counts if nobody has begun under a later one. What is removed keeps its epoch: an
+    earlier member that a leader still takes for one must not begin anew.
 """
 
 from __future__ import annotations
@@ -21,10 +24,19 @@ from typing import NamedTuple
 
 
 class GroupProgress(NamedTuple):
-    """The newest record of one partition of a group, as the leader has appended it. Nothing yet: both 0."""
+    """The newest record of one partition of a group, as the leader has appended it.
+
+    Attributes:
+        epoch: 0: there is no record.
+        offset: None: nobody has begun yet, or it was removed.
+    """
 
     epoch: int = 0
-    offset: int = 0
+    offset: int | None = None
+
+    def at(self, first: int) -> int:
+        """Where a member begins; `first`: if nobody has before."""
+        return first if self.offset is None else self.offset
 
 
 class CommitVerdict(Enum):
@@ -65,8 +77,13 @@ def judge_commit(newest: GroupProgress, epoch: int, start: int, offset: int) -> 
         start: Where its member read on (H4).
         offset: The next one that it will read.
     """
-    if epoch != newest.epoch:
+    if epoch != newest.epoch or newest.offset is None:
         return CommitVerdict.FENCED
     if offset == newest.offset:
         return CommitVerdict.DONE
     return CommitVerdict.APPEND if start == newest.offset < offset else CommitVerdict.FENCED
+
+
+def judge_fence(newest: GroupProgress, epoch: int) -> CommitVerdict:
+    """Whether a reset or a removal counts (H5)."""
+    return CommitVerdict.APPEND if epoch > newest.epoch else CommitVerdict.FENCED

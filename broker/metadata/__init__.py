@@ -17,7 +17,9 @@ shapes.py      what each field of each command has to be
 fields.py      fields of commands, read: whether they are there, and their defaults
 info.py        what it knows of one stream, of one broker, of a rescue
 producers.py   ids of idempotent producers, and their names
-groups.py      consumer groups: members, and which partitions they are granted; nobody calls it yet
+groups.py      consumer groups: members, and which partitions they are granted
+group_commands.py  commands of consumer groups
+member_lives.py    which of their members live
 assignment.py  which member of a group is to read which partition
 access.py      tokens and grants: who may do what
 overlap.py     which subjects can carry the same message

@@ -27,7 +27,8 @@ def assign(
         counts: So many partitions each stream has. One that is missing there does not exist.
         held: What each partition's member is by now.
     """
-    readers = {name: [member for member in sorted(streams) if name in streams[member]] for name in sorted(counts)}
+    names = sorted({name for member in streams.values() for name in member if name in counts})
+    readers = {name: [member for member in sorted(streams) if name in streams[member]] for name in names}
     has: dict[str, list[Partition]] = {member: [] for member in sorted(streams)}
     free = []
     for name, members in readers.items():

@@ -24,6 +24,7 @@ Commands (`"v": 1`, `"kind"`, `"request_id"`, and; those of `broker_commands.py`
     note_producers   names, at_ms                             they are used
     forget_producer  name
     put_token, drop_token, put_grants, require_auth           who may do what (`access.py`)
+    join_group, release_partitions, end_members, fence_group  consumer groups (`group_commands.py`)
 
 Results: {"ok": ...} or {"error": problem}.
 
@@ -43,11 +44,12 @@ M7  A command takes effect as a whole or is refused, and then changes nothing. `
 M8  A command has effect only where the cluster has its feature level, and that of the settings it names, at its place
     in the journal: every broker knows it there, and a journal that holds one from before gives everybody the same
     catalog, after an upgrade too. A broker that is alone, without a Raft group, need not ask others about settings,
-    tokens, grants and fences.
+    tokens, grants, fences and consumer groups.
 M9  The stream of a stream's stages goes with it, in the same command: stages without a stream are for nobody.
 M10  A command whose fields do not have their shapes (`shapes.py`) has no effect, wherever it comes from.
 M11  `check` refuses what `judge` refuses, for the same reason.
 M12  The fences of a partition have the numbers 1, 2, 3 ...: each is given out once, to who knew the one before.
+M13  Consumer groups go by the streams and partitions that there are: the command that changes these fits them.
 
 Design: docs/explain/architecture.md, docs/explain/metadata.md.
 """
@@ -71,9 +73,11 @@ from broker.api.errors import (
 )
 from broker.api.stream import SINCE as SETTINGS_SINCE
 from broker.api.stream import STAGES_PREFIX, UNALTERABLE, StreamSettings, check_name, settings_from, stages_of
-from broker.metadata import access, broker_commands, fields, growth, partition_commands, rescue, shapes
+from broker.metadata import access, broker_commands, fields, group_commands, growth, partition_commands, rescue, shapes
 from broker.metadata.access import Access
 from broker.metadata.cluster import Cluster, Touched
+from broker.metadata.group_commands import EPOCH_BITS, Counts
+from broker.metadata.groups import Groups
 from broker.metadata.info import BrokerInfo, StreamInfo, advice_on, differing, growth_of, info_from
 from broker.metadata.overlap import SubjectTree, subjects_of
 from broker.metadata.producers import NamedProducer, Producers
@@ -90,14 +94,19 @@ SINCE: Final[dict[str, int]] = {
     **dict.fromkeys(access.KINDS, 5),
     **dict.fromkeys(("require_auth", "tell_auth_mode"), MODES_SINCE),
     "raise_fence": 10,
+    **dict.fromkeys(group_commands.KINDS, 11),
 }
 """Commands by the feature level that they came with; those that are not here have the first (M8)."""
 BESIDE_SINCE: Final = 6
 """The feature level from which on `beside` in `create_stream` has effect (M8)."""
 TAG_SINCE: Final = 5
 """The feature level of `tag` in `register_producer` (M8)."""
-_OF_USERS: Final = frozenset({"put_token", "drop_token", "put_grants", "require_auth", "raise_fence"})
+_OF_USERS: Final = frozenset(
+    {"put_token", "drop_token", "put_grants", "require_auth", "raise_fence", *group_commands.KINDS}
+)
 """Commands of people, who ask a cluster that has just begun. What brokers ask by themselves they ask at their level."""
+_OF_ONE: Final = frozenset({*access.KINDS, *group_commands.KINDS, "raise_fence"})
+"""Commands that a broker which is alone asks nobody about."""
 _CLUSTER_KINDS: Final = {**broker_commands.KINDS, **partition_commands.KINDS, **rescue.KINDS}
 _CHECKS: Final = {**broker_commands.CHECKS, **partition_commands.CHECKS}
 _MOVED: Final = (
@@ -114,6 +123,7 @@ class Catalog:
     cluster: Cluster = field(default_factory=Cluster)
     producer_names: Producers = field(default_factory=Producers)
     access: Access = field(default_factory=Access)
+    groups: Groups = field(default_factory=Groups)
     deleted: dict[str, str] = field(default_factory=dict)  # incarnation -> name of the stream (M6)
     _requests: OrderedDict[str, dict[str, Any]] = field(default_factory=OrderedDict)
     _subjects: SubjectTree = field(default_factory=SubjectTree)  # of the streams that send acks (M3)
@@ -170,6 +180,7 @@ class Catalog:
             cluster=self.cluster.copy(),
             producer_names=self.producer_names.copy() if _is_of_producers(command) else self.producer_names,
             access=self.access.copy(),
+            groups=self.groups.copy(),
             deleted=dict(self.deleted),
             _subjects=self._subjects,
             _is_trial=True,
@@ -205,7 +216,7 @@ class Catalog:
             raise InvalidRequest(f"command version {command.get('v')!r:.100}, this release knows {COMMAND_VERSION}")
         kind = fields.text(command, "kind")
         command = shapes.checked(command, kind)
-        needs_others = kind not in (*access.KINDS, "raise_fence") or not self.cluster.is_alone
+        needs_others = kind not in _OF_ONE or not self.cluster.is_alone
         if (level := SINCE.get(kind, 0)) > self.cluster.feature_level and needs_others:
             why = f"{kind} needs feature level {level}, the cluster has {self.cluster.feature_level}"
             if kind in _OF_USERS:
@@ -227,6 +238,7 @@ class Catalog:
 
     def _dispatch(self, command: Mapping[str, Any]) -> Any:
         kind, command = self._known(command)
+        self.groups.floor = self.cluster.epoch_last << EPOCH_BITS
         match kind:
             case kind if kind in _CLUSTER_KINDS:
                 if kind == "reassign":
@@ -263,6 +275,8 @@ class Catalog:
                 if kind == "require_auth" and command["required"]:
                     self.cluster.check_enforcing()
                 return access.KINDS[kind](self.access, command)
+            case kind if kind in group_commands.KINDS:
+                return group_commands.apply(self.groups, self.streams, command, kind)
             case kind:
                 raise AssertionError(f"{kind} has shapes and is no command")
 
@@ -302,6 +316,7 @@ class Catalog:
             places = self.cluster.place_replicas(settings.partitions, factor)
             self.cluster.add_stream(incarnation, places, first=0, min_insync=least)
         self._set(info)
+        self._fit(name)
         return {"stream": info.as_dict(), "created": True}
 
     def _check_beside(self, settings: StreamSettings, known: Iterable[str]) -> None:
@@ -420,7 +435,13 @@ class Catalog:
     def _grown(self, existing: StreamInfo, settings: StreamSettings) -> dict[str, Any]:
         before, after = existing.settings.partitions, settings.partitions
         moved = settings.partition_by != "subject_suffix"
-        return self._put(existing, settings, *([_MOVED.format(before=before, after=after)] if moved else []))
+        result = self._put(existing, settings, *([_MOVED.format(before=before, after=after)] if moved else []))
+        self._fit(existing.name)
+        return result
+
+    def _fit(self, name: str) -> None:
+        """M13."""
+        self.groups.fit(Counts(self.streams), name)
 
     def _raise_replication(self, command: Mapping[str, Any]) -> dict[str, Any]:
         existing = self._live(command["name"])
@@ -450,6 +471,7 @@ class Catalog:
                 self.cluster.touched.streams[each.incarnation] = None
                 self.deleted[each.incarnation] = each.name
                 self.cluster.drop_stream(each.incarnation)
+        self._fit(info.name)
         self._note_subjects(info, None)
         return {"stream": info.as_dict()}
 
@@ -513,6 +535,7 @@ class Catalog:
             "cluster": self.cluster.snapshot(),
             **self.producer_names.snapshot(),
             **self.access.snapshot(),
+            **self.groups.snapshot(),
             "deleted": dict(self.deleted),
             "requests": [[request_id, result] for request_id, result in self._requests.items()],
         }
@@ -528,6 +551,7 @@ class Catalog:
             cluster=Cluster.restore(snapshot["cluster"], epoch_last=snapshot["epoch_last"]),
             producer_names=Producers.restore(snapshot),
             access=Access.restore(snapshot),
+            groups=Groups.restore(snapshot),
             deleted=dict(snapshot["deleted"]),
             _requests=OrderedDict(snapshot["requests"]),
         )

@@ -2,6 +2,7 @@
 
     heartbeats  ─► one renewal for all of them ─► each is told that it is committed
     silence     ─► fail_broker                       reports of followers ─► report_leader
+    silence of members of consumer groups ─► end_members
     the catalog ─► first elections at their deadline, preferred leaders, replicas for internal streams, feature levels
 
 It reads the catalog, and asks for what is missing there: again and again, until the catalog shows it. So an answer that
@@ -25,6 +26,7 @@ H4  A command of a deposed controller may be committed late, once. No command do
     elect_preferred    only to the first replica, if that is in sync and lives
     raise_replication  only adds, and only where there are fewer
     set_feature_level  only to what all brokers know
+    end_members        names sessions: at worst a member that lives joins again
 
 H5  A heartbeat is not renewed once its broker was taken for dead, or has left, since, nor after a whole session: it
     would bring that back, or keep it alive, though nobody has heard of it any more. The answer to the renewal that it
@@ -48,6 +50,7 @@ from typing import Any, Final, assert_never
 from broker.metadata.catalog import COMMAND_VERSION, Catalog
 from broker.metadata.cluster import FEATURE_LEVEL, Cluster
 from broker.metadata.leader_reports import REPORT_WINDOW_MS, LeaderReports, ReportArrived
+from broker.metadata.member_lives import MemberLives
 from broker.metadata.partition import PartitionState, Place
 from broker.metadata.session import HEARTBEAT_MS, lapse_ms
 
@@ -64,6 +67,8 @@ CALM_MS: Final = 10_000
 CALM_MS_MAX: Final = 600_000
 """How long a broker has to be calm before it is given anything; twice as long each time that it was not for long."""
 INTERNAL_REPLICAS: Final = 3
+END_GROUPS: Final = 20
+"""So many groups lose their silent members at one look."""
 
 # -- events and effects ---------------------------------------------------------------------------------------
 
@@ -90,7 +95,14 @@ class TimePassed:
     """Look whether something is due."""
 
 
-Event = HeartbeatArrived | ReportArrived | SubmitAnswered | TimePassed
+@dataclass(frozen=True, slots=True)
+class MembersHeard:
+    """Of these members of consumer groups a broker has heard: group, member, session."""
+
+    members: tuple[tuple[str, str, int], ...]
+
+
+Event = HeartbeatArrived | ReportArrived | SubmitAnswered | TimePassed | MembersHeard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +188,7 @@ class Controller:
     _out: dict[int, _Out] = field(default_factory=dict)
     _duties: set[str] = field(default_factory=set)  # of those
     _reports: LeaderReports = field(default_factory=LeaderReports)
+    _lives: MemberLives = field(default_factory=MemberLives)
     _rest: dict[str, int] = field(default_factory=dict)  # duty -> not before
     _brokers: dict[str, _Seen] = field(default_factory=dict)
     _beats: dict[str, tuple[int, int]] = field(default_factory=dict)  # to be renewed
@@ -196,6 +209,10 @@ class Controller:
                 return self._on_answer(event, catalog, now_ms)
             case TimePassed():
                 return self._on_time(catalog, now_ms)
+            case MembersHeard():
+                for group, member, session in event.members:
+                    self._lives.heard(group, member, session, now_ms)
+                return []
             case _:
                 assert_never(event)
 
@@ -300,6 +317,7 @@ class Controller:
         if (hung_ms := now_ms - self._ran_ms - HEARTBEAT_MS) > 0:  # H1
             for seen in self._brokers.values():
                 seen.heard_ms = min(now_ms, seen.heard_ms + hung_ms)
+            self._lives.hung(hung_ms, now_ms)
         self._ran_ms = now_ms
         self._rest = {duty: ms for duty, ms in self._rest.items() if ms > now_ms}
         self._see(cluster, now_ms)
@@ -309,6 +327,7 @@ class Controller:
             effects += self._balance(cluster, now_ms)
             effects += self._internal_streams(catalog, now_ms)
             effects += self._feature_level(cluster, now_ms)
+            effects += self._end_members(catalog, now_ms)
             self._scan_at_ms = now_ms + SCAN_MS
         return effects
 
@@ -374,6 +393,13 @@ class Controller:
             if any(len(state.target or state.replicas) < factor for state in states):
                 named: dict[str, Any] = {"name": name, "replication_factor": factor}
                 effects += self._submit(f"replicas {name}", now_ms, "raise_replication", **named)
+        return effects
+
+    def _end_members(self, catalog: Catalog, now_ms: int) -> list[Effect]:
+        """Of consumer groups, who was not heard for too long."""
+        effects: list[Effect] = []
+        for group, members in sorted(self._lives.lapsed(catalog.groups, now_ms).items())[:END_GROUPS]:
+            effects += self._submit(f"members {group}", now_ms, "end_members", name=group, members=members)
         return effects
 
     def _feature_level(self, cluster: Cluster, now_ms: int) -> list[Effect]:

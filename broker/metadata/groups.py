@@ -15,15 +15,34 @@ G4  Whoever joins under the instance of another member takes its place: what tha
 G5  A member's end names its session. What was decided of an earlier session of its name changes nothing.
 G6  The target changes with members, with what they read, and with partitions; a release changes grants alone. So a
     group comes to rest when each member has answered once.
+G7  Each change of a group has a number of the same counter (`version`). A member that has seen a later one passes over
+    what a broker says that is behind.
+G8  A group without members is fenced: that takes an epoch, as a grant does. Who is granted anything later has a greater
+    one, and who was before a smaller one. So a reset or a removal of its offsets has its place among their commits.
+G9  No number is below `floor`, which the catalog raises with the registrations of brokers. A catalog that has lost its
+    last commands, or was put back from a copy, gives none out a second time.
+G10  Everything is decided in sorted order: a catalog that was restored goes on as the one that made the snapshot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
+from broker.api.errors import GroupInUse, InvalidRequest, UnknownGroup, UnknownMember
 from broker.metadata.assignment import Partition, assign
+
+GROUPS_MAX: Final = 2_000
+MEMBERS_MAX: Final = 256
+"""Of one group."""
+MEMBERS_ALL_MAX: Final = 20_000
+"""Of all groups."""
+MEMBER_STREAMS_MAX: Final = 64
+TIMEOUT_MS_LEAST: Final = 2_000
+TIMEOUT_MS_MAX: Final = 3_600_000
+GROUP_PARTITIONS_MAX: Final = 2_048
+"""Which a group reads when a member joins. Each that a member gives up to another one is a step of the assignment."""
 
 
 class Grant(NamedTuple):
@@ -57,15 +76,33 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroup:
-    """A group at one time. It is replaced, never changed: a reader on another thread keeps what it has."""
+    """A group at one time. It is replaced, never changed: a reader on another thread keeps what it has.
+
+    Attributes:
+        version: G7.
+    """
 
     members: Mapping[str, Member] = field(default_factory=dict)
     target: Mapping[Partition, str] = field(default_factory=dict)
     grants: Mapping[Partition, Grant] = field(default_factory=dict)
+    version: int = 0
 
     def of(self, member: str) -> dict[Partition, Grant]:
         """What a member holds."""
         return {partition: grant for partition, grant in self.grants.items() if grant.member == member}
+
+    def checked(self, member: str, session: int) -> Member:
+        """A member. Raises UnknownMember: it is none in this session."""
+        known = self.members.get(member)
+        if known is None or known.session != session:
+            raise UnknownMember(f"{member!r} is no member any more: join again", member=member)
+        return known
+
+    @property
+    def streams(self) -> set[str]:
+        """That members read, or that are still held."""
+        read = {name for member in self.members.values() for name in member.streams}
+        return read | {name for name, _ in self.grants}
 
     @property
     def is_at_rest(self) -> bool:
@@ -78,15 +115,24 @@ class Groups:
     """See the module.
 
     Attributes:
-        last: The newest number of all epochs and sessions.
+        last: The newest number of all epochs, sessions and versions.
+        floor: G9. It is no part of the state.
     """
 
     last: int = 0
     named: Mapping[str, ConsumerGroup] = field(default_factory=dict)
+    floor: int = field(default=0, compare=False, repr=False)
 
     def copy(self) -> Groups:
         """Another one with the same content."""
-        return Groups(self.last, self.named)
+        return Groups(self.last, self.named, self.floor)
+
+    def get(self, name: str) -> ConsumerGroup:
+        """One of them. Raises UnknownGroup."""
+        group = self.named.get(name)
+        if group is None:
+            raise UnknownGroup(f"no group {name!r}", group=name)
+        return group
 
     def join(
         self,
@@ -102,8 +148,11 @@ class Groups:
 
         Args:
             counts: How many partitions each stream of the catalog has.
+        Raises:
+            InvalidRequest: there would be too many of something: `limit`.
         """
         group = self.named.get(name) or ConsumerGroup()
+        self._check_room(name, group, member, {*streams}, counts)
         members, grants = dict(group.members), dict(group.grants)
         former = next((each for each, kept in members.items() if instance and kept.instance == instance), None)
         known = members.get(member)
@@ -112,7 +161,7 @@ class Groups:
         if former is not None and former != member:  # G4
             del members[former]
             target = {partition: member if each == former else each for partition, each in target.items()}
-            for partition, grant in grants.items():
+            for partition, grant in sorted(grants.items()):  # G10
                 if grant.member == former:
                     grants[partition] = grant._replace(member=member, epoch=self._next())
         members[member] = Member(session, tuple(sorted(set(streams))), timeout_ms, instance)
@@ -139,25 +188,85 @@ class Groups:
             grants = {partition: grant for partition, grant in group.grants.items() if partition not in freed}
             self._replace(name, self._granted(replace(group, grants=grants)))
 
-    def fit(self, counts: Mapping[str, int]) -> None:
-        """Streams have come or gone, or have other partitions."""
-        for name, group in self.named.items():
-            self._put(name, group, counts)
+    def fit(self, counts: Mapping[str, int], stream: str | None = None) -> None:
+        """A stream has come or gone, or has other partitions. None: it may be any."""
+        for name, group in sorted(self.named.items()):  # G10
+            if stream is None or stream in group.streams:
+                self._put(name, group, counts)
 
-    def forget(self, name: str) -> bool:
-        """A group that has no members. False: it has, or is not there."""
-        group = self.named.get(name)
-        if group is None or group.members:
-            return False
-        self.named = {each: kept for each, kept in self.named.items() if each != name}
-        return True
+    def fence(self, name: str, *, forget: bool) -> int:
+        """Give out the epoch under which the offsets of a group are reset, or go with it (G8).
+
+        Raises:
+            GroupInUse: it has members.
+        """
+        if self.named.get(name, ConsumerGroup()).members:
+            raise GroupInUse(f"group {name!r} has members: stop them first", group=name)
+        if forget:
+            self.named = {each: kept for each, kept in self.named.items() if each != name}
+        return self._next()
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it as JSON values; nothing, if there was never any."""
+        if not self.last:
+            return {}
+        named = [
+            {
+                "name": name,
+                "version": group.version,
+                "members": [[each, *member] for each, member in sorted(group.members.items())],
+                "target": [[*at, member] for at, member in sorted(group.target.items())],
+                "grants": [[*at, *grant] for at, grant in sorted(group.grants.items())],
+            }
+            for name, group in sorted(self.named.items())
+        ]
+        return {"groups": {"last": self.last, "named": named}}
+
+    @classmethod
+    def restore(cls, snapshot: Mapping[str, Any]) -> Groups:
+        """What `snapshot` described; of before there was any: nothing."""
+        kept = snapshot.get("groups", {"last": 0, "named": []})
+        return cls(
+            kept["last"],
+            {
+                each["name"]: ConsumerGroup(
+                    members={
+                        name: Member(session, tuple(streams), timeout_ms, instance)
+                        for name, session, streams, timeout_ms, instance in each["members"]
+                    },
+                    target={(stream, number): member for stream, number, member in each["target"]},
+                    grants={(stream, number): Grant(*grant) for stream, number, *grant in each["grants"]},
+                    version=each["version"],
+                )
+                for each in kept["named"]
+            },
+        )
+
+    def _check_room(
+        self, name: str, group: ConsumerGroup, member: str, streams: set[str], counts: Mapping[str, int]
+    ) -> None:
+        is_new = member not in group.members
+        partitions = sum(counts.get(each, 0) for each in group.streams | streams)
+        for is_full, what, limit in (
+            (name not in self.named and len(self.named) >= GROUPS_MAX, "groups", GROUPS_MAX),
+            (is_new and len(group.members) >= MEMBERS_MAX, "members of a group", MEMBERS_MAX),
+            (
+                is_new and sum(len(each.members) for each in self.named.values()) >= MEMBERS_ALL_MAX,
+                "members of all groups",
+                MEMBERS_ALL_MAX,
+            ),
+            (len(streams) > MEMBER_STREAMS_MAX, "streams of a member", MEMBER_STREAMS_MAX),
+            (partitions > GROUP_PARTITIONS_MAX, "partitions of a group", GROUP_PARTITIONS_MAX),
+        ):
+            if is_full:
+                raise InvalidRequest(f"{limit} {what} are the limit", limit=limit)
 
     def _next(self) -> int:
-        self.last += 1
+        self.last = max(self.last, self.floor) + 1
         return self.last
 
     def _replace(self, name: str, group: ConsumerGroup) -> None:
-        self.named = {**self.named, name: group}
+        self.named = {**self.named, name: replace(group, version=self._next())}
 
     def _put(self, name: str, group: ConsumerGroup, counts: Mapping[str, int]) -> None:
         """With a new target. Where a partition is being asked back, its next member keeps its place."""

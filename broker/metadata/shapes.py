@@ -30,6 +30,7 @@ from broker.api.principals import (
 )
 from broker.api.stream import NAME_BYTES_MAX, REPLICAS_MAX, check_name
 from broker.api.validation import Rule, ValueShape, shape_of
+from broker.metadata.groups import TIMEOUT_MS_LEAST, TIMEOUT_MS_MAX
 from broker.metadata.producers import TAG_BITS
 
 WORD_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
@@ -66,6 +67,8 @@ By = Annotated[str, Rule(pattern=f"broker:{NAME_PATTERN}|{CALLER_PATTERN}", says
 GrantText = Annotated[str, Rule(pattern=GRANT_NAME_PATTERN, says="must be 0 to 512 of printable ASCII")]
 Grants = tuple[tuple[GrantText, GrantText], ...]
 Mode = Annotated[str, Rule(limit=MODES)]
+
+GroupName = Annotated[str, Rule(read=lambda name: check_name(name, what="group"))]
 
 _SESSION: Final[Mapping[str, Any]] = {"broker_id": Name, "registration": Number}
 _PLACE: Final[Mapping[str, Any]] = {"stream": Word, "partition": PartitionNumber}
@@ -116,6 +119,20 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "drop_token": {"token_id": TokenId, "by": By},
     "put_grants": {"principal": Principal, "add": Grants, "remove": Grants, "by": By},
     "require_auth": {"required": bool, "by": By},
+    "join_group": {
+        "name": GroupName,
+        "member": Word,
+        "streams": tuple[StreamName, ...],
+        "timeout_ms": Annotated[int, Rule(limit=(TIMEOUT_MS_LEAST, TIMEOUT_MS_MAX))],
+        "instance": Annotated[str, Rule(pattern=f"|{NAME_PATTERN}", says="must be a name, or empty")],
+    },
+    "release_partitions": {
+        "name": GroupName,
+        "member": Word,
+        "partitions": tuple[tuple[StreamName, PartitionNumber, Number], ...],
+    },
+    "end_members": {"name": GroupName, "members": Annotated[Mapping[str, Number], _WORD]},
+    "fence_group": {"name": GroupName, "forget": bool},
     "form_cluster": {"cluster_id": Name, "feature_level": Level},
     "register_broker": {
         "broker_id": Name,

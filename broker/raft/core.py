@@ -58,7 +58,10 @@ COMMAND_BYTES_MAX: Final = 8 << 20
 ENTRY_BYTES: Final = 32
 """Most bytes of an entry's record besides its command."""
 GROWS: Final = frozenset(
-    {"create_stream", "add_partitions", "raise_replication", "raise_fence", "register_producer", "reassign"}
+    {
+        *("create_stream", "add_partitions", "raise_replication", "raise_fence", "register_producer", "reassign"),
+        "join_group",
+    }
 )
 """Kinds of commands that make the catalog or the logs larger: they leave half of the journal's room to the others."""
 BATCH_BYTES: Final = 2 * COMMAND_BYTES_MAX

@@ -26,6 +26,7 @@ from broker.api.http import host_port
 from broker.api.placements import Vote
 from broker.metadata.access import Access
 from broker.metadata.catalog import Catalog, StreamInfo
+from broker.metadata.groups import Groups
 from broker.metadata.producers import NamedProducer
 from broker.runtime import metrics, stopping
 from broker.runtime.background.cleaner import Cleaner
@@ -177,6 +178,7 @@ class Assembled:
         self.set_stream_state, self.add_partitions = control.set_stream_state, control.add_partitions
         self.register_producer, self.forget_producer = control.register_producer, control.forget_producer
         self.change_access, self.raise_fence = control.change_access, control.raise_fence
+        self.change_group = control.change_group
         self._used_producers = UsedProducers(config.producers, control.note_producers)
         self._changes = control
         self._clock = kept_clock(self._disk, self._folder.path, self._folder.boot_id())
@@ -216,6 +218,10 @@ class Assembled:
 
     def _expire_offsets(self) -> None:
         """Before each round of the compactor."""
+        raise NotImplementedError
+
+    def member_heard(self, group: str, member: str, session: int) -> None:
+        """As `Backend.member_heard`."""
         raise NotImplementedError
 
     def _samples(self) -> Iterable[Sample]:
@@ -373,6 +379,11 @@ class Assembled:
     def access(self) -> Access:
         """Tokens and grants, as this broker knows them now."""
         return self._catalog.access
+
+    @property
+    def groups(self) -> Groups:
+        """Consumer groups, as this broker knows them now."""
+        return self._catalog.groups
 
     def producers(self) -> dict[str, NamedProducer]:
         """Those that have names."""

@@ -36,6 +36,7 @@ from broker.runtime.alone import AloneAdmin
 from broker.runtime.assembled import Assembled
 from broker.runtime.audit_log import AuditLog
 from broker.runtime.background.expiry import expire_offsets, look_alone
+from broker.runtime.background.members import Members
 from broker.runtime.config.configuration import Config, describe, open_doors
 from broker.runtime.metrics import Sample
 from broker.runtime.partitions.catalog_store import CatalogStore
@@ -89,6 +90,7 @@ class Broker(Assembled):
             on_removed=lambda gone: self.sinks.forget(gone),
         )
         self.audit = AuditLog(self._streams.partition, lambda: f"stream {AUDIT_STREAM} could not be made at the start")
+        self._members = Members(lambda: self.groups, self._control.change_group)
         self.admin = AloneAdmin(config.broker_id, self._streams.all_partitions)
         self._assemble(
             self._streams,
@@ -117,6 +119,8 @@ class Broker(Assembled):
             clock=self._clock.now_us,
         )
         await asyncio.to_thread(self.sinks.start, self._streams.all_partitions())
+        self._members.begin()
+        self._threads.append(self._members.stop)
         await asyncio.to_thread(self._dataplane.serve)
         self._start_intake()
         if self._intake is not None:
@@ -162,6 +166,10 @@ class Broker(Assembled):
     def _closing(self) -> tuple[Callable[[], None], ...]:
         sinks = [self.sinks.close] if hasattr(self, "sinks") else []
         return (*sinks, self._appender.shutdown, self._pool.close, self._streams.close)
+
+    def member_heard(self, group: str, member: str, session: int) -> None:
+        """As `Backend.member_heard`."""
+        self._members.heard(group, member, session)
 
     # --- in the background ------------------------------------------------------------------------------------
 

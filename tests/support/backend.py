@@ -22,6 +22,7 @@ from broker.api.placements import Vote
 from broker.api.stream import AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.access import Access
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
+from broker.metadata.groups import Groups
 from broker.metadata.producers import NamedProducer
 from broker.runtime.alone import AloneAdmin
 from broker.runtime.audit_log import AuditLog
@@ -207,6 +208,18 @@ class LogBackend:
         fields = registration(ProducersConfig(), name, owner, can_tag=True)
         registered = self._execute({"kind": "register_producer", **fields})
         return registered["producer_id"], registered["epoch"]
+
+    async def change_group(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = self._execute({"kind": kind, **values})
+        self._hub.note(ChangeHub.ALL)
+        return result
+
+    @property
+    def groups(self) -> Groups:
+        return self._catalog.groups
+
+    def member_heard(self, group: str, member: str, session: int) -> None:
+        self.heard = group, member, session
 
     async def forget_producer(self, name: str) -> None:
         self._execute({"kind": "forget_producer", "name": name})

@@ -36,6 +36,17 @@ class Row(NamedTuple):
 
 
 FIXED: Final = (
+    Row("broker.metadata.groups:GROUPS_MAX", "", "consumer groups", "`invalid_request`"),
+    Row("broker.metadata.groups:MEMBERS_MAX", "", "members of a consumer group", "`invalid_request`"),
+    Row("broker.metadata.groups:MEMBERS_ALL_MAX", "", "members of all consumer groups", "`invalid_request`"),
+    Row("broker.metadata.groups:MEMBER_STREAMS_MAX", "", "streams that one member reads", "`invalid_request`"),
+    Row(
+        "broker.metadata.groups:GROUP_PARTITIONS_MAX",
+        "",
+        "partitions of a consumer group when a member joins",
+        "`invalid_request`",
+    ),
+    Row("broker.metadata.groups:TIMEOUT_MS_MAX", "milliseconds", "silence of a member", "`invalid_request`"),
     Row("broker.api.payload_schema:LEVELS_MAX", "levels", "schema of a JSON payload", "`invalid_request`"),
     Row(
         "broker.client.payload.json_columns:ROW_BYTES_MAX",

@@ -385,6 +385,10 @@ class ClusterBroker(Assembled):
         catalog.producer_names.check(producer_id, epoch)
         self._used_producers.used(catalog, producer_id)
 
+    def member_heard(self, group: str, member: str, session: int) -> None:
+        """As `Backend.member_heard`."""
+        self._plane.member_heard(group, member, session)
+
     def warnings(self) -> dict[str, str]:
         """As `Backend.warnings`."""
         warnings, weaker, shut = {}, self._modes.weaker(), sorted(self._replicas.shut().values())

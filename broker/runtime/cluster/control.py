@@ -348,6 +348,12 @@ class PlacedControl:
         log.info("access.changed kind=%s by=%s version=%d", kind, values["by"], version)
         return version
 
+    async def change_group(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A command of `group_commands`: returns when this broker goes by it."""
+        said: dict[str, Any] = await self.execute(kind, **values)
+        await self._until(lambda: self._service.catalog.groups.last >= said["version"], APPLIED_S)
+        return said
+
     # --- helpers --------------------------------------------------------------------------------------------
 
     def _check_room(self, name: str, partitions: int) -> None:

@@ -160,6 +160,10 @@ class Control:
         """Tokens and grants: returns when this broker goes by it. Raises UnknownToken."""
         return await self._on_control(self._change_access(kind, values))
 
+    async def change_group(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A command of `group_commands`: returns when this broker goes by it."""
+        return await self._on_control(self._change_group(kind, values))
+
     async def delete_stream(self, name: str) -> None:
         """Delete a stream and its records."""
         await self._on_control(self._delete(name))
@@ -365,6 +369,12 @@ class Control:
             version = int((await self._execute({"v": COMMAND_VERSION, "kind": kind, **values}))["version"])
         log.info("access.changed kind=%s by=%s version=%d", kind, values["by"], version)
         return version
+
+    async def _change_group(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        async with self._turn():
+            result: dict[str, Any] = await self._execute({"v": COMMAND_VERSION, "kind": kind, **values})
+        self._hub.note(ChangeHub.ALL)
+        return result
 
     async def _register_producer(self, name: str | None, owner: str | None) -> tuple[int, int]:
         command = {"kind": "register_producer", **registration(self._config.producers, name, owner, can_tag=True)}

@@ -23,6 +23,7 @@ from broker.groups.offsets import ConsumerOffset
 from broker.groups.pins import Pin
 from broker.metadata.access import Access
 from broker.metadata.catalog import StreamInfo
+from broker.metadata.groups import Groups
 from broker.metadata.producers import NamedProducer
 from broker.sinks.ledger import CommitRequest, CommitResult, NamedStage, OpenResult
 from broker.sinks.notes import StagePart
@@ -342,6 +343,9 @@ class StreamChanges(Protocol):
     async def change_access(self, kind: str, values: Mapping[str, Any]) -> int:
         """Carry out one of `access.KINDS`. Returns when it holds here: the version as of then. Raises UnknownToken."""
 
+    async def change_group(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out one of `group_commands.KINDS`. Returns when it holds here."""
+
 
 class Backend(StreamChanges, Protocol):
     """The broker."""
@@ -415,6 +419,13 @@ class Backend(StreamChanges, Protocol):
     @property
     def access(self) -> Access:
         """Tokens and grants, as this broker knows them now."""
+
+    @property
+    def groups(self) -> Groups:
+        """Consumer groups, as this broker knows them now."""
+
+    def member_heard(self, group: str, member: str, session: int) -> None:
+        """A member of a consumer group has said something here: who counts their silence is told."""
 
     def check_producer(self, producer_id: int, epoch: int) -> None:
         """Raises UnknownProducer, ProducerFenced."""

@@ -103,13 +103,17 @@ def _any_start_commits() -> list[Any]:
 
 
 def _epochs_anew() -> list[Any]:
-    def forget(self: Groups, name: str) -> bool:
-        is_gone = before(self, name)
-        self.last = 0 if is_gone else self.last
-        return is_gone
+    def fence(self: Groups, name: str, *, forget: bool) -> int:
+        epoch = before(self, name, forget=forget)
+        self.last = 0 if forget else self.last
+        return epoch
 
-    before = Groups.forget
-    return [patch.object(Groups, "forget", forget)]
+    before = Groups.fence
+    return [patch.object(Groups, "fence", fence)]
+
+
+def _late_fence_counts() -> list[Any]:
+    return [patch.object(fencing, "judge_fence", lambda newest, epoch: CommitVerdict.APPEND)]
 
 
 def _nothing_moves() -> list[Any]:
@@ -121,11 +125,12 @@ MUTANTS: Final = {
     "grants_at_once": Mutant(100, 36, "G2: granted before it was released", _grants_at_once),
     "place_keeps_epochs": Mutant(50, 1, "G4: who takes a place has the epochs of its predecessor", _place_keeps_epochs),
     "any_epoch_commits": Mutant(50, 0, "H2: commits of epochs before count", _any_epoch_commits),
-    "begin_writes_nothing": Mutant(50, 7, "H1: a begin leaves no record", _begin_writes_nothing),
+    "begin_writes_nothing": Mutant(50, 0, "H1: a begin leaves no record", _begin_writes_nothing),
     "answers_at_once": Mutant(50, 3, "H1: what is not committed yet is answered", _answers_at_once),
     "goes_back": Mutant(20, 0, "H4: a commit that comes late is stored", _goes_back),
     "any_start_commits": Mutant(3000, 2434, "H4: a commit counts from wherever its member read on", _any_start_commits),
     "epochs_anew": Mutant(20, 1, "G1: epochs begin anew with a group that was forgotten", _epochs_anew),
+    "late_fence_counts": Mutant(300, 23, "H5: a reset counts after a later begin", _late_fence_counts),
     "nothing_moves": Mutant(20, 0, "T2: who joins gets what is free, and nothing else", _nothing_moves),
 }
 

@@ -19,6 +19,7 @@ MEMBERS: Final = 4
 BROKERS: Final = 3
 LATE: Final = 20
 """So many messages may come again."""
+FENCE: Final = "fence"
 RECORDS: Final = 60
 """In each partition; members read up to 3 at a time."""
 
@@ -30,12 +31,15 @@ class Violation(AssertionError):
 
 
 class Record(NamedTuple):
-    """Of the offset log. `start`: where its member had read on; that and `member` are for the checker alone."""
+    """Of the offset log. `start`: where its member had read on; that and `member` are for the checker alone.
+
+    A reset or a removal is a record of FENCE.
+    """
 
     partition: Partition
     epoch: int
-    offset: int
-    start: int
+    offset: int | None
+    start: int | None
     member: str
 
 
@@ -66,6 +70,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
+        self.has_resets = seed % 4 == 3  # else the offsets of a group outlive it
         self.story: list[str] = []
         self.saw: Counter[str] = Counter()
         self.catalog = Groups()
@@ -78,7 +83,7 @@ class World:
         self.committed = 0
         self.leader = 0
         self.waiting: list[tuple[int, str, dict[str, Any]]] = []  # to be answered when so much is committed
-        self.answered: list[tuple[Partition, int]] = []
+        self.answered: list[tuple[Partition, int, int]] = []  # with the epoch
         self.begun: Counter[Partition] = Counter()  # the newest epoch that a member was told it has begun
         self.made = 0
         self.clients = [self._client(number) for number in range(MEMBERS)]
@@ -131,8 +136,16 @@ class World:
         verdict = fencing.judge_begin(newest, client, epoch, None if grant is None else grant[:2], known.last)
         self.saw[f"begin {verdict.value}"] += 1
         if verdict is CommitVerdict.APPEND:
-            self.log.append(Record(partition, epoch, newest.offset, newest.offset, client))
-        self._answer(verdict, "begun", client=client, partition=partition, epoch=epoch, offset=newest.offset)
+            self.log.append(Record(partition, epoch, newest.at(0), newest.offset, client))
+        self._answer(verdict, "begun", client=client, partition=partition, epoch=epoch, offset=newest.at(0))
+
+    def on_fence(self, *, epoch: int, offset: int | None) -> None:
+        for partition in sorted({record.partition for record in self.log}):
+            newest = self.newest(partition)
+            verdict = fencing.judge_fence(newest, epoch)
+            self.saw[f"fence {verdict.value}"] += 1
+            if verdict is CommitVerdict.APPEND:
+                self.log.append(Record(partition, epoch, offset, newest.offset, FENCE))
 
     def on_commit(self, *, client: str, partition: Partition, epoch: int, offset: int, start: int) -> None:
         verdict = fencing.judge_commit(self.newest(partition), epoch, start, offset)
@@ -157,7 +170,7 @@ class World:
             if kind == "begun":
                 self.begun[fields["partition"]] = max(self.begun[fields["partition"]], fields["epoch"])
             if kind == "stored":
-                self.answered.append((fields["partition"], fields["offset"]))
+                self.answered.append((fields["partition"], fields["offset"], fields["epoch"]))
             self.send(kind, **fields)
 
     def commit_more(self) -> None:
@@ -327,9 +340,13 @@ class World:
         group = self.catalog.named.get(GROUP)
         for name, member in [] if group is None else sorted(group.members.items()):
             self.on_end(client=name, session=member.session)
-        if self.catalog.forget(GROUP):
-            self.saw["forgotten"] += 1
-            self._changed("the group is forgotten")
+        if GROUP in self.catalog.named:
+            is_reset = self.has_resets and self.rng.random() < 0.5
+            epoch = self.catalog.fence(GROUP, forget=not is_reset)
+            self.saw["reset" if is_reset else "forgotten"] += 1
+            self._changed(f"the group is {'reset' if is_reset else 'forgotten'} under {epoch}")
+            if self.has_resets:
+                self.send("fence", epoch=epoch, offset=self.rng.randrange(RECORDS) if is_reset else None)
 
     def _partitions_change(self) -> None:
         if self.counts["bills"] < 5:
@@ -360,7 +377,7 @@ class World:
         everything = {(name, number) for name, count in self.counts.items() for number in range(count)}
         if group is None or not group.is_at_rest or set(group.grants) != everything:
             return False
-        if any(self.newest(partition).offset < RECORDS for partition in everything):
+        if any(self.newest(partition).at(0) < RECORDS for partition in everything):
             return False
         loads = Counter(grant.member for grant in group.grants.values())
         both = [loads[client.name] for client in self.clients if len(self._streams(client)) == 2]
@@ -373,14 +390,15 @@ class World:
     def check_log(self) -> None:
         newest: dict[Partition, Record] = {}
         for record in self.log:
-            before = newest.get(record.partition, Record(record.partition, 0, 0, 0, ""))
+            before = newest.get(record.partition, Record(record.partition, 0, None, None, ""))
             if record.start != before.offset:
                 self.fail(f"V1: {record} after {before}")
             if record.epoch < before.epoch or (record.epoch == before.epoch and record.member != before.member):
                 self.fail(f"V5: {record} after {before}")
             newest[record.partition] = record
-        for partition, offset in self.answered:
-            if newest[partition].offset < offset:
+        fenced = {record.partition: record.epoch for record in self.log if record.member == FENCE}
+        for partition, offset, epoch in self.answered:
+            if fenced.get(partition, 0) < epoch and (newest[partition].offset or 0) < offset:
                 self.fail(f"V2: {offset} of {partition} was answered, and the log is at {newest[partition]}")
 
     def _check_readers(self) -> None:

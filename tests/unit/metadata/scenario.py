@@ -10,6 +10,7 @@ alter a add=b | remove=b [epoch=1] [pe=2] [incarnation=1,0]
 alter-many a +b/0 -c/1 +c/2/7   of each partition, as of its partition epoch or of another one; level 2
 report b at=100, step-out a why=damage
                         who names itself may say registration=3, step-outs=1: of an earlier life
+join m [timeout=5000] [instance=x], release m 0, end m, fence [forget=yes]    of the consumer group `g`, which reads `s`
 form, begin-rescue [last=5], logs a [seen=9] 0=3:7 (epoch:end), excuse a [0], end-rescue [a b c]
 """
 
@@ -155,6 +156,26 @@ class Scenario:
                 return {"kind": "elect_unclean", **PARTITION, "broker_id": broker, **seen}
             case "min-insync":
                 return {"kind": "set_min_insync", "stream": "i1", "min_insync_replicas": int(words[0])}
+            case "join":
+                optional = {"instance": values["instance"]} if "instance" in values else {}
+                timeout_ms = int(values.get("timeout", 5_000))
+                return {
+                    "kind": "join_group",
+                    "name": "g",
+                    "member": broker,
+                    "streams": ["s"],
+                    "timeout_ms": timeout_ms,
+                    **optional,
+                }
+            case "release":
+                grants = self.catalog.groups.named["g"].grants
+                rows = [["s", int(word), grants["s", int(word)].epoch] for word in words[1:]]
+                return {"kind": "release_partitions", "name": "g", "member": broker, "partitions": rows}
+            case "end":
+                members = {word: self.catalog.groups.named["g"].members[word].session for word in words}
+                return {"kind": "end_members", "name": "g", "members": members}
+            case "fence":
+                return {"kind": "fence_group", "name": "g", **({"forget": True} if "forget" in values else {})}
             case "reassign":
                 least = {"min_insync_replicas": int(values["min"])} if "min" in values else {}
                 return {"kind": "reassign", **PARTITION, "replicas": words[0].split(","), **least}
@@ -217,6 +238,11 @@ class Scenario:
                 present = stream.settings.partitions
                 then = " and all are to stop" if stage and stage.is_stopping else ""
                 lines.append(f"{name} has {present} partitions, soon {stream.partitions_next}{then}")
+        for name, group in sorted(self.catalog.groups.named.items()):
+            lines.append(f"group {name}: members {','.join(sorted(group.members)) or '-'}")
+            for (stream, number), grant in sorted(group.grants.items()):
+                asked = "  asked back" if grant.is_revoked else ""
+                lines.append(f"  {stream}/{number} is granted to {grant.member} under {grant.epoch}{asked}")
         if self.rescue():
             lines.append(f"rescue {self.rescue()}")
         if dead:

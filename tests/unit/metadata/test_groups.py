@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from broker.api.errors import GroupInUse
 from broker.metadata.assignment import assign
 from broker.metadata.groups import Grant, Groups
 
@@ -102,10 +103,11 @@ def test_a_group_that_is_made_anew_uses_no_epoch_twice() -> None:
     groups = Groups()
     session = joined(groups, "a")
     used = max(grant.epoch for grant in held(groups, "a").values())
-    assert not groups.forget("billing")
+    with pytest.raises(GroupInUse):
+        groups.fence("billing", forget=True)
     groups.end("billing", "a", session, COUNTS)
-    assert groups.forget("billing")
-    assert not groups.forget("billing")
+    assert groups.fence("billing", forget=True) > used
+    assert "billing" not in groups.named
     joined(groups, "a")
     assert min(grant.epoch for grant in held(groups, "a").values()) > used
 

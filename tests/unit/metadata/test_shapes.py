@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 import pytest
 
 from broker.api.errors import InvalidRequest
-from broker.metadata import access, broker_commands, catalog, partition_commands, rescue, shapes
+from broker.metadata import access, broker_commands, catalog, group_commands, partition_commands, rescue, shapes
 from broker.metadata.catalog import Catalog
 from broker.metadata.shapes import FIELDS, Address, Line, RequestId, VoterId
 
@@ -37,7 +37,14 @@ REGISTER = {"v": 1, "kind": "register_broker", "broker_id": "b", "incarnation": 
 def kinds_of_dispatch() -> set[str]:
     tree = ast.parse(inspect.cleandoc("\n" + inspect.getsource(Catalog._dispatch)))
     named = {node.value.value for node in ast.walk(tree) if isinstance(node, ast.MatchValue)}  # type: ignore[attr-defined]
-    return named | set(broker_commands.KINDS) | set(partition_commands.KINDS) | set(rescue.KINDS) | set(access.KINDS)
+    return (
+        named
+        | set(broker_commands.KINDS)
+        | set(partition_commands.KINDS)
+        | set(rescue.KINDS)
+        | set(access.KINDS)
+        | group_commands.KINDS
+    )
 
 
 def misfits(hint: Any) -> Iterator[Any]:

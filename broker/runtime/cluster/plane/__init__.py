@@ -15,6 +15,7 @@ thread.py      The thread that owns the Raft node.
 service.py     The catalog for other threads: `execute`, `read`, `subscribe`. Implements `wiring.CatalogService`.
 heart.py       This broker's session: heartbeats, and whether it has one.
 duties.py      Duties of the controller: drives `metadata/controller.py` and `metadata/voting.py`.
+signs.py       Signs of life of members of consumer groups, on their way to the controller.
 leaderless.py  How long partitions are without a leader, for /metrics.
 forming.py     The way into the group: the first voters form it, others join it, members come back.
 membership.py  The folder's word on that: `raft.json`.

@@ -29,6 +29,7 @@ from broker.metadata.controller import (
     Effect,
     Event,
     HeartbeatArrived,
+    MembersHeard,
     Renewed,
     Submit,
     SubmitAnswered,
@@ -152,6 +153,17 @@ class Duties:
                 self._step(node, report)
             elif node.is_controller and broker in node.catalog.brokers and report.at in node.catalog.cluster.partitions:
                 self._early_reports[broker, report.at] = report
+
+    def members(self, node: RaftNode, note: Mapping[str, Any]) -> None:
+        """A broker has heard of members of consumer groups. What is malformed is dropped."""
+        rows = note.get("members")
+        known = [
+            (row[0], row[1], row[2])
+            for row in (rows if isinstance(rows, list) else [])
+            if isinstance(row, list) and len(row) == 3 and [type(each) for each in row] == [str, str, int]
+        ]
+        self._turn(node)
+        self._step(node, MembersHeard(tuple(known)))
 
     def _turn(self, node: RaftNode) -> None:
         """O1."""

@@ -40,6 +40,7 @@ from broker.runtime.cluster.plane.identity import Identity, check_secret
 from broker.runtime.cluster.plane.leaderless import Leaderless
 from broker.runtime.cluster.plane.registering import Registration
 from broker.runtime.cluster.plane.service import Catalogs
+from broker.runtime.cluster.plane.signs import MemberSigns
 from broker.runtime.cluster.plane.thread import RaftThread
 from broker.storage.disk import FixedDisk
 
@@ -111,6 +112,7 @@ class Plane:
         )
         self._duties = Duties(identity.broker_id, identity.cluster_id, wake=self._thread.wake)
         self._leaderless = Leaderless()
+        self._signs = MemberSigns()
         self._entered: Entered | None = None
         self._node: RaftNode | None = None
         self._starting = threading.Lock()
@@ -140,6 +142,7 @@ class Plane:
             self._applied(None)
             self._thread.each_tick(self._heart.tick)
             self._thread.each_tick(self._duties.tick)
+            self._thread.each_tick(self._signs.tick)
             self._thread.each_tick(self._look)
             self._thread.start(node)
         self.service.subscribe(lambda: self._heart.applied(self.service.catalog))
@@ -307,6 +310,10 @@ class Plane:
         """This process's; 0: none yet."""
         return self._heart.registration
 
+    def member_heard(self, group: str, member: str, session: int) -> None:
+        """A member of a consumer group lives. From any thread; does not wait."""
+        self._signs.heard(group, member, session)
+
     def report_leader(self, at: Place, leader_epoch: int) -> None:
         """Tell the controller that the leader of a partition cannot be reached, again and again while that is so. From
         any thread; does not wait, and what is lost is not told."""
@@ -366,6 +373,8 @@ class Plane:
                 self._duties.beat(self._node, note, answer)
             case "report":
                 self._duties.report(self._node, note)
+            case "members":
+                self._duties.members(self._node, note)
             case "renewed":
                 self._node.heed(note.get("stamp"))
                 self._heart.renewed(note, self._node.catalog)
