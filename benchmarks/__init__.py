@@ -13,7 +13,7 @@
 
 and one file per workload: intake, fetch, produce, acked, spark_read, spark_write, memory, idle, restart, staged,
 rewrite, integrity, commands, replicated, table, payloads, selected, projected, noisy, encrypted,
-secured.
+secured, liftbridge.
 
 R1  Always paired: in each repeat every side has its turn, the order rotates, and a ratio is made
     within one repeat. Figures of two runs are never compared.

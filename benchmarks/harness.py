@@ -56,6 +56,7 @@ WORKLOADS = (
     "noisy",
     "encrypted",
     "secured",
+    "liftbridge",
 )
 
 Measures = dict[str, float]

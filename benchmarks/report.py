@@ -34,7 +34,8 @@ the disk, and nats.go is measured where Go is installed. To compare with Kafka, 
 distribution (3.9 or 4.x) and name its folder in the environment variable `BENCH_KAFKA_HOME`. To
 compare with Spark's Kafka source as well, put into `spark/` in that folder the jars of
 spark-sql-kafka-0-10 for your Spark (Scala 2.13) and of what it depends on:
-spark-token-provider-kafka-0-10, kafka-clients and commons-pool2. Kafka adds some nine minutes.
+spark-token-provider-kafka-0-10, kafka-clients and commons-pool2. Kafka adds some nine minutes. To run
+Liftbridge's bench, build its programs and name their folder in `BENCH_LIFTBRIDGE_HOME`.
 """
 
 

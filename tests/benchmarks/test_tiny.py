@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import kafka
+from benchmarks import kafka, liftbridge
 from benchmarks.__main__ import main
 
 
@@ -177,6 +177,15 @@ def test_encrypted(tmp_path: Path) -> None:
         "encrypted-one-100B",
     ]
     assert all(set(line["ratios"]) == {"liftlog/plain"} for line in lines)
+
+
+def test_liftbridge(tmp_path: Path) -> None:
+    for line in run_tiny("liftbridge", tmp_path):
+        if liftbridge.HOME in line["skipped"].get("liftbridge", ""):
+            assert liftbridge.HOME in line["skipped"]["liftlog"]
+            continue
+        assert set(line["ratios"]) == {"liftlog/liftbridge"}
+        assert ours(line)["rate"] > 0
 
 
 def test_secured(tmp_path: Path) -> None:
