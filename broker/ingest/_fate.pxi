@@ -176,7 +176,10 @@ cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t sub
         return REFUSED_TOO_LARGE
     if slot.columns != NULL and slot.columns.weight + weight(self) > slot.batch_bytes_hard and slot.columns.rows:
         return REFUSED_BATCH_FULL
-    if not self.has_inbox and (not slot.reply_acks or self.message.reply_size == 0):
+    if self.has_inbox:
+        if not slot.reply_acks and (options.expects_last or options.expected_stream.size > 0):
+            self.awaits = AWAITS_NONE
+    elif not slot.reply_acks or self.message.reply_size == 0:
         self.awaits = AWAITS_NONE
     return STORED
 

@@ -191,13 +191,20 @@ def _judge(
     weight = weight_of(message.wire_bytes, len(headers))
     if builder.record_count and builder._weight + weight > builder._batch_bytes_hard:
         return answers.BATCH_FULL
-    if message.inbox is not None or (builder._reply_acks and message.line.reply):
-        envelope = message.envelope
+    if _is_awaited(message, builder, options):
         default = builder._awaits_by_default
-        if envelope is not None:
-            default = rules.POLICIES.get(envelope.ack_policy, rules.AWAITS_NONE)
+        if message.envelope is not None:
+            default = rules.POLICIES.get(message.envelope.ack_policy, rules.AWAITS_NONE)
         message.awaits = default if ack is None else rules.ACK_VALUES[ack]
     return "stored"
+
+
+def _is_awaited(message: PendingMessage, builder: Builder, options: Mapping[bytes, bytes]) -> bool:
+    """Whether an ack may be awaited: on the reply subject, or at the inbox of an envelope (`rules.R9`)."""
+    if message.inbox is None:
+        return builder._reply_acks and bool(message.line.reply)
+    expects = bool(options.get(rules.EXPECTED_STREAM)) or any(name.startswith(rules.EXPECTED_LAST) for name in options)
+    return builder._reply_acks or not expects
 
 
 def _sequence(text: bytes) -> int:

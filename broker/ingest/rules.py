@@ -36,11 +36,11 @@ R8  A payload of eight bytes or more that begins with Liftbridge's cookie is ope
     `ENVELOPE_PEEK_BYTES_MAX`, so that its publisher can be told. The record has its value; its key, if it has one that
     is not empty, else that of `Liftlog-Key`; the headers of NATS, and its own behind them, where an option counts as
     among those of NATS. Its ack policy stands in for the stream's `acks`. Its size is as R2 has it.
-R9  Who names an ack inbox in an envelope is told there and nowhere else, also by a stream that sends no acks: no reply
-    subject is meant. R4 and R5 hold for the inbox. Of a refusal it is told what Liftbridge has a code for, and else
-    nothing (`envelope.UNKNOWN`). It has to be a subject to publish on (it comes from a payload, and
-    goes into a line of the protocol), and the texts of an ack no longer than `ACK_TEXTS_BYTES_MAX`: the server would
-    cut us off for one that is larger than its messages may be.
+R9  Who names an ack inbox in an envelope is told there and nowhere else, also by a stream that sends no acks: no
+    reply subject is meant. It is not acked by such a stream if it expects something (R6). R4 and R5 hold for the
+    inbox. Of a refusal it is told what Liftbridge has a code for, and else nothing (`envelope.UNKNOWN`). It has to be
+    a subject to publish on (it comes from a payload, and goes into a line of the protocol), and the texts of an ack
+    no longer than `ACK_TEXTS_BYTES_MAX`: the server would cut us off for one that is larger than its messages may be.
 """
 
 from __future__ import annotations

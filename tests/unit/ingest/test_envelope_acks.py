@@ -90,6 +90,22 @@ def test_without_an_inbox_the_reply_subject_has_a_puback(twin: ModuleType) -> No
     )
 
 
+@pytest.mark.parametrize("name", ["Nats-Expected-Stream", "Nats-Expected-Last-Sequence", "Nats-Expected-Last-Msg-Id"])
+def test_a_silent_copy_acks_nothing_that_expects_something(twin: ModuleType, name: str) -> None:
+    """It does not look at the expectation, so its ack would say that what another stream refuses is stored as asked."""
+    stream = Stream(twin, reply_acks=False)
+    headers = [(name.encode(), b"7")]
+    batch = stream.taken(
+        sent("r0", headers=headers, policy=ALL),
+        hmsg("a", envelope(message(inbox=b"r1")), (name, "7")),
+        sent("r2", headers=[*headers, (b"Nats-Msg-Id", b"1")]),
+        sent("r3", headers=[(b"Nats-Msg-Id", b"2")]),
+    )
+    assert (batch.record_count, batch.awaited_count) == (4, 1)
+    assert [inbox for inbox, _ in acks_in(batch.acks(0))] == ["r3"]
+    assert stream.intake.counters["unanswerable"] == 0
+
+
 def test_a_batch_that_failed_is_told_as_an_error_that_liftbridge_has(twin: ModuleType) -> None:
     """Nothing else: go-liftbridge drops the error of an ack, and would take it for one of a record."""
     batch = Stream(twin).taken(sent("r0"), sent("r1", policy=NONE), sent("r2", policy=ALL))
