@@ -43,6 +43,10 @@ class StreamInfo:
         """The number of its newest fence; 0: it never had one."""
         return next((number for at, number in self.fences if at == partition), 0)
 
+    def fenced_since(self, before: StreamInfo) -> set[int]:
+        """The partitions that have another fence than they had."""
+        return {partition for partition, _ in {*self.fences} ^ {*before.fences}}
+
     def check_incarnation(self, asked: str) -> None:
         """Raise StaleIncarnation unless this is the stream that was asked for."""
         if asked != self.incarnation:

@@ -107,8 +107,8 @@ class CatalogStore:
                 self.catalog.judge(command)
                 self._write(_line_of(command), command)
                 result = self.catalog.apply(command)
-                is_new = command["kind"] == "raise_fence" or not SINCE.keys().isdisjoint(command.get("settings", ()))
-                self._renew_if_long(at_once=is_new)
+                is_first = result.get("ok", {}).get("fence") == 1  # a file that has one is none for earlier releases
+                self._renew_if_long(at_once=is_first or not SINCE.keys().isdisjoint(command.get("settings", ())))
         return result["ok"]
 
     def close(self) -> None:

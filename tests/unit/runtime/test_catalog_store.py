@@ -97,8 +97,10 @@ def test_a_stream_with_a_setting_of_later_releases_is_no_line_that_an_earlier_on
     fence = {"kind": "raise_fence", "name": "a", "incarnation": incarnation, "partition": 0, "after": 0}
     store.execute({"v": 1, **fence})
     assert path.read_bytes().count(b"\n") == 1, "and so it is with a fence"
+    store.execute({"v": 1, **fence, "after": 1})
+    assert path.read_bytes().count(b"\n") == 2, "which is there already"
     store.close()
     again = CatalogStore(OsDisk(), str(path))
     assert sorted(again.catalog.streams) == ["a", "b", "c", "d"]
-    assert again.catalog.streams["a"].fence_of(0) == 1
+    assert again.catalog.streams["a"].fence_of(0) == 2
     again.close()

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from broker.api.errors import LiftlogError
-from broker.metadata.catalog import Catalog
+from broker.metadata.catalog import SINCE, Catalog
 from broker.metadata.cluster import Touched
 from broker.metadata.partition import Place
 from broker.runtime.cluster.replicas import replicas as module
@@ -28,7 +28,7 @@ from tests.support.effort import seeds
 BROKERS = ("a", "b", "c", "d")
 KINDS = (
     *("register", "fail", "create", "create", "delete", "alter", "grow", "confirm", "isr", "isr", "isr"),
-    *("opened", "opened", "step_out", "reassign", "preferred", "deleted", "renew"),
+    *("opened", "opened", "step_out", "reassign", "preferred", "deleted", "renew", "fence", "fence"),
 )
 
 
@@ -104,6 +104,11 @@ class Commands:
                 self.apply(kind="delete_stream", name=rng.choice(streams).name)
             case "alter" if streams:
                 self.apply(kind="alter_stream", name=rng.choice(streams).name, changes={"retention_ms": self.number})
+            case "fence" if streams:
+                stream = rng.choice(streams)
+                partition = rng.randrange(stream.settings.partitions)
+                what = {"incarnation": stream.incarnation, "partition": partition}
+                self.apply(kind="raise_fence", name=stream.name, after=stream.fence_of(partition), **what)
             case "grow" if streams:
                 stream = rng.choice(streams)
                 self.apply(kind="add_partitions", name=stream.name, partitions=stream.settings.partitions + 1)
@@ -174,6 +179,7 @@ class Commands:
 @pytest.mark.parametrize("seed", seeds(12))
 def test_no_replica_is_forgotten(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PlacedReplica", Noting)
+    monkeypatch.setitem(SINCE, "raise_fence", 1)
     catalog, accepted = Catalog(), set()
     few, all_of_it = Service(catalog, tells=True), Service(catalog, tells=False)
     (one, told), (other, told_all) = replicas_of(few), replicas_of(all_of_it)
@@ -187,6 +193,9 @@ def test_no_replica_is_forgotten(seed: int, monkeypatch: pytest.MonkeyPatch) -> 
         one._changed()
         other._changed()
         assert told == told_all, command
+        assert {at: told_of.info.fence_of(at[1]) for at, told_of in told.items() if told_of is not None} == {
+            at: told_of.info.fence_of(at[1]) for at, told_of in told_all.items() if told_of is not None
+        }, command
         assert one._replicas.keys() == other._replicas.keys(), command
         assert one._growing == {i.incarnation for i in catalog.streams.values() if i.partitions_next} or not one._shared
 
@@ -197,11 +206,12 @@ def test_no_replica_is_forgotten(seed: int, monkeypatch: pytest.MonkeyPatch) -> 
         )
     for _ in range(300):
         commands.one()
-    assert {"create_stream", "report_opened", "delete_stream", "reassign"} <= accepted, accepted
+    assert {"create_stream", "report_opened", "delete_stream", "reassign", "raise_fence"} <= accepted, accepted
 
 
 def test_a_command_looks_at_what_it_has_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PlacedReplica", Noting)
+    monkeypatch.setitem(SINCE, "raise_fence", 1)
     catalog = Catalog()
     service = Service(catalog, tells=True)
     one, _ = replicas_of(service)
@@ -235,6 +245,8 @@ def test_a_command_looks_at_what_it_has_touched(monkeypatch: pytest.MonkeyPatch)
     assert looked == [at]
     apply(kind="renew_sessions", renewals={"b": numbers["b"]})
     assert looked == []
+    apply(kind="raise_fence", name="s1", incarnation=f"{1:032x}", partition=7, after=0)
+    assert looked == [(f"{1:032x}", 7)]
 
 
 def test_a_fault_in_one_partition_is_met_again_and_keeps_no_other_from_being_told(

@@ -332,6 +332,9 @@ class Replicas:
             before = self._infos.pop(incarnation, None)
             if info is not None:
                 self._infos[incarnation] = info
+                if before == info and (fenced := info.fenced_since(before)):
+                    places |= {(incarnation, number) for number in fenced}
+                    continue
             for each in (before, info):
                 count = 0 if each is None else max(each.settings.partitions, each.partitions_next)
                 places |= {(incarnation, number) for number in range(count)}
