@@ -160,11 +160,11 @@ class Brokers:
             is_answered = True
             if 200 <= exchange.status < 300:
                 return exchange
-            may_be_done = may_be_done or exchange.is_repeat
             problem = read_problem(exchange)
+            may_be_done = may_be_done or exchange.is_repeat or bool(problem.fields.get("sent"))
             if may_be_done:
                 problem.fields["sent"] = True
-            if not isinstance(problem, NotLeader):
+            if not isinstance(problem, NotLeader) or (may_be_done and not request.is_idempotent):
                 if problem.status >= 500:
                     self._note_failure(address, key)
                 raise problem

@@ -376,6 +376,20 @@ def test_what_is_not_idempotent_is_repeated_only_while_it_had_no_effect() -> Non
         assert len(server.requests) == 3
 
 
+def test_a_doubt_that_a_former_leader_tells_of_goes_on_at_the_one_that_it_names() -> None:
+    with RawServer(problem(UnknownStream("gone"))) as leader:
+        over = NotLeader("another broker leads now", leader={"id": "b", "http": leader.address}, sent=True)
+        with RawServer(problem(over)) as former:
+            asked = replace(ASKED, method="POST", body=b"x")
+            with pytest.raises(UnknownStream) as caught:
+                calls(former.address).send(asked)
+            assert caught.value.sent
+            with pytest.raises(NotLeader) as met:
+                calls(former.address).send(replace(asked, is_idempotent=False))
+            assert met.value.sent
+        assert len(leader.requests) == 1, "what is not idempotent may be done"
+
+
 def test_a_broker_that_ran_out_of_time_may_have_done_it() -> None:
     with RawServer(problem(DeadlineExceeded("too slow"))) as server:
         with pytest.raises(DeadlineExceeded, match="too slow"):
