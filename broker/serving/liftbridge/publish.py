@@ -11,6 +11,8 @@ P3  Another broker leads: it is asked, for the caller, who has been judged here 
 P4  Where the stream has `concurrency_control`, `expectedOffset` counts: -1 is any, all others are the offset that the
     record has to get. Records of which each expects the offset behind the one before are one append, which the first
     one's decides. If that fails, those below the next offset are refused, and the one that expects it is tried.
+P5  An append names the incarnation of the stream by which this broker judged it: its subject, and whether offsets
+    count. The leader may know of a newer stream of that name, and this broker may hear of it meanwhile.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from broker.api.errors import (
     LiftlogError,
     NotLeader,
     ReadOnly,
+    StaleIncarnation,
     Unauthenticated,
     Unauthorized,
     UnknownPartition,
@@ -52,7 +55,7 @@ METHODS: Final = Methods()
 APPENDED_MAX: Final = 4_096
 """Records of one append."""
 FORWARDED_S: Final = 30.0
-_OF_ALL: Final = (Unauthenticated, Unauthorized, UnknownStream, UnknownPartition, ReadOnly)
+_OF_ALL: Final = (Unauthenticated, Unauthorized, UnknownStream, UnknownPartition, StaleIncarnation, ReadOnly)
 """Refusals that do not depend on the records."""
 _ACKS: Final = {pb.LEADER: "leader", pb.ALL: "all", pb.NONE: "none"}
 _CODES: Final[Mapping[Code, Any]] = {
@@ -69,6 +72,8 @@ _BY_REASON: Final[Mapping[str, Any]] = {
 }
 """Those that have one of their own."""
 ANY_OFFSET: Final = -1
+NONE_KNOWN: Final = "-"
+"""No stream has this incarnation (P5)."""
 
 
 class Destination(NamedTuple):
@@ -188,13 +193,13 @@ async def append(asking: Handling, place: Destination, records: Sequence[Any]) -
     received = asking.serving.now_us() * 1_000
     info = stream_of(asking.serving.backend, place)
     stream_subject, subject = subjects_of(info, place)
-    path, query = {"stream": place.stream, "partition": str(place.partition)}, {"acks": place.acks}
+    path = {"stream": place.stream, "partition": str(place.partition)}
+    query = {"acks": place.acks, "incarnation": NONE_KNOWN if info is None else info.incarnation}  # P5
     if info is not None and controls(info):
         if place.acks == "none":
             await _refuse_none(asking, path)
         if (expected := records[0].expected_offset) != ANY_OFFSET:
             query["expected_offset"] = str(expected if expected >= 0 else INT64_MAX)  # nothing has a negative one
-            query["incarnation"] = info.incarnation  # its setting says that it counts
     body = arrow_of(records, subject)
     try:
         answer = (await asking.ask("append_records", path=path, query=query, data=body, media=ARROW_STREAM)).json()

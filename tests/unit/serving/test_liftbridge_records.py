@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from queue import Queue
@@ -196,6 +197,20 @@ def test_those_that_are_refused_for_more_than_their_offset_hear_of_it(controlled
     assert told == {pb.AsyncError.READONLY}
 
 
+@pytest.mark.parametrize("was_controlled", [True, False])
+def test_nothing_is_stored_in_a_stream_that_was_made_anew_meanwhile(
+    controlled: Client, server: Server, monkeypatch: pytest.MonkeyPatch, was_controlled: bool
+) -> None:
+    """Of which this broker does not know yet: what it judged by, above all whether offsets count, was another one's."""
+    info = server.backend.stream("o")
+    settings = replace(info.settings, concurrency_control="optimistic" if was_controlled else None)
+    older = replace(info, incarnation="another", settings=settings)
+    monkeypatch.setattr(publish, "stream_of", lambda *_: older)
+    answers = list(controlled.publish_async(expecting(0, 1, 2)))
+    assert [each.error.code for each in answers] == 3 * [pb.AsyncError.NOT_FOUND]
+    assert not server.api.read("o").rows().to_pylist()
+
+
 def test_records_of_a_place_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "APPENDED_MAX", 2)
     asked = [pb.Publish(stream=stream, value=b"%d" % i) for i, stream in enumerate("abaaab")]
@@ -234,7 +249,9 @@ def test_what_is_under_way_at_a_stop_is_answered(server: Server) -> None:
         closing.result(30)
 
 
-def test_what_its_place_refuses_is_not_tried_record_by_record(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_its_place_refuses_is_not_tried_record_by_record(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried, append = list[int](), publish.append
 
     async def counted(asking: Any, place: Destination, records: Any) -> list[Any]:
@@ -247,6 +264,10 @@ def test_what_its_place_refuses_is_not_tried_record_by_record(client: Client, mo
         asked = [pb.Publish(stream=stream, correlation_id=str(i)) for i in range(200)]
         assert len(list(client.publish_async(iter(asked)))) == 200
     assert sum(tried) == 400
+    older = replace(server.backend.stream("s"), incarnation="another")
+    monkeypatch.setattr(publish, "stream_of", lambda *_: older)
+    assert len(list(client.publish_async(pb.Publish(stream="s") for _ in range(200)))) == 200
+    assert sum(tried) == 600
 
 
 # --- subscribe --------------------------------------------------------------------------------------------------------
