@@ -65,8 +65,11 @@ def test_a_repeat_of_what_an_older_fence_has_stored_is_a_repeat(api: Api) -> Non
 
 
 def test_a_stream_that_is_made_anew_has_no_fence(api: Api) -> None:
-    api.create("orders")
+    former = api.create("orders")["incarnation"]
     fence(api, 0)
     assert api.request("DELETE", "/v1/streams/orders").status == 204
     api.create("orders")
     assert api.get(FENCE.format(0)).json() == {"fence": 0, "next_offset": 0}
+    fence(api, 0)
+    late = api.append("orders", values(1), fence=1, incarnation=former)
+    assert late.reason == "stale_incarnation", "the number alone would do"
