@@ -13,6 +13,7 @@ payload_schema.py  the columns of JSON values, as a text that a stream keeps
 answers.py  what brokers answer, as dataclasses
 auth_answers.py  what they answer about who may do what
 sink_answers.py  what they answer about sinks
+group_answers.py  what they answer about consumer groups
 placements.py  a cluster, who keeps what in it, and what came of an operator's command
 http.py     header names and media types of the HTTP API
 plain.py    JSON and text that somebody else wrote

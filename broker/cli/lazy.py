@@ -57,6 +57,12 @@ CONSUMER: Final = {
     "reset": Leaf(_CONSUMER, "reset", "Move the committed offsets of a consumer in one stream."),
     "delete": Leaf(_CONSUMER, "delete", "Forget the committed offsets of a consumer."),
 }
+GROUP: Final = {
+    "list": Leaf(f"{_COMMANDS}.group", "list_", "List all consumer groups."),
+    "describe": Leaf(f"{_COMMANDS}.group", "describe", "Show who reads what, and the lag in each partition."),
+    "reset": Leaf(f"{_COMMANDS}.group", "reset", "Move a consumer group in one stream."),
+    "delete": Leaf(f"{_COMMANDS}.group", "delete", "Remove a consumer group and its offsets."),
+}
 PRODUCER: Final = {
     "list": Leaf(f"{_COMMANDS}.producer", "list_", "List the producers that have names."),
     "delete": Leaf(f"{_COMMANDS}.producer", "delete", "Forget the name of a producer."),
@@ -134,6 +140,7 @@ COMMANDS: Final[Mapping[str, Leaf | Branch]] = {
     "publish": Leaf(f"{_COMMANDS}.publish", "publish", "Publish messages to a NATS subject."),
     "tail": Leaf(f"{_COMMANDS}.tail", "tail", "Show records of a stream."),
     "consumer": Branch(CONSUMER, "Consumers: list, describe, reset, delete."),
+    "group": Branch(GROUP, "Consumer groups: list, describe, reset, delete."),
     "producer": Branch(PRODUCER, "Names of idempotent producers: list, delete."),
     "sink": Branch(SINK, "Exactly-once sinks: list, describe, reset, adopt, delete."),
     "cluster": Branch(CLUSTER, "The cluster: its brokers, who keeps what, and moving it."),

@@ -3,6 +3,8 @@
     client.py           `connect`, `Client`: records, positions, and what the next three add
     streams.py          its calls about streams: make, describe, change, delete
     consumers.py        its calls about consumers: how far each is, how far behind
+    groups.py           its calls about consumer groups
+    group.py            `ReadingGroup`, `GroupReader`: streams read as a member of a group
     operating.py        its calls about the cluster: who keeps what, moved by hand
     access.py           its calls about who may do what: tokens, grants
     positions.py        positions in a stream, as users name them

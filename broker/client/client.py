@@ -34,6 +34,7 @@ from broker.api.errors import ExpectationFailed, InvalidRequest, Retryable, Unkn
 from broker.api.sink_answers import SinkDescription, Sinks
 from broker.client.access import AccessCalls
 from broker.client.consumers import ConsumerCalls
+from broker.client.groups import GroupCalls
 from broker.client.http.address import Addresses
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path, understand
@@ -117,7 +118,7 @@ def connect(
     return Client(brokers, timeout_s=timeout_s, deadline_s=deadline_s, rack=rack, call_timeout_s=limit_s)
 
 
-class Client(StreamCalls, ConsumerCalls, ClusterCalls, AccessCalls, TableCalls):
+class Client(StreamCalls, ConsumerCalls, GroupCalls, ClusterCalls, AccessCalls, TableCalls):
     """Streams, records, consumers, the cluster. A context manager; thread-safe and fork-safe. Made by `connect`."""
 
     def __init__(

@@ -35,6 +35,7 @@ from broker.client.http.address import parse_addresses
 from broker.client.http.profiles import read_profile
 from broker.groups.offsets import ConsumerOffset, OffsetTable, decode_offset
 from broker.groups.pins import decode_pin
+from broker.groups.progress import GroupTable, decode_group_offset
 from broker.metadata.journal import encode_line
 from broker.runtime.background.scrubber import load_position
 from broker.runtime.cluster.plane import membership
@@ -339,6 +340,12 @@ def check_offset(data: bytes) -> None:
     if pin is not None:
         assert found is None
         assert decode_pin(pin.key, pin.value()) == pin
+    group = decode_group_offset(key, value)
+    if group is not None:
+        assert found is pin is None
+        assert decode_group_offset(group.key, group.value()) == group
+    GroupTable()._put(key, value)
+    GroupTable()._put(key, None)
 
 
 def check_catalog(data: bytes) -> None:
@@ -568,6 +575,16 @@ FILES: Final = (
         form="json",
         unseal=lambda data: data.partition(b"\n")[2],
         seal=lambda inner: b"//pin/query.frame\n" + inner,
+        words=(*JSON_WORDS, b"/", b"\n"),
+    ),
+    Decoder(
+        name="group-offset",
+        modules=("broker/groups/progress.py",),
+        check=check_offset,
+        errors=(),
+        form="json",
+        unseal=lambda data: data.partition(b"\n")[2],
+        seal=lambda inner: b"//group/billing/i1/3\n" + inner,
         words=(*JSON_WORDS, b"/", b"\n"),
     ),
     Decoder(

@@ -229,7 +229,9 @@ def check_request(data: bytes) -> None:
 
 
 BODIES: Final = tuple(
-    endpoint.path.format(stream="orders", consumer="c", sink="q", pin="p", partition="0", broker="b")
+    endpoint.path.format(
+        stream="orders", consumer="c", group="g", member="m", sink="q", pin="p", partition="0", broker="b"
+    )
     for endpoint in ENDPOINTS
     if endpoint.method == "POST" and endpoint.request is not None and JSON_MEDIA in endpoint.request.media
 )

@@ -11,6 +11,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from broker.api.errors import NotLeader, OffsetOutOfRange, StreamExists
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.groups.offsets import ConsumerOffset
 from broker.groups.pins import Pin
+from broker.groups.progress import GroupOffset
 from broker.metadata.catalog import Catalog
 from broker.metadata.journal import encode_line
 from broker.sinks.notes import GroupFinished, PartStored, StageDropped, StagePinned, encode_note
@@ -175,6 +177,9 @@ def of_values() -> Inputs:
         metadata="m",
     )
     yield "consumer-offset", "whole", offset.key + b"\n" + offset.value()
+    entry = GroupOffset(group="billing", incarnation="i1", partition=3, epoch=1 << 28, offset=42, stream="orders")
+    yield "group-offset", "whole", entry.key + b"\n" + entry.value()
+    yield "group-offset", "removed", entry.key + b"\n" + replace(entry, offset=None).value()
     yield "consumer-offset", "other-partition", b"spark/orders/\xd9\xa3\n" + offset.value()
     pin = Pin(name="query.frame", text="{}", version=17, timestamp_us=17)
     yield "pin", "whole", pin.key + b"\n" + pin.value()

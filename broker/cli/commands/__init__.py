@@ -5,6 +5,7 @@ broker.py    `liftlog broker`: run one broker in the foreground
 certs.py     `liftlog certs …`: a private CA, and certificates of it
 cluster.py   `liftlog cluster …`: brokers, who keeps what, and moving it
 consumer.py  `liftlog consumer …`: who reads what, how far behind, and how to move it
+group.py     `liftlog group …`: who reads what, how far behind, and moving it
 dump.py      `liftlog log dump`: what is stored, as lines
 export.py    `liftlog log export`: records as Parquet files
 log.py       `liftlog log …`: verify, repair, dump and export the files of a log

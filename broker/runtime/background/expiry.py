@@ -6,7 +6,8 @@ be looked into, nobody can say that, so its consumers are kept: a stream that is
 partition that has no replica on the broker that keeps the offsets. A replica that is behind its leader knows of fewer
 records, so those that it shows as unread are unread.
 
-A pin (`groups.pins`) is forgotten when it was not placed anew for that time.
+A pin (`groups.pins`) is forgotten when it was not placed anew for that time. The offsets of a consumer group are kept
+until they are removed; what a removal leaves behind (`fencing.H5`) is forgotten after that time.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def expire_offsets(offsets: Consumers, look: Look, loop: asyncio.AbstractEventLo
         for name in expired.result(EXPIRE_TIMEOUT_S):
             log.info("offsets.expired consumer=%s", name)
     asyncio.run_coroutine_threadsafe(offsets.expire_pins(before_us), loop).result(EXPIRE_TIMEOUT_S)
+    asyncio.run_coroutine_threadsafe(offsets.expire_groups(before_us), loop).result(EXPIRE_TIMEOUT_S)
 
 
 def look_alone(streams: Streams) -> Look:

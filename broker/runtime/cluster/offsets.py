@@ -20,9 +20,11 @@ from concurrent.futures import Executor
 
 from broker.api.errors import LiftlogError, NotReady, UnknownStream
 from broker.api.stream import OFFSETS_STREAM
+from broker.groups.fencing import GroupProgress
 from broker.groups.offsets import ConsumerOffset
 from broker.groups.pins import Pin
-from broker.runtime.partitions.consumers import Consumers
+from broker.groups.progress import GroupOffset, Read
+from broker.runtime.partitions.consumers import Consumers, Decided
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.committed import WholeRead
 
@@ -118,3 +120,17 @@ class PlacedConsumers:
     async def place_pin(self, name: str, text: str, *, version: int) -> tuple[Pin, bool]:
         """As `OffsetsView`."""
         return await self.here().place_pin(name, text, version=version)
+
+    def group_names(self) -> list[str]:
+        """As `OffsetsView`."""
+        return self.here().group_names()
+
+    def group_offsets(self, group: str) -> dict[Read, GroupOffset]:
+        """As `OffsetsView`."""
+        return self.here().group_offsets(group)
+
+    async def move_group(
+        self, group: str, stream: str, read: Read, epoch: int, decide: Callable[[GroupProgress], Decided]
+    ) -> GroupProgress:
+        """As `OffsetsView`."""
+        return await self.here().move_group(group, stream, read, epoch, decide)

@@ -2,7 +2,9 @@
 
 Commits that arrive while one is on its way to the disk are appended together, as batches of some `AT_ONCE` offsets:
 each takes the loop, for which others wait. Pins, which are kept in the same stream, are placed one after the other for
-each name: a version is compared with what was committed (`pins.K1`).
+each name: a version is compared with what was committed (`pins.K1`). So are the steps of a consumer group in each
+partition: `fencing.py` judges by what is committed, and what a step that failed has left in the log counts for nobody
+before it is read anew.
 
 The commit of a client that has given up is written all the same. So what waits is bounded: while a disk hangs, or
 others are waited for, clients come again and again.
@@ -12,20 +14,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
 
 from broker.api.batch import decode_batch
-from broker.api.errors import Overloaded
+from broker.api.errors import GroupFenced, NotReady, Overloaded
+from broker.groups.fencing import CommitVerdict, GroupProgress
 from broker.groups.offsets import ConsumerOffset, OffsetTable, offset_rows
 from broker.groups.pins import Pin, PinTable
+from broker.groups.progress import GroupOffset, GroupTable, Read
 from broker.runtime.partitions.leader import Partition
 from broker.storage.rows import RowBatch
 
 Entry = tuple[bytes, bytes | None]
+Decided = tuple[CommitVerdict, int | None]
 WAITING_BYTES_MAX: Final = 64 << 20
 """Of commits that wait for the one on its way. One more is refused, unless none waits."""
 AT_ONCE: Final = 2_000
@@ -44,6 +49,8 @@ class Consumers:
         self._leader_epoch = leader_epoch
         self._table = OffsetTable()
         self._pins = PinTable()
+        self._groups = GroupTable()
+        self._moving: dict[tuple[str, str, int], asyncio.Event] = {}  # (group, read): set when its change is done
         self._placing: dict[str, asyncio.Event] = {}  # by name of pin: set when its change is done
         self._waiting: deque[tuple[list[Entry], int, asyncio.Future[None]]] = deque()  # with how many bytes it has
         self._waiting_bytes = 0
@@ -112,6 +119,71 @@ class Consumers:
         await self._store_pins([(name, None) for name in gone])
         return gone
 
+    def group_names(self) -> list[str]:
+        """Consumer groups that have offsets, sorted."""
+        return self._groups.groups()
+
+    def group_offsets(self, group: str) -> dict[Read, GroupOffset]:
+        """The newest record of each partition of a group."""
+        return self._groups.of(group)
+
+    async def move_group(
+        self, group: str, stream: str, read: Read, epoch: int, decide: Callable[[GroupProgress], Decided]
+    ) -> GroupProgress:
+        """Store what is decided of a partition of a group; returns where it is then, committed.
+
+        Args:
+            decide: Called with what is committed: the verdict, and the offset that is to be stored.
+        Raises:
+            GroupFenced: for good. NotReady: the catalog is behind here.
+        """
+        at = (group, *read)
+        while (before := self._moving.get(at)) is not None:
+            await before.wait()
+        newest = self._groups.progress(group, read)
+        verdict, offset = decide(newest)
+        where = f"group {group!r}, {stream}/{read[1]}"
+        if verdict is CommitVerdict.FENCED:
+            raise GroupFenced(
+                f"{where}: epoch {epoch} does not count: it is at epoch {newest.epoch}, offset {newest.offset}",
+                group=group,
+                stream=stream,
+                partition=read[1],
+                epoch=newest.epoch,
+            )
+        if verdict is CommitVerdict.NOT_READY:
+            raise NotReady(f"{where}: epoch {epoch} is not known here yet")
+        if verdict is CommitVerdict.DONE:
+            return newest
+        self._moving[at] = done = asyncio.Event()
+        entry = GroupOffset(
+            group=group,
+            incarnation=read[0],
+            partition=read[1],
+            epoch=epoch,
+            offset=offset,
+            stream=stream,
+            timestamp_us=self._partition.replica.wall_us(),
+        )
+        try:
+            await self._store([(entry.key, entry.value())])
+        finally:
+            del self._moving[at]
+            done.set()
+        return GroupProgress(epoch, offset)
+
+    async def expire_groups(self, before_us: int) -> None:
+        """Forget records of groups whose offsets were removed before a time."""
+        gone = [row for row in self._groups.removed(before_us) if (row.group, *row.read) not in self._moving]
+        done = asyncio.Event()
+        self._moving |= {(row.group, *row.read): done for row in gone}
+        try:
+            await self._store([(row.key, None) for row in gone])
+        finally:
+            for row in gone:
+                del self._moving[row.group, *row.read]
+            done.set()
+
     async def _store_pins(self, entries: Sequence[tuple[str, bytes | None]]) -> None:
         done = asyncio.Event()
         self._placing |= {name: done for name, _ in entries}
@@ -167,3 +239,4 @@ class Consumers:
     def _apply(self, rows: pa.RecordBatch) -> None:
         self._table.apply(rows)
         self._pins.apply(rows)
+        self._groups.apply(rows)

@@ -19,8 +19,10 @@ from typing import Any, NamedTuple, Protocol, Unpack
 from broker.api.answers import LeaderAddress
 from broker.api.errors import LiftlogError
 from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaEnd, RescueEnded, RescueState, Vote
+from broker.groups.fencing import CommitVerdict, GroupProgress
 from broker.groups.offsets import ConsumerOffset
 from broker.groups.pins import Pin
+from broker.groups.progress import GroupOffset, Read
 from broker.metadata.access import Access
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.groups import Groups
@@ -32,6 +34,9 @@ from broker.sinks.state import SinkState
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece
 from broker.storage.log import AppendResult, Encodable, PartitionLog
 from broker.storage.rows import Measured
+
+Decided = tuple[CommitVerdict, int | None]
+"""What becomes of a step of a group, and the offset that is stored."""
 
 
 class PartitionHandle(Protocol):
@@ -153,6 +158,18 @@ class OffsetsView(Protocol):
 
     async def place_pin(self, name: str, text: str, *, version: int) -> tuple[Pin, bool]:
         """Replace a pin if it has this version; returns what is committed then, and whether this call did it."""
+
+    def group_names(self) -> list[str]:
+        """Consumer groups that have offsets, sorted."""
+
+    def group_offsets(self, group: str) -> dict[Read, GroupOffset]:
+        """The newest record of each partition of a group."""
+
+    async def move_group(
+        self, group: str, stream: str, read: Read, epoch: int, decide: Callable[[GroupProgress], Decided]
+    ) -> GroupProgress:
+        """Store what is decided of a partition of a group, by what is committed; returns where it is then, committed.
+        Raises GroupFenced."""
 
 
 class SinksView(Protocol):

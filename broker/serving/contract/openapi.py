@@ -50,6 +50,8 @@ _PATHS: Final[dict[str, dict[str, Any]]] = {
     "stream": {"description": "Name of a stream.", "schema": _NAME},
     "partition": {"description": "Number of a partition, from 0.", "schema": _PARTITION},
     "consumer": {"description": "Name of a consumer.", "schema": _NAME},
+    "group": {"description": "Name of a consumer group.", "schema": _NAME},
+    "member": {"description": "Name of a member of a group.", "schema": _NAME},
     "pin": {"description": "Name of a pin.", "schema": _NAME},
     "producer": {"description": "Name of a producer.", "schema": _NAME},
     "sink": {"description": "Name of a sink.", "schema": _NAME},

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from broker.api import answers, auth_answers, placements, sink_answers
+from broker.api import answers, auth_answers, group_answers, placements, sink_answers
 from broker.api.answers import LEADER_EPOCH_MAX, PIN_LENGTH_MAX, LeaderEpoch, Name, Offset, PartitionNumber
 from broker.api.errors import BY_REASON
 from broker.api.plain import INT64_MAX
@@ -18,6 +18,8 @@ from broker.api.principals import SHA256_PATTERN, TOKEN_ID_PATTERN
 from broker.api.stream import LIMITS, NAME_BYTES_MAX, REPLICAS_MAX, UNALTERABLE, StreamSettings
 from broker.api.validation import Rule, object_of, shape_of
 from broker.metadata.access import GRANTS_MAX
+from broker.metadata.groups import MEMBER_STREAMS_MAX, TIMEOUT_MS_LEAST, TIMEOUT_MS_MAX
+from broker.metadata.shapes import WORD_PATTERN
 from broker.sinks.ledger import NamedStage
 
 Schema = dict[str, Any]
@@ -35,6 +37,9 @@ AUDIT_RECORDS_MAX: Final = 64
 """Most records of the audit in one request."""
 AUDIT_LENGTH_MAX: Final = 128 << 10
 """Characters of one of them."""
+
+GROUP_WAIT_MS_MAX: Final = 60_000
+"""So long a poll of a member of a group waits at most."""
 
 ABSENT: Final = Rule(is_absent=True)
 
@@ -125,6 +130,100 @@ class Reset:
     stream: Name
     to: End
     partitions: Annotated[PartitionNumbers | None, ABSENT] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupJoin:
+    """A process that is to read its part of some streams."""
+
+    member: Annotated[
+        str,
+        Rule(
+            pattern=WORD_PATTERN,
+            says="must be 1 to 64 of A-Z a-z 0-9 _ -, the first a letter or digit",
+            doc="Made by the process, and no other one has it. To join again under it changes what is read",
+        ),
+    ]
+    streams: Annotated[tuple[Name, ...], Rule(limit=(1, MEMBER_STREAMS_MAX))]
+    timeout_ms: Annotated[
+        int,
+        Rule(limit=(TIMEOUT_MS_LEAST, TIMEOUT_MS_MAX), doc="After so long without a poll its partitions go to others"),
+    ] = 10_000
+    instance: Annotated[
+        Name | None,
+        Rule(is_absent=True, doc="Of a static member: who joins under it takes the place of the former one"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlace:
+    """A partition that a member holds, and the epoch of its grant."""
+
+    stream: Name
+    partition: PartitionNumber
+    epoch: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPoll:
+    """A sign of life, which waits for news."""
+
+    session: Offset
+    version: Annotated[Offset, Rule(limit=(0, INT64_MAX), doc="That was seen; another one is answered at once")] = 0
+    wait_ms: Annotated[
+        int, Rule(limit=(0, GROUP_WAIT_MS_MAX), doc="At most; a third of the member's timeout is never exceeded")
+    ] = 0
+    released: Annotated[
+        tuple[GroupPlace, ...],
+        Rule(limit=(0, ITEMS_MAX), doc="Partitions that the member has stopped to read, and has committed"),
+    ] = ()
+    instance: Annotated[
+        Name | None, Rule(is_absent=True, doc="Under which it has joined: it is told if another process took its place")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLeave:
+    """The end of a member. Its partitions go to others at once."""
+
+    session: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFirst:
+    """A partition that a member is about to read."""
+
+    stream: Name
+    partition: PartitionNumber
+    epoch: Offset
+    first: Annotated[Offset, Rule(limit=(0, INT64_MAX), doc="Where it begins if the group has never read it")] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBegin:
+    """Partitions that a member is about to read. From then on nobody commits under earlier epochs."""
+
+    member: Name
+    partitions: Annotated[tuple[GroupFirst, ...], Rule(limit=(1, ITEMS_MAX))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDone:
+    """The records of a partition that are done: those from `start`, where it was, to before `offset`."""
+
+    stream: Name
+    partition: PartitionNumber
+    epoch: Offset
+    start: Offset
+    offset: Offset
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCommit:
+    """Offsets of a group, each judged by itself."""
+
+    partitions: Annotated[tuple[GroupDone, ...], Rule(limit=(1, ITEMS_MAX))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -481,6 +580,10 @@ _ANSWERS: Final = {
     answers.Consumers: "Consumers",
     answers.OffsetsCommitted: "Committed",
     answers.PinnedText: "Pin",
+    group_answers.HeldShare: "Membership",
+    group_answers.GroupSteps: "GroupSteps",
+    group_answers.GroupDescription: "Group",
+    group_answers.GroupList: "Groups",
     sink_answers.SinkDescription: "Sink",
     sink_answers.SinkOpened: "SinkOpened",
     sink_answers.SinkCommitted: "SinkCommitted",
@@ -514,6 +617,7 @@ _ANSWERS: Final = {
 }
 _REQUESTS: Final = (
     *(ReadOnlyState, Trim, PartitionCount, ProducerName, Positions, Commit, Reset, PinPlaced, FenceRaised),
+    *(GroupJoin, GroupPoll, GroupLeave, GroupBegin, GroupCommit),
     *(SinkOpen, SinkRenew, SinkCommit, Bundle, AppendBundle, SinkAbort, SinkReset, SinkAdopt),
     *(SinkCheck, SilencesAsked, StagesAsked),
     *(TokenAsked, GrantsAsked, AccessAsked, AuthRequired),

@@ -9,6 +9,7 @@ changes.py    pause, resume, read-only, trim, add partitions
 cluster.py    the cluster, health, metrics, and a page of links
 consumers.py  consumers: describe, commit, reset, forget
 fences.py     which writer holds a partition
+groups.py     consumer groups: join, poll, begin, commit; describe, reset, forget
 heads.py      the heads of partitions that other brokers lead, for those who watch here
 operator.py   partitions moved, leaders elected, brokers drained and removed, by hand
 pins.py       small texts under a name, replaced by who has seen the last one: read, place

@@ -88,7 +88,7 @@ async def commit(serving: Serving, request: web.Request, query: Query) -> web.St
     consumer = check_name(request.match_info["consumer"], what="consumer")
     asked = (await serving.asked(request, Commit)).offsets
     await access_now.get().need("stream:read", {one.stream for one in asked})
-    offsets = [_checked(serving, consumer, one, f"offsets[{i}]") for i, one in enumerate(asked)]
+    offsets = [checked(serving, consumer, one, f"offsets[{i}]") for i, one in enumerate(asked)]
     _check_once(offsets)
     await _admit(serving, consumer)
     await unbroken(serving.backend.offsets.commit(consumer, offsets))
@@ -256,7 +256,8 @@ def _with_lag(entry: ConsumerOffset, end: _End) -> dict[str, Any]:
     }
 
 
-def _checked(serving: Serving, consumer: str, asked: CommitOffset, where: str) -> ConsumerOffset:
+def checked(serving: Serving, consumer: str, asked: CommitOffset, where: str) -> ConsumerOffset:
+    """An offset that may be stored. Raises UnknownStream, UnknownPartition, StaleIncarnation, OffsetOutOfRange."""
     offset = asked.offset
     entry: dict[str, Any] = {"consumer": consumer, "stream": asked.stream, "partition": asked.partition}
     entry |= {"offset": offset, "leader_epoch": asked.leader_epoch, "metadata": asked.metadata}

@@ -61,6 +61,12 @@ def bodies(name: str) -> dict[str, Any]:
         "reset_consumer": {"stream": name, "to": "latest"},
         "place_pin": {"text": "x", "version": 0},
         "raise_fence": {"after": 0},
+        "join_group": {"member": "m", "streams": [name]},
+        "poll_group": {"session": 1},
+        "leave_group": {"session": 1},
+        "begin_partitions": {"member": "m", "partitions": [{**at, "epoch": 1}]},
+        "commit_group": {"partitions": [{**at, "epoch": 1, "start": 0, "offset": 0, "incarnation": ""}]},
+        "reset_group": {"stream": name, "to": "latest"},
         "open_sink": {"owner": "me"},
         "renew_owner": {"owner": "me"},
         "commit_sink": {
@@ -156,7 +162,8 @@ class Enforced:
     def ask(self, endpoint: Endpoint, name: str, token: Token | str | None, **more: Any) -> tuple[int, str, Any]:
         """A request of a call that names this thing."""
         path = endpoint.path.replace("{partition}", "0").replace("{broker}", "nobody").replace("{token}", "a" * 12)
-        for parameter in ("stream", "consumer", "pin", "producer", "sink"):
+        path = path.replace("{member}", "m")
+        for parameter in ("stream", "consumer", "group", "pin", "producer", "sink"):
             path = path.replace(f"{{{parameter}}}", name)
         if query := QUERY.get(endpoint.operation):
             path += "?" + "&".join(f"{key}={quote(str(value).format(name=name))}" for key, value in query.items())

@@ -1,0 +1,401 @@
+"""Read streams as a member of a consumer group: partitions are shared among all members, each record is committed.
+
+    for batch in client.group("billing").read("orders"):
+        work(batch)                        # committed when the next batch is asked for
+
+A thread polls for the member while its process works. What is asked back is given up between two batches, once the last
+one is committed.
+
+M1  A batch is committed when the next one is asked for, or by `commit`, or when a `with` block ends without an error.
+    One whose work raised is not: another member, or the next run, reads it again.
+M2  Nothing is read before its begin is durable, and nothing is committed that another member has begun since.
+M3  An offset that is gone is an error (OffsetOutOfRange), never a jump: `reset` the group to go on elsewhere.
+M4  A member that was taken for dead joins again, and goes on with what it is granted then. One whose instance another
+    process has joined under ends with GroupFenced: both would take each other's place for ever.
+M5  A reader that nobody holds any more leaves its group.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final
+
+import pyarrow as pa
+
+from broker.api.answers import ResolvedPositions
+from broker.api.errors import (
+    GroupFenced,
+    InvalidRequest,
+    LiftlogError,
+    Retryable,
+    StaleIncarnation,
+    UnknownMember,
+    UnknownPartition,
+    UnknownStream,
+    from_problem,
+)
+from broker.api.group_answers import GroupStep, GroupSteps, HeldPartition, HeldShare
+from broker.client.consumers import OFFSETS
+from broker.client.http.calls import Calls, path, understand
+from broker.client.http.interrupt import Interrupt
+from broker.client.http.patience import Patience
+from broker.client.reading.fetch import PartitionFetch
+from broker.client.reading.session import FetchSession
+
+log = logging.getLogger(__name__)
+
+IDLE_S: Final = 0.2
+"""So often a member looks for records where there were none."""
+AGAIN_S: Final = 0.5
+LEAVE_S: Final = 2.0
+"""To leave is tried once, for so long: who stops does not wait for brokers that are gone."""
+TIMEOUT_S: Final = 10.0
+_LOST: Final = (GroupFenced, UnknownStream, UnknownPartition, StaleIncarnation)
+"""A partition is not this member's any more, or is gone."""
+Place = tuple[str, int]
+
+
+class ReadingGroup:
+    """A consumer group, as one process sees it. Made by `Client.group`.
+
+    Args:
+        timeout_s: A member that is not heard of for so long is taken for dead: its partitions go to others.
+        instance: Of a static member: who joins under it takes the place of the former one at once. Give each process
+            another one.
+    """
+
+    def __init__(self, calls: Calls, name: str, *, timeout_s: float = TIMEOUT_S, instance: str | None = None) -> None:
+        self.name = name
+        self._calls = calls
+        self._timeout_ms = int(timeout_s * 1000)
+        self._instance = instance
+
+    def __repr__(self) -> str:
+        return f"<consumer group {self.name}>"
+
+    def read(self, *streams: str, max_bytes: int = 1 << 20) -> GroupReader:
+        """Read this member's part of some streams, without an end.
+
+        Where the group has never read a partition it begins at the first record that is there.
+
+        Args:
+            max_bytes: Approximate size of one request.
+        Returns:
+            An iterator of `pyarrow.RecordBatch`, each of one partition: `reader.at` says of which. Close it, or use it
+            as a context manager: the partitions go to others at once.
+        Raises:
+            UnknownStream: one is not there. InvalidRequest: none is given, or the group has too many members.
+        """
+        if not streams:
+            raise InvalidRequest("group.read() needs a stream at least")
+        body: dict[str, Any] = {
+            "member": uuid.uuid4().hex,
+            "streams": sorted({*streams}),
+            "timeout_ms": self._timeout_ms,
+        }
+        if self._instance is not None:
+            body["instance"] = self._instance
+        return GroupReader(_Life(self._calls, self.name, body), max_bytes)
+
+
+class _Life:
+    """The membership: joins, polls on a thread of its own, and knows what is granted. Thread-safe."""
+
+    def __init__(self, calls: Calls, group: str, body: Mapping[str, Any]) -> None:
+        self.calls, self.group, self._body = calls, group, body
+        self.member = str(body["member"])
+        self.news = threading.Event()
+        self._lock = threading.Lock()
+        self._share: HeldShare | None = None
+        self._failure: LiftlogError | None = None
+        self._over = Interrupt()
+        self.join()
+        self._thread = threading.Thread(target=self._work, name="liftlog-group", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Join, and begin with what is granted then (M4)."""
+        joined = self._call("members", dict(self._body))
+        with self._lock:
+            self._share = joined
+
+    def share(self) -> HeldShare | None:
+        """What is granted, as far as it was heard; None: it is no member any more. Raises why it cannot be one."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            return self._share
+
+    def release(self, places: Iterable[HeldPartition]) -> None:
+        """These are not read any more, and what was done is committed."""
+        share = self.share()
+        rows = [{"stream": each.stream, "partition": each.partition, "epoch": each.epoch} for each in places]
+        if share is not None and rows:
+            self._poll(share, released=rows)
+
+    def leave(self) -> None:
+        """End. The partitions go to others."""
+        self._over.set()
+        share, self._share = self._share, None
+        if share is not None:
+            target = path("groups", self.group, "members", self.member, "leave")
+            once = Calls(self.calls.brokers, timeout_s=min(LEAVE_S, self.calls.timeout_s), deadline_s=0)
+            with suppress(LiftlogError):  # it expires
+                once.json("POST", target, {"session": share.session})
+
+    def _work(self) -> None:
+        while not self._over.is_set:
+            share = self._share
+            if share is None:
+                self._over.pause(AGAIN_S)
+                continue
+            try:
+                self._poll(share, wait_ms=share.timeout_ms // 3)
+            except Retryable as error:
+                if self._over.is_set:
+                    return
+                log.warning("group.not_heard group=%s error=%s", self.group, error)
+                self._over.pause(AGAIN_S)
+            except LiftlogError as error:
+                if self._over.is_set:
+                    return
+                with self._lock:
+                    self._failure = error
+                self.news.set()
+                return
+
+    def _poll(self, share: HeldShare, *, wait_ms: int = 0, **more: Any) -> None:
+        body = {"session": share.session, "version": share.version, "wait_ms": wait_ms, **more}
+        if "instance" in self._body:
+            body["instance"] = self._body["instance"]
+        try:
+            own = self._over if wait_ms else None  # of the thread: it names one socket
+            told = self._call(f"members/{self.member}/poll", body, wait_s=wait_ms / 1000, interrupt=own)
+        except UnknownMember:
+            told = None
+        with self._lock:
+            if self._over.is_set or self._share is None or self._share.session != share.session:
+                return
+            if told is None or told.version >= self._share.version:
+                self._share = told
+        self.news.set()
+
+    def _call(self, target: str, body: Any, *, wait_s: float = 0, interrupt: Interrupt | None = None) -> HeldShare:
+        where = path("groups", self.group, *target.split("/"))
+        value = self.calls.json("POST", where, body, wait_s=wait_s, interrupt=interrupt)
+        return understand(HeldShare, value, where=f"a member of group {self.group}")
+
+
+class _Held:
+    """A partition that has begun. `done`: committed up to there; `read`: handed out up to there."""
+
+    def __init__(self, step: GroupStep, fetch: PartitionFetch) -> None:
+        assert step.offset is not None, "it has begun"
+        self.epoch, self.incarnation, self.fetch = step.epoch, step.incarnation, fetch
+        self.done = self.read = step.offset
+
+
+class GroupReader:
+    """The batches of one member. See the module. For one thread at a time.
+
+    Attributes:
+        at: Stream and partition of the batch that was handed out last.
+        fenced: So many batches were not committed as another member had begun their partition: it reads them again.
+    """
+
+    def __init__(self, life: _Life, max_bytes: int) -> None:
+        self.at: Place | None = None
+        self.fenced = 0
+        self._life = life
+        self._max_bytes = max_bytes
+        self._session = FetchSession(brokers=life.calls.brokers)
+        self._held: dict[Place, _Held] = {}
+        self._turns: list[Place] = []
+        self._answer: tuple[Place, Iterator[pa.RecordBatch]] | None = None
+        self._found_any = True
+        self._end = weakref.finalize(self, life.leave)  # M5
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        with suppress(GroupFenced):
+            self.commit()
+        while self._end.alive:
+            rows = self._more()
+            if rows is not None:
+                return rows
+            if self._life.news.is_set() or not self._turns:
+                if not self._found_any:
+                    self._life.news.wait(IDLE_S)
+                self._life.news.clear()
+                self._follow()
+                self._turns, self._found_any = sorted(self._held), False
+            if self._turns and (held := self._held.get(at := self._turns.pop(0))) is not None:
+                self._answer = at, held.fetch.answer(None)
+        raise StopIteration
+
+    def _more(self) -> pa.RecordBatch | None:
+        """The next rows of the answer that is under way; None: there is none."""
+        if self._answer is None:
+            return None
+        at, rows = self._answer
+        held = self._held.get(at)
+        if held is None or self._life.news.is_set():
+            if held is not None:
+                held.fetch.position = held.read
+            self._answer = None
+            return None
+        try:
+            for found in rows:
+                if found.num_rows:
+                    held.read = found.column("offset")[-1].as_py() + 1
+                    self.at, self._found_any = at, True
+                    return found
+            held.read = held.fetch.position  # and what is gone behind the last row
+        except (UnknownStream, UnknownPartition, StaleIncarnation) as error:  # the catalog says so in a moment
+            log.info("group.stream_gone group=%s partition=%s/%d error=%s", self._life.group, *at, error)
+            del self._held[at]
+        self._answer = None
+        return None
+
+    def __enter__(self) -> GroupReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Leave the group, without a commit. Idempotent."""
+        self._end()
+        self._held, self._answer = {}, None
+        self._session.close()
+
+    @property
+    def partitions(self) -> list[Place]:
+        """Those that this member reads now."""
+        return sorted(self._held)
+
+    def commit(self) -> None:
+        """Commit what was handed out.
+
+        Raises:
+            GroupFenced: another member has begun a partition since, and reads that part again. The others are
+                committed.
+        """
+        due = {at: held for at, held in self._held.items() if held.read > held.done}
+        if not due:
+            return
+        rows = [
+            {
+                "stream": at[0],
+                "partition": at[1],
+                "epoch": held.epoch,
+                "start": held.done,
+                "offset": held.read,
+                "incarnation": held.incarnation,
+            }
+            for at, held in due.items()
+        ]
+        fenced = None
+        for step in self._committed(rows):
+            at = (step.stream, step.partition)
+            if step.error is None:
+                due[at].done = due[at].read
+                continue
+            error = from_problem(step.error)
+            del self._held[at]
+            if not isinstance(error, _LOST):
+                raise error
+            self.fenced += 1
+            log.warning("group.fenced group=%s partition=%s/%d error=%s", self._life.group, *at, error)
+            fenced = GroupFenced(str(error), **error.fields)
+        if fenced is not None:
+            raise fenced
+
+    def _committed(self, rows: list[dict[str, Any]]) -> Iterator[GroupStep]:
+        """The end of each commit. Those that may succeed later are tried again."""
+        patience = Patience(self._life.calls.deadline_s, what=f"committing for group {self._life.group}")
+        while rows:
+            again = []
+            for row, step in zip(rows, self._steps("commit", {"partitions": rows}), strict=True):
+                error = None if step.error is None else from_problem(step.error)
+                if isinstance(error, Retryable):
+                    again.append((row, error))
+                else:
+                    yield step
+            rows = [row for row, _ in again]
+            if again:
+                patience.pause(again[0][1])
+
+    def _follow(self) -> None:
+        """Give up what is asked back, begin what is granted. All that was handed out is committed."""
+        share = self._life.share()
+        if share is None:  # M4
+            self._held.clear()
+            self._life.join()
+            return
+        granted = {(each.stream, each.partition): each for each in share.partitions}
+        for at, held in list(self._held.items()):
+            if at not in granted or granted[at].epoch != held.epoch or granted[at].is_revoked:
+                del self._held[at]
+        self._life.release(each for each in share.partitions if each.is_revoked)
+        new = [at for at, each in sorted(granted.items()) if at not in self._held and not each.is_revoked]
+        if new:
+            self._begin({at: granted[at] for at in new})
+
+    def _begin(self, granted: Mapping[Place, HeldPartition]) -> None:
+        firsts = self._firsts(list(granted))
+        rows = [
+            {"stream": at[0], "partition": at[1], "epoch": granted[at].epoch, "first": first}
+            for at, first in firsts.items()
+        ]
+        if not rows:
+            return
+        for step in self._steps("begin", {"member": self._life.member, "partitions": rows}):
+            at = (step.stream, step.partition)
+            if step.error is None:
+                self._held[at] = _Held(step, self._fetch(step))
+                continue
+            error = from_problem(step.error)
+            if not isinstance(error, (Retryable, *_LOST)):
+                raise error
+            log.info("group.not_begun group=%s partition=%s/%d error=%s", self._life.group, *at, error)
+
+    def _firsts(self, places: list[Place]) -> dict[Place, int]:
+        """Where each begins if the group has never read it: at the first record that is there."""
+        asked = [{"stream": stream, "partition": number, "at": "earliest"} for stream, number in places]
+        value = self._life.calls.json("POST", path("offsets", "resolve"), {"positions": asked})
+        found = understand(ResolvedPositions, value, where="resolving positions").positions
+        return {
+            at: each.offset
+            for at, each in zip(places, found, strict=True)
+            if each.error is None and each.offset is not None
+        }
+
+    def _fetch(self, step: GroupStep) -> PartitionFetch:
+        assert step.offset is not None, "it has begun"
+        return PartitionFetch(
+            self._session,
+            step.stream,
+            step.partition,
+            step.offset,
+            incarnation=step.incarnation,
+            max_bytes=self._max_bytes,
+            timeout_s=self._life.calls.timeout_s,
+            deadline_s=self._life.calls.deadline_s,
+        )
+
+    def _steps(self, what: str, body: Any) -> tuple[GroupStep, ...]:
+        value = self._life.calls.json("POST", path("groups", self._life.group, what), body, key=OFFSETS)
+        return understand(GroupSteps, value, where=f"group {self._life.group}").partitions

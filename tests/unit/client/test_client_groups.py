@@ -1,0 +1,154 @@
+"""Members of a consumer group in Python: each record once where its batch was committed; no error is passed over."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker.api.errors import GroupFenced, GroupInUse, InvalidRequest, OffsetOutOfRange, UnknownGroup, UnknownStream
+from broker.api.group_answers import GroupDescription
+from broker.client import Client
+from broker.client.group import GroupReader
+from tests.unit.serving.arrow import values
+from tests.unit.serving.server import Server
+
+
+class Orders:
+    """A stream with 25 records in each of four partitions, and a group of the same name."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.client, self.name = client, name
+        for number in range(4):
+            client.append(name, number, values(25))
+
+    def read(self, **more: Any) -> GroupReader:
+        return self.client.group(self.name, **more).read(self.name)
+
+    def described(self) -> GroupDescription:
+        return self.client.describe_group(self.name)
+
+    def reset(self, to: Any) -> None:
+        self.client.reset_group(self.name, self.name, to)
+
+
+@pytest.fixture
+def orders(client: Client, new_stream: Callable[..., str]) -> Orders:
+    return Orders(client, new_stream(partitions=4))
+
+
+def read(reader: GroupReader, count: int) -> Counter[tuple[int, int]]:
+    """So many records, or more: how often each was handed out."""
+    found: Counter[tuple[int, int]] = Counter()
+    while sum(found.values()) < count:
+        rows = next(reader)
+        assert reader.at is not None
+        found.update((reader.at[1], offset) for offset in rows.column("offset").to_pylist())
+    return found
+
+
+def test_a_batch_is_committed_when_the_next_one_is_asked_for(orders: Orders) -> None:
+    with orders.read() as reader:
+        assert len(reader.partitions) == 0, "nothing has begun"
+        assert read(reader, 100) == Counter((number, offset) for number in range(4) for offset in range(25))
+        assert [each.lag for each in orders.described().partitions].count(0) == 3
+    said = orders.described()
+    assert (said.lag, said.members) == (0, ()), "a block that ends well commits the last one, and leaves"
+    assert (orders.name, 0) in [(each.group, each.members) for each in orders.client.groups()]
+
+
+def test_a_batch_whose_work_failed_is_read_again(orders: Orders) -> None:
+    def work() -> None:
+        with orders.read() as reader:
+            for _ in reader:
+                raise ValueError("this record")
+
+    with pytest.raises(ValueError, match="this record"):
+        work()
+    with orders.read() as reader:
+        assert max(read(reader, 100).values()) == 1
+
+
+def test_two_members_share_and_one_takes_over(orders: Orders) -> None:
+    first = orders.read()
+    found = read(first, 25)
+    second = orders.read()
+    turn = threading.Thread(target=lambda: found.update(read(first, 25)))
+    turn.start()
+    other = read(second, 25)
+    turn.join(30)
+    assert not found & other, "no record at both"
+    first.commit()
+    first.close()
+    second.commit()
+    rest = 100 - sum(found.values()) - sum(other.values())
+    other.update(read(second, rest))
+    assert found + other == Counter((number, offset) for number in range(4) for offset in range(25))
+    second.close()
+
+
+def test_who_was_taken_for_dead_joins_again_and_commits_nothing_of_before(orders: Orders, server: Server) -> None:
+    with orders.read() as reader:
+        read(reader, 1)
+        session = server.backend.groups.get(orders.name).members[reader._life.member].session
+        ended = {"kind": "end_members", "name": orders.name, "members": {reader._life.member: session}}
+        server.call(_execute(server, ended))
+        other = orders.read()
+        again = read(other, 100)
+        other.commit()
+        with pytest.raises(GroupFenced):
+            reader.commit()
+        other.close()
+        assert again == Counter((number, offset) for number in range(4) for offset in range(25))
+    assert reader.fenced == 1
+
+
+async def _execute(server: Server, command: dict[str, object]) -> None:
+    await server.backend.change_group(str(command.pop("kind")), command)
+
+
+def test_an_offset_that_is_gone_is_an_error_and_no_jump(orders: Orders) -> None:
+    with orders.read() as reader:
+        read(reader, 100)
+    orders.reset(3)
+    orders.client.trim(orders.name, before=10)
+    with pytest.raises(OffsetOutOfRange), orders.read() as reader:
+        next(reader)
+    assert {each.offset for each in orders.described().partitions} == {3}
+    orders.reset("earliest")
+    with orders.read() as reader:
+        assert sum(read(reader, 60).values()) == 60
+
+
+def test_of_two_with_one_instance_the_former_ends(orders: Orders) -> None:
+    with orders.read(instance="one") as first:
+        next(first)
+        with orders.read(instance="one") as second:
+            next(second)
+            with pytest.raises(GroupFenced, match="instance"):
+                for _ in first:
+                    pass
+            next(second)
+        first.close()
+
+
+def test_people_look_at_groups_and_remove_them(orders: Orders) -> None:
+    with pytest.raises(UnknownStream):
+        orders.client.group(orders.name).read("missing")
+    with pytest.raises(InvalidRequest):
+        orders.client.group(orders.name, timeout_s=1)
+    with pytest.raises(InvalidRequest):
+        orders.client.group(orders.name).read()
+    with pytest.raises(UnknownGroup):
+        orders.described()
+    with orders.read(instance="one") as reader:
+        next(reader)
+        with pytest.raises(GroupInUse):
+            orders.client.delete_group(orders.name)
+        [member] = orders.described().members
+        assert (member.instance, member.streams) == ("one", (orders.name,))
+    orders.client.delete_group(orders.name)
+    assert orders.name not in [each.group for each in orders.client.groups()]
