@@ -1,7 +1,7 @@
 """How far consumer groups are: records of the offset stream, under keys that no consumer can have.
 
-Key `//group/group/incarnation of the stream/partition`, value a JSON object; the newest record of a key counts. Which
-records are made, `fencing.py` says.
+Key `//group/` and then the group, the incarnation of its stream, and the partition, with `/` between; value a JSON
+object; the newest record of a key counts. Which records are made, `fencing.py` says.
 
 A1  No consumer can be stored under such a key: no part of a consumer's key is empty. So nobody moves a group but who
     begins and commits under its epochs, whatever consumers are called.
@@ -51,7 +51,7 @@ class GroupOffset:
     @property
     def key(self) -> bytes:
         """The record's key."""
-        return _PREFIX + f"{self.group}/{self.incarnation}/{self.partition}".encode()
+        return _PREFIX + "/".join((self.group, self.incarnation, str(self.partition))).encode()
 
     @property
     def read(self) -> Read:

@@ -243,7 +243,11 @@ class Catalog:
             case kind if kind in _CLUSTER_KINDS:
                 if kind == "reassign":
                     self._check_target(command)
+                known = self.cluster.epoch_last
                 result = _CLUSTER_KINDS[kind](self.cluster, command)
+                if kind == "begin_rescue" or command.get("epoch_seen", -1) > known:  # it has lost commands
+                    self.groups.floor = self.cluster.epoch_last << EPOCH_BITS
+                    self.groups.end_all()
                 for incarnation in result.get("forgotten", ()):
                     self.deleted.pop(incarnation, None)
                 return result

@@ -20,8 +20,11 @@ G7  Each change of a group has a number of the same counter (`version`). A membe
 G8  A group without members is fenced: that takes an epoch, as a grant does. Who is granted anything later has a greater
     one, and who was before a smaller one. So a reset or a removal of its offsets has its place among their commits.
 G9  No number is below `floor`, which the catalog raises with the registrations of brokers. A catalog that has lost its
-    last commands, or was put back from a copy, gives none out a second time.
+    last commands, or was put back from a copy, gives none out a second time. Then all members end (`end_all`), and join
+    again: the log may know later epochs than their grants have, and would fence them for good.
 G10  Everything is decided in sorted order: a catalog that was restored goes on as the one that made the snapshot.
+G11  `last` is told once `named` has all that has a number up to there: a reader on another thread, which looks at
+    `last` first, does not take what is half done for a refusal.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ MEMBERS_ALL_MAX: Final = 20_000
 MEMBER_STREAMS_MAX: Final = 64
 TIMEOUT_MS_LEAST: Final = 2_000
 TIMEOUT_MS_MAX: Final = 3_600_000
+GROUP_PARTITIONS_ALL_MAX: Final = 100_000
+"""Which all groups read, counted for each."""
 GROUP_PARTITIONS_MAX: Final = 2_048
 """Which a group reads when a member joins. Each that a member gives up to another one is a step of the assignment."""
 
@@ -115,13 +120,17 @@ class Groups:
     """See the module.
 
     Attributes:
-        last: The newest number of all epochs, sessions and versions.
+        last: The newest number of all epochs, sessions and versions (G11).
         floor: G9. It is no part of the state.
     """
 
     last: int = 0
     named: Mapping[str, ConsumerGroup] = field(default_factory=dict)
     floor: int = field(default=0, compare=False, repr=False)
+    _count: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._count = self.last
 
     def copy(self) -> Groups:
         """Another one with the same content."""
@@ -166,6 +175,7 @@ class Groups:
                     grants[partition] = grant._replace(member=member, epoch=self._next())
         members[member] = Member(session, tuple(sorted(set(streams))), timeout_ms, instance)
         self._put(name, ConsumerGroup(members, target, grants), counts)
+        self.last = self._count
         return session
 
     def end(self, name: str, member: str, session: int, counts: Mapping[str, int]) -> bool:
@@ -176,7 +186,14 @@ class Groups:
         members = {each: kept for each, kept in group.members.items() if each != member}
         grants = {partition: grant for partition, grant in group.grants.items() if grant.member != member}
         self._put(name, ConsumerGroup(members, group.target, grants), counts)
+        self.last = self._count
         return True
+
+    def end_all(self) -> None:
+        """All members of all groups end (G9)."""
+        for name in sorted(self.named):
+            self._replace(name, ConsumerGroup())
+        self.last = self._count
 
     def release(self, name: str, member: str, released: Mapping[Partition, int]) -> None:
         """A member has stopped to read these, whose grants had these epochs, and has committed what it did (G3)."""
@@ -187,12 +204,14 @@ class Groups:
         if freed:
             grants = {partition: grant for partition, grant in group.grants.items() if partition not in freed}
             self._replace(name, self._granted(replace(group, grants=grants)))
+        self.last = self._count
 
     def fit(self, counts: Mapping[str, int], stream: str | None = None) -> None:
         """A stream has come or gone, or has other partitions. None: it may be any."""
         for name, group in sorted(self.named.items()):  # G10
             if stream is None or stream in group.streams:
                 self._put(name, group, counts)
+        self.last = self._count
 
     def fence(self, name: str, *, forget: bool) -> int:
         """Give out the epoch under which the offsets of a group are reset, or go with it (G8).
@@ -204,7 +223,8 @@ class Groups:
             raise GroupInUse(f"group {name!r} has members: stop them first", group=name)
         if forget:
             self.named = {each: kept for each, kept in self.named.items() if each != name}
-        return self._next()
+        self.last = self._next()
+        return self.last
 
     def snapshot(self) -> dict[str, Any]:
         """All of it as JSON values; nothing, if there was never any."""
@@ -257,13 +277,19 @@ class Groups:
             ),
             (len(streams) > MEMBER_STREAMS_MAX, "streams of a member", MEMBER_STREAMS_MAX),
             (partitions > GROUP_PARTITIONS_MAX, "partitions of a group", GROUP_PARTITIONS_MAX),
+            (
+                partitions + sum(len(each.target) for other, each in self.named.items() if other != name)
+                > GROUP_PARTITIONS_ALL_MAX,
+                "partitions of all groups",
+                GROUP_PARTITIONS_ALL_MAX,
+            ),
         ):
             if is_full:
                 raise InvalidRequest(f"{limit} {what} are the limit", limit=limit)
 
     def _next(self) -> int:
-        self.last = max(self.last, self.floor) + 1
-        return self.last
+        self._count = max(self._count, self.floor) + 1
+        return self._count
 
     def _replace(self, name: str, group: ConsumerGroup) -> None:
         self.named = {**self.named, name: replace(group, version=self._next())}

@@ -40,6 +40,7 @@ FIXED: Final = (
     Row("broker.metadata.groups:MEMBERS_MAX", "", "members of a consumer group", "`invalid_request`"),
     Row("broker.metadata.groups:MEMBERS_ALL_MAX", "", "members of all consumer groups", "`invalid_request`"),
     Row("broker.metadata.groups:MEMBER_STREAMS_MAX", "", "streams that one member reads", "`invalid_request`"),
+    Row("broker.metadata.groups:GROUP_PARTITIONS_ALL_MAX", "", "partitions of all groups", "`invalid_request`"),
     Row(
         "broker.metadata.groups:GROUP_PARTITIONS_MAX",
         "",

@@ -15,7 +15,7 @@ B3  A step is of the incarnation that the stream has when it is judged. A grant 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -225,7 +225,7 @@ async def begin(serving: Serving, request: web.Request, query: Query) -> web.Str
     await access_now.get().need("stream:read", {one.stream for one in asked.partitions})
     serving.backend.offsets.group_offsets(name)  # or who leads them
     _check_once(asked.partitions)
-    return await _steps([_step(_begin_one(serving, name, asked.member, one), one) for one in asked.partitions])
+    return await _steps(_step(_begin_one(serving, name, asked.member, one), one) for one in asked.partitions)
 
 
 async def _begin_one(serving: Serving, name: str, member: str, asked: GroupFirst) -> tuple[int, str]:
@@ -233,9 +233,9 @@ async def _begin_one(serving: Serving, name: str, member: str, asked: GroupFirst
     entry = checked(serving, name, CommitOffset(stream=at[0], partition=at[1], offset=asked.first), "first")
 
     def decide(newest: GroupProgress) -> Decided:
-        groups = backend.groups
-        grant = groups.named.get(name, _NONE).grants.get(at)
-        verdict = judge_begin(newest, member, asked.epoch, None if grant is None else grant[:2], groups.last)
+        last = backend.groups.last  # before the grants (`groups.G11`)
+        grant = backend.groups.named.get(name, _NONE).grants.get(at)
+        verdict = judge_begin(newest, member, asked.epoch, None if grant is None else grant[:2], last)
         if verdict is CommitVerdict.APPEND and not _is_of(serving, asked.stream, entry.incarnation):
             verdict = CommitVerdict.FENCED  # B3
         return verdict, newest.at(entry.offset)
@@ -269,7 +269,7 @@ async def commit(serving: Serving, request: web.Request, query: Query) -> web.St
     await access_now.get().need("stream:read", {one.stream for one in asked.partitions})
     serving.backend.offsets.group_offsets(name)  # or who leads them
     _check_once(asked.partitions)
-    return await _steps([_step(_commit_one(serving, name, one), one) for one in asked.partitions])
+    return await _steps(_step(_commit_one(serving, name, one), one) for one in asked.partitions)
 
 
 async def _commit_one(serving: Serving, name: str, asked: GroupDone) -> tuple[int, str]:
@@ -299,7 +299,7 @@ async def _step(step: Coroutine[Any, Any, tuple[int, str]], asked: GroupFirst | 
     return GroupStep(**of, offset=offset, incarnation=incarnation)
 
 
-async def _steps(steps: Sequence[Coroutine[Any, Any, GroupStep]]) -> web.Response:
+async def _steps(steps: Iterator[Coroutine[Any, Any, GroupStep]]) -> web.Response:
     async def all_of_them() -> list[GroupStep]:
         return await asyncio.gather(*steps)
 

@@ -105,7 +105,7 @@ def _any_start_commits() -> list[Any]:
 def _epochs_anew() -> list[Any]:
     def fence(self: Groups, name: str, *, forget: bool) -> int:
         epoch = before(self, name, forget=forget)
-        self.last = 0 if forget else self.last
+        self.last = self._count = 0 if forget else self.last
         return epoch
 
     before = Groups.fence

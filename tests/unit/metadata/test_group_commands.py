@@ -133,6 +133,33 @@ def test_a_catalog_that_has_lost_commands_gives_no_number_a_second_time() -> Non
     assert old.groups.last >> EPOCH_BITS == old.epoch_last
 
 
+def test_members_of_a_catalog_that_has_lost_commands_join_again() -> None:
+    """G9. The log may have later epochs than their grants, which it would fence for good."""
+    catalog = alone()
+    applied(catalog, join("m"), broker(epoch_seen=catalog.epoch_last))
+    assert set(catalog.groups.get("g").members) == {"m"}, "a restart"
+    version = catalog.groups.get("g").version
+    applied(catalog, broker(epoch_seen=catalog.epoch_last + 1))
+    assert catalog.groups.get("g") == rules.ConsumerGroup(version=catalog.groups.last)
+    assert catalog.groups.last > version
+    placed = Catalog()
+    applied(
+        placed, {"kind": "form_cluster", "cluster_id": "c"}, broker(raft="b.1@h:3", feature_level_max=FEATURE_LEVEL)
+    )
+    applied(placed, LEVEL, stream("s"), join("m"))
+    applied(placed, {"kind": "begin_rescue", "cluster_id": "c", "epoch_last": placed.epoch_last})
+    assert not placed.groups.get("g").members
+    assert restored(placed).groups == placed.groups
+
+
+def test_who_reads_meanwhile_sees_no_number_whose_group_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G11. While the partitions are assigned the numbers are given out already."""
+    groups, seen = Groups(), list[tuple[int, bool]]()
+    monkeypatch.setattr(rules, "assign", lambda *_: seen.append((groups.last, "g" in groups.named)) or {})
+    groups.join("g", "a", ("s",), timeout_ms=2_000, counts={"s": 1})
+    assert (seen, groups.last) == ([(0, False)], groups.get("g").version)
+
+
 def test_a_stream_that_is_made_anew_is_granted_anew() -> None:
     catalog = alone()
     applied(catalog, join("m"))
@@ -171,6 +198,8 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         error = catalog.apply({"v": 1, **command})["error"]
         assert (error["reason"], error["limit"]) == ("invalid_request", limit), command
     applied(catalog, join("m0", "s", "t"), join("m0"))
+    monkeypatch.setattr(rules, "GROUP_PARTITIONS_ALL_MAX", 5)
+    assert catalog.apply({"v": 1, **join("m0", "s", "t", name="h")})["error"]["limit"] == 5, "with those of g"
     assert catalog.apply({"v": 1, **join("m0", "missing")})["error"]["reason"] == "unknown_stream"
     assert catalog.apply({"v": 1, "kind": "fence_group", "name": "g"})["error"]["reason"] == "group_in_use"
 
