@@ -678,3 +678,24 @@ def test_a_consumer_is_shown_moved_and_forgotten(house: Folder) -> None:
     house.liftlog("consumer", "delete", "new", "--yes")
     house.liftlog("consumer", "delete", "job", "--yes")
     assert house.liftlog("consumer", "describe", "job", code=1).stderr.startswith("error[unknown_consumer]")
+
+
+def test_a_group_is_shown_moved_and_removed(house: Folder) -> None:
+    assert house.json("group", "list") == []
+    house.json("stream", "create", "shared", "--subject", "shared")
+    house.liftlog("publish", "shared", "--count", "10")
+    to = ("--stream", "shared", "--to")
+    with connect(house.env["LIFTLOG_BROKERS"]) as client, client.group("billing").read("shared") as reader:
+        next(reader)
+        reader.commit()
+        assert reader._life.member in house.liftlog("group", "describe", "billing").stdout
+        refused = house.liftlog("group", "reset", "billing", *to, "earliest", code=1).stderr
+        assert refused.startswith("error[group_in_use]")
+    assert house.json("group", "describe", "billing")["lag"] == 0
+    for where, offset in (("earliest", 0), ("7", 7), ("latest", 10)):
+        moved = house.json("group", "reset", "billing", *to, where)
+        assert [p["offset"] for p in moved["partitions"]] == [offset]
+    assert house.json("group", "list") == [{"group": "billing", "members": 0, "partitions": 0}]
+    house.liftlog("group", "delete", "billing", "--yes")
+    assert house.liftlog("group", "describe", "billing", code=1).stderr.startswith("error[unknown_group]")
+    house.liftlog("stream", "delete", "shared", "--yes")

@@ -51,6 +51,7 @@ PATH = {
     "{group}": "g",
     "{pin}": "p",
     "{consumer}": "c",
+    "{member}": "m",
 }
 QUERY = {
     "stage_records": f"?sink=s&epoch=0&stage={'0' * 32}&part=0",

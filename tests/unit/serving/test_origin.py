@@ -109,9 +109,8 @@ def test_every_endpoint_refuses_and_nothing_is_done(server: Server, attack: dict
     ]
     tried = [(method, path) for method, path in tried if path != "/livez"]
     for method, path in tried:
-        path = path.format(
-            stream="orders", partition=0, consumer="c", sink="s", broker="b", producer="p", pin="p", token="t"
-        )
+        names = {"consumer": "c", "group": "g", "member": "m", "sink": "s", "producer": "p", "pin": "p"}
+        path = path.format(stream="orders", partition=0, broker="b", token="t", **names)
         status, body = said(server, method, path, attack)
         assert status == 403, (method, path)
         assert method == "HEAD" or body["reason"] == "foreign_request"
