@@ -13,7 +13,7 @@ import argparse
 import multiprocessing
 import time
 from collections import Counter
-from multiprocessing.queues import Queue
+from multiprocessing.connection import Connection, wait
 from typing import Final
 
 from broker.client import Client, connect
@@ -24,15 +24,14 @@ PARTITIONS: Final = 16
 WORKERS: Final = 4
 JOBS: Final = 8_000
 TIMEOUT_S: Final = 3.0
-Done = tuple[int, list[bytes]]
 
 
-def work(brokers: str, number: int, done: Queue[Done]) -> None:
+def work(brokers: str, done: Connection) -> None:
     """One worker: runs until it is ended."""
     with connect(brokers) as client, client.group(GROUP, timeout_s=TIMEOUT_S).read(STREAM, max_bytes=4_000) as reader:
         for batch in reader:
             time.sleep(0.01)  # here the work would be
-            done.put((number, batch.column("value").to_pylist()))
+            done.send(batch.column("value").to_pylist())  # it is out before the batch is committed
 
 
 def fill(client: Client, jobs: int) -> None:
@@ -45,19 +44,29 @@ def fill(client: Client, jobs: int) -> None:
 def run(brokers: str, jobs: int = JOBS) -> Counter[bytes]:
     """Do all jobs, and say who did how many. Returns how often each was done."""
     context = multiprocessing.get_context("spawn")
-    done: Queue[Done] = context.Queue()
     counts: Counter[bytes] = Counter()
     by_worker: Counter[int] = Counter()
     with connect(brokers) as client:
         fill(client, jobs)
-        workers = [context.Process(target=work, args=(brokers, number, done), daemon=True) for number in range(WORKERS)]
-        for worker in workers:
-            worker.start()
+        workers, pipes = [], {}
+        for number in range(WORKERS):
+            here, there = context.Pipe(duplex=False)
+            pipes[here] = number
+            workers.append(context.Process(target=work, args=(brokers, there), daemon=True))
+            workers[number].start()
+            there.close()
         is_killed = False
         while len(counts) < jobs:
-            number, values = done.get(timeout=60)
-            counts.update(values)
-            by_worker[number] += len(values)
+            for pipe in list(wait(list(pipes), timeout=60)):
+                assert isinstance(pipe, Connection), "there are no others"
+                number = pipes[pipe]
+                try:
+                    values = pipe.recv()
+                except EOFError:  # it was killed
+                    del pipes[pipe]
+                    continue
+                counts.update(values)
+                by_worker[number] += len(values)
             if not is_killed and len(counts) > jobs // 4:
                 workers[number].kill()
                 is_killed = True
