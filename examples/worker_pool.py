@@ -24,14 +24,20 @@ PARTITIONS: Final = 16
 WORKERS: Final = 4
 JOBS: Final = 8_000
 TIMEOUT_S: Final = 3.0
+SILENT_S: Final = 60.0
 
 
 def work(brokers: str, done: Connection) -> None:
-    """One worker: runs until it is ended."""
+    """One worker: runs until it is ended.
+
+    Args:
+        done: Takes what was done. It has a batch before the next one is asked for, which commits that batch; a queue of
+            `multiprocessing` may not, and whoever is killed while it writes there holds up all others.
+    """
     with connect(brokers) as client, client.group(GROUP, timeout_s=TIMEOUT_S).read(STREAM, max_bytes=4_000) as reader:
         for batch in reader:
             time.sleep(0.01)  # here the work would be
-            done.send(batch.column("value").to_pylist())  # it is out before the batch is committed
+            done.send(batch.column("value").to_pylist())
 
 
 def fill(client: Client, jobs: int) -> None:
@@ -48,29 +54,33 @@ def run(brokers: str, jobs: int = JOBS) -> Counter[bytes]:
     by_worker: Counter[int] = Counter()
     with connect(brokers) as client:
         fill(client, jobs)
-        workers, pipes = [], {}
+        workers, numbers = [], dict[Connection, int]()
         for number in range(WORKERS):
-            here, there = context.Pipe(duplex=False)
-            pipes[here] = number
-            workers.append(context.Process(target=work, args=(brokers, there), daemon=True))
-            workers[number].start()
-            there.close()
+            results, done = context.Pipe(duplex=False)
+            worker = context.Process(target=work, args=(brokers, done), daemon=True)
+            worker.start()
+            done.close()
+            workers.append(worker)
+            numbers[results] = number
         is_killed = False
         while len(counts) < jobs:
-            for pipe in list(wait(list(pipes), timeout=60)):
-                assert isinstance(pipe, Connection), "there are no others"
-                number = pipes[pipe]
+            ready = wait(numbers, timeout=SILENT_S)
+            if not ready:
+                raise RuntimeError(f"nothing was done for {SILENT_S:g} s, {len(counts)} of {jobs} jobs before")
+            for results in ready:
+                assert isinstance(results, Connection)
+                number = numbers[results]
                 try:
-                    values = pipe.recv()
-                except EOFError:  # it was killed
-                    del pipes[pipe]
+                    values = results.recv()
+                except (EOFError, OSError):  # it has ended, perhaps amid a message
+                    del numbers[results]
                     continue
                 counts.update(values)
                 by_worker[number] += len(values)
-            if not is_killed and len(counts) > jobs // 4:
-                workers[number].kill()
-                is_killed = True
-                print(f"worker {number} is killed after {by_worker[number]} jobs")
+                if not is_killed and len(counts) > jobs // 4:
+                    workers[number].kill()
+                    is_killed = True
+                    print(f"worker {number} is killed after {by_worker[number]} jobs")
         print(f"lag {client.describe_group(GROUP).lag}; a batch is committed when its worker asks for the next one")
         for worker in workers:
             worker.terminate()
