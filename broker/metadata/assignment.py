@@ -50,10 +50,8 @@ def _next_move(
     has: Mapping[str, Sequence[Partition]], readers: Mapping[str, Sequence[str]]
 ) -> tuple[str, Partition, str] | None:
     """From a member with the most that can give, what it got last, to the one with the fewest (T2)."""
+    takers = {name: min(members, key=lambda member: len(has[member])) for name, members in readers.items() if members}
     for giver in sorted(has, key=lambda member: -len(has[member])):
-        takers = {
-            name: min(members, key=lambda member: len(has[member])) for name, members in readers.items() if members
-        }
         for partition in reversed(has[giver]):
             if len(has[taker := takers[partition[0]]]) < len(has[giver]) - 1:
                 return giver, partition, taker

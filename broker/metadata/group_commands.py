@@ -68,7 +68,7 @@ def _release(groups: Groups, counts: Counts, command: Mapping[str, Any]) -> dict
 
 def _end(groups: Groups, counts: Counts, command: Mapping[str, Any]) -> dict[str, Any]:
     name, members = fields.text(command, "name"), fields.numbered(command, "members")
-    return {"ended": [each for each, session in sorted(members.items()) if groups.end(name, each, session, counts)]}
+    return {"ended": groups.end(name, members, counts)}
 
 
 def _fence(groups: Groups, counts: Counts, command: Mapping[str, Any]) -> dict[str, Any]:

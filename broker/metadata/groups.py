@@ -96,12 +96,16 @@ class ConsumerGroup:
         """What a member holds."""
         return {partition: grant for partition, grant in self.grants.items() if grant.member == member}
 
+    def is_member(self, member: str, session: int) -> bool:
+        """Whether it is one, in this session."""
+        known = self.members.get(member)
+        return known is not None and known.session == session
+
     def checked(self, member: str, session: int) -> Member:
         """A member. Raises UnknownMember: it is none in this session."""
-        known = self.members.get(member)
-        if known is None or known.session != session:
+        if not self.is_member(member, session):
             raise UnknownMember(f"{member!r} is no member any more: join again", member=member)
-        return known
+        return self.members[member]
 
     @property
     def streams(self) -> set[str]:
@@ -178,16 +182,17 @@ class Groups:
         self.last = self._count
         return session
 
-    def end(self, name: str, member: str, session: int, counts: Mapping[str, int]) -> bool:
-        """A member has left, or has expired. False: it had before (G5)."""
-        group = self.named.get(name)
-        if group is None or (known := group.members.get(member)) is None or known.session != session:
-            return False
-        members = {each: kept for each, kept in group.members.items() if each != member}
-        grants = {partition: grant for partition, grant in group.grants.items() if grant.member != member}
-        self._put(name, ConsumerGroup(members, group.target, grants), counts)
-        self.last = self._count
-        return True
+    def end(self, name: str, members: Mapping[str, int], counts: Mapping[str, int]) -> list[str]:
+        """Members have left, or have expired. Returns those that were still there (G5). They are one change: what they
+        had is assigned once, however many they are."""
+        group = self.named.get(name, ConsumerGroup())
+        ended = sorted(each for each, session in members.items() if group.is_member(each, session))
+        if ended:
+            rest = {each: kept for each, kept in group.members.items() if each not in ended}
+            grants = {partition: grant for partition, grant in group.grants.items() if grant.member in rest}
+            self._put(name, ConsumerGroup(rest, group.target, grants), counts)
+            self.last = self._count
+        return ended
 
     def end_all(self) -> None:
         """All members of all groups end (G9)."""

@@ -107,7 +107,7 @@ class World:
         self.send("joined", client=client, session=session)
 
     def on_end(self, *, client: str, session: int) -> None:
-        if self.catalog.end(GROUP, client, session, self.counts):
+        if self.catalog.end(GROUP, {client: session}, self.counts):
             self._changed(f"{client} ends")
 
     def on_release(self, *, client: str, released: dict[Partition, int]) -> None:

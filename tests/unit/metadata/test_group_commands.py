@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from broker.metadata import groups as rules
+from broker.metadata.assignment import assign
 from broker.metadata.catalog import Catalog
 from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.controller import Controller, MembersHeard, Submit, SubmitAnswered, TimePassed
@@ -181,6 +182,21 @@ def test_what_a_member_reads_no_more_is_asked_back_before_it_is_granted() -> Non
     assert {at: grant for at, grant in catalog.groups.get("g").grants.items() if at[0] == "s"} == of_s
 
 
+def test_members_that_end_together_are_one_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rack that is gone has the partitions assigned once, not once for each member of it: brokers wait for that."""
+    catalog = alone()
+    applied(catalog, stream("t", 9), *(join(each, "s", "t") for each in "abcd"))
+    sessions = {name: member(catalog.groups, name) for name in "abcd"}
+    calls = list[int]()
+    monkeypatch.setattr(rules, "assign", lambda *given: calls.append(1) or assign(*given))
+    gone = {"b": sessions["b"], "c": sessions["c"], "d": sessions["a"], "x": 1}
+    result = catalog.apply({"v": 1, "kind": "end_members", "name": "g", "members": gone})
+    assert (result["ok"]["ended"], len(calls)) == (["b", "c"], 1)
+    group = catalog.groups.get("g")
+    assert set(group.members) == {*group.target.values()} == {"a", "d"}
+    assert (len(group.target), len(group.grants)) == (11, 11)
+
+
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, limit in (("GROUPS", 2), ("MEMBERS", 3), ("MEMBERS_ALL", 4), ("MEMBER_STREAMS", 2)):
         monkeypatch.setattr(rules, f"{name}_MAX", limit)
@@ -222,7 +238,7 @@ def test_who_is_silent_for_its_timeout_ends_and_nobody_sooner() -> None:
     lives.hung(400, 52_000)
     assert lives.lapsed(groups, 52_400) == {}
     assert lives.lapsed(groups, 52_401) == {"g": {"a": first}}
-    groups.end("g", "a", first, {"s": 1})
+    groups.end("g", {"a": first}, {"s": 1})
     second = groups.join("g", "a", ("s",), timeout_ms=1_000, counts={"s": 1})
     assert lives.lapsed(groups, 53_000) == {}
     for now_ms in (53_900, 54_001):

@@ -46,7 +46,7 @@ def test_a_release_of_an_earlier_grant_changes_nothing() -> None:
     groups = Groups()
     session = joined(groups, "a")
     earlier = {("orders", number): grant.epoch for number, grant in held(groups, "a").items()}
-    groups.end("billing", "a", session, COUNTS)
+    groups.end("billing", {"a": session}, COUNTS)
     joined(groups, "a")
     before = held(groups, "a")
     groups.release("billing", "a", earlier)
@@ -60,7 +60,7 @@ def test_what_was_asked_back_stays_if_the_other_member_leaves_before_it_is_relea
     joined(groups, "a")
     before = held(groups, "a")
     session = joined(groups, "b")
-    assert groups.end("billing", "b", session, COUNTS)
+    assert groups.end("billing", {"b": session}, COUNTS)
     assert held(groups, "a") == before
     assert groups.named["billing"].is_at_rest
 
@@ -68,12 +68,12 @@ def test_what_was_asked_back_stays_if_the_other_member_leaves_before_it_is_relea
 def test_the_end_of_an_earlier_session_changes_nothing() -> None:
     groups = Groups()
     session = joined(groups, "a")
-    assert groups.end("billing", "a", session, COUNTS)
+    assert groups.end("billing", {"a": session}, COUNTS)
     later = joined(groups, "a")
     assert later != session
-    assert not groups.end("billing", "a", session, COUNTS)
-    assert not groups.end("billing", "b", later, COUNTS)
-    assert not groups.end("unknown", "a", later, COUNTS)
+    assert not groups.end("billing", {"a": session}, COUNTS)
+    assert not groups.end("billing", {"b": later}, COUNTS)
+    assert not groups.end("unknown", {"a": later}, COUNTS)
     assert len(held(groups, "a")) == 4
 
 
@@ -105,7 +105,7 @@ def test_a_group_that_is_made_anew_uses_no_epoch_twice() -> None:
     used = max(grant.epoch for grant in held(groups, "a").values())
     with pytest.raises(GroupInUse):
         groups.fence("billing", forget=True)
-    groups.end("billing", "a", session, COUNTS)
+    groups.end("billing", {"a": session}, COUNTS)
     assert groups.fence("billing", forget=True) > used
     assert "billing" not in groups.named
     joined(groups, "a")

@@ -26,7 +26,7 @@ class Bench:
             raise NotReady("the disk is full")
         assert (kind, values["name"]) == ("end_members", "g")
         for member, session in values["members"].items():
-            assert self.groups.end("g", member, session, {"s": 2})
+            assert self.groups.end("g", {member: session}, {"s": 2})
 
     async def pass_ms(self, ms: int, *heard: str) -> set[str]:
         for _ in range(0, ms, LOOK_MS):
