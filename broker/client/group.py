@@ -6,19 +6,25 @@
 A thread polls for the member while its process works. What is asked back is given up between two batches, once the last
 one is committed.
 
-M1  A batch is committed when the next one is asked for, or by `commit`, or when a `with` block ends without an error.
-    One whose work raised is not: another member, or the next run, reads it again.
+M1  A batch is committed when the next one is asked for, or by `commit`; nothing else says that its work is done. One
+    whose work raised, or whose loop was left by `break`, is not: another member, or the next run, reads it again.
 M2  Nothing is read before its begin is durable, and nothing is committed that another member has begun since.
 M3  An offset that is gone is an error (OffsetOutOfRange), never a jump: `reset` the group to go on elsewhere.
 M4  A member that was taken for dead joins again, and goes on with what it is granted then. One whose instance another
     process has joined under ends with GroupFenced: both would take each other's place for ever.
 M5  A reader that nobody holds any more leaves its group.
+M6  A reader is of the process that made it. In a child that is forked it reads and commits nothing, and its end there
+    does not take the parent out of the group.
+M7  A grant that cannot begin, as the log has seen a later one, is given back: the catalog was put back from a copy, and
+    grants it again under another epoch. If it is this member's no more, that changes nothing.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -115,9 +121,15 @@ class _Life:
         self._share: HeldShare | None = None
         self._failure: LiftlogError | None = None
         self._over = Interrupt()
+        self._pid = os.getpid()
         self.join()
         self._thread = threading.Thread(target=self._work, name="liftlog-group", daemon=True)
         self._thread.start()
+
+    def check_process(self) -> None:
+        """Raises InvalidRequest (M6)."""
+        if os.getpid() != self._pid:
+            raise InvalidRequest(f"this reader of group {self.group} is of the process before the fork: make another")
 
     def join(self) -> None:
         """Join, and begin with what is granted then (M4)."""
@@ -141,6 +153,8 @@ class _Life:
 
     def leave(self) -> None:
         """End. The partitions go to others."""
+        if os.getpid() != self._pid:  # M6
+            return
         self._over.set()
         share, self._share = self._share, None
         if share is not None:
@@ -219,6 +233,7 @@ class GroupReader:
         self._turns: list[Place] = []
         self._answer: tuple[Place, Iterator[pa.RecordBatch]] | None = None
         self._found_any = True
+        self._again_s = 0.0
         self._end = weakref.finalize(self, life.leave)  # M5
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -262,6 +277,9 @@ class GroupReader:
         except (UnknownStream, UnknownPartition, StaleIncarnation) as error:  # the catalog says so in a moment
             log.info("group.stream_gone group=%s partition=%s/%d error=%s", self._life.group, *at, error)
             del self._held[at]
+        except BaseException:  # of a signal, perhaps, when rows were read and not handed out yet
+            held.fetch.position, self._answer = held.read, None
+            raise
         self._answer = None
         return None
 
@@ -269,14 +287,10 @@ class GroupReader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        try:
-            if kind is None:
-                self.commit()
-        finally:
-            self.close()
+        self.close()
 
     def close(self) -> None:
-        """Leave the group, without a commit. Idempotent."""
+        """Leave the group, without a commit (M1). Idempotent."""
         self._end()
         self._held, self._answer = {}, None
         self._session.close()
@@ -292,7 +306,9 @@ class GroupReader:
         Raises:
             GroupFenced: another member has begun a partition since, and reads that part again. The others are
                 committed.
+            InvalidRequest: this process was forked from the one that reads.
         """
+        self._life.check_process()
         due = {at: held for at, held in self._held.items() if held.read > held.done}
         if not due:
             return
@@ -362,6 +378,7 @@ class GroupReader:
         ]
         if not rows:
             return
+        fenced = list[HeldPartition]()
         for step in self._steps("begin", {"member": self._life.member, "partitions": rows}):
             at = (step.stream, step.partition)
             if step.error is None:
@@ -371,6 +388,11 @@ class GroupReader:
             if not isinstance(error, (Retryable, *_LOST)):
                 raise error
             log.info("group.not_begun group=%s partition=%s/%d error=%s", self._life.group, *at, error)
+            if isinstance(error, GroupFenced):
+                fenced.append(granted[at])
+        if fenced and time.monotonic() >= self._again_s:  # M7
+            self._again_s = time.monotonic() + AGAIN_S
+            self._life.release(fenced)
 
     def _firsts(self, places: list[Place]) -> dict[Place, int]:
         """Where each begins if the group has never read it: at the first record that is there."""

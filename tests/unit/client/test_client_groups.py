@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
+from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 
 from broker.api.errors import GroupFenced, GroupInUse, InvalidRequest, OffsetOutOfRange, UnknownGroup, UnknownStream
 from broker.api.group_answers import GroupDescription
 from broker.client import Client
 from broker.client.group import GroupReader
+from broker.client.reading.fetch import PartitionFetch
+from broker.groups.fencing import CommitVerdict
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Server
 
@@ -55,9 +61,67 @@ def test_a_batch_is_committed_when_the_next_one_is_asked_for(orders: Orders) -> 
         assert len(reader.partitions) == 0, "nothing has begun"
         assert read(reader, 100) == Counter((number, offset) for number in range(4) for offset in range(25))
         assert [each.lag for each in orders.described().partitions].count(0) == 3
+        reader.commit()
     said = orders.described()
-    assert (said.lag, said.members) == (0, ()), "a block that ends well commits the last one, and leaves"
+    assert (said.lag, said.members) == (0, ()), "a block that ends leaves"
     assert (orders.name, 0) in [(each.group, each.members) for each in orders.client.groups()]
+
+
+def test_a_block_that_ends_says_nothing_of_the_batch_at_hand(orders: Orders) -> None:
+    """It may be left before the work was begun, or after an error was logged."""
+    with orders.read() as reader:
+        for _ in reader:
+            break  # somebody asked to stop
+    with orders.read() as reader:
+        try:
+            next(reader)
+            raise ValueError("this record")
+        except ValueError:
+            pass
+    assert [each.offset for each in orders.described().partitions] == [0] * 4
+    with orders.read() as reader:
+        assert max(read(reader, 100).values()) == 1
+
+
+def test_what_a_signal_kept_from_being_handed_out_is_not_passed_over(orders: Orders) -> None:
+    """Who interrupts a notebook may go on with the same reader."""
+
+    def interrupted(fetch: PartitionFetch) -> Iterator[pa.RecordBatch]:
+        fetch.position = 25
+        raise KeyboardInterrupt
+        yield
+
+    with orders.read() as reader:
+        next(reader)
+        fetch = reader._held[orders.name, 1].fetch
+        with pytest.raises(KeyboardInterrupt), patch.object(fetch, "answer", lambda _: interrupted(fetch)):
+            read(reader, 100)
+        found = read(reader, 50)
+        reader.commit()
+        assert orders.described().partitions[1].offset == sum(number == 1 for number, _ in found)
+
+
+@pytest.mark.process
+def test_a_child_reads_and_commits_nothing_and_its_end_is_not_the_members(orders: Orders, server: Server) -> None:
+    """M6."""
+    with orders.read() as reader:
+        rows = next(reader)
+        session = server.backend.groups.get(orders.name).members[reader._life.member].session
+        child = os.fork()
+        if not child:  # pragma: no cover
+            code = 1
+            with suppress(BaseException):
+                try:
+                    next(reader)
+                except InvalidRequest:
+                    reader.close()
+                    code = 0
+            os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert server.backend.groups.get(orders.name).members[reader._life.member].session == session
+        assert [each.offset for each in orders.described().partitions] == [0] * 4
+        reader.commit()
+        assert [each.offset for each in orders.described().partitions] == [rows.num_rows, 0, 0, 0]
 
 
 def test_a_batch_whose_work_failed_is_read_again(orders: Orders) -> None:
@@ -108,6 +172,21 @@ def test_who_was_taken_for_dead_joins_again_and_commits_nothing_of_before(orders
 
 async def _execute(server: Server, command: dict[str, object]) -> None:
     await server.backend.change_group(str(command.pop("kind")), command)
+
+
+def test_a_grant_that_the_log_has_seen_later_ones_of_is_given_back_for_another(orders: Orders, server: Server) -> None:
+    """As after a copy of the catalog was put back: nobody else is granted the partition, so nobody would read it."""
+    with orders.read() as reader:
+        read(reader, 100)
+        reader.commit()
+    with orders.read() as reader:
+        backend, epoch, later = server.backend, server.backend.groups.last + 1, (CommitVerdict.APPEND, 20)
+        at = next(each for each in backend.offsets.group_offsets(orders.name) if each[1] == 2)
+        server.call(backend.offsets.move_group(orders.name, orders.name, at, epoch, lambda _: later))
+        rows = next(reader)
+        assert (reader.at, rows.column("offset")[0].as_py()) == ((orders.name, 2), 20)
+        assert server.backend.groups.get(orders.name).grants[orders.name, 2].epoch >= epoch
+        assert len(reader.partitions) == 4
 
 
 def test_an_offset_that_is_gone_is_an_error_and_no_jump(orders: Orders) -> None:
