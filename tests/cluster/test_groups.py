@@ -32,6 +32,7 @@ def test_a_silent_member_ends_and_the_group_outlives_the_broker(tmp_path: Path) 
                 for number in range(2):
                     client.append("orders", number, [{"value": b"x"}])
                 assert [next(other).num_rows for _ in range(2)] == [1, 1]
+                other.commit()
             said = client.describe_group("billing")
             assert (said.members, [each.offset for each in said.partitions]) == ((), [11, 11])
     finally:
