@@ -38,7 +38,7 @@ def test_source_and_sink_run_on_executors_without_what_brokers_need(
     broker: BrokerProcess, client: Client, tmp_path: Path
 ) -> None:
     modules = of_the_broker()
-    assert {"aiohttp", "click", "google", "grpc", "nats", "pysyncobj"} <= set(modules)
+    assert {"aiohttp", "click", "google", "nats", "pysyncobj"} <= set(modules)
     for name in (bare_app.SOURCE, bare_app.STREAMED, bare_app.WRITTEN):
         client.create_stream(name, partitions=2)
     for partition in range(2):
