@@ -59,7 +59,9 @@ CONSUMER: Final = {
 }
 GROUP: Final = {
     "list": Leaf(f"{_COMMANDS}.group", "list_", "List all consumer groups."),
-    "describe": Leaf(f"{_COMMANDS}.group", "describe", "Show who reads what, and the lag in each partition."),
+    "describe": Leaf(
+        f"{_COMMANDS}.group", "describe", "Show the member, offset and lag of a consumer group in each partition."
+    ),
     "reset": Leaf(f"{_COMMANDS}.group", "reset", "Move a consumer group in one stream."),
     "delete": Leaf(f"{_COMMANDS}.group", "delete", "Remove a consumer group and its offsets."),
 }

@@ -395,6 +395,10 @@ def test_the_examples_of_the_page_work_in_their_order(one: Folder, tmp_path: Pat
                 client.append("orders", 0, records)
             if "consumer describe" in example:
                 client.commit("my-job", {"orders": {0: 0}})
+            if "group describe" in example:
+                client.append("orders", 0, records)
+                with client.group("billing").read("orders") as reader:
+                    next(iter(reader))
             if "producer list" in example:
                 client.register_producer("job-1")
             if "sink describe" in example:
