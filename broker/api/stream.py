@@ -68,6 +68,8 @@ class StreamSettings:
         concurrency_control: `optimistic`: what a client of Liftbridge publishes is stored if its `expectedOffset` is
             the next offset, or -1. None: that field is passed over. Cannot be altered. Other ways to append say with
             each request whether they expect an offset.
+        envelopes: `open`: a NATS message that is one of Liftbridge's envelopes is taken apart: key, headers and value.
+            `keep`, and None: it is stored as it comes. Cannot be altered where it decides partitions.
     """
 
     subject: str | None = declared(None, limit=(0, SUBJECT_BYTES_MAX))
@@ -103,6 +105,17 @@ class StreamSettings:
     payload_schema: str | None = declared(None, limit=(0, GIVEN_MAX), read=canonical)
     encryption: str | None = declared(None, limit=("aes-256-gcm",))
     concurrency_control: str | None = declared(None, limit=("optimistic",))
+    envelopes: str | None = declared(None, limit=("open", "keep"))
+
+    @property
+    def opens_envelopes(self) -> bool:
+        """What is in an envelope of Liftbridge is the record."""
+        return self.envelopes == "open"
+
+    @property
+    def sorts_by_envelopes(self) -> bool:
+        """What is in an envelope may decide its partition: all leaders have to open it, or none."""
+        return self.subject is not None and self.partition_by == "key" and self.partitions > 1
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -120,7 +133,7 @@ LIMITS: Final[Mapping[str, tuple[int, int]]] = {
 }
 """(least, greatest) of each setting that is a number, both allowed."""
 CHOICES: Final = {key: shape.words for key, shape in SHAPES.items() if isinstance(shape, Text) and shape.words}
-SINCE: Final[Mapping[str, int]] = {KEY: 3, "encryption": 8, "concurrency_control": 9}
+SINCE: Final[Mapping[str, int]] = {KEY: 3, "encryption": 8, "concurrency_control": 9, "envelopes": 12}
 """Settings by the feature level that they came with; those that are not here have the first. None is what they are if
 nobody sets them."""
 UNALTERABLE: Final = frozenset({"subject", "partitions", "partition_by", "group", "encryption", "concurrency_control"})
@@ -251,15 +264,19 @@ def check_subject(subject: str, *, wildcards: bool = True) -> str:
     return subject
 
 
-def new_values(values: Mapping[str, Any], defaults: StreamSettings, existing: StreamSettings | None) -> dict[str, Any]:
+def new_values(
+    values: Mapping[str, Any], defaults: StreamSettings, existing: StreamSettings | None, *, level: int | None = None
+) -> dict[str, Any]:
     """The settings of a stream that is to be created, with the defaults of the broker's configuration.
 
     No suffix can follow a subject that ends with `>`. Such a stream is partitioned by the subject of its messages, if
-    nobody says how: so it can have more partitions later.
+    nobody says how: so it can have more partitions later. One with a subject opens envelopes, if nobody says otherwise.
 
     Args:
         values: As they are given.
-        existing: The stream of that name, if there is one. How it is partitioned is no difference, if nobody says how.
+        existing: The stream of that name, if there is one. How it is partitioned is no difference, if nobody says how,
+            nor whether it opens envelopes.
+        level: The cluster's feature level; None: the broker is alone.
     """
     of_all = {key: value for key, value in defaults.as_stored().items() if key not in ("subject", "group")}
     merged = {**of_all, **values}
@@ -268,6 +285,10 @@ def new_values(values: Mapping[str, Any], defaults: StreamSettings, existing: St
     if "partition_by" not in values and is_open and defaults.partition_by == "subject_suffix":
         is_there = existing is not None and existing.subject == subject
         merged["partition_by"] = existing.partition_by if existing is not None and is_there else "subject"
+    if "envelopes" not in values and existing is not None:
+        merged |= {} if existing.envelopes is None else {"envelopes": existing.envelopes}
+    elif "envelopes" not in values and subject is not None and (level is None or level >= SINCE["envelopes"]):
+        merged["envelopes"] = "open"
     return merged
 
 

@@ -342,10 +342,10 @@ cdef bint may_have_envelope(Connection* self) noexcept nogil:
     """Whether the payload of a message is looked into (`rules.R8`)."""
     cdef Py_ssize_t size = self.message.size - self.message.header_size
     cdef Route* route
-    if not self.opens_envelopes or size < ENVELOPE_HEADER_BYTES:
+    if size < ENVELOPE_HEADER_BYTES:
         return False
     route = find_route(&self.table, self.message.sid)
-    return route != NULL and (
+    return route != NULL and route.opens_envelopes and (
         not is_oversize(route.lead, &self.message)
         or (size <= ENVELOPE_PEEK_BYTES and self.message.header_size <= HEADER_PEEK_BYTES_MAX)
     )

@@ -27,7 +27,6 @@ cdef struct Connection:
     Buffer line                 # a control line that has come in part, or that of a message that has
     Buffer header               # header block of a message that has come in part
     Buffer payload              # its payload, if that begins with the cookie
-    bint opens_envelopes
     Py_ssize_t missing          # bytes still to come in this state
     # The current message
     ControlLine message

@@ -124,7 +124,6 @@ cdef class Intake:
         control_line_max: The server's `max_control_line`, bytes.
         payload_max: A message over this is a protocol error; the server's `max_payload` is below it.
         reply_prefixes: Only reply subjects that begin with one of these are answered.
-        envelopes: Whether Liftbridge's envelopes are opened (`rules.R8`).
     """
 
     cdef Guard guard
@@ -135,7 +134,7 @@ cdef class Intake:
     cdef list ended             # RouteHolder: its subscription ends behind the message that is half read (I3)
 
     def __cinit__(self, *, Py_ssize_t control_line_max=4096, Py_ssize_t payload_max=64 << 20,
-                  reply_prefixes=(b"",), bint envelopes=True):
+                  reply_prefixes=(b"",)):
         global intake_number
         check_intake(control_line_max, payload_max, reply_prefixes)
         intake_number += 1
@@ -147,7 +146,6 @@ cdef class Intake:
         self.connection.line_max = control_line_max + CONTROL_LINE_SLACK
         self.connection.reply_size_max = control_line_max - ANSWER_ARGUMENT_BYTES
         self.connection.payload_max = payload_max
-        self.connection.opens_envelopes = envelopes
         self.prefixes = b"".join(bytes([len(prefix)]) + prefix for prefix in reply_prefixes)
         self.connection.reply_prefixes = self.prefixes
         self.connection.reply_prefixes_size = len(self.prefixes)
@@ -159,7 +157,7 @@ cdef class Intake:
 
     # ---- routes
 
-    def route(self, uint64_t sid, builders, *, str partition_by):
+    def route(self, uint64_t sid, builders, *, str partition_by, bint envelopes=True):
         """Send the messages of a subscription to builders of one stream.
 
         Args:
@@ -167,6 +165,7 @@ cdef class Intake:
             builders: With `partition_by="subject_suffix"` exactly one, which gets everything. Otherwise
                 one for each partition of the stream that is led here; a message is kept if it hashes to one.
                 From now on they belong to this Intake, with the records that are in them.
+            envelopes: Liftbridge's envelopes are opened (`rules.R8`).
         Raises:
             ValueError: the builders are not of one stream, or do not fit `partition_by`.
         """
@@ -178,7 +177,7 @@ cdef class Intake:
         for builder in held:
             if builder.guard is not None:
                 builder.guard.check()
-        holder = RouteHolder(held, by, token)
+        holder = RouteHolder(held, by, token, envelopes)
         if put_route(&self.connection.table, sid, holder.route) < 0:
             raise MemoryError()
         keep_route(&self.connection, sid)

@@ -14,6 +14,7 @@ cdef struct Route:
     int by
     int token
     int count                   # number of the stream's partitions
+    bint opens_envelopes
     Slot* lead                  # one of the slots, which has the settings that all partitions share
     Slot** slots                # a slot for each partition, NULL if it is led elsewhere; NULL for BY_FIXED
 
@@ -35,7 +36,7 @@ cdef class RouteHolder:
     cdef Route* route
     cdef list builders
 
-    def __cinit__(self, list builders, int by, int token):
+    def __cinit__(self, list builders, int by, int token, bint opens_envelopes):
         cdef Builder builder = builders[0]
         self.builders = builders
         self.route = <Route*>PyMem_RawCalloc(1, sizeof(Route))
@@ -43,6 +44,7 @@ cdef class RouteHolder:
             raise MemoryError()
         self.route.by = by
         self.route.token = token
+        self.route.opens_envelopes = opens_envelopes
         self.route.count = builder.slot.partition_count
         self.route.lead = &builder.slot
         if by != BY_FIXED:

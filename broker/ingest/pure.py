@@ -57,7 +57,6 @@ class Intake:
         control_line_max: The server's `max_control_line`, bytes.
         payload_max: A message over this is a protocol error; the server's `max_payload` is below it.
         reply_prefixes: Only reply subjects that begin with one of these are answered.
-        envelopes: Whether Liftbridge's envelopes are opened (`rules.R8`).
     """
 
     def __init__(
@@ -66,14 +65,12 @@ class Intake:
         control_line_max: int = 4096,
         payload_max: int = 64 << 20,
         reply_prefixes: Sequence[bytes] = (b"",),
-        envelopes: bool = True,
     ) -> None:
         check_intake(control_line_max, payload_max, reply_prefixes)
         self._reply_prefixes = tuple(reply_prefixes)
         self._line_max = control_line_max + rules.CONTROL_LINE_SLACK
         self._reply_size_max = control_line_max - rules.ANSWER_ARGUMENT_BYTES
         self._payload_max = payload_max
-        self._opens_envelopes = envelopes
         self._routes: dict[int, Route] = {}
         self._ending: set[int] = set()  # subscriptions whose routes go behind what is half read (I4)
         self._dirty: dict[int, Builder] = {}
@@ -94,7 +91,7 @@ class Intake:
 
     # Routes
 
-    def route(self, sid: int, builders: Sequence[Builder], *, partition_by: str) -> None:
+    def route(self, sid: int, builders: Sequence[Builder], *, partition_by: str, envelopes: bool = True) -> None:
         """Send the messages of a subscription to builders of one stream.
 
         Args:
@@ -102,12 +99,14 @@ class Intake:
             builders: With `partition_by="subject_suffix"` exactly one, which gets everything. Otherwise
                 those partitions of the stream that are led here; a message is kept if it hashes to one.
                 They belong to this Intake now, with the records that are in them.
+            envelopes: Liftbridge's envelopes are opened (`rules.R8`).
         Raises:
             ValueError: the builders are not of one stream, or do not fit `partition_by`.
         """
         by, token = check_route(builders, partition_by)
         lead = builders[0]
-        self._routes[sid] = Route(by, token, lead.partition_count, lead, {b.partition: b for b in builders})
+        led = {b.partition: b for b in builders}
+        self._routes[sid] = Route(by, token, lead.partition_count, lead, led, opens_envelopes=envelopes)
         self._ending.discard(sid)
         for builder in builders:
             is_new = builder._owner is not self
@@ -277,7 +276,7 @@ class Intake:
         message.block = block
         self._missing = message.line.size - (0 if block is None else len(block))
         route = self._routes.get(message.line.sid)
-        if self._opens_envelopes and route is not None and message.may_have_envelope(route.lead):
+        if route is not None and route.opens_envelopes and message.may_have_envelope(route.lead):
             self._state = _State.IN_COOKIE
         else:
             self._decide()

@@ -37,6 +37,7 @@ class Route:
         partition_count: How many partitions the stream has.
         lead: Any of the builders, for what is the same in all partitions.
         builders: By partition, those led here.
+        opens_envelopes: Of the stream.
     """
 
     by: int
@@ -44,6 +45,7 @@ class Route:
     partition_count: int
     lead: Builder
     builders: dict[int, Builder]
+    opens_envelopes: bool
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ R5  A reply subject is answered if it begins with one of `nats.reply_prefixes`. 
 R6  A stream that sends no acks is a silent copy: expectations speak of another stream's numbers, and are not minded.
     Ids are: a repeat is stored nowhere.
 R7  An empty id or expectation is none, as in JetStream.
-R8  A payload of eight bytes or more that begins with Liftbridge's cookie is opened, if the Intake is told to, and is
+R8  A payload of eight bytes or more that begins with Liftbridge's cookie is opened, if its route says so, and is
     the value of a plain record if it is no envelope (envelope.py). That of a record that is too large is opened up to
     `ENVELOPE_PEEK_BYTES_MAX`, so that its publisher can be told. The record has its value; its key, if it has one that
     is not empty, else that of `Liftlog-Key`; the headers of NATS, and its own behind them, where an option counts as

@@ -50,6 +50,8 @@ M10  A command whose fields do not have their shapes (`shapes.py`) has no effect
 M11  `check` refuses what `judge` refuses, for the same reason.
 M12  The fences of a partition have the numbers 1, 2, 3 ...: each is given out once, to who knew the one before.
 M13  Consumer groups go by the streams and partitions that there are: the command that changes these fits them.
+M14  Whether envelopes are opened is one thing for all messages of a stream in which that decides partitions. For a
+    command comes to one broker after the other.
 
 Design: docs/explain/architecture.md, docs/explain/metadata.md.
 """
@@ -344,9 +346,23 @@ class Catalog:
                     key=key,
                     value=new,
                 )
+        self._check_envelopes(existing, settings)
         states = [self.cluster.partitions[at] for at in self.cluster.places_of(existing.incarnation)]
         _check_fsync(settings, max((len({*s.replicas, *(s.target or ())}) for s in states), default=0))
         return self._put(existing, settings)
+
+    def _check_envelopes(self, existing: StreamInfo, settings: StreamSettings) -> None:
+        """M14."""
+        count = max(settings.partitions, existing.partitions_next)
+        is_sorted = replace(settings, partitions=count).sorts_by_envelopes
+        if is_sorted and settings.opens_envelopes != existing.settings.opens_envelopes:
+            raise InvalidSetting(
+                f"envelopes of stream {existing.name!r} cannot be altered (it is {existing.settings.envelopes!r}, asked"
+                f" for {settings.envelopes!r}): keys decide its partitions, and brokers that open envelopes see others"
+                " than those that do not. Make a stream beside it",
+                key="envelopes",
+                value=settings.envelopes,
+            )
 
     def _factor(self, info: StreamInfo) -> int:
         """How many replicas its first partition has; 0: it is not placed."""

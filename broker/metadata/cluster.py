@@ -31,7 +31,7 @@ from broker.metadata.partition import PartitionState, Place, Who, state_from
 from broker.metadata.placement import candidates, place
 from broker.metadata.session import SESSION_MS, session_ms
 
-FEATURE_LEVEL: Final = 11
+FEATURE_LEVEL: Final = 12
 """The level of this release."""
 LONG_SESSIONS: Final = 4
 """From this level on sessions are longer with many partitions (`session.S5`)."""

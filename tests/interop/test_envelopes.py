@@ -64,9 +64,9 @@ def test_an_envelope_is_a_record_with_key_and_headers(tmp_path: Path) -> None:
         request(server, "orders", envelope(inner), checked(inner), damaged, b"plain")
         stored = [(b"k", b"v", [("h", b"1")])] * 2 + [(None, damaged, []), (None, b"plain", [])]
         assert rows_of(broker, "orders") == stored
-        broker.stop()
-        broker.env["LIFTLOG_NATS_ENVELOPES"] = "false"
-        broker.start()
+        with connect(broker.address) as client:
+            assert client.describe("orders").settings["envelopes"] == "open"
+            client.alter("orders", envelopes="keep")
         request(server, "orders", envelope(inner))
         assert rows_of(broker, "orders") == [*stored, (None, envelope(inner), [])]
 

@@ -40,6 +40,7 @@ KEPT: dict[str, list[Any]] = {
     "dedup_ids_max": [IDS_FEW, 100_000, 1 << 22],
     "subjects_max": [0, 100, 1 << 20],
     "payload_schema": ["item BIGINT", "item STRING, at TIMESTAMP", None],
+    "envelopes": ["open", "keep"],
 }
 """Settings that let go of nothing."""
 EXPIRING: dict[str, list[Any]] = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from broker.api.stream import SINCE, StreamSettings
 from broker.cli.main import main as liftlog
 from broker.metadata import broker_commands, controller
 from broker.runtime.cluster.plane import plane
@@ -15,6 +16,8 @@ from broker.runtime.cluster.plane import plane
 def main() -> None:
     for module in (broker_commands, controller, plane):
         module.FEATURE_LEVEL = int(sys.argv[1])  # type: ignore[attr-defined]
+    if int(sys.argv[1]) < SINCE["envelopes"]:
+        StreamSettings.opens_envelopes = property(lambda _: False)  # type: ignore[assignment,method-assign]
     sys.argv = ["liftlog", "broker"]
     liftlog()
 

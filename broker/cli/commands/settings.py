@@ -49,6 +49,7 @@ HELP: Final = {
     "payload_schema": "Keep the columns of the JSON objects that values are: a file with DDL; -: stdin.",
     "encryption": "Encrypt records on disk; the broker needs a master key.",
     "concurrency_control": "Mind the expectedOffset of Liftbridge's clients.",
+    "envelopes": "Take Liftbridge's envelopes apart, or store them as they come.",
 }
 REPLICATION_HELP: Final = {
     "replication_factor": (

@@ -179,8 +179,14 @@ class PlacedControl:
             NotReady: there are fewer brokers than replicas.
         """
         settings, factor, least = replication_of(values)
-        existing = self._service.catalog.streams.get(name)
-        merged = new_values(settings, self._config.defaults, existing.settings if existing else None)
+        catalog = self._service.catalog
+        existing = catalog.streams.get(name)
+        merged = new_values(
+            settings,
+            self._config.defaults,
+            existing.settings if existing else None,
+            level=catalog.cluster.feature_level,
+        )
         self._check(check_encryption(check_new_subject(settings_from(merged)), has_key=self._has_master_key))
         self._check_room(name, int(merged.get("partitions", 1)))
         known = len(self._service.catalog.brokers)

@@ -364,11 +364,6 @@ class NatsConfig:
         " need it here.",
         limit=(1, 16),
     )
-    envelopes: bool = _key(
-        True,
-        "Take a message that is one of Liftbridge's envelopes apart: key, headers and value. Off: it is stored as it"
-        " comes. The same on all brokers.",
-    )
     connect_timeout_ms: int = _key(2_000, "Patience with one server.", limit=(10, 600_000), unit="ms")
 
 

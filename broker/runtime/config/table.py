@@ -17,7 +17,9 @@ from broker.runtime.config.settings import Config, Secret
 
 PREFIX: Final = "LIFTLOG_"
 # Such a default for every stream would be a trap, so `defaults` has none of them.
-NOT_DEFAULTABLE: Final = frozenset({"subject", "group", "payload_schema", "encryption", "concurrency_control"})
+NOT_DEFAULTABLE: Final = frozenset(
+    {"subject", "group", "payload_schema", "encryption", "concurrency_control", "envelopes"}
+)
 DEFAULTS_DOC: Final = "Settings of new streams that do not say otherwise. A change does not touch streams that exist."
 
 

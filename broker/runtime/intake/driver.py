@@ -71,7 +71,6 @@ class IntakeDriver:
         self.implementation: str = parser.IMPLEMENTATION
         self._intake: ingest.Intake = parser.Intake(
             reply_prefixes=[prefix.encode() for prefix in config.nats.reply_prefixes],
-            envelopes=config.nats.envelopes,
         )
         self._streams: dict[str, Attachment] = {}
         self._client: nats.aio.client.Client | None = None
@@ -344,7 +343,12 @@ class IntakeDriver:
             self._route(sid, slots, info)
 
     def _route(self, sid: int, slots: Sequence[FlushSlot], info: StreamInfo) -> None:
-        self._intake.route(sid, [slot.builder for slot in slots], partition_by=info.settings.partition_by)
+        self._intake.route(
+            sid,
+            [slot.builder for slot in slots],
+            partition_by=info.settings.partition_by,
+            envelopes=info.settings.opens_envelopes,
+        )
 
     async def _extend(self, info: StreamInfo, partitions: Sequence[Partition]) -> None:
         attachment = self._streams.get(info.name)

@@ -140,7 +140,7 @@ step = st.one_of(
     st.tuples(st.just("feed"), st.integers(1, 60)),
     st.tuples(st.just("take"), st.integers(0, 7)),
     st.tuples(st.just("unroute"), sid),
-    st.tuples(st.just("route"), st.integers(0, 3)),
+    st.tuples(st.just("route"), st.integers(0, 7)),
     st.tuples(st.just("alter"), st.integers(0, 31)),
     st.tuples(st.just("refusals"), st.just(0)),
     st.tuples(st.just("reconnect"), st.just(0)),
@@ -164,8 +164,9 @@ def play(twin: ModuleType, wire: bytes, steps: list[tuple[str, int]]) -> list[An
     seen: list[Any] = []
     at = 0
 
-    def route(number: int) -> None:
-        intake.route(ROUTES[number].sid, streams[number], partition_by=ROUTES[number].partition_by)
+    def route(number: int, *, envelopes: bool = True) -> None:
+        by = ROUTES[number].partition_by
+        intake.route(ROUTES[number].sid, streams[number], partition_by=by, envelopes=envelopes)
 
     for number in range(len(ROUTES)):
         route(number)
@@ -216,7 +217,7 @@ def play(twin: ModuleType, wire: bytes, steps: list[tuple[str, int]]) -> list[An
             case "unroute":
                 intake.unroute(argument)
             case "route":
-                route(argument)
+                route(argument % 4, envelopes=argument < 4)
             case "alter":
                 number, kind = argument % 4, argument // 4
                 for target in streams[number]:

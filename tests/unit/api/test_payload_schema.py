@@ -150,7 +150,7 @@ def test_a_setting_that_came_later_is_stored_only_if_it_is_set() -> None:
     """A release that does not know it reads the catalog of one that does."""
     assert "payload_schema" not in StreamSettings().as_stored()
     assert (
-        StreamSettings().as_stored().keys() | {"payload_schema", "encryption", "concurrency_control"}
+        StreamSettings().as_stored().keys() | {"payload_schema", "encryption", "concurrency_control", "envelopes"}
         == StreamSettings().as_dict().keys()
     )
     assert settings_from({"payload_schema": "a int"}).as_stored()["payload_schema"] == "a INT"

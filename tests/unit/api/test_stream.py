@@ -7,6 +7,7 @@ import pytest
 from broker.api.errors import InvalidName, InvalidSetting, InvalidSubject, UnknownSetting
 from broker.api.stream import (
     LIMITS,
+    SINCE,
     StreamSettings,
     check_name,
     check_new_subject,
@@ -89,6 +90,26 @@ def test_a_subject_that_no_suffix_can_follow_is_partitioned_by_itself_where_nobo
         ({"subject": "a.>"}, usual, settings_from({"subject": "a.>", "partition_by": "key"}), "key"),
     ):
         assert settings_from(new_values(values, defaults, existing)).partition_by == found, values
+
+
+def test_a_new_stream_over_a_subject_opens_envelopes_where_all_brokers_can() -> None:
+    """One that is there stays as it is, if nobody says otherwise."""
+    usual, since = StreamSettings(), SINCE["envelopes"]
+    there, open_, kept = ({"subject": "a", "envelopes": each} for each in (None, "open", "keep"))
+    for values, existing, level, found in (
+        ({"subject": "a"}, None, None, "open"),
+        ({"subject": "a"}, None, since, "open"),
+        ({"subject": "a"}, None, since - 1, None),
+        ({}, None, since, None),
+        (kept, None, since, "keep"),
+        (there, None, since, None),
+        ({"subject": "a"}, there, since, None),
+        ({"subject": "a"}, open_, since, "open"),
+        ({"subject": "a"}, kept, None, "keep"),
+        (open_, kept, None, "open"),
+    ):
+        before = None if existing is None else settings_from(existing)
+        assert settings_from(new_values(values, usual, before, level=level)).envelopes == found, (values, existing)
 
 
 @pytest.mark.parametrize("subject", ["$JS.API", "$SYS.>", "$KV.b.>", "$"])

@@ -48,8 +48,10 @@ def test_one_that_is_led_elsewhere_is_passed_over(twin: ModuleType, cut: Cut) ->
 @cuts
 def test_nobody_opens_it_where_that_is_off(twin: ModuleType, cut: Cut) -> None:
     payload = envelope(message(b"v", key=b"k"))
-    outcome = run(twin, cut(msg("a", payload)), envelopes=False)
+    routes = [Route(1, envelopes=False), Route(2, {"stream": "liftbridge"})]
+    outcome = run(twin, cut(msg("a", payload) + msg("a", payload, sid=2)), routes)
     assert [(row["key"], row["value"]) for row in outcome.rows["orders", 0]] == [(None, payload)]
+    assert [(row["key"], row["value"]) for row in outcome.rows["liftbridge", 0]] == [(b"k", b"v")]
 
 
 @pytest.mark.slow

@@ -69,6 +69,7 @@ class Route:
     settings: Mapping[str, Any] = field(default_factory=dict)
     partition_by: str = "subject_suffix"
     partition_count: int = 1
+    envelopes: bool = True
 
 
 def run(twin: ModuleType, chunks: Iterable[bytes], routes: Sequence[Route] = (Route(),), **limits: Any) -> Outcome:
@@ -80,7 +81,7 @@ def run(twin: ModuleType, chunks: Iterable[bytes], routes: Sequence[Route] = (Ro
             builder(twin, **{**route.settings, "partition": partition, "partition_count": count})
             for partition in range(count)
         ]
-        intake.route(route.sid, builders, partition_by=route.partition_by)
+        intake.route(route.sid, builders, partition_by=route.partition_by, envelopes=route.envelopes)
     outcome = Outcome()
     try:
         for chunk in chunks:

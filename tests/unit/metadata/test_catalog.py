@@ -12,7 +12,7 @@ import pytest
 from broker.api.errors import CorruptLog, LiftlogError, ProducerFenced, UnknownProducer
 from broker.metadata import broker_commands
 from broker.metadata.catalog import SINCE, Catalog
-from broker.metadata.cluster import Cluster
+from broker.metadata.cluster import FEATURE_LEVEL, Cluster
 from broker.metadata.journal import decode_lines, encode_line
 from broker.metadata.partition import PartitionState
 from broker.metadata.producers import PRODUCER_NAMES_MAX
@@ -65,6 +65,39 @@ def test_what_decides_where_records_go_cannot_be_altered() -> None:
     assert (error["reason"], error["key"]) == ("invalid_setting", "partitions")
     ok = catalog.apply({"v": 1, "kind": "alter_stream", "name": "a", "settings": {"retention_ms": 5000}})
     assert ok["ok"]["stream"]["settings"]["retention_ms"] == 5000
+
+
+def test_envelopes_are_altered_only_where_no_partition_depends_on_what_is_in_them() -> None:
+    """M14. Brokers go by a command one after the other: meanwhile one would hash a key that others do not see."""
+    catalog = Catalog()
+    brokers = [{"broker_id": broker, "incarnation": "i", "http": "h", "grpc": "g"} for broker in "ab"]
+    for each in brokers:
+        catalog.apply({"v": 1, "kind": "register_broker", "raft": f"{each['broker_id']}.1@h:3", **each})
+
+    def alter(name: str, envelopes: str | None) -> str:
+        answer = catalog.apply({"v": 1, "kind": "alter_stream", "name": name, "settings": {"envelopes": envelopes}})
+        return answer["error"]["reason"] if "error" in answer else answer["ok"]["stream"]["settings"].get("envelopes")
+
+    for name, settings in (
+        ("by-key", {"partition_by": "key", "partitions": 3}),
+        ("one", {"partition_by": "key"}),
+        ("growing", {"partition_by": "key"}),
+        ("by-token", {"subject": "t.*", "partition_by": "token:2", "partitions": 3}),
+        ("unheard", {"subject": None, "partition_by": "key", "partitions": 3}),
+    ):
+        command = create(name) | {"settings": {"subject": name, **settings}, "replication_factor": 2}
+        assert "ok" in catalog.apply(command)
+    assert alter("one", "open") == "not_ready", "an earlier broker may be there"
+    for each in brokers:
+        again = {"feature_level_max": FEATURE_LEVEL, "sound": {}, "raft": f"{each['broker_id']}.1@h:3"}
+        catalog.apply({"v": 1, "kind": "register_broker", **each, "incarnation": "j", **again})
+    assert "ok" in catalog.apply({"v": 1, "kind": "set_feature_level", "level": FEATURE_LEVEL})
+    assert "ok" in catalog.apply({"v": 1, "kind": "add_partitions", "name": "growing", "partitions": 2})
+    assert catalog.streams["growing"].partitions_next == 2
+    assert [alter(name, "open") for name in ("by-key", "growing")] == ["invalid_setting"] * 2
+    assert alter("by-key", "keep") == "keep", "that is what it does"
+    assert [alter(name, "open") for name in ("one", "by-token", "unheard")] == ["open"] * 3
+    assert Catalog.restore(json.loads(json.dumps(catalog.snapshot()))).snapshot() == catalog.snapshot()
 
 
 def test_request_id_is_applied_once() -> None:
