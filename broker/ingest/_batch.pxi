@@ -16,6 +16,7 @@ cdef struct Slot:
     int partition
     int partition_count
     bint reply_acks
+    bint expects_offsets        # `rules.R11`
     int awaits_by_default       # AWAITS_*
     Py_ssize_t record_bytes_max
     Py_ssize_t batch_bytes
@@ -77,6 +78,7 @@ cdef class Builder:
         record_bytes_max: A larger record is refused (`rules.R2`).
         batch_bytes, batch_records: The batch is full when it reaches either. It may still grow.
         batch_bytes_hard: A record that would take the batch over this is refused, until `take`.
+        expects_offsets: The `offset` of an envelope counts (`rules.R11`).
 
     Attributes:
         tag: Set and read by the driver only, which finds by it where the records go.
@@ -94,7 +96,7 @@ cdef class Builder:
 
     def __cinit__(self, *, str stream, int partition, int partition_count, bint reply_acks, str default_ack,
                   Py_ssize_t record_bytes_max, Py_ssize_t batch_bytes, Py_ssize_t batch_records,
-                  Py_ssize_t batch_bytes_hard=BATCH_BYTES_HARD, str subject=""):
+                  Py_ssize_t batch_bytes_hard=BATCH_BYTES_HARD, str subject="", bint expects_offsets=False):
         check_builder(partition, partition_count, default_ack, batch_bytes_hard)
         self.stream = stream
         self.stream_utf8 = stream.encode()
@@ -111,6 +113,7 @@ cdef class Builder:
         self.slot.partition = partition
         self.slot.partition_count = partition_count
         self.slot.reply_acks = reply_acks
+        self.slot.expects_offsets = expects_offsets
         self.slot.awaits_by_default = ACK_VALUES[default_ack.encode()]
         self.slot.record_bytes_max = record_bytes_max
         self.slot.batch_bytes = batch_bytes
@@ -292,7 +295,7 @@ cdef class PendingBatch:
         ids.reserve(min(self.columns.id_count, max(0, ids_max - (places[1] - places[0]))), fill_index)
 
     def settle(self, ids, subjects, *, int64_t next_offset, int64_t now_us, int64_t wall_us, int64_t window_us,
-               int64_t ids_max, int64_t subjects_max):
+               int64_t ids_max, int64_t subjects_max, int64_t fence=0):
         """Drop the records that are not to be stored: see `Conditional`."""
         cdef Settling settling
         cdef Table table
@@ -322,7 +325,7 @@ cdef class PendingBatch:
             settling.table = &table
             last = ids.last_id
         settling.next_offset, settling.window_us, settling.ids_max = next_offset, window_us, ids_max
-        settling.now_us, settling.wall_us = now_us, wall_us
+        settling.now_us, settling.wall_us, settling.fence = now_us, wall_us, fence
         settling.dropped, settling.text = &self.dropped, &self.dropped_text
         settling.subjects_max, settling.puts = subjects_max, &self.puts
         self.ids_max, self.subjects_max = ids_max, subjects_max
@@ -427,6 +430,8 @@ cdef class PendingBatch:
             error, value = WRONG_SEQUENCE_ERROR, str(sequence)
         elif kind == WRONG_ID:
             error, value = WRONG_MSG_ID, last_id.decode("utf-8", "replace")
+        elif kind == WRONG_FENCE:
+            error, value = WRONG_FENCE_ERROR, str(sequence)
         elif kind == IDS_ARE_OFF:
             error, value = IDS_OFF, ""
         elif kind == ARE_OFF:

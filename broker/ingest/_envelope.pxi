@@ -1,6 +1,7 @@
 # Liftbridge's envelope: envelope.py on bytes in place. Nothing is copied; what is found points into the payload.
 
 cdef enum:
+    FIELD_OFFSET = 1
     FIELD_KEY = 2
     FIELD_VALUE = 3
     FIELD_STREAM = 5
@@ -35,6 +36,7 @@ cdef struct Envelope:
     Text ack_inbox
     Text correlation_id
     uint32_t ack_policy
+    int64_t offset
     Py_ssize_t header_count
 
 
@@ -178,6 +180,7 @@ cdef int read_envelope(Envelope* self, const char* payload, Py_ssize_t size, Buf
     self.key.size = self.value.size = self.ack_inbox.size = self.correlation_id.size = 0
     self.key.data = self.value.data = self.ack_inbox.data = self.correlation_id.data = payload
     self.ack_policy = 0
+    self.offset = 0
     reader.p = header + header_size
     reader.end = header + size
     while True:
@@ -188,6 +191,8 @@ cdef int read_envelope(Envelope* self, const char* payload, Py_ssize_t size, Buf
         if not field.is_bytes:
             if field.number == FIELD_ACK_POLICY:
                 self.ack_policy = <uint32_t>field.value
+            elif field.number == FIELD_OFFSET:
+                self.offset = <int64_t>field.value
             continue
         if field.number == FIELD_KEY:
             self.key = field.text

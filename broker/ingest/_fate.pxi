@@ -43,6 +43,7 @@ cdef struct Connection:
     int fate
     Slot* slot
     bint reply_acks             # as its slot had it when the fate was decided
+    bint expects_offset         # its envelope says which offset it is to get
     Py_ssize_t record_bytes_max
     bint oversize
     bint tombstone
@@ -69,7 +70,7 @@ cdef int decide(Connection* self) noexcept nogil:
     cdef Route* route = find_route(&self.table, self.message.sid)
     cdef Options* options = &self.options
     cdef Slot* slot
-    self.tombstone = False
+    self.tombstone = self.expects_offset = False
     self.slot = NULL
     if route == NULL:
         self.fate = UNROUTED
@@ -102,6 +103,7 @@ cdef int decide(Connection* self) noexcept nogil:
         return 0
     self.slot = slot
     self.reply_acks, self.record_bytes_max = slot.reply_acks, slot.record_bytes_max
+    self.expects_offset = self.has_envelope and slot.expects_offsets
     self.has_inbox = self.has_envelope and self.envelope.ack_inbox.size > 0
     if self.has_inbox:
         self.inbox_may_be_told = may_be_acked(self)
@@ -164,6 +166,8 @@ cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t sub
             self.awaits = AWAITS_NONE
         else:
             return REFUSED_BAD_ACK
+    if options.fence.size != OPTION_ABSENT and sequence_of(options.fence.data, options.fence.size) == NO_SEQUENCE:
+        return REFUSED_BAD_FENCE
     if options.tombstone.size != OPTION_ABSENT:
         if text_is(&options.tombstone, b"1", 1) or text_is(&options.tombstone, b"true", 4):
             if options.key.size == OPTION_ABSENT:
@@ -176,7 +180,9 @@ cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t sub
     if slot.columns != NULL and slot.columns.weight + weight(self) > slot.batch_bytes_hard and slot.columns.rows:
         return REFUSED_BATCH_FULL
     if self.has_inbox:
-        if not slot.reply_acks and (options.expects_last or options.expected_stream.size > 0):
+        if not slot.reply_acks and (
+            options.expects_last or options.expected_stream.size > 0 or options.fence.size != OPTION_ABSENT
+        ):
             self.awaits = AWAITS_NONE
     elif not slot.reply_acks or self.message.reply_size == 0:
         self.awaits = AWAITS_NONE
@@ -347,7 +353,7 @@ cdef int add_record(Connection* self, const char* value, int64_t now_us) noexcep
                 <const char*>&row_number, sizeof(int32_t)
             ) < 0:
                 return -1
-    if options.count:
+    if options.count or self.expects_offset:
         note_condition(self, columns)
         columns.header_rows += options.count
     columns.rows = row + 1
@@ -368,7 +374,7 @@ cdef void note_condition(Connection* self, Columns* columns) noexcept nogil:
     cdef Condition* condition = <Condition*>(columns.conditions.data + columns.conditions.size)
     cdef bint minds_expectations = self.reply_acks
     condition.id_header = condition.expected_header = -1
-    condition.expected_sequence = condition.expected_subject_sequence = -1
+    condition.expected_sequence = condition.expected_subject_sequence = condition.fence = -1
     if options.msg_id.size > 0:
         condition.id_header = <int32_t>(columns.header_rows + options.msg_id_at)
     if minds_expectations and options.expected_id.size > 0:
@@ -378,8 +384,12 @@ cdef void note_condition(Connection* self, Columns* columns) noexcept nogil:
     if minds_expectations and options.expected_subject_sequence.size > 0:
         condition.expected_subject_sequence = sequence_of(options.expected_subject_sequence.data,
                                                           options.expected_subject_sequence.size)
+    if minds_expectations and options.fence.size != OPTION_ABSENT:
+        condition.fence = sequence_of(options.fence.data, options.fence.size)
+    if self.expects_offset and condition.expected_sequence < 0:
+        condition.expected_sequence = self.envelope.offset if self.envelope.offset >= -1 else NO_SEQUENCE
     if (
-        condition.id_header < 0 and condition.expected_header < 0
+        condition.id_header < 0 and condition.expected_header < 0 and condition.fence < 0
         and condition.expected_sequence < 0 and condition.expected_subject_sequence < 0
     ):
         return

@@ -44,6 +44,7 @@ from broker.api.batch import (
 )
 from broker.ingest import answers, envelope, partitioning, rules
 from broker.ingest.answers import IDS_FULL, IDS_OFF, SUBJECTS_FULL, SUBJECTS_NOT_READY, SUBJECTS_OFF, WRONG_MSG_ID
+from broker.ingest.answers import WRONG_FENCE as WRONG_FENCE_ERROR
 from broker.ingest.answers import WRONG_SEQUENCE as WRONG_SEQUENCE_ERROR
 from broker.ingest.answers import ack_head, ack_tail, error_body, json_text, publish
 from broker.ingest.errors import EXCERPT_BYTES_MAX, IntakeProtocolError

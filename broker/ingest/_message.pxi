@@ -38,6 +38,7 @@ cdef struct Options:
     Py_ssize_t msg_id_at
     Text key
     Text ack
+    Text fence
     Text tombstone
     Text expected_stream
     Py_ssize_t count            # number of headers
@@ -175,6 +176,8 @@ cdef void note_option(Options* options, const char* block, const HeaderSpan* hea
             text = &options.key
         elif size == 11 and memcmp(name, b"Liftlog-Ack", 11) == 0:
             text = &options.ack
+        elif size == 13 and memcmp(name, b"Liftlog-Fence", 13) == 0:
+            text = &options.fence
         elif size == 17 and memcmp(name, b"Liftlog-Tombstone", 17) == 0:
             text = &options.tombstone
     elif name[0] == c'N':
@@ -210,7 +213,7 @@ cdef void no_options(Options* options) noexcept nogil:
     options.count = 0
     options.expected_sequence.size = options.expected_id.size = options.msg_id.size = OPTION_ABSENT
     options.expected_subject_sequence.size = options.expected_subject.size = OPTION_ABSENT
-    options.key.size = options.ack.size = OPTION_ABSENT
+    options.key.size = options.ack.size = options.fence.size = OPTION_ABSENT
     options.tombstone.size = options.expected_stream.size = OPTION_ABSENT
 
 

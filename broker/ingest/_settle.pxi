@@ -6,6 +6,7 @@ cdef enum Kind:
     REPEAT = 1                  # the kinds of settling.py, but its WRONG is several kinds here
     WRONG_SEQUENCE
     WRONG_ID
+    WRONG_FENCE
     IDS_ARE_OFF
     ARE_OFF                     # the table of subjects is off
     NO_ROOM
@@ -23,6 +24,7 @@ cdef struct Condition:
     int32_t may_be_told
     int64_t expected_sequence   # -1: any
     int64_t expected_subject_sequence   # -1: any
+    int64_t fence               # -1: none is named
 
 
 cdef struct Dropped:
@@ -38,7 +40,7 @@ cdef struct Dropped:
     Py_ssize_t reply_at         # position of the reply subject in `text` of Settling
     Py_ssize_t id_at            # WRONG_ID: position there of the id that the record before has
     Py_ssize_t id_size
-    int64_t offset              # REPEAT: offset of the first record; WRONG_SEQUENCE: the sequence that is right
+    int64_t offset              # REPEAT: offset of the first record; WRONG_SEQUENCE, WRONG_FENCE: the one that is right
 
 
 cdef struct Settling:
@@ -50,6 +52,7 @@ cdef struct Settling:
     int64_t window_us
     int64_t ids_max
     int64_t subjects_max
+    int64_t fence               # the partition's
     Buffer* puts                # Put: entries that the table of subjects had before
     Buffer* dropped             # Dropped
     Buffer* text
@@ -175,6 +178,9 @@ cdef int settle_rows(Settling* self, const Columns* columns, const char* last, P
             if found >= 0:
                 verdict.kind = REPEAT
                 verdict.offset = found
+        if verdict.kind == 0 and condition.fence >= 0 and condition.fence != self.fence:
+            verdict.kind = WRONG_FENCE
+            verdict.offset = self.fence
         if verdict.kind == 0 and condition.expected_sequence >= 0 and condition.expected_sequence != offset:
             verdict.kind = WRONG_SEQUENCE
             verdict.offset = offset

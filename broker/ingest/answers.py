@@ -71,6 +71,7 @@ REFUSALS: Final = (
         "missing sequence for expected last sequence per subject [invalid_request]",
     ),
     Refusal("refused_bad_option", 400, 10003, "bad request: Liftlog-Ack must be all, leader or none [invalid_request]"),
+    Refusal("refused_bad_option", 400, 10003, "bad request: Liftlog-Fence must be a number [invalid_request]"),
     Refusal(
         "refused_bad_option",
         400,
@@ -103,6 +104,7 @@ REFUSALS: Final = (
     EXPECTED_LAST_OTHER_SUBJECT,
     EXPECTED_LAST_NO_SEQUENCE,
     BAD_ACK,
+    BAD_FENCE,
     BAD_TOMBSTONE,
     TOMBSTONE_WITHOUT_KEY,
     TOO_LARGE,
@@ -110,6 +112,7 @@ REFUSALS: Final = (
 ) = REFUSALS
 
 WRONG_SEQUENCE: Final = (400, 10071, "wrong last sequence: {} [expectation_failed]")
+WRONG_FENCE: Final = (400, 10003, "bad request: the fence of the partition is {} [writer_fenced]")
 WRONG_MSG_ID: Final = (400, 10070, "wrong last msg ID: {} [expectation_failed]")
 IDS_FULL: Final = (429, 10167, "too many requests: dedup_ids_max={} ids are in their window, try again [overloaded]")
 IDS_OFF: Final = (400, 10003, "bad request: Nats-Expected-Last-Msg-Id needs dedup_window_ms over 0 [invalid_request]")

@@ -41,6 +41,7 @@ HEADERS_MAX: Final = 32_767
 """Liftbridge's own log has room for no more."""
 FIELD_NUMBER_MAX: Final = (1 << 29) - 1
 
+OFFSET: Final = 1
 KEY: Final = 2
 VALUE: Final = 3
 HEADERS: Final = 9
@@ -76,6 +77,7 @@ class Envelope:
         key: Empty: none, which Liftbridge's messages cannot tell apart.
         headers: In order.
         ack_policy: A number of Liftbridge's `AckPolicy`, or any other.
+        offset: That the record is to get (`rules.R11`).
     """
 
     key: bytes = b""
@@ -84,6 +86,7 @@ class Envelope:
     ack_inbox: bytes = b""
     correlation_id: bytes = b""
     ack_policy: int = 0
+    offset: int = 0
 
 
 def open_envelope(payload: bytes) -> Envelope | None:
@@ -159,10 +162,12 @@ class _Malformed(Exception):
 def _read_message(message: bytes) -> Envelope:
     found: dict[int, bytes] = {}
     headers = []
-    ack_policy = 0
+    ack_policy = offset = 0
     for number, value in _fields(message):
         if number == ACK_POLICY and isinstance(value, int):
             ack_policy = value & 0xFFFFFFFF
+        elif number == OFFSET and isinstance(value, int):
+            offset = value - (1 << 64) if value >> 63 else value
         elif isinstance(value, int):
             continue
         elif number == HEADERS:
@@ -180,6 +185,7 @@ def _read_message(message: bytes) -> Envelope:
         ack_inbox=found.get(ACK_INBOX, b""),
         correlation_id=found.get(CORRELATION_ID, b""),
         ack_policy=ack_policy,
+        offset=offset,
     )
 
 

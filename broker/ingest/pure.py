@@ -351,6 +351,7 @@ class Intake:
                     expected_id=message.expected_id,
                     expected_sequence=message.expected_sequence,
                     expected_subject_sequence=message.expected_subject_sequence,
+                    fence=message.fence,
                     wire_bytes=message.wire_bytes,
                     inbox=inbox,
                 )

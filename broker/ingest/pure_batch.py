@@ -59,6 +59,7 @@ class Row:
         msg_id, expected_id: As its headers say; empty: none.
         expected_sequence: The sequence of the record before it; -1: any.
         expected_subject_sequence: The sequence of the last record on its subject; -1: any.
+        fence: That its publisher holds; -1: it names none.
         wire_bytes: Subject, reply, header block and payload as they came.
     """
 
@@ -75,6 +76,7 @@ class Row:
     expected_id: bytes
     expected_sequence: int
     expected_subject_sequence: int
+    fence: int = -1
     inbox: Envelope | None = None
 
     @property
@@ -85,7 +87,7 @@ class Row:
     @property
     def is_conditional(self) -> bool:
         """Whether it depends on the log if it is stored."""
-        expects = self.expected_sequence >= 0 or self.expected_subject_sequence >= 0
+        expects = self.expected_sequence >= 0 or self.expected_subject_sequence >= 0 or self.fence >= 0
         return expects or bool(self.msg_id or self.expected_id)
 
     @property
@@ -125,6 +127,7 @@ class Builder:
         record_bytes_max: A larger record is refused (`rules.R2`).
         batch_bytes, batch_records: At either the batch is full. Feeding goes on beyond.
         batch_bytes_hard: Over this, records are refused until `take`.
+        expects_offsets: The `offset` of an envelope counts (`rules.R11`).
 
     Attributes:
         tag: The driver's own, who finds by it where the records go; nothing here looks at it.
@@ -143,6 +146,7 @@ class Builder:
         batch_records: int,
         batch_bytes_hard: int = BATCH_BYTES_HARD,
         subject: str = "",
+        expects_offsets: bool = False,
     ) -> None:
         check_builder(partition, partition_count, default_ack, batch_bytes_hard)
         self.stream = stream
@@ -155,6 +159,7 @@ class Builder:
         self._batch_bytes = batch_bytes
         self._batch_records = batch_records
         self._batch_bytes_hard = batch_bytes_hard
+        self._expects_offsets = expects_offsets
         self._clear()
         self.tag: Any = None
         # For the Intake that it is routed from:
@@ -303,10 +308,11 @@ class PendingBatch:
         window_us: int,
         ids_max: int,
         subjects_max: int,
+        fence: int = 0,
     ) -> None:
         """Drop the records that are not to be stored: see `Conditional`."""
         self._missed_end = subjects.missed_end if subjects is not None else 0
-        log = LogFacts(ids, subjects, next_offset, now_us, wall_us, window_us, ids_max, subjects_max)
+        log = LogFacts(ids, subjects, next_offset, now_us, wall_us, window_us, ids_max, subjects_max, fence)
         kept, self._dropped = settle(self._rows, log, self._puts)
         if not self._dropped:
             return

@@ -57,7 +57,7 @@ class PendingMessage:
         builder: Where it goes, or who answers for it.
         reply_acks, record_bytes_max: The builder's, when the fate was decided.
         key, headers, tombstone, awaits: For its row, if its fate is "stored".
-        msg_id, expected_id, expected_sequence, expected_subject_sequence: Likewise, as in `Row`.
+        msg_id, expected_id, expected_sequence, expected_subject_sequence, fence: Likewise, as in `Row`.
         block: Its header block; None: it has none, or it was not looked at (`rules.R3`).
         value: The part of it that has arrived, then; of its payload, while that may be an envelope.
         envelope: None: it has none.
@@ -76,6 +76,7 @@ class PendingMessage:
     expected_id: bytes = b""
     expected_sequence: int = -1
     expected_subject_sequence: int = -1
+    fence: int = -1
     block: bytes | None = None
     value: bytearray = field(default_factory=bytearray)
     envelope: Envelope | None = None
@@ -179,9 +180,17 @@ def _judge(
         message.expected_id = options.get(rules.EXPECTED_LAST_MSG_ID, b"")
         message.expected_sequence = _sequence(options.get(rules.EXPECTED_LAST_SEQUENCE, b""))
         message.expected_subject_sequence = _sequence(options.get(rules.EXPECTED_LAST_SUBJECT_SEQUENCE, b""))
+    if builder._expects_offsets and message.envelope is not None and message.expected_sequence < 0:
+        offset = message.envelope.offset
+        message.expected_sequence = rules.NO_SEQUENCE if offset < rules.NO_OFFSET else offset
     ack = options.get(rules.ACK)
     if ack is not None and ack not in rules.ACK_VALUES:
         return answers.BAD_ACK
+    fence = options.get(rules.FENCE)
+    if fence is not None and not _is_number(fence):
+        return answers.BAD_FENCE
+    if fence is not None and builder._reply_acks:
+        message.fence = int(fence)
     tombstone = options.get(rules.TOMBSTONE)
     if tombstone is not None and tombstone not in rules.TOMBSTONE_VALUES:
         return answers.BAD_TOMBSTONE
@@ -205,7 +214,8 @@ def _is_awaited(message: PendingMessage, builder: Builder, options: Mapping[byte
     """Whether an ack may be awaited: on the reply subject, or at the inbox of an envelope (`rules.R9`)."""
     if message.inbox is None:
         return builder._reply_acks and bool(message.line.reply)
-    expects = bool(options.get(rules.EXPECTED_STREAM)) or any(name.startswith(rules.EXPECTED_LAST) for name in options)
+    expects = bool(options.get(rules.EXPECTED_STREAM)) or rules.FENCE in options
+    expects = expects or any(name.startswith(rules.EXPECTED_LAST) for name in options)
     return builder._reply_acks or not expects
 
 
@@ -213,9 +223,11 @@ def _sequence(text: bytes) -> int:
     """The number of `Nats-Expected-Last-*Sequence`; -1: there is none (`rules.R7`)."""
     if not text:
         return -1
-    if len(text) > rules.SEQUENCE_DIGITS_MAX or not text.isdigit():
-        return rules.NO_SEQUENCE
-    return int(text)
+    return int(text) if _is_number(text) else rules.NO_SEQUENCE
+
+
+def _is_number(text: bytes) -> bool:
+    return len(text) <= rules.SEQUENCE_DIGITS_MAX and text.isdigit()
 
 
 def _is_utf8(text: bytes) -> bool:

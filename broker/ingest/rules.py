@@ -10,7 +10,7 @@ reply subject and the stream answers). The first rule that applies decides:
     5  `Nats-Expected-Stream` names another stream, reply_acks on   refused   refused_expected_stream
     6  a `Nats-Expected-Last-*` that cannot be checked here, ditto  refused   refused_expected_last: of several
        partitions, of another name, of another subject, a subject without a sequence, in this order
-    7  `Liftlog-Ack` or `Liftlog-Tombstone` of unknown value        refused   refused_bad_option
+    7  `Liftlog-Ack`, `-Fence` or `-Tombstone` of unknown value     refused   refused_bad_option
     8  a tombstone without `Liftlog-Key`                            refused   refused_tombstone_without_key
     9  larger than record_bytes_max                                 refused   refused_too_large
     10 the partition's batch is as large as a batch may be          refused   refused_batch_full
@@ -41,6 +41,11 @@ R9  Who names an ack inbox in an envelope is told there and nowhere else, also b
     inbox. Of a refusal it is told what Liftbridge has a code for, and else nothing (`envelope.UNKNOWN`). It has to be
     a subject to publish on (it comes from a payload, and goes into a line of the protocol), and the texts of an ack
     no longer than `ACK_TEXTS_BYTES_MAX`: the server would cut us off for one that is larger than its messages may be.
+R10  `Liftlog-Fence` is a number, and its record is stored if that is the partition's fence when it is appended. As with
+    other expectations, a silent copy does not look at it (R6).
+R11  Where the stream counts offsets (`concurrency_control`), the `offset` of an envelope is what its record expects to
+    get, unless `Nats-Expected-Last-Sequence` says it; -1: any. In Liftbridge, too, 0 is what nobody says. The stream
+    asks for it, so it is looked at in a silent copy, and with several partitions.
 """
 
 from __future__ import annotations
@@ -49,6 +54,7 @@ from typing import Final
 
 KEY: Final = b"Liftlog-Key"
 ACK: Final = b"Liftlog-Ack"
+FENCE: Final = b"Liftlog-Fence"
 TOMBSTONE: Final = b"Liftlog-Tombstone"
 EXPECTED_STREAM: Final = b"Nats-Expected-Stream"
 EXPECTED_LAST: Final = b"Nats-Expected-Last-"
@@ -72,6 +78,8 @@ POLICIES: Final = {0: AWAITS_LEADER, 1: AWAITS_ALL}
 SEQUENCE_DIGITS_MAX: Final = 18
 NO_SEQUENCE: Final = (1 << 63) - 1
 """Stands for an expected sequence that is no number, or has too many digits: no log is that long."""
+NO_OFFSET: Final = -1
+"""The `offset` of an envelope that may get any (R11)."""
 TOMBSTONE_VALUES: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
 
 HEADER_START: Final = b"NATS/1.0"

@@ -1,6 +1,7 @@
 """Settle messages with an id or expectations, when their batch is about to be appended.
 
     Nats-Msg-Id                   known within the window: not stored, acked with the first offset, `duplicate` true
+    Liftlog-Fence                 must be the partition's, as the append lock has it
     Nats-Expected-Last-Sequence   must be that of the record before it in the log, 0 for none
     Nats-Expected-Last-Msg-Id     must be the id of the record before it in the log
     Nats-Expected-Last-Subject-Sequence     must be that of the last record on its subject, 0 for none
@@ -8,9 +9,9 @@
 The log calls this under its append lock, with the offset that the batch will get; so what is decided here holds,
 whoever else appends to the partition. Records are settled in order, each after those before it in its batch.
 
-G1  First the id, then the sequence, then that of the subject, then the id before it, then the room for a new id. (As
-    clustered JetStream does it: a publisher that repeats a conditional message whose ack was lost is told that it is
-    stored, not that it comes too late.)
+G1  First the id, then the fence, then the sequence, then that of the subject, then the id before it, then the room for
+    a new id. (As clustered JetStream does it: a publisher that repeats a conditional message whose ack was lost is told
+    that it is stored, not that it comes too late.)
 G2  A record that is dropped changes nothing: no offset, no id, no last record of its subject.
 G3  The answer on a dropped record is true once all below the batch's offset is durable, and is given then.
 G4  A repeat is acked if the record would be; `Liftlog-Ack: none` silences that, and no refusal.
@@ -32,6 +33,7 @@ from broker.ingest.answers import (
     SUBJECTS_FULL,
     SUBJECTS_NOT_READY,
     SUBJECTS_OFF,
+    WRONG_FENCE,
     WRONG_MSG_ID,
     WRONG_SEQUENCE,
     ack_head,
@@ -87,7 +89,7 @@ class LogFacts(NamedTuple):
     """Facts of the log that settling is told.
 
     Attributes:
-        ids, subjects, next_offset, now_us, wall_us, window_us, ids_max, subjects_max: See `Conditional.settle`.
+        ids, subjects, next_offset, now_us, wall_us, window_us, ids_max, subjects_max, fence: See `Conditional.settle`.
     """
 
     ids: Ids | None
@@ -98,6 +100,7 @@ class LogFacts(NamedTuple):
     window_us: int
     ids_max: int
     subjects_max: int
+    fence: int
 
 
 class Dropped(NamedTuple):
@@ -150,6 +153,8 @@ def _judge(row: Row, log: LogFacts, offset: int, last_id: bytes) -> Dropped | No
         found = ids.find(row.msg_id, read_us - log.window_us)
         if found >= 0:
             return Dropped(DUPLICATE, found)
+    if row.fence >= 0 and row.fence != log.fence:
+        return Dropped(WRONG, error=_filled(WRONG_FENCE, log.fence))
     if row.expected_sequence >= 0 and row.expected_sequence != offset:  # that of the record before: offset - 1 + 1
         return Dropped(WRONG, error=_filled(WRONG_SEQUENCE, offset))
     if row.expected_subject_sequence >= 0:

@@ -128,6 +128,7 @@ class PartitionLog:
         now_us: int,
         wall_us: int | None = None,
         expected_offset: int | None = None,
+        fence: int = 0,
     ) -> AppendResult:
         """Append batches as one commit group, with one write. Not durable before a later `sync`.
 
@@ -139,6 +140,7 @@ class PartitionLog:
             expected_offset: Append them if the first one gets this offset. If not, nothing is appended, and the result
                 has no records: both of its offsets are the log end. A group that was appended before is a repeat,
                 whatever it expects. Not for batches from NATS, whose records have expectations of their own.
+            fence: The partition's, which records from NATS may name.
         Raises:
             NotLeader, DiskFull, StorageFailed: as `Log.append`.
             ProducerFenced, OutOfSequence, UnknownProducer, Overloaded: as `ProducerTable.check`.
@@ -151,7 +153,7 @@ class PartitionLog:
             if self._state.failure is not None:
                 log.check_writable()
             self._state.ages.tell(now_us, self._state.log_end_offset)
-            verdict = self._judge(batches, now_us if wall_us is None else wall_us, expected_offset)
+            verdict = self._judge(batches, now_us if wall_us is None else wall_us, expected_offset, fence)
             if verdict.repeat is not None:
                 return verdict.repeat
             self.remembered.is_ahead = verdict.is_ahead
@@ -228,7 +230,7 @@ class PartitionLog:
                 if log.segment_count != before:
                     self.remembered.is_due = True  # as at any roll, so that whoever leads has a segment to read at most
 
-    def _judge(self, batches: Sequence[Encodable], wall_us: int, expected_offset: int | None) -> Verdict:
+    def _judge(self, batches: Sequence[Encodable], wall_us: int, expected_offset: int | None, fence: int) -> Verdict:
         """Say which records may be appended and what is to be noted of them. Raises why nothing may be appended."""
         memory = self.remembered.memory
         if memory is not None and memory.end != self._state.log_end_offset:
@@ -239,7 +241,7 @@ class PartitionLog:
             assert expected_offset is None, "its records have expectations of their own"
             if first.condition_count:
                 assert len(batches) == 1, "the conditions of a group are not settled"
-                return self._settle(first, wall_us)
+                return self._settle(first, wall_us, fence)
             if memory is None:
                 return NOTHING
             conditional: Any = batches
@@ -276,7 +278,7 @@ class PartitionLog:
             begin=None if self.remembered.has_states() else self.remembered.begin_ids,
         )
 
-    def _settle(self, batch: Conditional, wall_us: int) -> Verdict:
+    def _settle(self, batch: Conditional, wall_us: int, fence: int) -> Verdict:
         """Let a batch drop the records that are not to be stored.
 
         Raises:
@@ -303,6 +305,7 @@ class PartitionLog:
                 window_us=window_us,
                 ids_max=settings.dedup_ids_max,
                 subjects_max=settings.subjects_max,
+                fence=fence,
             )
         except BaseException:
             verdict.take_back()

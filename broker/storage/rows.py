@@ -83,6 +83,7 @@ class Conditional(Encodable, Protocol):
         window_us: int,
         ids_max: int,
         subjects_max: int,
+        fence: int = 0,
     ) -> None:
         """Drop the records that are not to be stored, once, before `compose`; note the ids of the others.
 
@@ -96,6 +97,7 @@ class Conditional(Encodable, Protocol):
             wall_us: The time, by the clock of the timestamps: so long ago a record was read (`settling.G5`).
             window_us: How long an id is known.
             ids_max: A new id over that is refused.
+            fence: The partition's: a record that names another is dropped.
             subjects_max: 0: a record that expects the last one on its subject is refused for good.
         """
 

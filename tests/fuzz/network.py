@@ -141,6 +141,7 @@ def _as_protobuf_takes_it(inner: bytes) -> Envelope:
         ack_inbox=theirs.ack_inbox.encode(),
         correlation_id=theirs.correlation_id.encode(),
         ack_policy=theirs.ack_policy & 0xFFFFFFFF,
+        offset=theirs.offset,
     )
 
 

@@ -56,11 +56,11 @@ def ids_by_the_time_of_day() -> None:
 
     settle = PartitionLog._settle
 
-    def by_wall(self: Any, batch: Any, wall_us: int) -> Any:
+    def by_wall(self: Any, batch: Any, wall_us: int, fence: int) -> Any:
         ages = self._state.ages
         elapsed_us, ages.now_us = ages.now_us, wall_us
         try:
-            return settle(self, batch, wall_us)
+            return settle(self, batch, wall_us, fence)
         finally:
             ages.now_us = elapsed_us
 

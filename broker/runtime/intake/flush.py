@@ -149,6 +149,7 @@ class Flusher:
             stream=info.name,
             partition=partition.partition,
             subject=_subject_of(info, partition.partition),
+            expects_offsets=info.settings.concurrency_control is not None,
             **_builder_settings(info),
         )
         builder.tag = slot = FlushSlot(partition, builder, 0.0, 0, 0, sorted_by=sorted_by)

@@ -21,7 +21,8 @@ P7  Once it goes by a pause, or is read-only, nothing is appended that was judge
 P20  Parts of it know it by weak references, so that it is gone, with its log, when the last who uses it lets go: no
     search for cycles counts what its tables take.
 P21  An append that names a fence is judged by that of the partition, under the lock. So once it goes by a fence, all
-    that was appended under those before stands below the log end. A repeat is a repeat all the same.
+    that was appended under those before stands below the log end. A repeat is a repeat all the same. So are records
+    from NATS that name one, each for itself (`settling.G1`).
 
 A partition that other brokers keep as well is a `replicated.ReplicatedPartition`.
 """
@@ -310,6 +311,7 @@ class Partition:
                         now_us=now_us,
                         wall_us=replica.wall_us(),
                         expected_offset=NOWHERE if is_fenced else expected_offset,
+                        fence=self.fence,
                     )
                     if is_fenced and not result.has_records:
                         raise WriterFenced(f"{self}: fence {fence} is not the one that it has; nothing was appended")

@@ -6,6 +6,7 @@ N1  It is answered when the leader goes by it, under whose lock each append is j
     appended by then is committed. So all that holders of former fences have stored is below `next_offset`, for good. A
     later leader has applied the catalog that made it one, which has the fence.
 N2  An append that names no fence is let in.
+N3  It is recorded in the audit who took it: a writer that is shut out can find out by whom.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from broker.api.errors import (
     partly,
 )
 from broker.api.permissions import of_path
-from broker.serving.contract.acts import NO_ACT
+from broker.serving.contract.acts import NO_ACT, Act
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import FenceRaised
@@ -64,7 +65,7 @@ async def read(serving: Serving, request: web.Request, query: Query) -> web.Stre
     "raise_fence",
     answer("The fence that the caller holds now. All that others have stored before is below `next_offset`.", "Fence"),
     permission=of_path("stream:append", "stream"),
-    act=NO_ACT,
+    act=Act(("after",)),
     query=(INCARNATION,),
     request=body("The number that it replaces.", "FenceRaised"),
     errors=(UnknownStream, UnknownPartition, StaleIncarnation, ReadOnly, ExpectationFailed),

@@ -20,7 +20,7 @@ from broker.ingest import load
 from broker.storage.memory.ids import IdTable
 from broker.storage.memory.subjects import SubjectTable
 from tests.support.effort import examples
-from tests.unit.ingest.envelopes import checked, envelope
+from tests.unit.ingest.envelopes import checked, envelope, tagged
 from tests.unit.ingest.envelopes import message as enclosed
 from tests.unit.ingest.twins import TWIN_IDS, TWINS, Route, builder, run
 from tests.unit.ingest.wire import answers_in, hmsg, msg
@@ -54,6 +54,9 @@ option = st.sampled_from(
         ("Nats-Expected-Last-Subject-Sequence", "0"),
         ("Nats-Expected-Last-Subject-Sequence", "1"),
         ("Nats-Expected-Last-Subject-Sequence-Subject", "a"),
+        ("Liftlog-Fence", "0"),
+        ("Liftlog-Fence", "1"),
+        ("Liftlog-Fence", "one"),
         ("Nats-Msg-Id", "7"),
         ("Nats-Msg-Id", "a-longer-id"),
     ]
@@ -63,14 +66,18 @@ headers = st.lists(st.tuples(header_name, header_value) | option | key, max_size
 sid = st.sampled_from([1, 2, 3, 4, 9])
 operation = st.sampled_from([b"PING\r\n", b"+OK\r\n", b"-ERR 'x'\r\n", b'INFO {"a": 1}\r\n'])
 inner = st.builds(
-    lambda v, k, hs, policy, inbox, correlation: enclosed(
-        v,
-        key=k.encode(),
-        headers=[(name.encode(), text.encode()) for name, text in hs],
-        policy=policy,
-        inbox=inbox.encode(),
-        correlation=correlation.encode(),
+    lambda offset, v, k, hs, policy, inbox, correlation: (
+        (b"" if offset is None else tagged(1, offset))
+        + enclosed(
+            v,
+            key=k.encode(),
+            headers=[(name.encode(), text.encode()) for name, text in hs],
+            policy=policy,
+            inbox=inbox.encode(),
+            correlation=correlation.encode(),
+        )
     ),
+    st.sampled_from([None, 0, 1, 2, 5, 1 << 63, (1 << 64) - 1]),
     value,
     st.sampled_from(["", "k1", "k2", "é"]),
     headers,
@@ -92,9 +99,9 @@ message = st.one_of(
 wires = st.lists(message, max_size=25).map(b"".join)
 ROUTES = (
     Route(1),
-    Route(2, {"stream": "quiet", "reply_acks": False}),
+    Route(2, {"stream": "quiet", "reply_acks": False, "expects_offsets": True}),
     Route(3, {"stream": "keyed", "record_bytes_max": 120, "default_ack": "none"}, "key", 3),
-    Route(4, {"stream": "token"}, "token:2", 4),
+    Route(4, {"stream": "token", "expects_offsets": True}, "token:2", 4),
 )
 
 
@@ -196,6 +203,7 @@ def play(twin: ModuleType, wire: bytes, steps: list[tuple[str, int]]) -> list[An
                             window_us=20,
                             ids_max=3,
                             subjects_max=0 if argument == 3 else limit,
+                            fence=argument % 2,
                         )
                         if subjects_or_none is not None and now % 3 == 0:
                             batch.take_back(subjects)

@@ -16,12 +16,14 @@ from broker.api.batch import decode_batch
 from broker.ingest.settling import WAITED_US
 from broker.storage.memory.ids import IdTable
 from broker.storage.memory.subjects import SubjectTable
-from tests.unit.ingest.twins import builder
+from tests.unit.ingest.envelopes import envelope, message, tagged
+from tests.unit.ingest.twins import builder, run
 from tests.unit.ingest.wire import answers_in, hmsg, msg
 
 WINDOW_US = 100
 ID, SEQUENCE, LAST_ID = "Nats-Msg-Id", "Nats-Expected-Last-Sequence", "Nats-Expected-Last-Msg-Id"
 SUBJECT = "Nats-Expected-Last-Subject-Sequence"
+FENCE = "Liftlog-Fence"
 
 
 class Publisher:
@@ -45,6 +47,7 @@ class Publisher:
         window_us: int = WINDOW_US,
         subjects_max: int = 1_000,
         log_start: int = 0,
+        fence: int = 0,
     ) -> Any:
         wall_us = now_us if wall_us is None else wall_us
         for wire in wires:
@@ -66,6 +69,7 @@ class Publisher:
             window_us=window_us,
             ids_max=ids_max,
             subjects_max=subjects_max,
+            fence=fence,
         )
         return batch
 
@@ -189,6 +193,91 @@ def test_no_ack_is_sent_for_a_repeat_whose_publisher_wants_none_but_errors_are(p
     assert publisher.publish(*[hmsg("a", b"1", (ID, "x"), silent, reply="r")] * 2) == ([b"1"], {})
     stored, told = publisher.publish(hmsg("a", b"1", (SEQUENCE, "7"), silent, reply="r"))
     assert (stored, error(told["r"])[1]) == ([], 10071)
+
+
+def test_a_record_that_names_another_fence_is_dropped_by_itself(publisher: Publisher) -> None:
+    """Those without one are let in; a repeat is a repeat, whatever has been taken since."""
+    first = hmsg("a", b"1", (FENCE, "6"), (ID, "x"), reply="1")
+    assert publisher.publish(first, fence=6)[0] == [b"1"]
+    stored, told = publisher.publish(
+        first,
+        hmsg("a", b"2", (FENCE, "7"), reply="2"),
+        hmsg("a", b"3", (FENCE, "6"), (ID, "y"), reply="3"),
+        msg("a", b"4", reply="4"),
+        hmsg("a", b"5", (FENCE, "8"), (SEQUENCE, "3"), reply="5"),
+        hmsg("a", b"6", (FENCE, "007"), (SEQUENCE, "3"), reply="6"),
+        hmsg("a", b"7", (FENCE, "7"), (SEQUENCE, "3"), reply="7"),
+        fence=7,
+    )
+    assert stored == [b"2", b"4", b"6"]
+    assert told["1"] == ack(0, duplicate=True)
+    assert [told[reply] for reply in "246"] == [ack(offset, duplicate=False) for offset in (1, 2, 3)]
+    fenced = (400, 10003, "bad request: the fence of the partition is 7 [writer_fenced]")
+    assert [error(told[reply]) for reply in "35"] == [fenced] * 2
+    assert error(told["7"])[1] == 10071
+    assert publisher.publish(hmsg("a", b"8", (ID, "y"), reply="r"), fence=7)[0] == [b"8"], "what is dropped is unknown"
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.0", "+1", "1" * 19])
+def test_a_fence_that_is_no_number_is_refused(twin: ModuleType, text: str) -> None:
+    outcome = run(twin, [hmsg("a", b"1", (FENCE, text), reply="r")])
+    assert outcome.counters["refused_bad_option"] == 1
+    assert b"Liftlog-Fence must be a number" in outcome.refusals
+
+
+def test_a_silent_copy_does_not_look_at_fences(twin: ModuleType) -> None:
+    """They are of another stream. So an inbox is not told by it that such a message is stored."""
+    quiet = Publisher(twin, reply_acks=False)
+    inner = message(b"2", headers=[(FENCE.encode(), b"5")], inbox=b"_INBOX.a")
+    assert quiet.publish(hmsg("a", b"1", (FENCE, "5"), reply="r"), msg("a", envelope(inner)), fence=6) == (
+        [b"1", b"2"],
+        {},
+    )
+
+
+def test_each_partition_has_its_own_fence(twin: ModuleType) -> None:
+    """Other than sequences, which need a stream of one partition."""
+    one = Publisher(twin, partition=1, partition_count=3)
+    assert one.publish(hmsg("a", b"1", (FENCE, "2"), reply="r"), fence=2)[0] == [b"1"]
+
+
+def test_the_offset_of_an_envelope_counts_where_the_stream_says_so(twin: ModuleType) -> None:
+    """R11. As in Liftbridge: 0 is what nobody says, -1 is any; of refusals the inbox hears INCORRECT_OFFSET."""
+
+    def sent(value: bytes, offset: int | None, *headers: tuple[str, str]) -> bytes:
+        said = b"" if offset is None else tagged(1, offset % (1 << 64))
+        return hmsg("a", envelope(said + message(value, inbox=b"_INBOX." + value)), *headers)
+
+    wires = [
+        sent(b"a", None),
+        sent(b"b", None),
+        sent(b"c", 1),
+        sent(b"d", -1),
+        sent(b"e", 2),
+        sent(b"f", -2),
+        sent(b"g", 9, (SEQUENCE, "3")),
+        msg("a", b"plain"),
+        sent(b"h", 5),
+        sent(b"i", 1 << 63),
+    ]
+    for reply_acks in (True, False):
+        stream = Publisher(twin, expects_offsets=True, reply_acks=reply_acks)
+        batch = stream.settle(*wires)
+        rows = decode_batch(bytes(batch.compose(first_offset=0, leader_epoch=0, high_watermark=0)))
+        found = b"".join(rows.column("value").to_pylist())
+        assert found == (b"acdgplainh" if reply_acks else b"acdplain"), "of a silent copy no header is looked at"
+        acks = dict(answers_in(batch.acks(0)))
+        wrong = {inbox for inbox, body in acks.items() if body.endswith(tagged(10, 2))}
+        assert wrong == {b"_INBOX." + bytes([each]) for each in (b"befi" if reply_acks else b"befghi")}
+    usual = Publisher(twin)
+    batch = usual.settle(*wires)
+    assert batch.record_count == 9, "but for the one with a header that does not hold"
+
+
+def test_an_offset_in_an_envelope_is_looked_at_in_any_partition(twin: ModuleType) -> None:
+    one = Publisher(twin, partition=1, partition_count=3, expects_offsets=True)
+    assert one.publish(msg("a", envelope(tagged(1, 4) + message(b"1"))))[0] == []
+    assert one.publish(msg("a", envelope(message(b"1"))))[0] == [b"1"]
 
 
 def test_an_expected_sequence_is_that_of_the_record_before(publisher: Publisher) -> None:

@@ -93,7 +93,11 @@ def test_who_may_change_what_others_have_is_audited() -> None:
     found = {name for name, actions in needed.items() if actions & of_admins}
     reading = {each.operation for each in ENDPOINTS if each.method == "GET"} | {"test_access"}
     deleting = {each.operation for each in ENDPOINTS if each.method == "DELETE"}
-    assert {each.operation for each in ACTS} == (found - reading) | deleting | {"reset_consumer", "reset_group"}
+    assert {each.operation for each in ACTS} == (found - reading) | deleting | {
+        "reset_consumer",
+        "reset_group",
+        "raise_fence",
+    }
 
 
 @pytest.mark.parametrize("endpoint", ACTS, ids=of)
