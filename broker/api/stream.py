@@ -23,6 +23,7 @@ INTERNAL_PREFIX: Final = "__"
 OFFSETS_STREAM: Final = "__offsets"
 COMMITS_STREAM: Final = "__commits"
 AUDIT_STREAM: Final = "__audit"
+ACTIVITY_STREAM: Final = "__activity"
 STAGES_PREFIX: Final = "__stages."
 """With the incarnation of a stream: the internal stream of what is staged for it, in a cluster."""
 

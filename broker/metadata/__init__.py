@@ -19,6 +19,7 @@ info.py        what it knows of one stream, of one broker, of a rescue
 producers.py   ids of idempotent producers, and their names
 groups.py      consumer groups: members, and which partitions they are granted
 group_commands.py  commands of consumer groups
+activity.py    what happens to streams and groups, until it stands in `__activity`
 member_lives.py    which of their members live
 assignment.py  which member of a group is to read which partition
 access.py      tokens and grants: who may do what

@@ -25,6 +25,7 @@ Commands (`"v": 1`, `"kind"`, `"request_id"`, and; those of `broker_commands.py`
     forget_producer  name
     put_token, drop_token, put_grants, require_auth           who may do what (`access.py`)
     join_group, release_partitions, end_members, fence_group  consumer groups (`group_commands.py`)
+    forget_activity  through                                  events up to this id stand in `__activity`
 
 Results: {"ok": ...} or {"error": problem}.
 
@@ -52,6 +53,7 @@ M12  The fences of a partition have the numbers 1, 2, 3 ...: each is given out o
 M13  Consumer groups go by the streams and partitions that there are: the command that changes these fits them.
 M14  Whether envelopes are opened is one thing for all messages of a stream in which that decides partitions. For a
     command comes to one broker after the other.
+M15  While there is `__activity`, what changes streams, or members of groups, leaves an event (`activity.py`).
 
 Design: docs/explain/architecture.md, docs/explain/metadata.md.
 """
@@ -73,13 +75,23 @@ from broker.api.errors import (
     UnknownPartition,
     UnknownStream,
 )
+from broker.api.stream import (
+    ACTIVITY_STREAM,
+    STAGES_PREFIX,
+    UNALTERABLE,
+    StreamSettings,
+    check_name,
+    settings_from,
+    stages_of,
+)
 from broker.api.stream import SINCE as SETTINGS_SINCE
-from broker.api.stream import STAGES_PREFIX, UNALTERABLE, StreamSettings, check_name, settings_from, stages_of
 from broker.metadata import access, broker_commands, fields, group_commands, growth, partition_commands, rescue, shapes
+from broker.metadata import activity as events
 from broker.metadata.access import Access
-from broker.metadata.cluster import Cluster, Touched
+from broker.metadata.activity import Activity
+from broker.metadata.cluster import ACTIVE, Cluster, Touched
 from broker.metadata.group_commands import EPOCH_BITS, Counts
-from broker.metadata.groups import Groups
+from broker.metadata.groups import ConsumerGroup, Groups
 from broker.metadata.info import BrokerInfo, StreamInfo, advice_on, differing, growth_of, info_from
 from broker.metadata.overlap import SubjectTree, subjects_of
 from broker.metadata.producers import NamedProducer, Producers
@@ -97,6 +109,7 @@ SINCE: Final[dict[str, int]] = {
     **dict.fromkeys(("require_auth", "tell_auth_mode"), MODES_SINCE),
     "raise_fence": 10,
     **dict.fromkeys(group_commands.KINDS, 11),
+    "forget_activity": ACTIVE,
 }
 """Commands by the feature level that they came with; those that are not here have the first (M8)."""
 BESIDE_SINCE: Final = 6
@@ -107,7 +120,7 @@ _OF_USERS: Final = frozenset(
     {"put_token", "drop_token", "put_grants", "require_auth", "raise_fence", *group_commands.KINDS}
 )
 """Commands of people, who ask a cluster that has just begun. What brokers ask by themselves they ask at their level."""
-_OF_ONE: Final = frozenset({*access.KINDS, *group_commands.KINDS, "raise_fence"})
+_OF_ONE: Final = frozenset({*access.KINDS, *group_commands.KINDS, "raise_fence", "forget_activity"})
 """Commands that a broker which is alone asks nobody about."""
 _CLUSTER_KINDS: Final = {**broker_commands.KINDS, **partition_commands.KINDS, **rescue.KINDS}
 _CHECKS: Final = {**broker_commands.CHECKS, **partition_commands.CHECKS}
@@ -126,6 +139,7 @@ class Catalog:
     producer_names: Producers = field(default_factory=Producers)
     access: Access = field(default_factory=Access)
     groups: Groups = field(default_factory=Groups)
+    activity: Activity = field(default_factory=Activity)
     deleted: dict[str, str] = field(default_factory=dict)  # incarnation -> name of the stream (M6)
     _requests: OrderedDict[str, dict[str, Any]] = field(default_factory=OrderedDict)
     _subjects: SubjectTree = field(default_factory=SubjectTree)  # of the streams that send acks (M3)
@@ -183,6 +197,7 @@ class Catalog:
             producer_names=self.producer_names.copy() if _is_of_producers(command) else self.producer_names,
             access=self.access.copy(),
             groups=self.groups.copy(),
+            activity=self.activity,
             deleted=dict(self.deleted),
             _subjects=self._subjects,
             _is_trial=True,
@@ -249,7 +264,9 @@ class Catalog:
                 result = _CLUSTER_KINDS[kind](self.cluster, command)
                 if kind == "begin_rescue" or command.get("epoch_seen", -1) > known:  # it has lost commands
                     self.groups.floor = self.cluster.epoch_last << EPOCH_BITS
+                    before = self.groups.named
                     self.groups.end_all()
+                    self._note_members(before, before, expired=True)
                 for incarnation in result.get("forgotten", ()):
                     self.deleted.pop(incarnation, None)
                 return result
@@ -282,7 +299,13 @@ class Catalog:
                     self.cluster.check_enforcing()
                 return access.KINDS[kind](self.access, command)
             case kind if kind in group_commands.KINDS:
-                return group_commands.apply(self.groups, self.streams, command, kind)
+                before = self.groups.named
+                result = group_commands.apply(self.groups, self.streams, command, kind)
+                self._note_members(before, (command["name"],), expired=bool(command.get("expired", False)))
+                return result
+            case "forget_activity":
+                self.activity = self.activity.forgotten(command["through"])
+                return {}
             case kind:
                 raise AssertionError(f"{kind} has shapes and is no command")
 
@@ -323,6 +346,8 @@ class Catalog:
             self.cluster.add_stream(incarnation, places, first=0, min_insync=least)
         self._set(info)
         self._fit(name)
+        if not internal:
+            self._note(events.CREATE_STREAM, name=name, partitions=settings.partitions)
         return {"stream": info.as_dict(), "created": True}
 
     def _check_beside(self, settings: StreamSettings, known: Iterable[str]) -> None:
@@ -400,6 +425,11 @@ class Catalog:
             paused=bool(command.get("paused", existing.paused)),
             read_only=bool(command.get("read_only", existing.read_only)),
         )
+        said: dict[str, Any] = {"name": info.name, "partitions": info.settings.partitions}
+        if info.paused != existing.paused:
+            self._note(events.PAUSE_STREAM if info.paused else events.RESUME_STREAM, **said)
+        if info.read_only != existing.read_only:
+            self._note(events.SET_STREAM_READ_ONLY, **said, read_only=info.read_only)
         self.streams[info.name] = self.cluster.touched.streams[info.incarnation] = info
         return {"stream": info.as_dict()}
 
@@ -459,6 +489,24 @@ class Catalog:
         self._fit(existing.name)
         return result
 
+    def _note(self, op: str, **said: Any) -> None:
+        """M15."""
+        if ACTIVITY_STREAM in self.streams:
+            self.activity = self.activity.noted(op, floor=self.cluster.epoch_last << EPOCH_BITS, **said)
+
+    def _note_members(self, before: Mapping[str, ConsumerGroup], names: Iterable[str], *, expired: bool) -> None:
+        """Who has left these groups, and who has joined them, or reads other streams."""
+        if ACTIVITY_STREAM not in self.streams:
+            return
+        nobody = ConsumerGroup()
+        for name in sorted(names):
+            were, are = before.get(name, nobody).members, self.groups.named.get(name, nobody).members
+            for member in sorted(were.keys() - are.keys()):
+                self._note(events.LEAVE_GROUP, group=name, consumer=member, expired=expired)
+            for member, kept in sorted(are.items()):
+                if (known := were.get(member)) is None or known.streams != kept.streams:
+                    self._note(events.JOIN_GROUP, group=name, consumer=member, streams=[*kept.streams])
+
     def _fit(self, name: str) -> None:
         """M13."""
         self.groups.fit(Counts(self.streams), name)
@@ -492,6 +540,7 @@ class Catalog:
                 self.deleted[each.incarnation] = each.name
                 self.cluster.drop_stream(each.incarnation)
         self._fit(info.name)
+        self._note(events.DELETE_STREAM, name=info.name)
         self._note_subjects(info, None)
         return {"stream": info.as_dict()}
 
@@ -556,6 +605,7 @@ class Catalog:
             **self.producer_names.snapshot(),
             **self.access.snapshot(),
             **self.groups.snapshot(),
+            **self.activity.snapshot(),
             "deleted": dict(self.deleted),
             "requests": [[request_id, result] for request_id, result in self._requests.items()],
         }
@@ -572,6 +622,7 @@ class Catalog:
             producer_names=Producers.restore(snapshot),
             access=Access.restore(snapshot),
             groups=Groups.restore(snapshot),
+            activity=Activity.restore(snapshot),
             deleted=dict(snapshot["deleted"]),
             _requests=OrderedDict(snapshot["requests"]),
         )

@@ -31,12 +31,14 @@ from broker.metadata.partition import PartitionState, Place, Who, state_from
 from broker.metadata.placement import candidates, place
 from broker.metadata.session import SESSION_MS, session_ms
 
-FEATURE_LEVEL: Final = 12
+FEATURE_LEVEL: Final = 13
 """The level of this release."""
 LONG_SESSIONS: Final = 4
 """From this level on sessions are longer with many partitions (`session.S5`)."""
 AUDITED: Final = 7
 """From this level on there is `__audit`: each broker knows how to tell its leader what belongs there."""
+ACTIVE: Final = 13
+"""From this level on there may be `__activity`, and `expired` in `end_members`."""
 FEATURE_LEVEL_FIRST: Final = 1
 """The level at which a catalog begins, in every release: one that began with its own would replay the journal of
 another release to another end. `form_cluster` may say more."""

@@ -48,7 +48,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, assert_never
 
 from broker.metadata.catalog import COMMAND_VERSION, Catalog
-from broker.metadata.cluster import FEATURE_LEVEL, Cluster
+from broker.metadata.cluster import ACTIVE, FEATURE_LEVEL, Cluster
 from broker.metadata.leader_reports import REPORT_WINDOW_MS, LeaderReports, ReportArrived
 from broker.metadata.member_lives import MemberLives
 from broker.metadata.partition import PartitionState, Place
@@ -399,7 +399,10 @@ class Controller:
         """Of consumer groups, who was not heard for too long."""
         effects: list[Effect] = []
         for group, members in sorted(self._lives.lapsed(catalog.groups, now_ms).items())[:END_GROUPS]:
-            effects += self._submit(f"members {group}", now_ms, "end_members", name=group, members=members)
+            named: dict[str, Any] = {"name": group, "members": members}
+            if catalog.cluster.feature_level >= ACTIVE:
+                named["expired"] = True
+            effects += self._submit(f"members {group}", now_ms, "end_members", **named)
         return effects
 
     def _feature_level(self, cluster: Cluster, now_ms: int) -> list[Effect]:

@@ -3,7 +3,8 @@
     join_group         name, member, streams, timeout_ms        a member joins, or reads other streams from now on
                        instance (optional)                      of a static member
     release_partitions name, member, partitions [[stream, partition, epoch]]        it has stopped to read these
-    end_members        name, members {member: session}          they have left, or have expired
+    end_members        name, members {member: session}          they have left, or have
+                       expired (optional)                       expired, of which events tell (`activity.py`)
     fence_group        name, forget (optional)                  an epoch for a reset, or a removal, of its offsets
 
 Each result has a `version`: a broker whose `Groups.last` has come that far has applied the command.

@@ -131,8 +131,9 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
         "member": Word,
         "partitions": tuple[tuple[StreamName, PartitionNumber, Number], ...],
     },
-    "end_members": {"name": GroupName, "members": Annotated[Mapping[str, Number], _WORD]},
+    "end_members": {"name": GroupName, "members": Annotated[Mapping[str, Number], _WORD], "expired": bool},
     "fence_group": {"name": GroupName, "forget": bool},
+    "forget_activity": {"through": Number},
     "form_cluster": {"cluster_id": Name, "feature_level": Level},
     "register_broker": {
         "broker_id": Name,

@@ -2,6 +2,7 @@
 
 assembled.py   what every broker has: folder, threads, HTTP, intake; their start and stop
 alone.py       what an operator of a cluster may ask, where there is one broker
+activity_log.py  the stream `__activity`, where it is led
 audit_log.py   the stream `__audit`, where it is led
 broker.py      one broker that is alone, assembled; runs a broker until a signal
 dataplane.py   the HTTP server's thread

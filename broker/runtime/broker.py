@@ -32,6 +32,7 @@ import broker
 from broker.api.errors import InvalidRequest, NotReady, WrongFolder
 from broker.api.stream import AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, Catalog
+from broker.runtime.activity_log import ActivityLog
 from broker.runtime.alone import AloneAdmin
 from broker.runtime.assembled import Assembled
 from broker.runtime.audit_log import AuditLog
@@ -90,6 +91,7 @@ class Broker(Assembled):
             on_removed=lambda gone: self.sinks.forget(gone),
         )
         self.audit = AuditLog(self._streams.partition, lambda: f"stream {AUDIT_STREAM} could not be made at the start")
+        store.on_applied = self._activity_log(store)
         self._members = Members(lambda: self.groups, self._control.change_group)
         self.admin = AloneAdmin(config.broker_id, self._streams.all_partitions)
         self._assemble(
@@ -102,6 +104,11 @@ class Broker(Assembled):
     @property
     def _catalog(self) -> Catalog:
         return self._streams.store.catalog
+
+    def _activity_log(self, store: CatalogStore) -> Callable[[], None]:
+        written = ActivityLog(lambda: store.catalog, self._streams.partition, store.execute)
+        self._threads.append(written.stop)
+        return written.look
 
     async def _open(self) -> None:
         await asyncio.to_thread(self._streams.open_all)
@@ -119,6 +126,9 @@ class Broker(Assembled):
             clock=self._clock.now_us,
         )
         await asyncio.to_thread(self.sinks.start, self._streams.all_partitions())
+        if self.config.activity.enabled:
+            await asyncio.to_thread(self._streams.bring_up_activity)
+        self._streams.store.on_applied()
         self._members.begin()
         self._threads.append(self._members.stop)
         await asyncio.to_thread(self._dataplane.serve)

@@ -72,7 +72,7 @@ JSON_WORDS: Final = (b"null", b"true", b"NaN", b"1e999", b'"v":2', b"[[[[", b'{"
 
 # --- NATS -----------------------------------------------------------------------------------------------------------
 
-ROUTES: Final = (Route(1), Route(7, {"stream": "keyed", "record_bytes_max": 60}, "key", 2))
+ROUTES: Final = (Route(1), Route(7, {"stream": "keyed", "record_bytes_max": 60, "expects_offsets": True}, "key", 2))
 LIMITS: Final = {"control_line_max": 256, "payload_max": 4096}
 
 

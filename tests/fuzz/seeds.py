@@ -70,6 +70,7 @@ def of_envelopes() -> Iterator[tuple[str, bytes]]:
     yield "unknown", envelope(tagged(1, 7) + tagged(99, b"x") + full + b"\x21" + bytes(8) + b"\x25" + bytes(4))
     yield "wide-header", envelope(bytes(5) + full, header_size=13)
     yield "ack", envelope(full, kind=1)
+    yield "offset", envelope(tagged(1, (1 << 64) - 2) + full)
     yield "cookie", envelope(b"")[:4]
 
 
@@ -254,6 +255,8 @@ def of_nats() -> Inputs:
                 ("Nats-Expected-Last-Msg-Id", "id-0"),
                 ("Nats-Expected-Last-Subject-Sequence", "0"),
                 ("Nats-Expected-Stream", "orders"),
+                ("Liftlog-Fence", "3"),
+                ("Liftlog-Fence", "x"),
             )
         ),
     )

@@ -32,6 +32,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/serving/http/json_text.py": "JSON of request bodies (target http-body)",
     "broker/serving/liftbridge/subscribe.py": "Arrow that this broker has made itself (target segment)",
     "broker/serving/liftbridge/door.py": "JSON that this broker has made itself",
+    "broker/serving/liftbridge/activity.py": "JSON that brokers have written themselves; what is none is handed out",
     "broker/serving/http/peers.py": "JSON of another broker; what is none is no answer",
     "broker/cli/doctor/network.py": "JSON of a broker's answer; what is none is no broker",
     "broker/cli/commands/export.py": "decodes what PartitionLog.batches has verified (target segment)",

@@ -47,6 +47,7 @@ FIXED: Final = (
         "partitions of a consumer group when a member joins",
         "`invalid_request`",
     ),
+    Row("broker.metadata.activity:PENDING_MAX", "", "events that wait for `__activity`", "the oldest are lost"),
     Row("broker.serving.contract.schemas:GROUP_WAIT_MS_MAX", "milliseconds", "a member's poll", "`invalid_request`"),
     Row("broker.metadata.groups:TIMEOUT_MS_MAX", "milliseconds", "silence of a member", "`invalid_request`"),
     Row("broker.api.payload_schema:LEVELS_MAX", "levels", "schema of a JSON payload", "`invalid_request`"),

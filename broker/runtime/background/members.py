@@ -73,5 +73,5 @@ class Members:
             self._lives.hung(hung_ms, now_ms)
         self._looked_ms = now_ms
         for group, members in self._lives.lapsed(self._groups(), now_ms).items():
-            await self._change("end_members", {"name": group, "members": members})
+            await self._change("end_members", {"name": group, "members": members, "expired": True})
             log.info("groups.ended group=%s members=%s", group, ",".join(sorted(members)))

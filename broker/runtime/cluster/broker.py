@@ -28,11 +28,12 @@ from typing import Any, Final
 from broker.api.errors import LiftlogError, NotReady, Retryable, WrongFolder
 from broker.api.http import host_port
 from broker.api.placements import Vote
-from broker.api.stream import AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM
+from broker.api.stream import ACTIVITY_STREAM, AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import Catalog, StreamInfo
-from broker.metadata.cluster import AUDITED
+from broker.metadata.cluster import ACTIVE, AUDITED
 from broker.raft.secured import RaftTls
+from broker.runtime.activity_log import ActivityLog
 from broker.runtime.assembled import Assembled
 from broker.runtime.audit_log import AuditLog
 from broker.runtime.background.disk_reserve import Account
@@ -62,7 +63,13 @@ from broker.runtime.elapsed import MACHINE, elapsed_us
 from broker.runtime.looping import ThreadLoop
 from broker.runtime.metrics import Sample
 from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.streams import AUDIT_RETENTION, COMMITS_SETTINGS, OFFSETS_SETTINGS, audit_settings
+from broker.runtime.partitions.streams import (
+    AUDIT_RETENTION,
+    COMMITS_SETTINGS,
+    OFFSETS_SETTINGS,
+    activity_settings,
+    audit_settings,
+)
 from broker.runtime.samples import consumer_samples, sink_samples
 from broker.runtime.sinks.stages import StageLimits
 from broker.runtime.stopping import end_process
@@ -84,6 +91,8 @@ CATCH_UP_S: Final = 0.3
 """So long a broker that stops takes nothing more and leads on, until its followers have what it took."""
 WORKERS: Final = 8
 STEP_OUTS: Final = 2
+OWN_SINCE: Final = {AUDIT_STREAM: AUDITED, ACTIVITY_STREAM: ACTIVE}
+"""Streams of its own by the feature level that they came with; their retention follows the configuration."""
 COMMANDS: Final = 16
 """Questions to the catalog that may be under way at the same time; each may take as long as the controller does."""
 
@@ -178,6 +187,8 @@ class ClusterBroker(Assembled):
         own = {OFFSETS_STREAM: OFFSETS_SETTINGS, COMMITS_STREAM: COMMITS_SETTINGS}
         if config.audit.enabled:
             own[AUDIT_STREAM] = audit_settings(config.audit)
+        if config.activity.enabled:
+            own[ACTIVITY_STREAM] = activity_settings(config.activity)
         self._own = {
             name: OwnStream(
                 plane.service,
@@ -186,8 +197,8 @@ class ClusterBroker(Assembled):
                 voters=len(identity.named),
                 executor=self._commands,
                 clock_s=time.monotonic,
-                since=AUDITED if name == AUDIT_STREAM else 0,
-                kept=AUDIT_RETENTION if name == AUDIT_STREAM else (),
+                since=OWN_SINCE.get(name, 0),
+                kept=AUDIT_RETENTION if name in OWN_SINCE else (),
             )
             for name, settings in own.items()
         }
@@ -204,6 +215,9 @@ class ClusterBroker(Assembled):
         self.audit = AuditLog(
             self._streams.partition,
             (lambda: f"stream {AUDIT_STREAM} is not made yet") if audit is None else audit.why_missing,
+        )
+        self._activity = ActivityLog(
+            lambda: plane.service.catalog, self._streams.partition, partial(plane.service.execute, timeout_s=5.0)
         )
         self.admin = ClusterAdmin(
             config.broker_id, plane.service, open_here=self._replicas.partitions, may_change=plane.has_session
@@ -280,6 +294,8 @@ class ClusterBroker(Assembled):
         for own in self._own.values():
             own.begin()
         self._modes.begin()
+        self._plane.service.subscribe(self._activity.look)
+        self._threads.append(self._activity.stop)
         self.sinks.start()
         self._waits_for = ""
 

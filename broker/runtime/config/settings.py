@@ -157,6 +157,17 @@ class AuditConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityConfig:
+    """What happens to streams and consumer groups, in the stream `__activity`. Say the same on all brokers."""
+
+    enabled: bool = _key(False, "Make that stream. Once it is there, it stays, whatever this says.")
+    retention_ms: int = _key(7 * 24 * 3_600_000, "Events go when they are older.", limit=(60_000, 1 << 50), unit="ms")
+    retention_bytes: int = _key(
+        1 << 30, "The oldest go when all of them take more.", limit=(1 << 20, 1 << 50), unit="bytes"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JwtConfig:
     """Bearer tokens that somebody else signs. Nobody can revoke one: it is good until its `exp`."""
 
@@ -613,6 +624,7 @@ class Config:
     http: HttpConfig = field(default_factory=HttpConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
+    activity: ActivityConfig = field(default_factory=ActivityConfig)
     jwt: JwtConfig = field(default_factory=JwtConfig)
     encryption: EncryptionConfig = field(default_factory=EncryptionConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)

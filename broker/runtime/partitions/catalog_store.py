@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -56,6 +56,10 @@ class CatalogStore:
 
     Args:
         path: The file; need not exist.
+
+    Attributes:
+        on_applied: Called after each command, without the lock. It must not wait.
+
     Raises:
         CorruptLog: the file is damaged; nothing is changed then.
         StorageFailed, DiskFull: it cannot be read, or not be rewritten; it stays as it was.
@@ -69,6 +73,7 @@ class CatalogStore:
         self._size = self._renew_at = 0
         self._is_whole = False  # the file holds what was answered and nothing else
         self.catalog = Catalog()
+        self.on_applied: Callable[[], None] = lambda: None
         try:
             data = disk.read_file(path) if disk.exists(path) else None
         except OSError as error:
@@ -109,6 +114,7 @@ class CatalogStore:
                 result = self.catalog.apply(command)
                 is_first = result.get("ok", {}).get("fence") == 1  # a file that has one is none for earlier releases
                 self._renew_if_long(at_once=is_first or not SINCE.keys().isdisjoint(command.get("settings", ())))
+        self.on_applied()
         return result["ok"]
 
     def close(self) -> None:

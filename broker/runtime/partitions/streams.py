@@ -30,13 +30,13 @@ from typing import Any, Final
 
 from broker.api.answers import LeaderAddress
 from broker.api.errors import CorruptLog, LiftlogError, Retryable, UnknownPartition, UnknownStream
-from broker.api.stream import AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM, StreamSettings, new_values
+from broker.api.stream import ACTIVITY_STREAM, AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM, StreamSettings, new_values
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime.background.compactor import Chores
 from broker.runtime.background.disk_reserve import Room
 from broker.runtime.config.configuration import Config
 from broker.runtime.config.master_keys import check_encryption, load_keyring
-from broker.runtime.config.settings import AuditConfig
+from broker.runtime.config.settings import ActivityConfig, AuditConfig
 from broker.runtime.elapsed import MACHINE, elapsed_us, wall_us
 from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.runtime.partitions.leader import Partition
@@ -81,8 +81,23 @@ AUDIT_SCHEMA: Final = (
 """Of the values, for readers that ask for columns."""
 
 
+ACTIVITY_SCHEMA: Final = (
+    "id BIGINT, op STRING, name STRING, partitions ARRAY<INT>, read_only BOOLEAN, `group` STRING, consumer STRING,"
+    " streams ARRAY<STRING>, expired BOOLEAN"
+)
+
+
+def activity_settings(config: ActivityConfig) -> dict[str, Any]:
+    """As `audit_settings`."""
+    return {**_kept_for_a_time(config), "payload_schema": ACTIVITY_SCHEMA}
+
+
 def audit_settings(config: AuditConfig) -> dict[str, Any]:
     """The settings of the stream: its records go by time and by bytes, so that no disk is filled by them."""
+    return {**_kept_for_a_time(config), "payload_schema": AUDIT_SCHEMA}
+
+
+def _kept_for_a_time(config: AuditConfig | ActivityConfig) -> dict[str, Any]:
     return {
         "subject": None,
         "cleanup": "delete",
@@ -92,7 +107,6 @@ def audit_settings(config: AuditConfig) -> dict[str, Any]:
         "segment_bytes": min(16 << 20, max(1 << 16, config.retention_bytes // 8)),
         "segment_age_ms": min(24 * 3_600_000, max(1_000, config.retention_ms // 8)),
         "fsync": "batch",
-        "payload_schema": AUDIT_SCHEMA,
     }
 
 
@@ -247,25 +261,31 @@ class Streams:
             partition.lead(leader_epoch)
 
     def bring_up_audit(self) -> None:
-        """Make `__audit`, or have it go by the configuration; once this broker leads. It starts without it where that
+        """`__audit`: see `_bring_up_own`."""
+        self._bring_up_own(AUDIT_STREAM, audit_settings(self._config.audit))
+
+    def bring_up_activity(self) -> None:
+        """`__activity`, likewise."""
+        self._bring_up_own(ACTIVITY_STREAM, activity_settings(self._config.activity))
+
+    def _bring_up_own(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Make a stream, or have it go by the configuration; once this broker leads. It starts without it where that
         cannot be done: on a disk that is full somebody has to make room."""
-        settings, known = audit_settings(self._config.audit), self.store.catalog.streams.get(AUDIT_STREAM)
+        known = self.store.catalog.streams.get(name)
         try:
             if known is None:
-                command = self.create_command(AUDIT_STREAM, settings, internal=True)
-                self.make_folders(AUDIT_STREAM, command["incarnation"], [0])
+                command = self.create_command(name, settings, internal=True)
+                self.make_folders(name, command["incarnation"], [0])
                 self.store.execute(command)
-                self.bring_up(self.info(AUDIT_STREAM), lambda partitions: None)
+                self.bring_up(self.info(name), lambda partitions: None)
             elif changed := {
                 key: settings[key] for key in AUDIT_RETENTION if settings[key] != known.settings.as_dict()[key]
             }:
-                self.store.execute(
-                    {"v": COMMAND_VERSION, "kind": "alter_stream", "name": AUDIT_STREAM, "settings": changed}
-                )
-                for partition in self.by_name.get(AUDIT_STREAM, ()):
-                    partition.alter(self.info(AUDIT_STREAM))
+                self.store.execute({"v": COMMAND_VERSION, "kind": "alter_stream", "name": name, "settings": changed})
+                for partition in self.by_name.get(name, ()):
+                    partition.alter(self.info(name))
         except (LiftlogError, OSError) as error:
-            log.error("stream.own_not_made stream=%s error=%s", AUDIT_STREAM, error)
+            log.error("stream.own_not_made stream=%s error=%s", name, error)
 
     def bring_up(self, info: StreamInfo, take_in: Callable[[Sequence[Partition]], None]) -> bool:
         """Open a stream, or note why it is offline (S2).

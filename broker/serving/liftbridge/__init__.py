@@ -3,6 +3,7 @@
     client ─ HTTP/2 ─► multiplexed.py ─► call.py ─► server.py ─► streams.py, ... ─► door.py ─► endpoints of HTTP
                        frames            messages   which call   what it means      a request in this process
 
+activity.py     events of `__activity`, as Liftbridge has them
 call.py         one call: the messages that come and go, its status
 calls.py        the table of calls: each with the operations of HTTP that it is made of, and so its permissions
 cursors.py      SetCursor, FetchCursor

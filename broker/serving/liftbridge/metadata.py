@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from broker.api.errors import LiftlogError
 from broker.api.proto import liftbridge_pb2 as pb
-from broker.api.stream import OFFSETS_STREAM
+from broker.api.stream import ACTIVITY_STREAM, OFFSETS_STREAM
 from broker.serving.liftbridge.calls import HEALTH, SERVICE, Handling, Methods
 from broker.serving.liftbridge.messages import parsed
 from broker.serving.liftbridge.statuses import Code, StatusError
@@ -27,10 +27,10 @@ CURSORS: Final = "__cursors"
 async def fetch(asking: Handling) -> None:
     """The brokers, and the streams that the caller may read, all or those named, each once."""
     asked = parsed(pb.FetchMetadata, await asking.call.message())
-    answer = await asking.ask("list_streams")
+    answer = await asking.ask("list_streams", query={"internal": "true"})
     if not answer.is_told:
         raise StatusError(Code.UNAUTHENTICATED, "unauthenticated", "unauthenticated")
-    found = {stream["name"]: stream for stream in answer.json()["streams"]}
+    found = {each["name"]: each for each in answer.json()["streams"] if is_shown(each)}
     metadata = pb.Metadata(brokers=brokers_of(asking, found.values()))
     for name in dict.fromkeys(asked.streams) or [*sorted(found), CURSORS]:
         stream = found.get(name)
@@ -45,6 +45,11 @@ async def fetch(asking: Handling) -> None:
     for name in dict.fromkeys(asked.groups):
         metadata.groups.add(id=name, error=pb.Group.UNKNOWN_GROUP)
     await asking.call.send([metadata.SerializeToString()])
+
+
+def is_shown(stream: Mapping[str, Any]) -> bool:
+    """Whether clients hear of it: of our own streams Liftbridge has one by this name."""
+    return not stream["internal"] or stream["name"] == ACTIVITY_STREAM
 
 
 def brokers_of(asking: Handling, streams: Iterable[Mapping[str, Any]]) -> list[Any]:

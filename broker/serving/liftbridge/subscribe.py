@@ -24,7 +24,9 @@ import pyarrow as pa
 from broker.api import http
 from broker.api.errors import LiftlogError, NotLeader, OffsetOutOfRange, Unauthenticated, Unauthorized, from_problem
 from broker.api.proto import liftbridge_pb2 as pb
+from broker.api.stream import ACTIVITY_STREAM
 from broker.serving.http.sending import STALLED_S
+from broker.serving.liftbridge.activity import as_liftbridge_has_it
 from broker.serving.liftbridge.calls import Handling, Methods
 from broker.serving.liftbridge.door import Within
 from broker.serving.liftbridge.messages import framed, parsed
@@ -214,6 +216,8 @@ def _encoded_batch(asked: Any, batch: pa.RecordBatch, offset: int, end: int | No
     times = batch.column("timestamp").cast(pa.int64()).to_pylist()
     subjects, replies = batch.column("subject").to_pylist(), batch.column("reply").to_pylist()
     keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
+    if asked.stream == ACTIVITY_STREAM:
+        values = [as_liftbridge_has_it(value) for value in values]
     headers = batch.column("headers")
     given = headers.to_pylist() if headers.null_count < len(headers) else [None] * len(headers)
     written: list[bytes] = []
