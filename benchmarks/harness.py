@@ -57,6 +57,7 @@ WORKLOADS = (
     "encrypted",
     "secured",
     "liftbridge",
+    "groups",
 )
 
 Measures = dict[str, float]

@@ -67,8 +67,9 @@ CALM_MS: Final = 10_000
 CALM_MS_MAX: Final = 600_000
 """How long a broker has to be calm before it is given anything; twice as long each time that it was not for long."""
 INTERNAL_REPLICAS: Final = 3
-END_GROUPS: Final = 20
-"""So many groups lose their silent members at one look."""
+END_PARTITIONS: Final = 4_096
+"""At one look groups lose their silent members that read so many partitions together, and one more: hundreds of small
+ones, or a few of the greatest. Each has its partitions assigned anew, by each broker."""
 
 # -- events and effects ---------------------------------------------------------------------------------------
 
@@ -398,11 +399,16 @@ class Controller:
     def _end_members(self, catalog: Catalog, now_ms: int) -> list[Effect]:
         """Of consumer groups, who was not heard for too long."""
         effects: list[Effect] = []
-        for group, members in sorted(self._lives.lapsed(catalog.groups, now_ms).items())[:END_GROUPS]:
+        partitions = 0
+        for group, members in sorted(self._lives.lapsed(catalog.groups, now_ms).items()):
+            if partitions > END_PARTITIONS:
+                break
             named: dict[str, Any] = {"name": group, "members": members}
             if catalog.cluster.feature_level >= ACTIVE:
                 named["expired"] = True
-            effects += self._submit(f"members {group}", now_ms, "end_members", **named)
+            asked = self._submit(f"members {group}", now_ms, "end_members", **named)
+            partitions += len(catalog.groups.get(group).target) if asked else 0
+            effects += asked
         return effects
 
     def _feature_level(self, cluster: Cluster, now_ms: int) -> list[Effect]:

@@ -50,6 +50,11 @@ GROUP_PARTITIONS_MAX: Final = 2_048
 """Which a group reads when a member joins. Each that a member gives up to another one is a step of the assignment."""
 
 
+def change_key(group: str) -> tuple[str, str]:
+    """What is watched by whoever waits for a change of one group. No stream has such a name."""
+    return "group", group
+
+
 class Grant(NamedTuple):
     """Who may read a partition.
 
@@ -132,13 +137,18 @@ class Groups:
     named: Mapping[str, ConsumerGroup] = field(default_factory=dict)
     floor: int = field(default=0, compare=False, repr=False)
     _count: int = field(init=False, compare=False, repr=False)
+    _totals: tuple[int, int] = field(init=False, compare=False, repr=False)  # members and partitions of all
 
     def __post_init__(self) -> None:
         self._count = self.last
+        sizes = [_size(group) for group in self.named.values()]
+        self._totals = sum(each[0] for each in sizes), sum(each[1] for each in sizes)
 
     def copy(self) -> Groups:
         """Another one with the same content."""
-        return Groups(self.last, self.named, self.floor)
+        found = Groups(self.last, {}, self.floor)
+        found.named, found._totals = self.named, self._totals
+        return found
 
     def get(self, name: str) -> ConsumerGroup:
         """One of them. Raises UnknownGroup."""
@@ -227,6 +237,7 @@ class Groups:
         if self.named.get(name, ConsumerGroup()).members:
             raise GroupInUse(f"group {name!r} has members: stop them first", group=name)
         if forget:
+            self._count_size(name, None)
             self.named = {each: kept for each, kept in self.named.items() if each != name}
         self.last = self._next()
         return self.last
@@ -276,15 +287,14 @@ class Groups:
             (name not in self.named and len(self.named) >= GROUPS_MAX, "groups", GROUPS_MAX),
             (is_new and len(group.members) >= MEMBERS_MAX, "members of a group", MEMBERS_MAX),
             (
-                is_new and sum(len(each.members) for each in self.named.values()) >= MEMBERS_ALL_MAX,
+                is_new and self._totals[0] >= MEMBERS_ALL_MAX,
                 "members of all groups",
                 MEMBERS_ALL_MAX,
             ),
             (len(streams) > MEMBER_STREAMS_MAX, "streams of a member", MEMBER_STREAMS_MAX),
             (partitions > GROUP_PARTITIONS_MAX, "partitions of a group", GROUP_PARTITIONS_MAX),
             (
-                partitions + sum(len(each.target) for other, each in self.named.items() if other != name)
-                > GROUP_PARTITIONS_ALL_MAX,
+                partitions + self._totals[1] - len(group.target) > GROUP_PARTITIONS_ALL_MAX,
                 "partitions of all groups",
                 GROUP_PARTITIONS_ALL_MAX,
             ),
@@ -297,7 +307,14 @@ class Groups:
         return self._count
 
     def _replace(self, name: str, group: ConsumerGroup) -> None:
+        self._count_size(name, group)
         self.named = {**self.named, name: replace(group, version=self._next())}
+
+    def _count_size(self, name: str, group: ConsumerGroup | None) -> None:
+        """So that a join among thousands of groups does not count them all."""
+        members, partitions = _size(group)
+        former_members, former_partitions = _size(self.named.get(name))
+        self._totals = self._totals[0] + members - former_members, self._totals[1] + partitions - former_partitions
 
     def _put(self, name: str, group: ConsumerGroup, counts: Mapping[str, int]) -> None:
         """With a new target. Where a partition is being asked back, its next member keeps its place."""
@@ -316,6 +333,10 @@ class Groups:
             elif member is not None:
                 grants[partition] = Grant(member, self._next())
         return replace(group, grants=grants)
+
+
+def _size(group: ConsumerGroup | None) -> tuple[int, int]:
+    return (0, 0) if group is None else (len(group.members), len(group.target))
 
 
 def _is_grant(grant: Grant | None, member: str, epoch: int) -> bool:

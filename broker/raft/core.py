@@ -32,6 +32,8 @@ A11  It takes a message apart as it comes: one without a term ends the process. 
 A12  It writes what it has not asked for room for: on a full disk it ends. A leader refuses a command for which its
     journal has no room, one that lets the catalog grow before all others; a follower takes what fits, and the rest of
     the message for a heartbeat.
+A13  It sends each command by itself, and that is an fsync of every voter. Here all that are put in the log between two
+    ticks go out with the next one, in one message: many that come at once share their fsyncs.
 """
 
 from __future__ import annotations
@@ -109,6 +111,7 @@ class Core(SyncObj):  # type: ignore[misc]
         self._on_message = on_message
         self._node = node
         self.is_passive = False  # it does not stand for election
+        self._is_putting = self._is_due = False  # A13
         self._next_told: int | None = None
         self._parts_at: int | None = None
         self._votes: set[tuple[int, str]] = set()
@@ -143,6 +146,8 @@ class Core(SyncObj):  # type: ignore[misc]
         """Take what has come and what is due. Raises what made this voter fail, at once and ever after (A9)."""
         if self.failure is None:
             try:
+                if self._is_due:
+                    self._SyncObj__sendAppendEntries()
                 if self.journal.is_crowded:
                     self.forceLogCompaction()
                 if self.is_passive:
@@ -215,11 +220,14 @@ class Core(SyncObj):  # type: ignore[misc]
     def _put_in_log(self, command: bytes, callback: Callback) -> None:
         if self.failure is None and self._isLeader():
             self._applyCommand(command, callback)
+            self._is_putting = True
             try:
                 self._checkCommandsToApply()
             except Exception as error:
                 self.fail(error)
                 callback(None, FAIL_REASON.UNKNOWN_OUTCOME)
+            finally:
+                self._is_putting = False
         else:
             callback(None, FAIL_REASON.NOT_LEADER)
 
@@ -259,6 +267,12 @@ class Core(SyncObj):  # type: ignore[misc]
         return bool(self.isNodeConnected(self._node(voter)))
 
     # -- out --------------------------------------------------------------------------------------------------
+
+    def _SyncObj__sendAppendEntries(self) -> None:
+        """A13."""
+        self._is_due = self._is_putting
+        if not self._is_putting:
+            super()._SyncObj__sendAppendEntries()
 
     def outgoing(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """The message to send instead; None: nothing."""

@@ -195,3 +195,9 @@ def test_secured(tmp_path: Path) -> None:
         assert found.get("gb_per_s", 1) > 0
         assert found.get("lost", 0) == 0
         assert len(line["ratios"]) == 1
+
+
+def test_groups(tmp_path: Path) -> None:
+    (line,) = run_tiny("groups", tmp_path)
+    assert ours(line)["lost"] == 0
+    assert min(ours(line)[name] for name in ("p50_ms", "p99_ms", "all_p99_ms", "fill_cpu_ms", "rss_mib")) > 0

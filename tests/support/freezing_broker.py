@@ -32,7 +32,10 @@ class Freezer:
         self._name = ""
 
     def begins(self, command: Mapping[str, Any]) -> None:
-        self._name = command.get("name", "")
+        self._name = command.get("name", self._name)
+
+    def ends(self) -> None:
+        self._name = ""
 
     def passes(self, point: str) -> None:
         if self._name and self._file.exists() and self._file.read_text() == f"{point} {self._name}":
@@ -51,12 +54,13 @@ def main() -> None:
 
     def proposed(self: Core, command: Mapping[str, Any], callback: Callback) -> None:
         propose(self, command, callback)
-        freezer.passes("sent")
-        freezer.begins({})
+        freezer.passes("logged")
 
     def sent(self: Core) -> None:
-        freezer.passes("logged")
         send(self)
+        if not self._is_due:  # it was put off until the next tick
+            freezer.passes("sent")
+            freezer.ends()
 
     RaftNode._judge = judged  # type: ignore[method-assign]
     Core.propose = proposed  # type: ignore[method-assign]

@@ -32,6 +32,7 @@ from broker.api.stream import ACTIVITY_STREAM, AUDIT_STREAM, COMMITS_STREAM, OFF
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.cluster import ACTIVE, AUDITED
+from broker.metadata.groups import change_key
 from broker.raft.secured import RaftTls
 from broker.runtime.activity_log import ActivityLog
 from broker.runtime.assembled import Assembled
@@ -179,7 +180,7 @@ class ClusterBroker(Assembled):
             plane.service,
             self._streams,
             loop=self._dataplane.loop,
-            on_change=lambda: self._hub.note(self._hub.ALL),
+            on_change=self._catalog_changed,
             may_change=plane.has_session,
             check_disk=self._room.users.check,
             has_master_key=keyring is not None,
@@ -334,6 +335,11 @@ class ClusterBroker(Assembled):
         """On the Raft thread."""
         self._replicas.look()
         self._hub.note(self._hub.ALL)
+
+    def _catalog_changed(self) -> None:
+        """On the Raft thread. A change of a group is nothing to those who wait for streams, or for another group."""
+        group = self._plane.service.of_group
+        self._hub.note(self._hub.ALL if group is None else change_key(group))
 
     # --- what the HTTP API reads ------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ class ChangeHub:
         self._scheduled = False
         self._waiters: dict[Hashable, list[asyncio.Future[None]]] = {}
         self._waiter_count = 0
-        self._watchers: list[StreamWatcher] = []
+        self._watchers: dict[StreamWatcher, None] = {}  # thousands, of consumer groups
 
     def note(self, *keys: Hashable) -> None:
         """Say that these changed. Thread-safe, cheap."""
@@ -105,11 +105,11 @@ class ChangeHub:
         watcher = StreamWatcher()
         with self._lock:
             self._waiter_count += 1
-        self._watchers.append(watcher)
+        self._watchers[watcher] = None
         try:
             yield watcher
         finally:
-            self._watchers.remove(watcher)
+            del self._watchers[watcher]
             with self._lock:
                 self._waiter_count -= 1
 

@@ -305,7 +305,8 @@ class AdminView(Protocol):
 
 
 class Watcher(Protocol):
-    """The changes that one watcher waits for. `streams`: names of those that count, besides what concerns all."""
+    """The changes that one watcher waits for. `streams`: keys of those that count, besides what concerns all: names of
+    streams, or `groups.change_key`."""
 
     streams: Set[Hashable]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -53,7 +53,7 @@ from broker.api.permissions import of_answer, of_body, of_catalog, of_path
 from broker.api.stream import check_name
 from broker.groups.fencing import CommitVerdict, GroupProgress, judge_begin, judge_commit, judge_fence
 from broker.groups.offsets import ConsumerOffset
-from broker.metadata.groups import ConsumerGroup, Member
+from broker.metadata.groups import ConsumerGroup, Member, change_key
 from broker.serving.contract.acts import NO_ACT, Act
 from broker.serving.contract.backend import Decided
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body
@@ -135,7 +135,8 @@ async def poll(serving: Serving, request: web.Request, query: Query) -> web.Stre
         await unbroken(backend.change_group("release_partitions", {"name": name, "member": member, "partitions": rows}))
     loop = asyncio.get_running_loop()
     end_s = loop.time() + min(asked.wait_ms, kept.timeout_ms // 3) / 1000
-    with backend.watching() as watcher:
+    with backend.watching() as watcher, serving.callers.polling() if asked.wait_ms else nullcontext():
+        watcher.streams = {change_key(name)}
         while (left_s := end_s - loop.time()) > 0 and not serving.draining.is_set():
             _checked(serving, name, member, asked)
             if _group(serving, name, asked.session).version > asked.version:  # a lower one: this broker is behind

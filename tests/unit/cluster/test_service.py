@@ -74,6 +74,18 @@ def test_subscribers_see_each_change_in_order_and_one_that_fails_is_alone(tmp_pa
         assert threads == {"raft"}
 
 
+def test_a_command_of_a_group_is_told_as_such() -> None:
+    """V9. Of any other command, and of another catalog, all is told."""
+    catalogs, catalog = Catalogs(RaftThread(give_up=pytest.fail)), Catalog()
+    told: list[str | None] = []
+    catalogs.subscribe(lambda: told.append(catalogs.of_group))
+    of_g, of_h = {"kind": "join_group", "name": "g"}, {"kind": "end_members", "name": "h"}
+    for command in (None, of_g, of_h, {"kind": "delete_stream", "name": "g"}):
+        catalogs.applied(catalog, command)
+    catalogs.applied(Catalog(), of_g)
+    assert told == [None, "g", "h", None, None]
+
+
 def test_a_broker_that_hung_sees_the_catalog_of_the_others(tmp_path: Path) -> None:
     """V4: it hangs while the others go on and shorten their logs. Their messages until then wait in its socket; if
     those are not all, it is sent a snapshot."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from broker.metadata import controller as controller_rules
 from broker.metadata import groups as rules
 from broker.metadata.assignment import assign
 from broker.metadata.catalog import Catalog
@@ -218,6 +219,9 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert catalog.apply({"v": 1, **join("m0", "s", "t", name="h")})["error"]["limit"] == 5, "with those of g"
     assert catalog.apply({"v": 1, **join("m0", "missing")})["error"]["reason"] == "unknown_stream"
     assert catalog.apply({"v": 1, "kind": "fence_group", "name": "g"})["error"]["reason"] == "group_in_use"
+    ended = {"kind": "end_members", "name": "h", "members": {"m0": catalog.groups.get("h").members["m0"].session}}
+    applied(catalog, ended, {"kind": "fence_group", "name": "h", "forget": True}, join("m0", name="j"))
+    assert restored(catalog).groups._totals == catalog.groups._totals == (4, 4)
 
 
 # -- lives ---------------------------------------------------------------------------------------------------------
@@ -252,6 +256,18 @@ def test_who_is_silent_for_its_timeout_ends_and_nobody_sooner() -> None:
 def ended(controller: Controller, catalog: Catalog, now_ms: int) -> list[Submit]:
     effects = controller.step(TimePassed(), catalog, now_ms)
     return [each for each in effects if isinstance(each, Submit) and each.command["kind"] == "end_members"]
+
+
+def test_a_look_ends_the_members_of_many_small_groups_or_of_few_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a host is gone that had a member of each of 1,000 groups, no group waits for half a minute."""
+    monkeypatch.setattr(controller_rules, "END_PARTITIONS", 3)
+    catalog = alone()
+    applied(catalog, stream("large", 9), *(join("a", name=f"g{number}") for number in range(5)))
+    applied(catalog, join("a", "large", name="f"), join("a", "large", name="h"))
+    controller = Controller(0)
+    asked = [ended(controller, catalog, now_ms) for now_ms in range(0, 8_000, 100)]
+    names = [[each.command["name"] for each in some] for some in asked if some]
+    assert names == [["f"], ["g0", "g1"], ["g2", "g3"], ["g4", "h"]]
 
 
 def test_the_controller_ends_members_that_no_broker_has_heard() -> None:

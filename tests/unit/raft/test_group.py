@@ -218,6 +218,23 @@ def test_a_command_that_breaks_is_answered_and_the_next_one_is_applied(monkeypat
     assert "ok" in second[0]
 
 
+def test_what_comes_between_two_ticks_goes_out_together() -> None:
+    """A13. So many commands cost one fsync of each voter."""
+    group = Group("abc")
+    group.elect("a")
+    group.turn()
+    group.turn()
+    group.net.clear()
+    results = [group.submit("a", number) for number in range(10)]
+    assert not group.net
+    group.nodes["a"].tick()
+    to_b = [message for _, to, message in group.net if to.startswith("b") and message["type"] == "append_entries"]
+    assert [len(message["entries"]) for message in to_b] == [10]
+    for _ in range(3):
+        group.turn()
+    assert all("ok" in result[0] for result in results)
+
+
 def test_who_waits_and_fails_does_not_have_a_command_applied_twice() -> None:
     """In pysyncobj by itself an exception in a callback applies the command again."""
     group = Group("a")

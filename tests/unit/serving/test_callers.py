@@ -46,7 +46,14 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 RECORDS = "/v1/streams/own/partitions/0/records"
 POLL = f"{RECORDS}?max_wait_ms=60000"
-GRANTS = (("stream:read", "own"), ("stream:append", "own"), ("stream:admin", "own"), ("metrics", ""))
+GROUP = "/v1/groups/own/members"
+GRANTS = (
+    ("stream:read", "own"),
+    ("stream:append", "own"),
+    ("stream:admin", "own"),
+    ("metrics", ""),
+    ("consumer:write", "own"),
+)
 
 
 def told_all(server: Server) -> bool:
@@ -185,8 +192,13 @@ def test_a_refusal_is_late_while_it_counts(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_long_polls_have_a_limit_of_their_own(tmp_path: Path) -> None:
-    """Of records and of watches; what does not wait is none."""
+    """Of records, of watches and of members of groups; what does not wait is none."""
     with limited(tmp_path, polls_max=1) as (enforced, ana, bob), sent(enforced.server, POLL, ana):
+        joined = enforced.call("POST", GROUP, ana, body={"member": "m", "streams": ["own"], "timeout_ms": 60_000})[2]
+        seen = {key: joined[key] for key in ("session", "version")}
+        problem = enforced.call("POST", f"{GROUP}/m/poll", ana, body={**seen, "wait_ms": 60_000})[2]
+        assert (problem["reason"], problem["key"]) == ("limit_reached", "limits.caller_polls_max")
+        assert enforced.call("POST", f"{GROUP}/m/poll", ana, body=seen)[0] == 200
         polls(enforced.server, 1, by="user:ana")
         for path in (POLL, "/v1/watch?max_wait_ms=60000"):
             problem = enforced.call("GET", path, ana)[2]

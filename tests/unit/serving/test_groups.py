@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker.runtime.partitions.watch import StreamWatcher
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Answer, Api, Server
 
@@ -84,6 +85,29 @@ def test_a_partition_goes_on_where_the_member_before_has_committed(orders: Api) 
     assert b.commit(again, 4, 10)["offset"] == 10
     assert a.poll().reason == "unknown_member"
     assert a.leave().reason == "unknown_member"
+
+
+def test_a_poll_is_woken_by_its_own_group_alone(orders: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands may poll: a change of one group, or a record, is nothing to all others."""
+    woken, wait = list[str](), StreamWatcher.wait
+
+    async def counted(self: StreamWatcher, timeout_s: float) -> None:
+        await wait(self, timeout_s)
+        woken.append("woken")
+
+    monkeypatch.setattr(StreamWatcher, "wait", counted)
+    a = Member(orders, "a")
+    asked = threading.Thread(target=lambda: a.take(Member.poll(waiting, wait_ms=60_000)))
+    waiting = Member.__new__(Member)
+    waiting.__dict__ |= {**a.__dict__, "api": orders.another()}
+    asked.start()
+    for number in range(5):
+        told = orders.post("/v1/groups/other/members", {"member": f"m{number}", "streams": ["orders"]})
+        assert told.status == 200
+        orders.append("orders", values(1), 0)
+    Member(orders, "b")
+    asked.join(60)
+    assert ({number for number, each in a.held.items() if each["is_revoked"]}, woken) == ({1}, ["woken"])
 
 
 def test_a_commit_that_passes_over_or_goes_back_is_refused(orders: Api) -> None:

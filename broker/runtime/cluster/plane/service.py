@@ -17,6 +17,8 @@ V6  Renewals of sessions that change nothing else are told to nobody: several co
 V7  A subscriber is told what has changed since the last call (`touched`), so that it need not look at all there is. One
     that has just subscribed, or meets another catalog, is told that it is all.
 V8  A `position` covers what the catalog has shown until it was asked for: all subscribers have been told of it.
+V9  A command of a consumer group changes that group alone: `of_group` names it, so that who waits for something else is
+    not woken.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from broker.api.errors import DeadlineExceeded, LiftlogError, NotReady, from_problem
+from broker.metadata import group_commands
 from broker.metadata.catalog import Catalog
 from broker.metadata.cluster import Touched
 from broker.raft.node import RaftNode
@@ -52,6 +55,7 @@ class Catalogs:
         self._callbacks: tuple[Callable[[], None], ...] = ()
         self._live: list[str] = []
         self._touched: Touched | None = None
+        self._of_group: str | None = None
         self._closing = threading.Event()
 
     # -- what other threads call ------------------------------------------------------------------------------
@@ -65,6 +69,11 @@ class Catalogs:
     def touched(self) -> Touched | None:
         """V7. For a callback of `subscribe`; None: all of it."""
         return self._touched
+
+    @property
+    def of_group(self) -> str | None:
+        """V9. For a callback of `subscribe`; None: more than a group has changed."""
+        return self._of_group
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Call back after each change that was applied here, in order, on the Raft thread; and once soon, for what is
@@ -202,6 +211,8 @@ class Catalogs:
             self._touched = None
         elif self._touched is not None:
             self._touched.add(touched)
+        is_of_group = command is not None and catalog is self._catalog and command.get("kind") in group_commands.KINDS
+        self._of_group = command.get("name") if is_of_group and command is not None else None
         self._catalog = catalog
         live = [broker for broker, info in catalog.brokers.items() if info.is_live]
         before, self._live = self._live, live
@@ -212,7 +223,7 @@ class Catalogs:
         self._touched = Touched()
 
     def _call_first(self, callback: Callable[[], None]) -> None:
-        before, self._touched = self._touched, None
+        before, self._touched, self._of_group = self._touched, None, None
         self._call(callback)
         self._touched = before
 
