@@ -112,6 +112,10 @@ class GroupTable:
         """All records of a group."""
         return dict(self._rows.get(group, {}))
 
+    def rows(self) -> list[GroupOffset]:
+        """All records. From any thread."""
+        return [row for rows in list(self._rows.values()) for row in list(rows.values())]
+
     def progress(self, group: str, read: Read) -> GroupProgress:
         """Where a partition is."""
         found = self._rows.get(group, {}).get(read)
@@ -119,5 +123,4 @@ class GroupTable:
 
     def removed(self, before_us: int) -> list[GroupOffset]:
         """Those without an offset that were stored before a time: nobody can hold a grant of before any more."""
-        rows = (row for rows in list(self._rows.values()) for row in list(rows.values()))
-        return [row for row in rows if row.offset is None and row.timestamp_us < before_us]
+        return [row for row in self.rows() if row.offset is None and row.timestamp_us < before_us]

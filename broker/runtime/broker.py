@@ -201,6 +201,8 @@ class Broker(Assembled):
             self._streams.by_name,
             self._intake,
             self.offsets,
+            self.groups,
+            look_alone(self._streams),
             self.sinks.sinks.counts,
             started=self._started,
             offline=len(self._streams.offline),

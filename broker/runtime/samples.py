@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from typing import Final
 
 from broker.api.errors import LiftlogError
-from broker.groups.offsets import ConsumerOffset
+from broker.groups.progress import GroupOffset
+from broker.metadata.groups import Groups
+from broker.runtime.background.expiry import Look
 from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.metrics import Sample, open_file_count
 from broker.runtime.partitions.consumers import Consumers
@@ -15,12 +17,16 @@ from broker.runtime.partitions.leader import Partition
 from broker.storage.log import PartitionLog
 
 PARTITION_LABELS = ("stream", "partition")
+GROUP_SERIES_MAX: Final = 10_000
+"""Partitions of groups whose lag is told, three series each: groups may read 100,000."""
 
 
 def broker_samples(
     streams: Mapping[str, Sequence[Partition]],
     intake: IntakeDriver | None,
     consumers: Consumers,
+    groups: Groups,
+    look: Look,
     sinks: Mapping[str, int],
     *,
     started: bool,
@@ -30,6 +36,7 @@ def broker_samples(
     """All samples of one broker.
 
     Args:
+        look: As of `consumer_samples`.
         offline: How many streams could not be opened.
         now_us: As of `consumer_samples`.
     """
@@ -38,7 +45,8 @@ def broker_samples(
     for name, partitions in sorted(streams.items()):
         for partition in partitions:
             yield from partition_samples(partition, (name, str(partition.partition)))
-    yield from consumer_samples(consumers, partial(_log_in, streams), now_us=now_us)
+    yield from consumer_samples(consumers, look, now_us=now_us)
+    yield from group_samples(consumers, groups, look, now_us=now_us)
     yield from sink_samples(sinks)
 
 
@@ -84,13 +92,11 @@ def _intake(intake: IntakeDriver) -> Iterator[Sample]:
             yield f"liftlog_intake_{name}_total", f"Intake: {name}", (), (), value
 
 
-def consumer_samples(
-    consumers: Consumers, find: Callable[[ConsumerOffset], PartitionLog | None], *, now_us: int
-) -> Iterator[Sample]:
+def consumer_samples(consumers: Consumers, look: Look, *, now_us: int) -> Iterator[Sample]:
     """How far consumers are.
 
     Args:
-        find: The log that one reads; None: it is not here, or gone.
+        look: The log that one reads, if it is here.
         now_us: The time, microseconds since 1970 UTC.
     """
     labels = ("consumer", "stream", "partition")
@@ -100,17 +106,47 @@ def consumer_samples(
         except LiftlogError:  # forgotten meanwhile
             continue
         for row in rows:
-            if (log := find(row)) is not None:
+            if isinstance(log := look(row), PartitionLog):
                 at = (consumer, row.stream, str(row.partition))
                 lag = max(0, log.high_watermark - row.offset)
                 yield "liftlog_consumer_offset", "Offset that the consumer reads next", labels, at, row.offset
                 yield "liftlog_consumer_lag_records", "High watermark minus consumer offset", labels, at, lag
                 with suppress(LiftlogError):  # damaged there, and said elsewhere
-                    timestamp_us = log.timestamp_at(row.offset) if lag else None
-                    behind_s = 0.0 if timestamp_us is None else max(0.0, (now_us - timestamp_us) / 1e6)
+                    behind_s = _behind_s(log, row.offset, now_us) if lag else 0.0
                     yield "liftlog_consumer_lag_seconds", "Age of the first record not read", labels, at, behind_s
 
 
-def _log_in(streams: Mapping[str, Sequence[Partition]], row: ConsumerOffset) -> PartitionLog | None:
-    partitions = streams.get(row.stream, ())
-    return partitions[row.partition].log if row.partition < len(partitions) else None
+def group_samples(consumers: Consumers, groups: Groups, look: Look, *, now_us: int) -> Iterator[Sample]:
+    """How far consumer groups are, whether their members live or not: it goes by what is committed. Where a member is
+    to read and no begin was committed, all that is there is unread.
+
+    Args:
+        look, now_us: As of `consumer_samples`.
+    """
+    named = groups.named
+    for name, group in sorted(named.items()):
+        yield "liftlog_group_members", "Members of the group", ("group",), (name,), len(group.members)
+    rows = [row for row in consumers.group_rows() if row.offset is not None]
+    begun = {(row.group, row.stream, row.partition): (log, row) for row in rows if (log := look(row))}
+    for name, group in named.items():
+        for stream, number in group.target:
+            row = GroupOffset(group=name, incarnation="", partition=number, epoch=0, offset=None, stream=stream)
+            if (name, stream, number) not in begun and (log := look(row)):
+                begun[name, stream, number] = log, row
+    labels, untold = ("group", *PARTITION_LABELS), max(0, len(begun) - GROUP_SERIES_MAX)
+    yield "liftlog_group_partitions_untold", "Partitions of groups beyond those that have a lag here", (), (), untold
+    for place, (log, row) in sorted(begun.items(), key=lambda each: each[0])[:GROUP_SERIES_MAX]:
+        if isinstance(log, PartitionLog):
+            at, first = (place[0], place[1], str(place[2])), log.log_start_offset
+            offset = first if row.offset is None else row.offset
+            lag = max(0, log.high_watermark - offset)
+            yield "liftlog_group_offset", "Offset that the group reads next", labels, at, offset
+            yield "liftlog_group_lag_records", "High watermark minus offset of the group", labels, at, lag
+            with suppress(LiftlogError):
+                behind_s = _behind_s(log, max(offset, first), now_us) if lag else 0.0
+                yield "liftlog_group_lag_seconds", "Age of the first record not read", labels, at, behind_s
+
+
+def _behind_s(log: PartitionLog, offset: int, now_us: int) -> float:
+    timestamp_us = log.timestamp_at(offset)
+    return 0.0 if timestamp_us is None else max(0.0, (now_us - timestamp_us) / 1e6)

@@ -124,10 +124,25 @@ def test_each_record_is_committed_once_whoever_is_killed(tmp_path: Path) -> None
             assert sorted(loads.values()) == [2, 2, 2, 2]
         members.stop()
         check(members.lines(), appended, is_over=True)
+        with cluster.client(deadline_s=60.0) as client:
+            append(client, appended, 5)
+        for _ in range(2):  # members are gone; then the broker is that tells of the group
+            teller = cluster.leader("__offsets")
+            eventually(
+                lambda by=teller: lags(cluster, by) == [5] * PARTITIONS, timeout_s=60, what="the lag of the group"
+            )
+            cluster.brokers[teller].kill9()
     finally:
         if members is not None:
             members.stop()
         cluster.stop()
+
+
+def lags(cluster: RealCluster, broker: str) -> list[float]:
+    """Of the group, by partition, as one broker's /metrics has them."""
+    lines = cluster.brokers[broker].get("/metrics").decode().splitlines()
+    of_group = 'liftlog_group_lag_records{group="billing",stream="orders",partition='
+    return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(of_group)]
 
 
 def joinable(client: Client) -> bool:

@@ -49,6 +49,12 @@ FIXED: Final = (
     ),
     Row("broker.metadata.activity:PENDING_MAX", "", "events that wait for `__activity`", "the oldest are lost"),
     Row("broker.serving.contract.schemas:GROUP_WAIT_MS_MAX", "milliseconds", "a member's poll", "`invalid_request`"),
+    Row(
+        "broker.runtime.samples:GROUP_SERIES_MAX",
+        "partitions",
+        "whose lag of a consumer group /metrics has",
+        "counted in `liftlog_group_partitions_untold`",
+    ),
     Row("broker.metadata.groups:TIMEOUT_MS_MAX", "milliseconds", "silence of a member", "`invalid_request`"),
     Row("broker.api.payload_schema:LEVELS_MAX", "levels", "schema of a JSON payload", "`invalid_request`"),
     Row(

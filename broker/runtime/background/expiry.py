@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.groups.offsets import ConsumerOffset
+from broker.groups.progress import GroupOffset
 from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.streams import Streams
 from broker.storage.log import PartitionLog
@@ -25,7 +26,7 @@ from broker.storage.log import PartitionLog
 log = logging.getLogger(__name__)
 
 EXPIRE_TIMEOUT_S: Final = 30.0
-Look = Callable[[ConsumerOffset], PartitionLog | bool]
+Look = Callable[[ConsumerOffset | GroupOffset], PartitionLog | bool]
 """The log of a partition that was read; True: it is there and cannot be looked into; False: it is gone."""
 
 
@@ -48,7 +49,7 @@ def expire_offsets(offsets: Consumers, look: Look, loop: asyncio.AbstractEventLo
 def look_alone(streams: Streams) -> Look:
     """Look into the partitions of a broker that is alone."""
 
-    def look(row: ConsumerOffset) -> PartitionLog | bool:
+    def look(row: ConsumerOffset | GroupOffset) -> PartitionLog | bool:
         partitions = streams.by_name.get(row.stream, [])
         if not partitions and (found := streams.incarnation_of(row.stream)) and row.incarnation in ("", found):
             return True  # offline

@@ -29,7 +29,6 @@ from broker.api.errors import LiftlogError, NotReady, Retryable, WrongFolder
 from broker.api.http import host_port
 from broker.api.placements import Vote
 from broker.api.stream import ACTIVITY_STREAM, AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM
-from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.cluster import ACTIVE, AUDITED
 from broker.metadata.groups import change_key
@@ -71,7 +70,7 @@ from broker.runtime.partitions.streams import (
     activity_settings,
     audit_settings,
 )
-from broker.runtime.samples import consumer_samples, sink_samples
+from broker.runtime.samples import consumer_samples, group_samples, sink_samples
 from broker.runtime.sinks.stages import StageLimits
 from broker.runtime.stopping import end_process
 from broker.runtime.waiting import ThreadWaits
@@ -461,11 +460,9 @@ class ClusterBroker(Assembled):
         )
         yield from sink_samples(self.sinks.counts)
         with suppress(Retryable):
-            yield from consumer_samples(self.offsets.here(), self._log_of, now_us=self._clock.now_us())
-
-    def _log_of(self, row: ConsumerOffset) -> PartitionLog | None:
-        found = self._streams.look(row)
-        return None if isinstance(found, bool) else found
+            offsets, now_us = self.offsets.here(), self._clock.now_us()
+            yield from consumer_samples(offsets, self._streams.look, now_us=now_us)
+            yield from group_samples(offsets, self.groups, self._streams.look, now_us=now_us)
 
     def _group(self) -> dict[str, Any] | None:
         """The Raft thread's word on the group; None: it says nothing in time, or has not begun."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from broker.api.answers import LeaderAddress
 from broker.api.errors import NotLeader, NotReady, UnknownPartition, UnknownStream, WrongKeys
 from broker.groups.offsets import ConsumerOffset
+from broker.groups.progress import GroupOffset
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.partition import PartitionState
 from broker.runtime.background.compactor import Chores
@@ -177,7 +178,7 @@ class PlacedStreams:
         named = {} if leader is None else {"leader": {"id": leader.id, "http": leader.http}}
         return NotLeader(f"{stream}/{partition}: {where}", leader_epoch=state.leader_epoch, **named)
 
-    def look(self, row: ConsumerOffset) -> PartitionLog | bool:
+    def look(self, row: ConsumerOffset | GroupOffset) -> PartitionLog | bool:
         """The log of what a consumer reads, as this broker's replica has it; as `expiry.Look`."""
         info = self._catalog().streams.get(row.stream)
         is_there = info is not None and row.incarnation in ("", info.incarnation)

@@ -127,6 +127,10 @@ class Consumers:
         """The newest record of each partition of a group."""
         return self._groups.of(group)
 
+    def group_rows(self) -> list[GroupOffset]:
+        """The newest record of each partition of each group. From any thread."""
+        return self._groups.rows()
+
     async def move_group(
         self, group: str, stream: str, read: Read, epoch: int, decide: Callable[[GroupProgress], Decided]
     ) -> GroupProgress:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
 
+from broker.api.errors import LiftlogError
+from broker.runtime import samples
 from broker.runtime.partitions.watch import StreamWatcher
+from broker.runtime.samples import group_samples
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Answer, Api, Server
 
@@ -85,6 +89,48 @@ def test_a_partition_goes_on_where_the_member_before_has_committed(orders: Api) 
     assert b.commit(again, 4, 10)["offset"] == 10
     assert a.poll().reason == "unknown_member"
     assert a.leave().reason == "unknown_member"
+
+
+def told(server: Server) -> dict[str, list[float]]:
+    """What /metrics says of groups, by the end of its name, in the order of its labels; five seconds from now."""
+
+    def look(row: Any) -> Any:
+        try:
+            found = server.backend.partition(row.stream, row.partition)
+        except LiftlogError:
+            return False
+        return found.log if row.incarnation in ("", found.incarnation) else False
+
+    found: dict[str, list[float]] = {}
+    now_us = time.time_ns() // 1000 + 5_000_000
+    for name, _, _, _, value in group_samples(server.backend.offsets, server.backend.groups, look, now_us=now_us):
+        found.setdefault(name.removeprefix("liftlog_group_"), []).append(value)
+    return found
+
+
+def test_the_lag_of_a_group_is_told_whatever_its_members_do(
+    server: Server, orders: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert told(server) == {"partitions_untold": [0]}
+    a = Member(orders, "a")
+    found = told(server)
+    assert (found["members"], found["lag_records"]) == ([1], [10, 10]), "it is stuck before its begin"
+    assert all(5 <= behind_s < 60 for behind_s in found["lag_seconds"])
+    begun = a.begin(0)
+    a.commit(begun, 0, 4)
+    assert (told(server)["offset"], told(server)["lag_records"]) == ([4, 0], [6, 10])
+    a.commit(begun, 4, 10)
+    monkeypatch.setattr(samples, "GROUP_SERIES_MAX", 1)
+    found = told(server)
+    assert (found["lag_records"], found["lag_seconds"], found["partitions_untold"]) == ([0], [0], [1])
+    a.leave()
+    orders.append("orders", values(3), 0)
+    found = told(server)
+    assert (found["members"], found["lag_records"]) == ([0], [3]), "nobody is there"
+    assert 5 <= found["lag_seconds"][0] < 60
+    assert orders.request("DELETE", "/v1/streams/orders").status == 204
+    orders.create("orders", partitions=2)
+    assert "lag_records" not in told(server), "what was committed was of the former stream"
 
 
 def test_a_poll_is_woken_by_its_own_group_alone(orders: Api, monkeypatch: pytest.MonkeyPatch) -> None:
