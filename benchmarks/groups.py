@@ -6,7 +6,7 @@ and leave as a client does, and read nothing. A group has come to rest when each
 member that has heard so, no member is asked to give one back, and members have as many, give or take one. Time counts
 from when the join or leave was due.
 
-`fill_s`: all members join, 64 at a time. `rest_percent`: CPU of the three brokers together while nothing changes, of a
+`fill_s`: all members join, 24 at a time. `rest_percent`: CPU of the three brokers together while nothing changes, of a
 core. `p50_ms`, `p99_ms`: members leave and join, at random, at a steady rate. `all_p99_ms`: one member of each group
 leaves at the same moment. `gone_p99_s`: one member of each falls silent, beyond its timeout. `*_cpu_ms`: of the three
 brokers, for each change, with what they take meanwhile at rest. `lost` counts changes after which a group did not come
@@ -36,7 +36,7 @@ from benchmarks.proc import cpu_s, rss_mib
 SEED = 34
 PARTITIONS = 16
 MEMBERS = 10
-AT_ONCE = 64
+AT_ONCE = 24
 REST_S = 60.0
 LEVEL_S = 90.0
 ENV = {
