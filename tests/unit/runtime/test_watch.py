@@ -68,5 +68,5 @@ async def test_who_watches_a_stream_is_woken_by_it_and_by_what_concerns_all_and_
             if woken[-1]:
                 await watcher.wait(60)
     assert woken == [False, False, True, True, False]
-    assert hub._watchers == []
+    assert not hub._watchers
     assert hub._waiter_count == 0
