@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 Address = tuple[str, int]
-AGAIN_S = 0.1
+AGAIN_S = 0.5
+"""As `broker.client.group` has it."""
 
 
 class Group:

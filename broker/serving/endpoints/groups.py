@@ -6,7 +6,9 @@
 Who may read what is in the catalog, so any broker answers joins and polls. What counts is judged where the offset
 stream is led (`groups/fencing.py`), as offsets of consumers are.
 
-B1  A broker without a session answers no poll: what it knows may be old, and the member asks another one.
+B1  A broker without a session answers no poll: what it knows may be old, and the member asks another one. Polls that
+    wait are given a moment (`SESSION_S`), as sessions lapse for less when a controller dies: thousands of members that
+    all went elsewhere at once would be what keeps the next session from lasting.
 B2  A begin or a commit of several partitions is judged one by one: each has an answer or an error of its own.
 B3  A step is of the incarnation that the stream has when it is judged. A grant of before a stream was made anew has
     another epoch than one of after, so neither counts for the other.
@@ -19,6 +21,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from aiohttp import web
@@ -75,6 +78,7 @@ from broker.serving.endpoints.resolve import resolve_all
 from broker.serving.http.access import access_now
 from broker.serving.http.waiting import unbroken, until_draining
 
+SESSION_S: Final = 1.0
 ENDPOINTS: Final = Endpoints()
 _NONE: Final = ConsumerGroup()
 
@@ -134,13 +138,20 @@ async def poll(serving: Serving, request: web.Request, query: Query) -> web.Stre
         rows = [[each.stream, each.partition, each.epoch] for each in asked.released]
         await unbroken(backend.change_group("release_partitions", {"name": name, "member": member, "partitions": rows}))
     loop = asyncio.get_running_loop()
-    end_s = loop.time() + min(asked.wait_ms, kept.timeout_ms // 3) / 1000
+    end_s, lost_s = loop.time() + min(asked.wait_ms, kept.timeout_ms // 3) / 1000, inf
     with backend.watching() as watcher, serving.callers.polling() if asked.wait_ms else nullcontext():
         watcher.streams = {change_key(name)}
         while (left_s := end_s - loop.time()) > 0 and not serving.draining.is_set():
-            _checked(serving, name, member, asked)
-            if _group(serving, name, asked.session).version > asked.version:  # a lower one: this broker is behind
-                break
+            try:
+                _checked(serving, name, member, asked)
+                if _group(serving, name, asked.session).version > asked.version:  # a lower one: this broker is behind
+                    break
+                lost_s = inf
+            except NotReady:  # B1
+                lost_s = min(lost_s, loop.time())
+                left_s = min(left_s, lost_s + SESSION_S - loop.time())
+                if left_s <= 0:
+                    raise
             await until_draining(serving, watcher.wait(left_s))
     _checked(serving, name, member, asked)
     return _told(serving, name, member, asked.session)

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import LiftlogError, NotReady
 from broker.runtime import samples
-from broker.runtime.partitions.watch import StreamWatcher
+from broker.runtime.partitions.watch import ChangeHub, StreamWatcher
 from broker.runtime.samples import group_samples
+from broker.serving.endpoints import groups
+from tests.support.processes import eventually
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Answer, Api, Server
 
@@ -154,6 +156,33 @@ def test_a_poll_is_woken_by_its_own_group_alone(orders: Api, monkeypatch: pytest
     Member(orders, "b")
     asked.join(60)
     assert ({number for number, each in a.held.items() if each["is_revoked"]}, woken) == ({1}, ["woken"])
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_poll_that_waits_outlasts_a_session_that_lapses_for_a_moment(
+    server: Server, orders: Api, monkeypatch: pytest.MonkeyPatch, *, lasts: bool
+) -> None:
+    """B1. One that does not come back sends the member elsewhere."""
+    a, told, looked = Member(orders, "a"), list[Answer](), threading.Event()
+    monkeypatch.setattr(groups, "SESSION_S", 0.05 if lasts else 60.0)
+    waiting = Member.__new__(Member)
+    waiting.__dict__ |= {**a.__dict__, "api": orders.another()}
+    asked = threading.Thread(target=lambda: told.append(waiting.poll(wait_ms=60_000)))
+
+    def refuse() -> None:
+        looked.set()
+        raise NotReady("no session")
+
+    asked.start()
+    eventually(lambda: server.backend._hub._watchers, what="the poll waits")
+    monkeypatch.setattr(server.backend, "check_session", refuse)
+    server.backend._hub.note(ChangeHub.ALL)
+    assert looked.wait(60)
+    if not lasts:
+        monkeypatch.undo()
+        Member(orders, "b")
+    asked.join(60)
+    assert (told[0].status, told[0].reason if lasts else "") == ((503, "not_ready") if lasts else (200, ""))
 
 
 def test_a_commit_that_passes_over_or_goes_back_is_refused(orders: Api) -> None:
