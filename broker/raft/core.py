@@ -436,9 +436,9 @@ def voters_in(journal: Journal, index: int) -> tuple[str, ...]:
     """The ids of the voters as of an entry, by this log (A7)."""
     voters = set(journal.base.voters)
     began = journal.entries[1][1] if journal.base.snapshot is not None else 0
-    for command, at, _ in journal.entries:
-        change = membership(command) if began < at <= index else None
-        if change is not None:
+    for command, at, _ in journal.entries:  # thousands, several times a second
+        is_change = command[:1] == MEMBERSHIP and began < at <= index
+        if is_change and (change := membership(command)) is not None:
             (voters.add if change[0] == "add" else voters.discard)(change[1])
     return tuple(sorted(voters))
 
