@@ -300,7 +300,8 @@ class Groups:
             ),
         ):
             if is_full:
-                raise InvalidRequest(f"{limit} {what} are the limit", limit=limit)
+                help_text = ": delete groups that nobody reads by any more" if what == "groups" else ""
+                raise InvalidRequest(f"{limit} {what} are the limit{help_text}", limit=limit)
 
     def _next(self) -> int:
         self._count = max(self._count, self.floor) + 1

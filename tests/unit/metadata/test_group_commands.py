@@ -214,6 +214,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         error = catalog.apply({"v": 1, **command})["error"]
         assert (error["reason"], error["limit"]) == ("invalid_request", limit), command
+        assert ("delete" in error["detail"]) is (command["name"] == "i")
     applied(catalog, join("m0", "s", "t"), join("m0"))
     monkeypatch.setattr(rules, "GROUP_PARTITIONS_ALL_MAX", 5)
     assert catalog.apply({"v": 1, **join("m0", "s", "t", name="h")})["error"]["limit"] == 5, "with those of g"
