@@ -1,10 +1,9 @@
 """Groups: how soon a consumer group comes to rest after a join or a leave, where there are many groups.
 
 Three brokers and groups of 10 members, which read a stream of 16 partitions. Members are played over HTTP by one
-process beside the brokers, each over a connection of its own (`benchmarks/group_members.py`): they poll, release, join
-and leave as a client does, and read nothing. A group has come to rest when each of its partitions is granted to one
-member that has heard so, no member is asked to give one back, and members have as many, give or take one. Time counts
-from when the join or leave was due.
+process beside the brokers, each over a connection of its own: they poll, release, join and leave as a client does, and
+read nothing. A group has come to rest when each of its partitions is granted to one member that has heard so, no member
+is asked to give one back, and members have as many, give or take one. Time counts from when the join or leave was due.
 
 `fill_s`: all members join, 24 at a time. `rest_percent`: CPU of the three brokers together while nothing changes, of a
 core. `p50_ms`, `p99_ms`: members leave and join, at random, at a steady rate. `all_p99_ms`: one member of each group
