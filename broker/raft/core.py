@@ -33,7 +33,8 @@ A12  It writes what it has not asked for room for: on a full disk it ends. A lea
     journal has no room, one that lets the catalog grow before all others; a follower takes what fits, and the rest of
     the message for a heartbeat.
 A13  It sends each command by itself, and that is an fsync of every voter. Here all that are put in the log between two
-    ticks go out with the next one, in one message: many that come at once share their fsyncs.
+    ticks go out with the next one, in one message: many that come at once share their fsyncs. Not if it leads no more
+    by then: they would go out as those of another's term.
 """
 
 from __future__ import annotations
@@ -146,8 +147,9 @@ class Core(SyncObj):  # type: ignore[misc]
         """Take what has come and what is due. Raises what made this voter fail, at once and ever after (A9)."""
         if self.failure is None:
             try:
-                if self._is_due:
+                if self._is_due and self._isLeader():
                     self._SyncObj__sendAppendEntries()
+                self._is_due = False
                 if self.journal.is_crowded:
                     self.forceLogCompaction()
                 if self.is_passive:

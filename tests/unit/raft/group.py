@@ -24,10 +24,11 @@ class Group:
     Attributes:
         clocks: Each one's, in seconds: they stand still.
         room_bytes: As `Journal.open` takes it.
+        is_timed: What is proposed is sent when a time is up, not with the next tick (`core.A13`), as brokers have it.
     """
 
-    def __init__(self, names: str, *, room_bytes: int = 0) -> None:
-        self.room_bytes = room_bytes
+    def __init__(self, names: str, *, room_bytes: int = 0, is_timed: bool = True) -> None:
+        self.room_bytes, self.is_timed = room_bytes, is_timed
         self.net: collections.deque[Message] = collections.deque()
         self.cut: set[tuple[str, str]] = set()
         self.disks = {name: SimDisk() for name in names}
@@ -67,7 +68,7 @@ class Group:
             raftMaxTimeout=2e6,
             connectionTimeout=3e6,
             appendEntriesPeriod=0.000_001,
-            appendEntriesUseBatch=True,
+            appendEntriesUseBatch=self.is_timed,
             logCompactionMinEntries=10**9,
             logCompactionMinTime=10**9,
             fallback_s=1e6,

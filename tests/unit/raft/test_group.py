@@ -218,21 +218,39 @@ def test_a_command_that_breaks_is_answered_and_the_next_one_is_applied(monkeypat
     assert "ok" in second[0]
 
 
+def at_once() -> Group:
+    """Led by `a`, with nothing on its way."""
+    group = Group("abc", is_timed=False)
+    group.elect("a")
+    for _ in range(3):
+        group.turn()
+    group.net.clear()
+    return group
+
+
 def test_what_comes_between_two_ticks_goes_out_together() -> None:
     """A13. So many commands cost one fsync of each voter."""
-    group = Group("abc")
-    group.elect("a")
-    group.turn()
-    group.turn()
-    group.net.clear()
+    group = at_once()
     results = [group.submit("a", number) for number in range(10)]
     assert not group.net
     group.nodes["a"].tick()
-    to_b = [message for _, to, message in group.net if to.startswith("b") and message["type"] == "append_entries"]
-    assert [len(message["entries"]) for message in to_b] == [10]
+    to_b = [message.get("entries") for _, to, message in group.net if to.startswith("b")]
+    assert [len(entries) for entries in to_b if entries] == [10]
     for _ in range(3):
         group.turn()
     assert all("ok" in result[0] for result in results)
+
+
+def test_what_waits_for_a_tick_is_not_sent_by_one_that_leads_no_more() -> None:
+    """A13. It would go out as of the term of whoever leads now: two leaders of one term."""
+    group = at_once()
+    a = group.nodes["a"]
+    group.submit("a", 0)
+    later = {"type": "request_vote", "term": a.term + 1, "last_log_index": 99, "last_log_term": a.term}
+    group.hand_over((group.ids[1], group.ids[0], {**later, "cluster": "x"}))
+    assert (a.is_controller, a.term) == (False, later["term"])
+    a.tick()
+    assert not [message for _, _, message in group.net if message["type"] == "append_entries"]
 
 
 def test_who_waits_and_fails_does_not_have_a_command_applied_twice() -> None:
