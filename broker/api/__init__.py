@@ -9,6 +9,7 @@ compression.py  Arrow's buffer compression, undone within limits
 errors.py   the error tree with its reason codes
 conditions.py  which records a reader wants: by subject, key and time
 stream.py   the settings of a stream: defaults, limits, what they need of each other
+partitioning.py  which partition of a stream a message belongs to
 payload_schema.py  the columns of JSON values, as a text that a stream keeps
 answers.py  what brokers answer, as dataclasses
 auth_answers.py  what they answer about who may do what

@@ -8,7 +8,6 @@ rules.py        what decides whether a message is stored, skipped or refused; na
 control.py      control lines of the protocol; errors.py what is none
 answers.py      the JSON that publishers get: JetStream's PubAck and errors
 envelope.py     Liftbridge's envelope, which a payload may be
-partitioning.py which partition a message belongs to
 settling.py     what becomes of a message with an id or expectations, at the append
 pure.py         Intake in Python; pure_batch.py: Builder and PendingBatch; pure_fate.py: the rules. The specification
                 that runs

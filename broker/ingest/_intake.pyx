@@ -42,7 +42,8 @@ from broker.api.batch import (
     TEMPLATE,
     VALUE_AT,
 )
-from broker.ingest import answers, envelope, partitioning, rules
+from broker.api import partitioning
+from broker.ingest import answers, envelope, rules
 from broker.ingest.answers import IDS_FULL, IDS_OFF, SUBJECTS_FULL, SUBJECTS_NOT_READY, SUBJECTS_OFF, WRONG_MSG_ID
 from broker.ingest.answers import WRONG_FENCE as WRONG_FENCE_ERROR
 from broker.ingest.answers import WRONG_SEQUENCE as WRONG_SEQUENCE_ERROR

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from zlib import crc32
 
+from broker.api.partitioning import FIXED, hashed_part
 from broker.ingest import answers, rules
 from broker.ingest.answers import Refusal
 from broker.ingest.control import ControlLine, parse_headers
 from broker.ingest.envelope import HEADER_BYTES, Envelope
-from broker.ingest.partitioning import FIXED, hashed_part
 from broker.ingest.pure_batch import Builder, weight_of
 
 Headers = list[tuple[bytes, bytes]]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from broker.api.partitioning import FIXED, parse_partition_by
 from broker.api.stream import CHOICES
-from broker.ingest.partitioning import FIXED, parse_partition_by
 from broker.ingest.rules import (
     BATCH_BYTES_HARD,
     CONTROL_LINE_BYTES_MIN,

@@ -93,3 +93,15 @@ class SubjectTree:
         found.update(self._names)
         for child in self._children.values():
             child._all(found)
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Whether who subscribes to `pattern` gets messages of a concrete subject."""
+    tokens, wanted = subject.split("."), pattern.split(".")
+    if wanted[-1] == REST:
+        wanted.pop()
+        if len(tokens) <= len(wanted):
+            return False
+    elif len(tokens) != len(wanted):
+        return False
+    return all(token in (each, ANY_TOKEN) for token, each in zip(wanted, tokens, strict=False))

@@ -31,6 +31,7 @@ from broker.api.batch import HEADER_BYTES, VALUE_AT, VALUE_BYTES, decode_batch, 
 from broker.api.columns import Columns, columns_in, schema_bytes
 from broker.api.errors import BY_REASON, InvalidRequest, LiftlogError, from_problem
 from broker.api.legible import readable_rows
+from broker.api.partitioning import parse_partition_by
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.api.stream import settings_from
 from broker.cli.local.nats_server import greeting
@@ -44,7 +45,6 @@ from broker.client.reading.frames import read_messages
 from broker.ingest import Intake
 from broker.ingest.control import parse_headers, read_control_line, read_operation
 from broker.ingest.envelope import COOKIE, Envelope, open_envelope
-from broker.ingest.partitioning import parse_partition_by
 from broker.metadata.catalog import StreamInfo
 from broker.raft.wire import Codec, hello_in
 from broker.runtime.cluster.plane.forming import answer_to
@@ -779,7 +779,7 @@ NETWORK: Final = (
     Decoder(name="ndjson", modules=("broker/serving/payload/ndjson.py",), check=check_ndjson, errors=(), weight=5),
     Decoder(
         name="settings",
-        modules=("broker/api/stream.py", "broker/ingest/partitioning.py"),
+        modules=("broker/api/stream.py", "broker/api/partitioning.py"),
         check=check_settings,
         errors=(InvalidRequest,),
         form="json",

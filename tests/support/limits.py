@@ -303,6 +303,12 @@ FIXED: Final = (
         "`request_too_large`",
     ),
     Row(
+        "broker.serving.liftbridge.to_subject:CAPTURES_MAX",
+        "",
+        "partitions that a record of Liftbridge's `PublishToSubject` goes to",
+        "INVALID_ARGUMENT",
+    ),
+    Row(
         "broker.serving.liftbridge.call:STATUS_LENGTH_MAX",
         "characters",
         "text of a status over Liftbridge's API",

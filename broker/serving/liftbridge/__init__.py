@@ -17,6 +17,7 @@ server.py       what the runtime starts and stops
 statuses.py     gRPC's codes, and which one an error has
 streams.py      CreateStream, DeleteStream, PauseStream, SetStreamReadonly
 subscribe.py    Subscribe
+to_subject.py   PublishToSubject
 
 Imported where `liftbridge.listen` is set, and needs h2 (the extra `liftbridge`).
 """

@@ -17,7 +17,7 @@ from aiohttp import web
 from broker.api.errors import LiftlogError
 from broker.serving.http.app import CONNECTIONS, RUNNER_OPTIONS, SERVING
 from broker.serving.http.tls import Handshake, TlsContexts
-from broker.serving.liftbridge import cursors, metadata, publish, streams, subscribe
+from broker.serving.liftbridge import cursors, metadata, publish, streams, subscribe, to_subject
 from broker.serving.liftbridge.call import CONTENT_TYPE, TIMEOUT_S, Call
 from broker.serving.liftbridge.calls import SERVICE, Handling, Method, Reachable
 from broker.serving.liftbridge.door import WayIn
@@ -30,6 +30,7 @@ _TABLE: Final = (
     *streams.METHODS,
     *metadata.METHODS,
     *publish.METHODS,
+    *to_subject.METHODS,
     *subscribe.METHODS,
     *cursors.METHODS,
 )
@@ -37,7 +38,6 @@ METHODS: Final[Mapping[str, Method]] = {method.path: method for method in _TABLE
 NOT_YET: Final = frozenset(
     f"/{SERVICE}/{name}"
     for name in (
-        "PublishToSubject",
         *("JoinConsumerGroup", "LeaveConsumerGroup", "FetchConsumerGroupAssignments"),
         "ReportConsumerGroupCoordinator",
     )

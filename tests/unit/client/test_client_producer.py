@@ -28,12 +28,12 @@ from broker.api.errors import (
     Unavailable,
     UnknownPartition,
 )
+from broker.api.partitioning import BY_KEY, hashed_part
 from broker.api.validation import build
 from broker.client.client import Client
 from broker.client.http.brokers import Brokers
 from broker.client.producer import Producer
 from broker.client.writing.partitioner import partition_of, partitions_of
-from broker.ingest.partitioning import BY_KEY, hashed_part
 from tests.unit.client.rawserver import RawServer, Reply, Request
 
 NewStream = Callable[..., str]

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import pytest
 
-from broker.ingest.partitioning import hashed_part, parse_partition_by
+from broker.api.partitioning import hashed_part, parse_partition_by
 from tests.unit.ingest.twins import Route, builder, run
 from tests.unit.ingest.wire import hmsg, msg
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from broker.metadata.overlap import SubjectTree
+from broker.metadata.overlap import SubjectTree, covers
 
 SEEDS = range(20)
 
@@ -71,3 +71,11 @@ def test_overlap_is_symmetric_and_right(left: str, right: str, expected: bool) -
         tree.add("s", [here])
         assert overlaps(here, there) is expected
         assert tree.overlapping([there]) == ({"s"} if expected else set())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_pattern_covers_the_concrete_subjects_that_overlap_it(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(200):
+        pattern, subject = subject_of(rng), ".".join(rng.choice("ab") for _ in range(rng.randint(1, 4)))
+        assert covers(pattern, subject) == overlaps(pattern, subject), (pattern, subject)

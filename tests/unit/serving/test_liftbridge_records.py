@@ -92,7 +92,6 @@ def test_what_cannot_be_published_is_refused_with_liftbridges_codes(client: Clie
     assert client.refusal("Publish", stream="__offsets", value=b"")[0] == "FAILED_PRECONDITION"
     assert server.api.request("PATCH", "/v1/streams/s", json_body={"record_bytes_max": 100}).status == 200
     assert client.refusal("Publish", stream="s", value=bytes(101))[0] == "INVALID_ARGUMENT"
-    assert client.refusal("PublishToSubject", subject="s.in", value=b"")[0] == "UNIMPLEMENTED"
     assert not stored(server)
 
 

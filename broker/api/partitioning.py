@@ -7,6 +7,7 @@ is the subject. Liftbridge's clients hash keys the same way, so a key meets its 
 from __future__ import annotations
 
 from typing import Final
+from zlib import crc32
 
 FIXED: Final = 0
 BY_KEY: Final = 1
@@ -47,3 +48,13 @@ def hashed_part(subject: bytes, key: bytes | None, by: int, token: int) -> bytes
         if len(tokens) >= token:
             return tokens[token - 1]
     return subject
+
+
+def partition_of(subject: bytes, key: bytes | None, partition_by: str, partition_count: int) -> int:
+    """The partition of a message, of a stream that captures it under one subject for all partitions.
+
+    Raises:
+        ValueError: as `parse_partition_by`.
+    """
+    by, token = parse_partition_by(partition_by)
+    return crc32(hashed_part(subject, key, by, token)) % partition_count if by != FIXED else 0

@@ -1,0 +1,184 @@
+"""PublishToSubject: a record for each stream that captures a subject.
+
+    subject ─► the streams that capture it, of each the partition ─► an append to each ─► the first one's ack
+
+T1  Nothing goes to NATS, so the rights of this broker there are lent to nobody: a caller reaches nothing but what he
+    may append to. Who only listens on NATS does not hear of it.
+T2  The caller may append to every stream that captures the subject, or nothing is stored.
+T3  Of the streams of a queue group one has the record, as of a message from NATS; so have all others that take records.
+T4  It is answered when all of them have it, with the ack of the first by name that has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from broker.api.errors import LiftlogError, NotLeader, Unauthenticated, Unauthorized
+from broker.api.http import ARROW_STREAM
+from broker.api.partitioning import partition_of
+from broker.api.proto import liftbridge_pb2 as pb
+from broker.api.schema import HEADERS_TYPE
+from broker.api.stream import RESERVED_PREFIXES, check_subject
+from broker.metadata.catalog import StreamInfo
+from broker.metadata.overlap import covers, subjects_of
+from broker.serving.endpoints.resolve import leader_named
+from broker.serving.liftbridge.calls import Handling, Methods
+from broker.serving.liftbridge.messages import MESSAGE_BYTES_MAX, parsed
+from broker.serving.liftbridge.publish import FORWARDED_S
+from broker.serving.liftbridge.statuses import Code, StatusError
+
+METHODS: Final = Methods()
+_ACKS: Final = {pb.LEADER: "leader", pb.ALL: "all", pb.NONE: "none"}
+CAPTURES_MAX: Final = 64
+"""Partitions that one record goes to."""
+
+
+@METHODS.add("PublishToSubject", "whoami", "append_records")
+async def publish_to_subject(asking: Handling) -> None:
+    """Append one record to each stream that captures a subject, and answer with one ack."""
+    asked = parsed(pb.PublishToSubject, await asking.call.message(MESSAGE_BYTES_MAX))
+    _check(asked.subject)
+    acks = _ACKS.get(asked.ack_policy, "leader")
+    found = [
+        (info, number, heard)
+        for info in asking.serving.backend.streams()
+        for number, heard in captured(info, asked.subject, asked.key)
+    ]
+    if not found:
+        if not (await asking.ask("whoami")).is_told:
+            raise StatusError(Code.UNAUTHENTICATED, "unauthenticated", "unauthenticated")
+        if acks != "none":
+            raise StatusError(Code.DEADLINE_EXCEEDED, f"no stream captures {asked.subject!r}: no ack comes")
+    if len(found) > CAPTURES_MAX:
+        raise StatusError(Code.INVALID_ARGUMENT, f"over {CAPTURES_MAX} streams capture {asked.subject!r}")
+    if len(found) > 1:
+        for info, number, _ in found:
+            await _judged(asking, info.name, number)
+    ack = await _published(asking, asked, acks, [*_of_groups(found)]) if found else None
+    answer = pb.PublishedToSubject() if acks == "none" else pb.PublishedToSubject(ack=ack)
+    await asking.call.send([answer.SerializeToString()])
+
+
+def _check(subject: str) -> None:
+    """Raises InvalidSubject, StatusError: no message can have this subject, or no stream may have it."""
+    check_subject(subject, wildcards=False)
+    if subject.startswith("$") or subject.split(".", 1)[0] in RESERVED_PREFIXES:
+        raise StatusError(Code.INVALID_ARGUMENT, f"subject {subject!r} is one of the server's own", "invalid_subject")
+
+
+def captured(info: StreamInfo, subject: str, key: bytes) -> Iterator[tuple[int, str]]:
+    """The partitions of a stream that a message of this subject goes to, each with what it listens on."""
+    settings = info.settings
+    heard = [(number, each) for number, each in enumerate(subjects_of(settings)) if covers(each, subject)]
+    if heard and settings.partition_by != "subject_suffix":
+        number = partition_of(subject.encode(), key or None, settings.partition_by, settings.partitions)
+        heard = [(number, heard[0][1])]
+    yield from heard
+
+
+Captured = tuple[StreamInfo, int, str]
+"""A stream, a partition, and what that listens on."""
+
+
+def _of_groups(found: Iterable[Captured]) -> Iterator[Captured]:
+    """Those that have the record (T3). If none takes any, all: they say why."""
+    found = list(found)
+    taking = [each for each in found if not (each[0].paused or each[0].read_only)] or found
+    groups: dict[str, list[Captured]] = {}
+    for each in taking:
+        if (group := each[0].settings.group) is None:
+            yield each
+        else:
+            groups.setdefault(group, []).append(each)
+    for _, members in sorted(groups.items()):
+        yield random.choice(members)
+
+
+async def _judged(asking: Handling, stream: str, partition: int) -> None:
+    """T2. What else is wrong with a stream does not keep the others from having the record."""
+    path = {"stream": stream, "partition": str(partition)}
+    try:
+        await asking.ask("append_records", path=path, data=_arrow_of([], ""), media=ARROW_STREAM)
+    except (Unauthenticated, Unauthorized):
+        raise
+    except LiftlogError:
+        return
+
+
+async def _published(asking: Handling, asked: Any, acks: str, found: list[Captured]) -> Any:
+    """T4. Raises LiftlogError: none of them has it, or that is in doubt."""
+    received = asking.serving.now_us() * 1_000
+    body = _arrow_of([asked], asked.subject)
+    said = await asyncio.gather(
+        *(_stored(asking, info, number, acks, body) for info, number, _ in found), return_exceptions=True
+    )
+    for error in said:
+        if isinstance(error, BaseException) and not isinstance(error, LiftlogError):
+            raise error
+    committed = asking.serving.now_us() * 1_000
+    told = sorted(
+        zip(found, said, strict=True),
+        key=lambda each: (isinstance(each[1], BaseException), each[0][0].name, each[0][1]),
+    )
+    (info, _, heard), offset = told[0]
+    if isinstance(offset, BaseException):
+        raise offset
+    return pb.Ack(
+        stream=info.name,
+        partition_subject=heard,
+        subject=asked.subject,
+        offset=offset,
+        ack_inbox=asked.ack_inbox,
+        correlation_id=asked.correlation_id,
+        ack_policy=asked.ack_policy,
+        received=received,
+        committed=committed,
+    )
+
+
+async def _stored(asking: Handling, info: StreamInfo, partition: int, acks: str, body: bytes) -> int:
+    """Append the record, here or where its partition is led (`publish.P3`). Returns its offset. Raises LiftlogError."""
+    query = {"acks": acks, "incarnation": info.incarnation}
+    path = {"stream": info.name, "partition": str(partition)}
+    try:
+        answer = (await asking.ask("append_records", path=path, query=query, data=body, media=ARROW_STREAM)).json()
+    except NotLeader as error:
+        address = leader_named(error)
+        if address is None:
+            raise
+        answer = await asking.serving.peers.ask(
+            address,
+            "POST",
+            f"/v1/streams/{info.name}/partitions/{partition}/records",
+            query=query,
+            content=body,
+            media=ARROW_STREAM,
+            timeout_s=FORWARDED_S,
+            behalf=asking.door.principal,
+        )
+    return int(answer["first_offset"])
+
+
+def _arrow_of(records: Sequence[Any], subject: str) -> bytes:
+    """Records as the HTTP API takes them; a key that is empty is none."""
+    headers = [
+        [{"key": name, "value": each.headers[name]} for name in sorted(each.headers)] or None for each in records
+    ]
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array([each.key or None for each in records], pa.binary()),
+            "value": pa.array([each.value for each in records], pa.binary()),
+            "headers": pa.array(headers, HEADERS_TYPE),
+            "subject": pa.array([subject] * len(records), pa.string()),
+        }
+    )
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()

@@ -1,0 +1,145 @@
+"""Liftbridge's PublishToSubject.
+
+Goal: a record of a subject is in each stream that captures it, where a message from NATS would be, and in none that the
+caller may not append to. Method: the application as a broker runs it, asked by grpcio.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbridge`")
+
+from broker.api.principals import new_token
+from broker.api.proto import liftbridge_pb2 as pb
+from broker.serving.http.access import AuthRules
+from tests.support.liftbridge import Client, client_of, opened
+from tests.support.processes import eventually
+from tests.unit.serving.server import Server, running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with opened(server) as port, client_of(port.port) as client:
+        yield client
+
+
+def make(server: Server, name: str, subject: str, **settings: Any) -> None:
+    made = server.api.post("/v1/streams", {"name": name, "subject": subject, **settings})
+    assert made.status == 201, made.body
+
+
+def stored(server: Server, stream: str, partition: int = 0) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = server.api.read(stream, partition).rows().to_pylist()
+    return found
+
+
+def test_every_stream_that_captures_a_subject_has_the_record(client: Client, server: Server) -> None:
+    make(server, "one", "shop.*")
+    make(server, "parts", "shop", partitions=2, partition_by="subject_suffix", reply_acks=False)
+    make(server, "keyed", "shop.>", partitions=5, partition_by="key", reply_acks=False)
+    make(server, "other", "shop.2")
+    fields = {"subject": "shop.1", "key": b"k", "value": b"v", "headers": {"h": b"1"}, "correlation_id": "c"}
+    ack = client.call("PublishToSubject", **fields, ack_inbox="in", ack_policy=pb.ALL).ack
+    assert (ack.stream, ack.partition_subject, ack.subject, ack.offset) == ("keyed", "shop.>", "shop.1", 0)
+    assert (ack.ack_inbox, ack.correlation_id, ack.ack_policy) == ("in", "c", pb.ALL)
+    assert 0 < ack.received <= ack.committed
+    for stream, partition in (("one", 0), ("parts", 1), ("keyed", crc32(b"k") % 5)):
+        [row] = stored(server, stream, partition)
+        assert (row["subject"], row["key"], row["value"]) == ("shop.1", b"k", b"v")
+        assert row["headers"] == [{"key": "h", "value": b"1"}]
+    assert not stored(server, "other")
+    assert not stored(server, "parts", 0)
+
+
+def test_one_of_a_queue_group_has_it(client: Client, server: Server) -> None:
+    for name in ("a", "b"):
+        make(server, name, "jobs", group="g")
+    for _ in range(3):
+        assert client.call("PublishToSubject", subject="jobs", value=b"v").ack.stream in ("a", "b")
+    assert len(stored(server, "a")) + len(stored(server, "b")) == 3
+
+
+def test_what_takes_no_records_does_not_keep_the_others_from_it(client: Client, server: Server) -> None:
+    make(server, "a", "s", reply_acks=False)
+    make(server, "b", "s")
+    assert server.api.post("/v1/streams/a/pause", None).status == 200
+    assert client.call("PublishToSubject", subject="s", value=b"v").ack.stream == "b"
+    assert server.api.post("/v1/streams/b/read-only", {"read_only": True}).status == 200
+    assert client.refusal("PublishToSubject", subject="s", value=b"v")[0] == "FAILED_PRECONDITION"
+    assert server.api.request("PATCH", "/v1/streams/b", json_body={"record_bytes_max": 100}).status == 200
+    assert server.api.post("/v1/streams/b/read-only", {"read_only": False}).status == 200
+    assert client.refusal("PublishToSubject", subject="s", value=bytes(101))[0] == "INVALID_ARGUMENT"
+
+
+def test_offsets_are_not_expected_and_no_ack_is_sent_if_none_is_wanted(client: Client, server: Server) -> None:
+    make(server, "s", "s", concurrency_control="optimistic")
+    for _ in range(2):
+        assert client.call("PublishToSubject", subject="s", value=b"v", ack_policy=pb.NONE) == pb.PublishedToSubject()
+    eventually(lambda: len(stored(server, "s")) == 2)
+    assert client.call("PublishToSubject", subject="nobody", ack_policy=pb.NONE) == pb.PublishedToSubject()
+
+
+REFUSED = {
+    "": "INVALID_ARGUMENT",
+    "a b": "INVALID_ARGUMENT",
+    "a..b": "INVALID_ARGUMENT",
+    "a\r\nPUB b 0": "INVALID_ARGUMENT",
+    "shop.*": "INVALID_ARGUMENT",
+    ">": "INVALID_ARGUMENT",
+    "x" * 513: "INVALID_ARGUMENT",
+    "$JS.API.STREAM.DELETE.s": "INVALID_ARGUMENT",
+    "$SYS.REQ.SERVER.PING": "INVALID_ARGUMENT",
+    "$KV.bucket.key": "INVALID_ARGUMENT",
+    "_INBOX.another": "INVALID_ARGUMENT",
+    "nobody": "DEADLINE_EXCEEDED",
+    "__offsets": "DEADLINE_EXCEEDED",
+    "one": "DEADLINE_EXCEEDED",
+}
+
+
+def test_a_subject_that_no_stream_has_is_refused(client: Client, server: Server) -> None:
+    make(server, "one", "shop.*")
+    make(server, "all", ">", reply_acks=False)
+    for subject, code in REFUSED.items():
+        if code == "INVALID_ARGUMENT":
+            assert client.refusal("PublishToSubject", subject=subject, value=b"v")[0] == code, subject
+    assert not stored(server, "all")
+    client.call("DeleteStream", name="all")
+    for subject, code in REFUSED.items():
+        assert client.refusal("PublishToSubject", subject=subject, value=b"v")[0] == code, subject
+
+
+def test_nothing_is_stored_if_one_of_the_streams_is_closed_to_the_caller(tmp_path: Path) -> None:
+    token = new_token()
+    rules = AuthRules(mode="enforce", admin_token=(token.id, token.sha256))
+    admin = {"Authorization": f"Bearer {token.text}"}
+    with running(tmp_path, auth=rules) as server, opened(server) as port:
+        for name in ("open", "closed"):
+            settings = {"name": name, "subject": "s", "reply_acks": False}
+            assert server.api.post("/v1/streams", settings, headers=admin).status == 201
+        ana, soon = new_token(), int(time.time() * 1000) + 60_000
+        asked = {"id": ana.id, "sha256": ana.sha256, "principal": "user:ana", "expires_ms": soon}
+        assert server.api.post("/v1/auth/tokens", asked, headers=admin).status == 200
+        grant(server, admin, "open")
+        with client_of(port.port) as stranger:
+            assert stranger.refusal("PublishToSubject", subject="s", value=b"v")[0] == "PERMISSION_DENIED"
+            assert stranger.refusal("PublishToSubject", subject="nobody", value=b"v")[0] == "UNAUTHENTICATED"
+        with client_of(port.port, metadata=[("authorization", f"Bearer {ana.text}")]) as client:
+            assert client.refusal("PublishToSubject", subject="s", value=b"v")[0] == "PERMISSION_DENIED"
+            assert client.refusal("PublishToSubject", subject="nobody", value=b"v")[0] == "DEADLINE_EXCEEDED"
+            assert not server.api.read("open", headers=admin).rows().num_rows, "T2"
+            grant(server, admin, "closed")
+            assert client.call("PublishToSubject", subject="s", value=b"v").ack.stream == "closed"
+            assert server.api.read("open", headers=admin).rows().num_rows == 1
+
+
+def grant(server: Server, admin: dict[str, str], stream: str) -> None:
+    asked = {"principal": "user:ana", "add": [{"action": "stream:append", "name": stream}]}
+    assert server.api.post("/v1/auth/grants", asked, headers=admin).status == 200
