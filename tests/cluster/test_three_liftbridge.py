@@ -87,6 +87,74 @@ def test_every_broker_takes_records_and_tells_who_leads(cluster: RealCluster, po
                 call.cancel()
 
 
+def when_ready(client: Any, name: str, **fields: Any) -> Any | None:
+    """An answer; None: the broker is not there yet, which a client tries again."""
+    try:
+        return client.call(name, **fields)
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            raise
+        return None
+
+
+def test_a_group_reads_what_others_lead_and_outlives_its_coordinator(cluster: RealCluster, port: int) -> None:
+    """Assignments from the coordinator, subscriptions at the leaders, the place of the group at the one of offsets."""
+    group: dict[str, Any] = {"group_id": "g", "consumer_id": "a"}
+    with client_of(port, host=HOSTS["b"]) as client:
+        client.call("CreateStream", name="u", subject="u", partitions=3, replication_factor=-1)
+        for number in range(6):
+            client.call("Publish", stream="u", partition=number % 3, value=b"v", ack_policy=pb.ALL)
+        joined = eventually(lambda: when_ready(client, "JoinConsumerGroup", **group, streams=["u"]))
+        leaders = {n: p.leader for n, p in client.call("FetchMetadata", streams=["u"]).streams[0].partitions.items()}
+
+    def assigned(broker: str) -> Any:
+        with client_of(port, host=HOSTS[broker]) as client:
+            return when_ready(client, "FetchConsumerGroupAssignments", **group, epoch=joined.epoch)
+
+    def read(number: int, leader: str, epoch: int) -> list[int] | None:
+        with client_of(port, host=HOSTS[leader]) as client:
+            member = pb.Member(**group, group_epoch=epoch)
+            call = client.subscribe(stream="u", partition=number, start=pb.EARLIEST, consumer=member)
+            try:
+                next(call)
+                return [next(call).offset]
+            except grpc.RpcError as error:
+                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION):
+                    raise
+                return None
+            finally:
+                call.cancel()
+
+    share = eventually(lambda: assigned(joined.coordinator))
+    assert [list(each.partitions) for each in share.assignments] == [[0, 1, 2]]
+    for number, leader in leaders.items():
+        assert eventually(lambda n=number, at=leader: read(n, at, share.epoch)) == [0]
+    place = {"stream": "u", "partition": 1, "cursor_id": "__group:g"}
+    with client_of(port, host=HOSTS[joined.coordinator]) as client:
+        client.call("SetCursor", **place, offset=0)
+    cluster.brokers[joined.coordinator].kill9()
+    other = next(broker for broker in IDS if broker != joined.coordinator)
+
+    def moved() -> str:
+        with client_of(port, host=HOSTS[other]) as client:
+            found: str = client.call("FetchMetadata", groups=["g"]).groups[0].coordinator
+            return found if found != joined.coordinator else ""
+
+    now = eventually(moved, what="another coordinator")
+    again = eventually(lambda: assigned(now), what="assignments of it")
+    assert [list(each.partitions) for each in again.assignments] == [[0, 1, 2]]
+
+    def leader_of(number: int) -> str:
+        with client_of(port, host=HOSTS[other]) as client:
+            found = client.call("FetchMetadata", streams=["u"]).streams[0].partitions[number].leader
+            return "" if found == joined.coordinator else str(found)
+
+    with client_of(port, host=HOSTS[now]) as client:
+        assert eventually(lambda: when_ready(client, "FetchCursor", **place)).offset == 0, "what was committed is there"
+    assert eventually(lambda: (at := leader_of(1)) and read(1, at, again.epoch)) == [1]
+    cluster.brokers[joined.coordinator].start()
+
+
 def published(client: Any) -> int | None:
     """The offset of one record; None: its leader does not serve yet, which a client tries again."""
     try:

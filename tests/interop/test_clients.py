@@ -44,14 +44,23 @@ def test_a_program_with_gufo_liftbridge_runs(address: str) -> None:
     run([python, str(HERE / "gufo_client.py")], address, "gufo")
 
 
-def test_a_program_with_go_liftbridge_runs(address: str, tmp_path: Path) -> None:
+def built(tmp_path: Path, package: str) -> str:
+    """A program of tests/interop/go. Skips the test where it cannot be made."""
     go = shutil.which("go")
     if go is None:
         pytest.skip("go is not installed")
     shutil.copytree(HERE / "go", tmp_path / "go")
-    built = subprocess.run(
-        [go, "build", "-o", "program", "."], cwd=tmp_path / "go", capture_output=True, text=True, check=False
+    made = subprocess.run(
+        [go, "build", "-o", "program", package], cwd=tmp_path / "go", capture_output=True, text=True, check=False
     )
-    if built.returncode:
-        pytest.skip(f"go-liftbridge cannot be built: {built.stderr[-300:]}")
-    run([str(tmp_path / "go" / "program")], address, "go")
+    if made.returncode:
+        pytest.skip(f"go-liftbridge cannot be built: {made.stderr[-300:]}")
+    return str(tmp_path / "go" / "program")
+
+
+def test_a_program_with_go_liftbridge_runs(address: str, tmp_path: Path) -> None:
+    run([built(tmp_path, ".")], address, "go")
+
+
+def test_consumers_of_go_liftbridge_share_a_stream_and_skip_nothing(address: str, tmp_path: Path) -> None:
+    run([built(tmp_path, "./consumers")], address, "shared")

@@ -21,6 +21,10 @@ UNARY = {
     "FetchPartitionMetadata": (pb.FetchPartition, pb.PartitionAnswer),
     "Publish": (pb.Publish, pb.Published),
     "PublishToSubject": (pb.PublishToSubject, pb.PublishedToSubject),
+    "JoinConsumerGroup": (pb.JoinGroup, pb.JoinedGroup),
+    "LeaveConsumerGroup": (pb.LeaveGroup, pb.Empty),
+    "FetchConsumerGroupAssignments": (pb.FetchAssignments, pb.Assignments),
+    "ReportConsumerGroupCoordinator": (pb.ReportCoordinator, pb.Empty),
     "SetCursor": (pb.SetCursor, pb.Empty),
     "FetchCursor": (pb.FetchCursor, pb.Cursor),
 }

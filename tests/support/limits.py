@@ -309,6 +309,12 @@ FIXED: Final = (
         "INVALID_ARGUMENT",
     ),
     Row(
+        "broker.serving.liftbridge.shares:SHARES_MAX",
+        "",
+        "consumers of Liftbridge's groups whose last assignments a broker remembers",
+        "the one that asked longest ago begins its partitions anew",
+    ),
+    Row(
         "broker.serving.liftbridge.call:STATUS_LENGTH_MAX",
         "characters",
         "text of a status over Liftbridge's API",

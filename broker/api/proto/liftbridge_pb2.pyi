@@ -458,6 +458,74 @@ class Record(_message.Message):
     ack_policy: AckPolicy
     def __init__(self, offset: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., timestamp: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., subject: _Optional[str] = ..., reply: _Optional[str] = ..., headers: _Optional[_Mapping[str, bytes]] = ..., ack_inbox: _Optional[str] = ..., correlation_id: _Optional[str] = ..., ack_policy: _Optional[_Union[AckPolicy, str]] = ...) -> None: ...
 
+class JoinGroup(_message.Message):
+    __slots__ = ("group_id", "consumer_id", "streams")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    consumer_id: str
+    streams: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, group_id: _Optional[str] = ..., consumer_id: _Optional[str] = ..., streams: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class JoinedGroup(_message.Message):
+    __slots__ = ("coordinator", "epoch", "consumer_timeout", "coordinator_timeout")
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    coordinator: str
+    epoch: int
+    consumer_timeout: int
+    coordinator_timeout: int
+    def __init__(self, coordinator: _Optional[str] = ..., epoch: _Optional[int] = ..., consumer_timeout: _Optional[int] = ..., coordinator_timeout: _Optional[int] = ...) -> None: ...
+
+class LeaveGroup(_message.Message):
+    __slots__ = ("group_id", "consumer_id")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    consumer_id: str
+    def __init__(self, group_id: _Optional[str] = ..., consumer_id: _Optional[str] = ...) -> None: ...
+
+class FetchAssignments(_message.Message):
+    __slots__ = ("group_id", "consumer_id", "epoch")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    consumer_id: str
+    epoch: int
+    def __init__(self, group_id: _Optional[str] = ..., consumer_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Assignment(_message.Message):
+    __slots__ = ("stream", "partitions")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stream: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Assignments(_message.Message):
+    __slots__ = ("epoch", "assignments")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    assignments: _containers.RepeatedCompositeFieldContainer[Assignment]
+    def __init__(self, epoch: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[Assignment, _Mapping]]] = ...) -> None: ...
+
+class ReportCoordinator(_message.Message):
+    __slots__ = ("group_id", "consumer_id", "coordinator", "epoch")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    consumer_id: str
+    coordinator: str
+    epoch: int
+    def __init__(self, group_id: _Optional[str] = ..., consumer_id: _Optional[str] = ..., coordinator: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
 class SetCursor(_message.Message):
     __slots__ = ("stream", "partition", "cursor_id", "offset")
     STREAM_FIELD_NUMBER: _ClassVar[int]

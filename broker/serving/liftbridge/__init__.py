@@ -7,6 +7,8 @@ activity.py     events of `__activity`, as Liftbridge has them
 call.py         one call: the messages that come and go, its status
 calls.py        the table of calls: each with the operations of HTTP that it is made of, and so its permissions
 cursors.py      SetCursor, FetchCursor
+group_offsets.py  how far a group is: what Subscribe begins, and the cursors of a group
+groups.py       JoinConsumerGroup, LeaveConsumerGroup, FetchConsumerGroupAssignments, ReportConsumerGroupCoordinator
 door.py         a request to the HTTP API from within, for whoever called
 frames.py       limits of a connection, lengths of frames
 messages.py     gRPC's framing of messages
@@ -14,6 +16,7 @@ metadata.py     FetchMetadata, FetchPartitionMetadata, health
 multiplexed.py  connections: HTTP/2 by h2, flow control, limits
 publish.py      Publish, PublishAsync
 server.py       what the runtime starts and stops
+shares.py       what consumers of groups have been told to read
 statuses.py     gRPC's codes, and which one an error has
 streams.py      CreateStream, DeleteStream, PauseStream, SetStreamReadonly
 subscribe.py    Subscribe

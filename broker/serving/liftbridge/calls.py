@@ -2,7 +2,7 @@
 
 L1  A call has the permissions of its operations, and it asks for no others (`Handling`). One that names none does not
     load, but for those that say nothing (`OPEN`).
-L2  A call of Liftbridge's that is not there answers UNIMPLEMENTED, by its name.
+L2  What is none of them is UNIMPLEMENTED.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from broker.serving.liftbridge.door import BY_OPERATION, Within
 
 if TYPE_CHECKING:
     from broker.serving.contract.endpoint import Serving
+    from broker.serving.liftbridge.shares import Shares
 
 SERVICE: Final = "proto.API"
 HEALTH: Final = "grpc.health.v1.Health"
@@ -63,6 +64,7 @@ class Handling:
 
     Attributes:
         operations: Those of its row (L1).
+        shares: What consumers of groups were told here.
     """
 
     call: Call
@@ -70,6 +72,7 @@ class Handling:
     addresses: Reachable
     door: Doorway
     operations: tuple[str, ...]
+    shares: Shares
 
     async def ask(self, operation: str, **request: Any) -> Within:
         """Carry out an operation of HTTP's. Raises LiftlogError."""

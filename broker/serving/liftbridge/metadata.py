@@ -15,6 +15,7 @@ from broker.api.errors import LiftlogError
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.api.stream import ACTIVITY_STREAM, OFFSETS_STREAM
 from broker.serving.liftbridge.calls import HEALTH, SERVICE, Handling, Methods
+from broker.serving.liftbridge.groups import told_of
 from broker.serving.liftbridge.messages import parsed
 from broker.serving.liftbridge.statuses import Code, StatusError
 from broker.serving.liftbridge.streams import path_of
@@ -23,7 +24,7 @@ METHODS: Final = Methods()
 CURSORS: Final = "__cursors"
 
 
-@METHODS.add("FetchMetadata", "list_streams")
+@METHODS.add("FetchMetadata", "list_streams", "poll_group")
 async def fetch(asking: Handling) -> None:
     """The brokers, and the streams that the caller may read, all or those named, each once."""
     asked = parsed(pb.FetchMetadata, await asking.call.message())
@@ -42,8 +43,7 @@ async def fetch(asking: Handling) -> None:
             metadata.streams.add(name=name, error=pb.Stream.UNKNOWN_STREAM)
         else:
             metadata.streams.append(stream_of(stream))
-    for name in dict.fromkeys(asked.groups):
-        metadata.groups.add(id=name, error=pb.Group.UNKNOWN_GROUP)
+    metadata.groups.extend([await told_of(asking, name) for name in dict.fromkeys(asked.groups)])
     await asking.call.send([metadata.SerializeToString()])
 
 

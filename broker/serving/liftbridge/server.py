@@ -17,11 +17,12 @@ from aiohttp import web
 from broker.api.errors import LiftlogError
 from broker.serving.http.app import CONNECTIONS, RUNNER_OPTIONS, SERVING
 from broker.serving.http.tls import Handshake, TlsContexts
-from broker.serving.liftbridge import cursors, metadata, publish, streams, subscribe, to_subject
+from broker.serving.liftbridge import cursors, groups, metadata, publish, streams, subscribe, to_subject
 from broker.serving.liftbridge.call import CONTENT_TYPE, TIMEOUT_S, Call
-from broker.serving.liftbridge.calls import SERVICE, Handling, Method, Reachable
+from broker.serving.liftbridge.calls import Handling, Method, Reachable
 from broker.serving.liftbridge.door import WayIn
 from broker.serving.liftbridge.multiplexed import Http2Connection
+from broker.serving.liftbridge.shares import Shares
 from broker.serving.liftbridge.statuses import Code, StatusError, refused
 
 log = logging.getLogger(__name__)
@@ -33,16 +34,9 @@ _TABLE: Final = (
     *to_subject.METHODS,
     *subscribe.METHODS,
     *cursors.METHODS,
+    *groups.METHODS,
 )
 METHODS: Final[Mapping[str, Method]] = {method.path: method for method in _TABLE}
-NOT_YET: Final = frozenset(
-    f"/{SERVICE}/{name}"
-    for name in (
-        *("JoinConsumerGroup", "LeaveConsumerGroup", "FetchConsumerGroupAssignments"),
-        "ReportConsumerGroupCoordinator",
-    )
-)
-"""Calls of Liftbridge's that are not there (`calls.L2`)."""
 STOP_S: Final[float] = RUNNER_OPTIONS["shutdown_timeout"]
 
 
@@ -59,6 +53,7 @@ class LiftbridgePort:
         self.held = 0
         self._open: set[Http2Connection] = set()
         self._is_ending = False
+        self._shares = Shares()
         self._addresses = Reachable(here=("", 0))
 
     def take_place(self, here: tuple[str, int]) -> None:
@@ -122,6 +117,7 @@ class LiftbridgePort:
                 addresses=self._addresses,
                 door=door,
                 operations=method.operations,
+                shares=self._shares,
             )
             async with asyncio.timeout(timeout_s):
                 await method.answer(asking)
@@ -147,6 +143,4 @@ class LiftbridgePort:
         method = METHODS.get(call.path)
         if method is not None:
             return method
-        if call.path in NOT_YET:
-            raise StatusError(Code.UNIMPLEMENTED, f"{call.path[1:]} of Liftbridge is not there yet: see docs/status.md")
         raise StatusError(Code.UNIMPLEMENTED, f"there is no call {call.path[:200]!r}")

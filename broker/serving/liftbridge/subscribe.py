@@ -10,7 +10,8 @@ B4  What a client has not taken yet is in memory: of all subscriptions together 
     take, and a slow reader is cut when others need it (`ndjson.L2`).
 B5  Each read is judged as one of HTTP: a grant that is taken back ends the subscription with the read under way. While
     a client does not take what was read, its right to it is looked at each `LOOK_S`.
-B6  A read-only partition has come to its end when nothing is behind it, committed or not, at its leader.
+B6  That of a consumer group ends with the grant, before the next records are sent (`group_offsets.X1`).
+B7  A read-only partition has come to its end when nothing is behind it, committed or not, at its leader.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from broker.serving.http.sending import STALLED_S
 from broker.serving.liftbridge.activity import as_liftbridge_has_it
 from broker.serving.liftbridge.calls import Handling, Methods
 from broker.serving.liftbridge.door import Within
+from broker.serving.liftbridge.group_offsets import BegunPartition, begun
 from broker.serving.liftbridge.messages import framed, parsed
 from broker.serving.liftbridge.statuses import Code, StatusError
 from broker.serving.liftbridge.streams import path_of
@@ -52,23 +54,30 @@ class Stretch(NamedTuple):
     incarnation: str
 
 
-@METHODS.add("Subscribe", "resolve_offsets", "read_records", "resume_stream", is_stream=True)
+@METHODS.add(
+    "Subscribe",
+    *("resolve_offsets", "read_records", "resume_stream", "begin_partitions", "poll_group"),
+    is_stream=True,
+)
 async def subscribe(asking: Handling) -> None:
     """The records of a partition, from a position on, as they come."""
     asked = parsed(pb.Subscribe, await asking.call.message())
     if asked.reverse:
         raise StatusError(Code.UNIMPLEMENTED, "reverse: records are read forward alone")
-    if asked.consumer.group_id:
-        raise StatusError(Code.UNIMPLEMENTED, "consumer: consumer groups are not there yet")
     path_of(asked.stream)
     if asked.partition < 0:
         raise StatusError(Code.NOT_FOUND, f"stream {asked.stream!r} has no partition {asked.partition}")
     span = await span_of(asking, asked)
     if asked.resume and asking.serving.backend.stream(asked.stream).paused:
         await asking.ask("resume_stream", path={"stream": asked.stream})
-    offset, first = span.start, await _read(asking, asked, span, span.start, wait_ms=0)
+    holding = await begun(asking, asked, span.start)
+    if holding is not None:
+        span = of_group(asked, span, holding)
+    offset, first = span.start, await _read_on(asking, asked, span, span.start)
     await asking.call.send([b""])  # it has begun
     while True:
+        if holding is not None:
+            holding.check(asking)
         before = offset
         await _send(asking, asked, first.body, offset, span.end)
         offset = max(offset, int(first.headers[http.NEXT_OFFSET]))
@@ -79,14 +88,17 @@ async def subscribe(asking: Handling) -> None:
             raise StatusError(Code.RESOURCE_EXHAUSTED, "End of readonly partition")
         if asking.serving.draining.is_set():
             raise StatusError(Code.UNAVAILABLE, "this broker stops")
-        try:
-            first = await _read(asking, asked, span, offset, wait_ms=WAIT_MS)
-        except OffsetOutOfRange as error:  # B2
-            start = error.fields.get("log_start_offset")
-            if not isinstance(start, int) or start <= offset:
-                raise
-            offset = start
-            first = await _read(asking, asked, span, offset, wait_ms=0)
+        first = await _read_on(asking, asked, span, offset, wait_ms=WAIT_MS)
+
+
+def of_group(asked: Any, span: Stretch, holding: BegunPartition) -> Stretch:
+    """What is left of it for a group (`group_offsets.X2`). Raises StatusError."""
+    if holding.incarnation != span.incarnation:
+        raise StatusError(Code.UNAVAILABLE, f"stream {asked.stream!r} was just made anew")
+    start = max(holding.offset, span.start) if asked.start == pb.OFFSET else holding.offset
+    if span.end is not None and span.end <= start:
+        raise StatusError(Code.RESOURCE_EXHAUSTED, "the stop position is reached")
+    return span._replace(start=start)
 
 
 async def _send(asking: Handling, asked: Any, body: bytes, offset: int, end: int | None) -> None:
@@ -119,13 +131,24 @@ async def _taken(asking: Handling, asked: Any, written: bytes) -> None:
 
 
 async def _is_end(asking: Handling, asked: Any, offset: int) -> bool:
-    """B6. Raises LiftlogError."""
+    """B7. Raises LiftlogError."""
     if (await _resolved(asking, asked, "latest"))["high_watermark"] > offset:
         return False
     try:
         return asking.serving.backend.partition(asked.stream, asked.partition).log.log_end_offset <= offset
     except NotLeader:
         return True
+
+
+async def _read_on(asking: Handling, asked: Any, span: Stretch, offset: int, *, wait_ms: int = 0) -> Within:
+    """From an offset on; from the first record that is there, if retention has taken that (B2)."""
+    try:
+        return await _read(asking, asked, span, offset, wait_ms=wait_ms)
+    except OffsetOutOfRange as error:
+        start = error.fields.get("log_start_offset")
+        if not isinstance(start, int) or start <= offset:
+            raise
+        return await _read(asking, asked, span, start, wait_ms=0)
 
 
 async def _read(asking: Handling, asked: Any, span: Stretch, offset: int, *, wait_ms: int) -> Within:

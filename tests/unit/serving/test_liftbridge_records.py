@@ -327,7 +327,7 @@ def test_a_subscription_ends_where_it_is_told(five: Client, server: Server) -> N
         ({"stop": 9}, "INVALID_ARGUMENT"),
         ({"start": 9}, "INVALID_ARGUMENT"),
         ({"reverse": True}, "UNIMPLEMENTED"),
-        ({"consumer": pb.Member(group_id="g")}, "UNIMPLEMENTED"),
+        ({"consumer": pb.Member(group_id="g")}, "INVALID_ARGUMENT"),
         ({"partition": 2}, "NOT_FOUND"),
         ({"partition": -1}, "NOT_FOUND"),
         ({"stream": "t"}, "NOT_FOUND"),

@@ -1,0 +1,186 @@
+"""How far a group of Liftbridge's clients is: a subscription begins its partition, and a cursor commits.
+
+    FetchCursor ─► where the group is, less one ─► Subscribe ─► begin: a fence for commits of earlier grants
+                                                       └─► records ─► SetCursor of the last one ─► commit
+
+A client keeps its place in a cursor of the name `__group:<group>`, of the last record that is done. It is the place
+that members over HTTP have, too (`endpoints/groups.py`), so `liftlog group` shows it, and moves it.
+
+X1  A subscription is of the consumer that holds the partition, and begins it. It ends when the grant does.
+X2  It goes on where the group is, whatever start it asks for. One that asks for an offset beyond has read up to there
+    before, in the same membership, and goes on there.
+X3  A cursor does not say whose it is, so it counts under the newest grant, and forward alone. Who has lost its
+    partition can commit what it has done; it cannot take back what others have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from broker.api.errors import GroupFenced, LiftlogError, NotLeader, StaleIncarnation, UnknownMember, from_problem
+from broker.groups.fencing import GroupProgress
+from broker.metadata.groups import ConsumerGroup, Grant
+from broker.serving.endpoints.resolve import leader_named
+from broker.serving.liftbridge.calls import Handling
+from broker.serving.liftbridge.groups import found, member_of
+from broker.serving.liftbridge.statuses import Code, StatusError
+
+CURSOR: Final = "__group:"
+"""A cursor of this name is the place of a group."""
+BEGUN_S: Final = 30.0
+TRIES: Final = 4
+_NONE: Final = ConsumerGroup()
+
+
+# --- subscriptions ----------------------------------------------------------------------------------------------------
+
+
+class BegunPartition(NamedTuple):
+    """A partition that a consumer reads.
+
+    Attributes:
+        offset: Where its group is.
+        incarnation: Of the stream.
+    """
+
+    group: str
+    member: str
+    at: tuple[str, int]
+    epoch: int
+    offset: int
+    incarnation: str
+
+    def check(self, asking: Handling) -> None:
+        """Raises StatusError: the grant has ended (X1)."""
+        grant = _grant(asking, self.group, self.at)
+        if grant is None or grant[:2] != (self.member, self.epoch):
+            raise _not_held(self.group, self.member, self.at)
+
+
+async def begun(asking: Handling, asked: Any, first: int) -> BegunPartition | None:
+    """Begin the partition of a subscription; None: it is of no group.
+
+    Args:
+        first: Where it begins if its group has never read it.
+    Raises:
+        StatusError, LiftlogError: its consumer does not hold it.
+    """
+    consumer, at = asked.consumer, (asked.stream, asked.partition)
+    if not consumer.group_id:
+        return None
+    if not consumer.consumer_id:
+        raise StatusError(Code.INVALID_ARGUMENT, "Consumer id cannot be empty when group id is provided")
+    if asked.from_replica:
+        raise StatusError(Code.INVALID_ARGUMENT, "Consumer groups not compatible with ReadISRReplica")
+    grant = _grant(asking, consumer.group_id, at)
+    if grant is None or grant.member != consumer.consumer_id:
+        await found(asking, consumer)
+        with suppress(LiftlogError):
+            await asking.serving.backend.catch_up()
+        grant = _grant(asking, consumer.group_id, at)
+    member = member_of(asking, consumer)
+    held = grant is not None and grant.member == consumer.consumer_id
+    is_of_now = member is not None and consumer.group_epoch >= member.session
+    epoch = grant.epoch if grant is not None and held and is_of_now else 0  # 0: refused by the operation
+    place = {"stream": asked.stream, "partition": asked.partition, "epoch": epoch}
+    try:
+        step = await _begin(
+            asking, consumer.group_id, {"member": consumer.consumer_id, "partitions": [place | {"first": first}]}
+        )
+    except GroupFenced:
+        if epoch and member is not None:  # the log knows a later grant: this one is given back, for another
+            path = {"group": consumer.group_id, "member": consumer.consumer_id}
+            with suppress(UnknownMember):
+                await asking.ask("poll_group", path=path, body={"session": member.session, "released": [place]})
+        raise _not_held(consumer.group_id, consumer.consumer_id, at) from None
+    return BegunPartition(consumer.group_id, consumer.consumer_id, at, epoch, step["offset"], step["incarnation"])
+
+
+def _grant(asking: Handling, group: str, at: tuple[str, int]) -> Grant | None:
+    return asking.serving.backend.groups.named.get(group, _NONE).grants.get(at)
+
+
+def _not_held(group: str, member: str, at: tuple[str, int]) -> StatusError:
+    text = f"{at[0]}/{at[1]} is not assigned to consumer {member!r} of group {group!r}"
+    return StatusError(Code.FAILED_PRECONDITION, text, "group_fenced")
+
+
+async def _begin(asking: Handling, group: str, body: Mapping[str, Any]) -> Any:
+    """At the leader of the offset stream. Raises LiftlogError."""
+    try:
+        answer = (await asking.ask("begin_partitions", path={"group": group}, body=body)).json()
+    except NotLeader as error:
+        address = leader_named(error)
+        if address is None:
+            raise
+        behalf, path = asking.door.principal, f"/v1/groups/{group}/begin"
+        answer = await asking.serving.peers.ask(address, "POST", path, body=body, timeout_s=BEGUN_S, behalf=behalf)
+    return _step(answer)
+
+
+def _step(answer: Any) -> Any:
+    [step] = answer["partitions"]
+    if step["error"] is not None:
+        raise from_problem(step["error"])
+    return step
+
+
+# --- cursors ----------------------------------------------------------------------------------------------------------
+
+
+def group_of(cursor_id: str) -> str | None:
+    """The group whose place a cursor is; None: of none."""
+    return cursor_id.removeprefix(CURSOR) if cursor_id.startswith(CURSOR) else None
+
+
+async def set_place(asking: Handling, group: str, stream: str, partition: int, offset: int) -> None:
+    """Store that a group has done a partition up to this record (X3). Raises LiftlogError."""
+    for left in reversed(range(TRIES)):
+        try:
+            await _commit(asking, group, stream, partition, offset + 1)
+            return
+        except (GroupFenced, StaleIncarnation):  # another one was faster
+            if not left:
+                raise
+
+
+async def place(asking: Handling, group: str, stream: str, partition: int) -> int:
+    """The last record of a partition that a group has done; -1: none. Raises LiftlogError."""
+    for left in reversed(range(TRIES)):
+        try:
+            return int((await _commit(asking, group, stream, partition, 0))["offset"]) - 1
+        except (GroupFenced, StaleIncarnation):
+            if _progress(asking, group, stream, partition)[1].offset is None:
+                return -1
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
+async def _commit(asking: Handling, group: str, stream: str, partition: int, offset: int) -> Any:
+    """Move a group on; to where it is, if that is further on."""
+    incarnation, now = _progress(asking, group, stream, partition)
+    start = now.at(0)
+    step = {
+        "stream": stream,
+        "partition": partition,
+        "epoch": now.epoch,
+        "incarnation": incarnation,
+        "start": start,
+        "offset": max(start, offset),
+    }
+    answer = (await asking.ask("commit_group", path={"group": group}, body={"partitions": [step]})).json()
+    return _step(answer)
+
+
+def _progress(asking: Handling, group: str, stream: str, partition: int) -> tuple[str, GroupProgress]:
+    """Where a group is, as far as this broker knows; the commit judges it. An empty incarnation: there is no stream."""
+    backend = asking.serving.backend
+    try:
+        incarnation = backend.stream(stream).incarnation
+        row = backend.offsets.group_offsets(group).get((incarnation, partition))
+    except LiftlogError:
+        return "", GroupProgress()
+    return incarnation, GroupProgress() if row is None else GroupProgress(row.epoch, row.offset)

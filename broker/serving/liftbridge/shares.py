@@ -1,0 +1,96 @@
+"""What consumers of Liftbridge's groups have been told to read, so that they read on what stays theirs.
+
+A client gives up a partition that is not in an answer, and begins all of them anew when the epoch of an answer is
+another one. Grants here have an epoch each. Of these comes one of the whole share:
+
+    poll ─► grants ─► asked back: not in the answer; released when the consumer comes again ─► others have it
+                  └─► all others: in the answer, under the epoch of the share
+
+W1  The epoch of a share changes when a partition that the consumer has been told before has another grant by now. What
+    it reads of that one has ended. Else it stays, and a client goes on reading what it keeps.
+W2  What is asked back is released with the poll after the one that left it out: by then the client has stopped.
+W3  Who does not know what was told last (another broker, or after a while) begins with the greatest epoch of all
+    grants. So no client takes a partition for one that it still reads, if its grant is another one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+SHARES_MAX: Final = 20_000
+"""Consumers that a broker remembers. One that it has forgotten begins its partitions anew."""
+
+Partition = tuple[str, int]
+
+
+class Consumer(NamedTuple):
+    """One membership."""
+
+    group: str
+    member: str
+    session: int
+
+
+@dataclass(slots=True)
+class LastShare:
+    """What a consumer has been told.
+
+    Attributes:
+        grants: The epoch of each partition that it was ever told.
+        leaving: What was left out last, as it is asked back, with its epoch.
+        at_s: When.
+    """
+
+    epoch: int
+    at_s: float
+    grants: dict[Partition, int] = field(default_factory=dict)
+    leaving: dict[Partition, int] = field(default_factory=dict)
+
+
+class Shares:
+    """See the module. On one loop."""
+
+    def __init__(self) -> None:
+        self._told: OrderedDict[Consumer, LastShare] = OrderedDict()
+
+    def leaving(self, consumer: Consumer) -> list[dict[str, Any]]:
+        """What it has stopped to read since, as a poll names it (W2)."""
+        told = self._told.get(consumer)
+        if told is None:
+            return []
+        return [
+            {"stream": stream, "partition": number, "epoch": epoch}
+            for (stream, number), epoch in sorted(told.leaving.items())
+        ]
+
+    def tell(
+        self, consumer: Consumer, held: Iterable[Mapping[str, Any]], *, now_s: float, timeout_s: float
+    ) -> tuple[int, list[Partition]]:
+        """What a consumer is answered: the epoch of its share, and the partitions.
+
+        Args:
+            held: Its grants.
+            timeout_s: What was told longer ago is not known any more (W3).
+        """
+        grants, leaving = dict[Partition, int](), dict[Partition, int]()
+        for each in held:
+            (leaving if each["is_revoked"] else grants)[each["stream"], each["partition"]] = each["epoch"]
+        told = self._told.pop(consumer, None)
+        newest = max([consumer.session, *grants.values()])
+        if told is None or now_s - told.at_s > timeout_s:
+            told = LastShare(newest, now_s)
+        elif any(told.grants.get(at, epoch) != epoch for at, epoch in grants.items()):  # W1
+            told.epoch = newest
+        told.grants.update(grants)
+        told.leaving, told.at_s = leaving, now_s
+        self._told[consumer] = told
+        while len(self._told) > SHARES_MAX:
+            self._told.popitem(last=False)
+        return told.epoch, sorted(grants)
+
+    def forget(self, consumer: Consumer) -> None:
+        """It has left."""
+        self._told.pop(consumer, None)

@@ -1,0 +1,298 @@
+"""Consumer groups over Liftbridge's API.
+
+Goal: what a stock client does (join, ask for assignments, fetch its cursor, subscribe, set its cursor, leave) shares
+the partitions of a stream, and neither passes over a record nor takes back what was done. Method: the application, as a
+broker runs it, asked by grpcio as consumer.go of go-liftbridge asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbridge`")
+
+from broker.api.principals import new_token
+from broker.api.proto import liftbridge_pb2 as pb
+from broker.serving.http.access import AuthRules
+from broker.serving.liftbridge import subscribe
+from broker.serving.liftbridge.shares import SHARES_MAX, Consumer, Shares
+from tests.support.liftbridge import Client, client_of, opened
+from tests.unit.serving.arrow import values
+from tests.unit.serving.server import Server, running
+
+G = {"group_id": "g"}
+
+
+@pytest.fixture
+def client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    monkeypatch.setattr(subscribe, "WAIT_MS", 50)
+    with opened(server) as port, client_of(port.port) as client:
+        client.call("CreateStream", name="s", subject="s", partitions=2)
+        for number in range(2):
+            server.api.append("s", values(10), number)
+        yield client
+
+
+class Stock:
+    """A consumer as go-liftbridge has it."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.client, self.name = client, name
+        self.joined = client.call("JoinConsumerGroup", **G, consumer_id=name, streams=["s"])
+        self.epoch = self.joined.epoch
+
+    def fetch(self) -> set[int]:
+        answer = self.client.call("FetchConsumerGroupAssignments", **G, consumer_id=self.name, epoch=self.joined.epoch)
+        self.epoch = answer.epoch
+        return {number for each in answer.assignments for number in each.partitions}
+
+    def cursor(self, number: int) -> int:
+        return int(self.client.call("FetchCursor", stream="s", partition=number, cursor_id="__group:g").offset)
+
+    def commit(self, number: int, offset: int) -> None:
+        self.client.call("SetCursor", stream="s", partition=number, cursor_id="__group:g", offset=offset)
+
+    def subscribe(self, number: int, **more: Any) -> Any:
+        at = self.cursor(number)
+        start = {"start": pb.EARLIEST} if at < 0 else {"start": pb.OFFSET, "start_offset": at + 1}
+        consumer = pb.Member(**G, group_epoch=self.epoch, consumer_id=self.name)
+        return self.client.subscribe(stream="s", partition=number, consumer=consumer, **{**start, **more})
+
+    def leave(self) -> None:
+        self.client.call("LeaveConsumerGroup", **G, consumer_id=self.name)
+
+
+def offsets(call: Any, count: int) -> list[int]:
+    assert next(call) == pb.Record()
+    return [record.offset for record in islice(call, count)]
+
+
+def code(call: Any) -> str:
+    with pytest.raises(grpc.RpcError) as ended:
+        list(call)
+    return str(ended.value.code().name)
+
+
+# --- shares ---------------------------------------------------------------------------------------------------------
+
+
+def test_two_share_a_stream_and_the_other_goes_on_where_one_was(client: Client) -> None:
+    a = Stock(client, "a")
+    assert (a.joined.coordinator, a.joined.consumer_timeout) == ("broker-0", 15_000_000_000)
+    assert a.fetch() == {0, 1}
+    epoch, reading = a.epoch, {number: a.subscribe(number) for number in range(2)}
+    assert [offsets(reading[number], 4) for number in range(2)] == [[0, 1, 2, 3]] * 2
+    for number in range(2):
+        a.commit(number, 1)
+    b = Stock(client, "b")
+    assert b.fetch() == set(), "a holds them"
+    [kept] = a.fetch()
+    assert a.epoch == epoch, "a reads on what it keeps (W1)"
+    assert b.fetch() == set(), "a has not come again (W2)"
+    lost = 1 - kept
+    a.commit(lost, 2)
+    assert a.fetch() == {kept}
+    assert b.fetch() == {lost}
+    assert b.cursor(lost) == 2
+    assert offsets(b.subscribe(lost), 3) == [3, 4, 5], "nothing is skipped, and what was committed does not come again"
+    assert code(reading[lost]) == "FAILED_PRECONDITION", "X1"
+    assert next(reading[kept]).offset == 4
+    b.leave()
+    assert a.fetch() == {0, 1}
+    assert a.epoch == epoch or a.cursor(lost) == 2
+    reading[kept].cancel()
+
+
+def test_an_expired_consumer_ends_and_another_has_its_partitions(client: Client, server: Server) -> None:
+    a = Stock(client, "a")
+    assert a.fetch() == {0, 1}
+    reading = a.subscribe(0)
+    assert offsets(reading, 2) == [0, 1]
+    session = server.backend.groups.named["g"].members["a"].session
+    assert server.api.post("/v1/groups/g/members/a/leave", {"session": session}).status == 204
+    b = Stock(client, "b")
+    assert b.fetch() == {0, 1}
+    assert offsets(b.subscribe(0), 2) == [0, 1]
+    assert code(reading) == "FAILED_PRECONDITION"
+    asked = {**G, "consumer_id": "a", "epoch": a.joined.epoch}
+    assert client.refusal("FetchConsumerGroupAssignments", **asked)[0] == "FAILED_PRECONDITION"
+    assert code(a.subscribe(0)) == "FAILED_PRECONDITION"
+
+
+# --- places ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_place_goes_forward_alone_and_is_that_of_http(client: Client, server: Server) -> None:
+    a = Stock(client, "a")
+    a.fetch()
+    assert a.cursor(0) == -1
+    refused = {"stream": "s", "partition": 0, "cursor_id": "__group:g", "offset": 3}
+    assert client.refusal("SetCursor", **refused)[0] == "FAILED_PRECONDITION", "it has not begun"
+    reading = a.subscribe(0, start=pb.NEW_ONLY)
+    assert next(reading) == pb.Record()
+    assert a.cursor(0) == 9, "a group that begins at the end passes over nothing that comes then"
+    reading.cancel()
+    server.api.append("s", values(5), 0)
+    assert offsets(a.subscribe(0, start=pb.NEW_ONLY), 2) == [10, 11], "X2"
+    a.commit(0, 12)
+    a.commit(0, 10)
+    assert a.cursor(0) == 12, "X3"
+    assert offsets(a.subscribe(0, start=pb.OFFSET, start_offset=14), 1) == [14], "X2"
+    assert client.refusal("SetCursor", **{**refused, "offset": 15})[0] == "OUT_OF_RANGE"
+    assert client.refusal("SetCursor", **{**refused, "stream": "t"})[0] == "NOT_FOUND"
+    [row] = [each for each in server.api.get("/v1/groups/g").json()["partitions"] if each["offset"] is not None]
+    assert (row["partition"], row["member"], row["offset"], row["lag"]) == (0, "a", 13, 2)
+    a.leave()
+    a.commit(0, 13)
+    assert a.cursor(0) == 13, "a client commits once more when it has left"
+
+
+def test_a_group_without_records_done_goes_on_where_it_began(client: Client, server: Server) -> None:
+    a = Stock(client, "a")
+    a.fetch()
+    assert offsets(a.subscribe(0), 1) == [0]
+    a.leave()
+    b = Stock(client, "b")
+    b.fetch()
+    assert b.cursor(0) == -1
+    assert offsets(b.subscribe(0, start=pb.NEW_ONLY), 1) == [0], (
+        "its client takes it for new, and would begin at the end"
+    )
+
+
+def test_a_stream_that_is_made_anew_is_begun_at_its_start(client: Client, server: Server) -> None:
+    a = Stock(client, "a")
+    assert a.fetch() == {0, 1}
+    epoch = a.epoch
+    assert offsets(a.subscribe(0), 1) == [0]
+    a.commit(0, 5)
+    client.call("DeleteStream", name="s")
+    client.call("CreateStream", name="s", subject="s", partitions=2)
+    server.api.append("s", values(3), 0)
+    assert a.fetch() == {0, 1}
+    assert a.epoch > epoch, "its client begins anew (W1)"
+    assert a.cursor(0) == -1
+    assert offsets(a.subscribe(0), 1) == [0]
+
+
+# --- codes ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_group_cannot_do_is_refused_with_liftbridges_codes(client: Client) -> None:
+    calls = ("LeaveConsumerGroup", "FetchConsumerGroupAssignments", "ReportConsumerGroupCoordinator")
+    for call in calls:
+        more = {"coordinator": "broker-0"} if call.startswith("Report") else {}
+        code = "FAILED_PRECONDITION" if more else "NOT_FOUND"
+        assert client.refusal(call, **G, consumer_id="a", **more)[0] == code, call
+        assert client.refusal(call, consumer_id="a", **more)[0] == "INVALID_ARGUMENT", call
+        assert client.refusal(call, **G, **more)[0] == "INVALID_ARGUMENT", call
+    join = {**G, "consumer_id": "a", "streams": ["s"]}
+    for change, code in (
+        ({"group_id": ""}, "INVALID_ARGUMENT"),
+        ({"group_id": "a/b"}, "INVALID_ARGUMENT"),
+        ({"consumer_id": ""}, "INVALID_ARGUMENT"),
+        ({"consumer_id": "a.b"}, "INVALID_ARGUMENT"),
+        ({"streams": []}, "INVALID_ARGUMENT"),
+        ({"streams": ["t"]}, "FAILED_PRECONDITION"),
+    ):
+        assert client.refusal("JoinConsumerGroup", **{**join, **change})[0] == code, change
+    a = Stock(client, "a")
+    a.fetch()
+    assert "already" in client.refusal("JoinConsumerGroup", **join)[1]
+    assert client.refusal("JoinConsumerGroup", **join)[0] == "FAILED_PRECONDITION"
+    for call in calls:
+        more = {"coordinator": "broker-0"} if call.startswith("Report") else {}
+        assert client.refusal(call, **G, consumer_id="b", **more)[0] == "FAILED_PRECONDITION", call
+    for call in calls[1:]:
+        more = {"coordinator": "broker-0"} if call.startswith("Report") else {}
+        asked = {**G, "consumer_id": "a", "epoch": a.joined.epoch - 1, **more}
+        assert client.refusal(call, **asked)[0] == "FAILED_PRECONDITION", "a stale epoch"
+    report = {**G, "consumer_id": "a", "epoch": a.epoch}
+    assert client.call("ReportConsumerGroupCoordinator", **report, coordinator="broker-0") == pb.Empty()
+    assert client.refusal("ReportConsumerGroupCoordinator", **report, coordinator="x")[0] == "FAILED_PRECONDITION"
+    assert client.refusal("ReportConsumerGroupCoordinator", **report)[0] == "INVALID_ARGUMENT"
+    member = {**G, "consumer_id": "a", "group_epoch": a.epoch}
+    for change, more, code in (
+        ({"consumer_id": ""}, {}, "INVALID_ARGUMENT"),
+        ({}, {"from_replica": True}, "INVALID_ARGUMENT"),
+        ({"consumer_id": "b"}, {}, "FAILED_PRECONDITION"),
+        ({"group_id": "h"}, {}, "FAILED_PRECONDITION"),
+        ({"group_epoch": a.joined.epoch - 1}, {}, "FAILED_PRECONDITION"),
+        ({}, {"partition": 2}, "NOT_FOUND"),
+        ({}, {"stream": "t"}, "NOT_FOUND"),
+    ):
+        asked = {"stream": "s", "consumer": pb.Member(**{**member, **change}), **more}
+        assert globals()["code"](client.subscribe(**asked)) == code, (change, more)
+
+
+def test_metadata_tells_of_groups_that_have_consumers(client: Client) -> None:
+    a = Stock(client, "a")
+    g, h = client.call("FetchMetadata", groups=["g", "h"]).groups
+    assert (g.id, g.error, g.coordinator) == ("g", pb.Group.OK, "broker-0")
+    assert g.epoch >= a.joined.epoch
+    assert (h.id, h.error) == ("h", pb.Group.UNKNOWN_GROUP)
+    a.leave()
+    assert client.call("FetchMetadata", groups=["g"]).groups[0].error == pb.Group.UNKNOWN_GROUP
+
+
+def test_who_may_not_use_a_group_is_refused_by_every_call(tmp_path: Path) -> None:
+    token = new_token()
+    rules = AuthRules(mode="enforce", admin_token=(token.id, token.sha256))
+    admin = [("authorization", f"Bearer {token.text}")]
+    with running(tmp_path, auth=rules) as server, opened(server) as port:
+        with client_of(port.port, metadata=admin) as client:
+            client.call("CreateStream", name="s", subject="s")
+            Stock(client, "a").fetch()
+        with client_of(port.port) as stranger:
+            for name in ("a", "b"):
+                who = {**G, "consumer_id": name}
+                assert stranger.refusal("JoinConsumerGroup", **who, streams=["s"])[0] == "PERMISSION_DENIED"
+                assert stranger.refusal("LeaveConsumerGroup", **who)[0] == "PERMISSION_DENIED"
+                assert stranger.refusal("FetchConsumerGroupAssignments", **who)[0] == "PERMISSION_DENIED"
+                report = {**who, "coordinator": "broker-0"}
+                assert stranger.refusal("ReportConsumerGroupCoordinator", **report)[0] == "PERMISSION_DENIED"
+                assert code(stranger.subscribe(stream="s", consumer=pb.Member(**who))) == "PERMISSION_DENIED"
+            place = {"stream": "s", "cursor_id": "__group:g"}
+            assert stranger.refusal("FetchCursor", **place)[0] == "PERMISSION_DENIED"
+            assert stranger.refusal("SetCursor", **place, offset=1)[0] == "PERMISSION_DENIED"
+
+
+# --- what was told --------------------------------------------------------------------------------------------------
+
+
+def grant(number: int, epoch: int, *, revoked: bool = False) -> dict[str, Any]:
+    return {"stream": "s", "partition": number, "epoch": epoch, "is_revoked": revoked}
+
+
+def test_the_epoch_of_a_share_changes_when_a_grant_that_was_told_does() -> None:
+    shares, who = Shares(), Consumer("g", "a", 3)
+
+    def tell(*held: dict[str, Any], now_s: float = 0) -> tuple[int, list[int]]:
+        epoch, found = shares.tell(who, held, now_s=now_s, timeout_s=15)
+        return epoch, [number for _, number in found]
+
+    assert tell() == (3, [])
+    assert tell(grant(0, 5)) == (3, [0])
+    assert tell(grant(0, 5), grant(1, 6)) == (3, [0, 1])
+    assert tell(grant(0, 5), grant(1, 6, revoked=True)) == (3, [0])
+    assert shares.leaving(who) == [{"stream": "s", "partition": 1, "epoch": 6}]
+    assert tell(grant(0, 5)) == (3, [0])
+    assert shares.leaving(who) == []
+    assert tell(grant(0, 5), grant(1, 9)) == (9, [0, 1]), "W1: its client may not have heard that it was gone"
+    assert tell(grant(0, 5), grant(1, 9)) == (9, [0, 1])
+    assert tell(grant(0, 12), now_s=100) == (12, [0]), "W3"
+    shares.forget(who)
+    assert tell(grant(0, 5), grant(1, 9)) == (9, [0, 1])
+
+
+def test_no_more_consumers_are_remembered_than_a_limit_says() -> None:
+    shares = Shares()
+    for session in range(SHARES_MAX + 5):
+        shares.tell(Consumer("g", "a", session), [grant(0, 1)], now_s=0, timeout_s=15)
+    assert len(shares._told) == SHARES_MAX
