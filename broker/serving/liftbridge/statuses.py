@@ -55,6 +55,7 @@ class Code(IntEnum):
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    DATA_LOSS = 15
     UNAUTHENTICATED = 16
 
 

@@ -11,7 +11,11 @@ B4  What a client has not taken yet is in memory: of all subscriptions together 
 B5  Each read is judged as one of HTTP: a grant that is taken back ends the subscription with the read under way. While
     a client does not take what was read, its right to it is looked at each `LOOK_S`.
 B6  That of a consumer group ends with the grant, before the next records are sent (`group_offsets.X1`).
-B7  A read-only partition has come to its end when nothing is behind it, committed or not, at its leader.
+B7  Before what the disk has lost it ends with DATA_LOSS, and says where to go on. One that begins within such a range
+    begins behind it: its client has been told, or asks for what is there.
+B8  What is read is judged by its CRC before it is taken apart: damaged bytes are no records, and may bring down who
+    decodes them.
+B9  A read-only partition has come to its end when nothing is behind it, committed or not, at its leader.
 """
 
 from __future__ import annotations
@@ -23,9 +27,20 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from broker.api import http
-from broker.api.errors import LiftlogError, NotLeader, OffsetOutOfRange, Unauthenticated, Unauthorized, from_problem
+from broker.api.batch import HEADER_BYTES, message_bytes, verify_batch
+from broker.api.errors import (
+    BadBatch,
+    LiftlogError,
+    NotLeader,
+    OffsetOutOfRange,
+    Unauthenticated,
+    Unauthorized,
+    from_problem,
+)
 from broker.api.proto import liftbridge_pb2 as pb
+from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.api.stream import ACTIVITY_STREAM
+from broker.serving.endpoints.records import verify
 from broker.serving.http.sending import STALLED_S
 from broker.serving.liftbridge.activity import as_liftbridge_has_it
 from broker.serving.liftbridge.calls import Handling, Methods
@@ -79,7 +94,11 @@ async def subscribe(asking: Handling) -> None:
         if holding is not None:
             holding.check(asking)
         before = offset
-        await _send(asking, asked, first.body, offset, span.end)
+        lost = lost_in(first, offset, span)
+        await _send(asking, asked, first.body, offset, span.end if lost is None else lost[0])
+        if lost is not None:  # B7
+            where = f"offsets {lost[0]} to {lost[1] - 1} of {asked.stream}/{asked.partition}"
+            raise StatusError(Code.DATA_LOSS, f"{where} are lost: subscribe from {lost[1]} on")
         offset = max(offset, int(first.headers[http.NEXT_OFFSET]))
         if span.end is not None and offset >= span.end:
             raise StatusError(Code.RESOURCE_EXHAUSTED, "the stop position is reached")
@@ -131,7 +150,7 @@ async def _taken(asking: Handling, asked: Any, written: bytes) -> None:
 
 
 async def _is_end(asking: Handling, asked: Any, offset: int) -> bool:
-    """B7. Raises LiftlogError."""
+    """B9. Raises LiftlogError."""
     if (await _resolved(asking, asked, "latest"))["high_watermark"] > offset:
         return False
     try:
@@ -140,15 +159,54 @@ async def _is_end(asking: Handling, asked: Any, offset: int) -> bool:
         return True
 
 
+def lost_in(found: Within, offset: int, span: Stretch) -> tuple[int, int] | None:
+    """What the disk has lost of an answer from an offset on, of what its subscription is told (B7): [first, end)."""
+    is_at_start = offset == span.start
+    for text in found.headers.get(http.LOST, "").split(", "):
+        if not text:
+            continue
+        first, end = (int(each) for each in text.split("-"))
+        if is_at_start and first <= offset:
+            offset = max(offset, end)
+        elif span.end is None or first < span.end:
+            return first, end
+    return None
+
+
 async def _read_on(asking: Handling, asked: Any, span: Stretch, offset: int, *, wait_ms: int = 0) -> Within:
-    """From an offset on; from the first record that is there, if retention has taken that (B2)."""
+    """From an offset on; from the first record that is there, if retention has taken that (B2). Whole (B8). Raises
+    LiftlogError, StatusError."""
     try:
-        return await _read(asking, asked, span, offset, wait_ms=wait_ms)
+        found = await _read(asking, asked, span, offset, wait_ms=wait_ms)
     except OffsetOutOfRange as error:
         start = error.fields.get("log_start_offset")
         if not isinstance(start, int) or start <= offset:
             raise
-        return await _read(asking, asked, span, start, wait_ms=0)
+        offset, found = start, await _read(asking, asked, span, start, wait_ms=0)
+    if (damaged := damaged_in(found.body, offset)) is None:
+        return found
+    try:
+        handle = asking.serving.backend.partition(asked.stream, asked.partition)
+    except NotLeader:
+        raise StatusError(Code.UNAVAILABLE, f"this replica is damaged at offset {damaged}: ask another one") from None
+    await asking.serving.in_worker(verify, handle, damaged)
+    found = await _read(asking, asked, span, offset, wait_ms=0)
+    if (damaged := damaged_in(found.body, offset)) is not None:
+        raise StatusError(Code.DATA_LOSS, f"the record at offset {damaged} is damaged")
+    return found
+
+
+def damaged_in(body: bytes, offset: int) -> int | None:
+    """Where the first batch of an answer stands that is not what was stored (B8); None: all are."""
+    view, at, end = memoryview(body), len(SCHEMA_BYTES), len(body) - len(END_OF_STREAM)
+    while at < end:
+        try:
+            length = message_bytes(view[at : at + HEADER_BYTES])
+            offset = verify_batch(view[at : min(at + length, end)]).last_offset + 1
+        except BadBatch:
+            return offset
+        at += length
+    return None
 
 
 async def _read(asking: Handling, asked: Any, span: Stretch, offset: int, *, wait_ms: int) -> Within:

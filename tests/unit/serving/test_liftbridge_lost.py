@@ -1,0 +1,77 @@
+"""Liftbridge's Subscribe where the disk has lost records, or has other bytes than were stored.
+
+Goal: a subscription tells of each range that is lost, hands out no damaged byte, and the client goes on behind it.
+Method: ranges that are marked lost, and bytes that are changed in the file below a broker that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbridge`")
+
+from broker.api.proto import liftbridge_pb2 as pb
+from tests.support.liftbridge import Client, client_of, opened
+from tests.unit.serving.arrow import values
+from tests.unit.serving.server import Server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with opened(server) as port, client_of(port.port) as client:
+        client.call("CreateStream", name="s", subject="s")
+        for _ in range(3):
+            server.api.append("s", values(10))
+        yield client
+
+
+def read(client: Client, **fields: Any) -> tuple[list[int], str, str]:
+    """Offsets, and how it ended."""
+    found: list[int] = []
+    call = client.subscribe(**{"stream": "s", "start": pb.EARLIEST, "stop": pb.AT_LATEST, **fields})
+    try:
+        for record in call:
+            if record != pb.Record():
+                assert record.value == b"%d" % (record.offset % 10) + b"." * (len(record.value) - 1)
+                found.append(record.offset)
+    except grpc.RpcError as error:
+        return found, error.code().name, error.details()
+    raise AssertionError("it has no end")
+
+
+def test_a_subscription_ends_before_what_is_lost_and_another_goes_on_behind_it(client: Client, server: Server) -> None:
+    server.backend.partition("s", 0).log.log.state.lost_ranges = ((0, 2), (5, 10), (20, 21), (21, 22))
+    asked: dict[str, Any] = {}
+    told = []
+    while (found := read(client, **asked))[1] == "DATA_LOSS":
+        told.append(found[2])
+        asked = {"start": pb.OFFSET, "start_offset": int(found[2].rpartition("from ")[2].split()[0])}
+    assert told == [
+        "offsets 5 to 9 of s/0 are lost: subscribe from 10 on",
+        "offsets 20 to 20 of s/0 are lost: subscribe from 21 on",
+    ]
+    assert found[1] == "RESOURCE_EXHAUSTED"
+    assert read(client, stop=pb.AT_OFFSET, stop_offset=4)[1] == "RESOURCE_EXHAUSTED", "it is behind the end"
+
+
+@pytest.mark.parametrize("at", [150, 250, 320, 900])
+def test_damaged_bytes_are_no_records(client: Client, server: Server, at: int) -> None:
+    plan = server.backend.partition("s", 0).log.read(10, end=20)
+    (stored,) = plan.ranges
+    plan.close()
+    with open(stored.path, "r+b") as file:
+        file.seek(stored.position + stored.length - at)
+        [byte] = file.read(1)
+        file.seek(stored.position + stored.length - at)
+        file.write(bytes([byte ^ 0xFF]))
+    found, code, text = read(client)
+    assert (found, code, text) == (
+        list(range(10)),
+        "DATA_LOSS",
+        "offsets 10 to 19 of s/0 are lost: subscribe from 20 on",
+    )
+    assert read(client, start=pb.OFFSET, start_offset=20)[:2] == (list(range(20, 30)), "RESOURCE_EXHAUSTED")
