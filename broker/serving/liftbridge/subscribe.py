@@ -15,7 +15,9 @@ B7  Before what the disk has lost it ends with DATA_LOSS, and says where to go o
     begins behind it: its client has been told, or asks for what is there.
 B8  What is read is judged by its CRC before it is taken apart: damaged bytes are no records, and may bring down who
     decodes them.
-B9  A read-only partition has come to its end when nothing is behind it, committed or not, at its leader.
+B9  When another broker leads by now, a subscription that has begun is UNAVAILABLE: its client looks for the leader, and
+    goes on. FAILED_PRECONDITION would tell it that the stream is paused, and it would stop.
+B10 A read-only partition has come to its end when nothing is behind it, committed or not, at its leader.
 """
 
 from __future__ import annotations
@@ -107,7 +109,10 @@ async def subscribe(asking: Handling) -> None:
             raise StatusError(Code.RESOURCE_EXHAUSTED, "End of readonly partition")
         if asking.serving.draining.is_set():
             raise StatusError(Code.UNAVAILABLE, "this broker stops")
-        first = await _read_on(asking, asked, span, offset, wait_ms=WAIT_MS)
+        try:
+            first = await _read_on(asking, asked, span, offset, wait_ms=WAIT_MS)
+        except NotLeader as error:  # B9
+            raise StatusError(Code.UNAVAILABLE, error.message, error.reason) from None
 
 
 def of_group(asked: Any, span: Stretch, holding: BegunPartition) -> Stretch:
@@ -150,7 +155,7 @@ async def _taken(asking: Handling, asked: Any, written: bytes) -> None:
 
 
 async def _is_end(asking: Handling, asked: Any, offset: int) -> bool:
-    """B9. Raises LiftlogError."""
+    """B10. Raises LiftlogError."""
     if (await _resolved(asking, asked, "latest"))["high_watermark"] > offset:
         return False
     try:

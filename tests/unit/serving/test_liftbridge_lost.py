@@ -14,7 +14,9 @@ import pytest
 
 pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbridge`")
 
+from broker.api.errors import NotLeader
 from broker.api.proto import liftbridge_pb2 as pb
+from broker.serving.liftbridge import subscribe
 from tests.support.liftbridge import Client, client_of, opened
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Server
@@ -41,6 +43,24 @@ def read(client: Client, **fields: Any) -> tuple[list[int], str, str]:
     except grpc.RpcError as error:
         return found, error.code().name, error.details()
     raise AssertionError("it has no end")
+
+
+def test_when_another_broker_leads_by_now_a_client_is_told_to_look_for_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it has begun another code says so: by that clients look up the metadata."""
+    real, reads = subscribe._read, list[int]()
+
+    async def moved(asking: Any, asked: Any, span: Any, offset: int, *, wait_ms: int) -> Any:
+        reads.append(offset)
+        if len(reads) == 2:
+            raise NotLeader("another broker leads it")
+        return await real(asking, asked, span, offset, wait_ms=wait_ms)
+
+    monkeypatch.setattr(subscribe, "_read", moved)
+    assert read(client, stop=pb.ON_CANCEL)[:2] == (list(range(30)), "UNAVAILABLE")
+    reads[:] = [0]
+    assert read(client, stop=pb.ON_CANCEL)[:2] == ([], "FAILED_PRECONDITION")
 
 
 def test_a_subscription_ends_before_what_is_lost_and_another_goes_on_behind_it(client: Client, server: Server) -> None:
