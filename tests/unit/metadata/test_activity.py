@@ -129,6 +129,25 @@ def test_what_nobody_writes_is_bounded_and_counted(monkeypatch: pytest.MonkeyPat
     assert catalog.activity.lost == 2
 
 
+def test_what_waits_takes_no_more_room_in_each_snapshot_than_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand joins of members that read 64 streams each were 80 MB, which the Raft thread writes as one text."""
+    monkeypatch.setattr(activity, "PENDING_BYTES_MAX", 1_000)
+    catalog = active()
+    for number in range(40):
+        create(catalog, f"s{number:030}")
+        assert len(json.dumps(catalog.snapshot()["activity"]["pending"])) <= 1_000
+    count = len(catalog.activity.pending)
+    assert (count > 3, catalog.activity.lost) == (True, 40 - count)
+    again = Catalog.restore(json.loads(json.dumps(catalog.snapshot())))
+    do(again, "forget_activity", through=again.activity.pending[1]["id"])
+    do(catalog, "forget_activity", through=catalog.activity.pending[1]["id"])
+    assert again.activity == catalog.activity
+    for each in (catalog, again):
+        create(each, "a" * 31)
+        create(each, "b" * 31)
+        assert each.activity.lost == 40 - count, "there is room for what has been forgotten"
+
+
 def test_without_the_stream_there_are_no_events_and_the_snapshot_says_nothing() -> None:
     catalog = Catalog()
     catalog.apply({"v": 1, **BROKER})
