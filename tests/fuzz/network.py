@@ -623,12 +623,12 @@ def check_spark_lag(data: bytes) -> None:
 def check_liftbridge(data: bytes) -> None:
     """What a call brings: messages, whole or in pieces the same, each of them one of the API's or refused."""
     from broker.api.proto import liftbridge_pb2 as pb
-    from broker.serving.liftbridge.frames import Lengths
+    from broker.serving.liftbridge.frames import Frames
     from broker.serving.liftbridge.messages import Messages, framed, parsed
     from broker.serving.liftbridge.statuses import StatusError
 
     with contextlib.suppress(ValueError):
-        Lengths().check(data)
+        Frames().feed(data)
     messages, found = Messages(), list[bytes]()
     try:
         for at in range(0, len(data), 7):

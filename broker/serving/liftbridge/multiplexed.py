@@ -7,7 +7,7 @@ is idle, and the first to go for a new one. So is one whose calls all wait for t
 or takes nothing, keeps nobody else out.
 
 H1  What a client may have h2 keep is bounded: `STREAMS_MAX` calls at once, headers of `HEADERS_BYTES_MAX`, frames of
-    `FRAME_BYTES_MAX`. h2 would judge a frame's length once it has all of it (`Lengths`). It would also keep each
+    `FRAME_BYTES_MAX`. h2 would judge a frame's length once it has all of it (`Frames`). It would also keep each
     setting that a client makes up, and a table of sent headers as long as its client allows, which it searches one by
     one.
 H2  A call that its client resets is under way until its task has ended. A client with `TASKS_MAX` of those under way is
@@ -63,7 +63,7 @@ from broker.serving.liftbridge.frames import (
     STREAM_WINDOW_BYTES,
     STREAMS_MAX,
     TASKS_MAX,
-    Lengths,
+    Frames,
 )
 from broker.serving.liftbridge.statuses import Code
 
@@ -120,7 +120,7 @@ class Http2Connection(asyncio.Protocol):
 
     def __init__(self, owner: Connections, port: Port) -> None:
         self._owner, self._port = owner, port
-        self._lengths = Lengths()
+        self._frames = Frames()
         self.transport: asyncio.Transport | None = None
         self.is_counted = self.is_extra = False
         self.place: CountedAddress | None = None
@@ -170,8 +170,7 @@ class Http2Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._lengths.check(data)
-            events = self._h2.receive_data(data)
+            events = self._h2.receive_data(self._frames.feed(data))
             self._bound_settings()
         except (H2Error, ValueError, KeyError) as error:  # h2 lets some out of other classes
             remote = None if self.transport is None else self.transport.get_extra_info("peername")
