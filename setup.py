@@ -1,7 +1,8 @@
 """The one thing pyproject.toml cannot say: extensions that may fail to build.
 
-With a compiler the intake parser, the client's gathering and its JSON decoder are compiled. Without one the install
-goes on, warns that the first two are slow and the third is missing, and the wheel is tagged as pure.
+With a compiler the intake parser, the client's gathering, its JSON decoder and the records of Liftbridge's clients are
+compiled. Without one the install goes on, warns that these are slow and the decoder is missing, and the wheel is tagged
+as pure.
 `LIFTLOG_REQUIRE_EXTENSION=1` turns that warning into an error; `LIFTLOG_PURE=1` does not try.
 `LIFTLOG_COMPILE_ARGS="-O0 -g0"` compiles quickly what nobody will run for long.
 
@@ -29,10 +30,12 @@ SOURCES = {
     "broker.ingest._intake": "broker/ingest/_intake.pyx",
     "broker.client.reading._gathering": "broker/client/reading/_gathering.pyx",
     "broker.client.payload._json": "broker/client/payload/_json.pyx",
+    "broker.serving.liftbridge._records": "broker/serving/liftbridge/_records.pyx",
 }
 WARNING = (
     "liftlog: the compiled intake and gathering were not built ({}); the pure-Python ones work, the intake is many"
-    " times slower and Spark reads somewhat slower; payload=json is refused, whose decoder has no pure-Python form"
+    " times slower, Spark and clients of Liftbridge somewhat slower; payload=json is refused, whose decoder has no"
+    " pure-Python form"
 )
 
 

@@ -626,6 +626,7 @@ def check_liftbridge(data: bytes) -> None:
     from broker.serving.liftbridge.frames import Frames
     from broker.serving.liftbridge.messages import Messages, framed, parsed
     from broker.serving.liftbridge.statuses import StatusError
+    from tests.support.liftbridge_records import check_published
 
     with contextlib.suppress(ValueError):
         Frames().feed(data)
@@ -635,7 +636,9 @@ def check_liftbridge(data: bytes) -> None:
             found += messages.feed(data[at : at + 7])
     finally:
         assert data.startswith(framed(found)), "they are what was sent"
+    check_published(found)
     for message in found:
+        check_published([message])
         for cls in (pb.CreateStream, pb.PauseStream, pb.FetchMetadata, pb.Publish, pb.Subscribe, pb.SetCursor):
             with contextlib.suppress(StatusError):
                 parsed(cls, message)
@@ -650,7 +653,12 @@ def liftbridge_errors() -> tuple[type[BaseException], ...]:
 NETWORK: Final = (
     Decoder(
         name="liftbridge",
-        modules=("broker/serving/liftbridge/messages.py", "broker/serving/liftbridge/frames.py"),
+        modules=(
+            "broker/serving/liftbridge/messages.py",
+            "broker/serving/liftbridge/frames.py",
+            "broker/serving/liftbridge/_records.pyx",
+            "broker/serving/liftbridge/records.py",
+        ),
         check=check_liftbridge,
         errors=liftbridge_errors(),
         words=(b"\x00\x00\x00\x00", b"\x01", b"\x0a\x01s", b"\xff\xff\xff\xff\x0f"),

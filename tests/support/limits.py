@@ -382,7 +382,7 @@ FIXED: Final = (
         "the connection is cut",
     ),
     Row(
-        "broker.serving.liftbridge.publish:APPENDED_MAX",
+        "broker.serving.liftbridge.records:APPENDED_MAX",
         "records",
         "one append of `PublishAsync`",
         "several appends",

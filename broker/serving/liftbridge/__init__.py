@@ -10,11 +10,12 @@ cursors.py      SetCursor, FetchCursor
 group_offsets.py  how far a group is: what Subscribe begins, and the cursors of a group
 groups.py       JoinConsumerGroup, LeaveConsumerGroup, FetchConsumerGroupAssignments, ReportConsumerGroupCoordinator
 door.py         a request to the HTTP API from within, for whoever called
-frames.py       limits of a connection, lengths of frames
+frames.py       limits of a connection, its frames before h2 has them
 messages.py     gRPC's framing of messages
 metadata.py     FetchMetadata, FetchPartitionMetadata, health
 multiplexed.py  connections: HTTP/2 by h2, flow control, limits
 publish.py      Publish, PublishAsync
+records.py      published records as runs, columns and acks (compiled: _records.pyx)
 server.py       what the runtime starts and stops
 shares.py       what consumers of groups have been told to read
 statuses.py     gRPC's codes, and which one an error has

@@ -15,12 +15,14 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from broker.api.compiled import load_compiled
 from broker.serving.liftbridge.statuses import Code, StatusError
 
 PREFIX: Final = struct.Struct(">BI")
 MESSAGE_BYTES_MAX: Final = 16 << 20
 """Of one message. (A record has 8 MiB at most, if its stream does not say otherwise.)"""
 
+_compiled = load_compiled("broker.serving.liftbridge._records")
 M = TypeVar("M", bound=Message)
 
 
@@ -45,6 +47,8 @@ class Messages:
         """The messages that are whole now. Raises StatusError."""
         rest, found, at = self._rest, list[bytes](), 0
         rest += data
+        if _compiled is not None:
+            found, at = _compiled.whole(rest, self._bytes_max)
         while len(rest) - at >= PREFIX.size:
             compressed, length = PREFIX.unpack_from(rest, at)
             if compressed:

@@ -18,14 +18,11 @@ P5  An append names the incarnation of the stream by which this broker judged it
 from __future__ import annotations
 
 import asyncio
-import io
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any, Final, NamedTuple, NoReturn
-
-import pyarrow as pa
+from typing import Any, Final, NoReturn
 
 from broker.api.errors import (
     ExpectationFailed,
@@ -42,22 +39,19 @@ from broker.api.errors import (
 from broker.api.http import ARROW_STREAM
 from broker.api.plain import INT64_MAX
 from broker.api.proto import liftbridge_pb2 as pb
-from broker.api.schema import HEADERS_TYPE
 from broker.metadata.catalog import StreamInfo
 from broker.serving.contract.backend import Backend
 from broker.serving.endpoints.append import default_subject
 from broker.serving.endpoints.resolve import leader_named
 from broker.serving.liftbridge.calls import Handling, Methods
-from broker.serving.liftbridge.messages import MESSAGE_BYTES_MAX, parsed
+from broker.serving.liftbridge.messages import MESSAGE_BYTES_MAX, framed, parsed
+from broker.serving.liftbridge.records import Acked, Destination, acks, arrow_of, in_order, place_of
 from broker.serving.liftbridge.statuses import Code, StatusError, refused
 
 METHODS: Final = Methods()
-APPENDED_MAX: Final = 4_096
-"""Records of one append."""
 FORWARDED_S: Final = 30.0
 _OF_ALL: Final = (Unauthenticated, Unauthorized, UnknownStream, UnknownPartition, StaleIncarnation, ReadOnly)
 """Refusals that do not depend on the records."""
-_ACKS: Final = {pb.LEADER: "leader", pb.ALL: "all", pb.NONE: "none"}
 _CODES: Final[Mapping[Code, Any]] = {
     Code.INVALID_ARGUMENT: pb.AsyncError.BAD_REQUEST,
     Code.NOT_FOUND: pb.AsyncError.NOT_FOUND,
@@ -76,23 +70,14 @@ NONE_KNOWN: Final = "-"
 """No stream has this incarnation (P5)."""
 
 
-class Destination(NamedTuple):
-    """Where a record goes, and what its publisher waits for."""
-
-    stream: str
-    partition: int
-    acks: str
-
-
 @METHODS.add("Publish", "append_records")
 async def publish(asking: Handling) -> None:
     """Append one record, and answer when it is as safe as the ack policy asks for."""
-    asked = parsed(pb.Publish, await asking.call.message(MESSAGE_BYTES_MAX))
-    answer = pb.Published(ack=await _append_one(asking, asked))
-    if asked.ack_policy == pb.NONE:
-        answer = pb.Published()
-    answer.correlation_id = asked.correlation_id
-    await asking.call.send([answer.SerializeToString()])
+    message = await asking.call.message(MESSAGE_BYTES_MAX)
+    asked = parsed(pb.Publish, message)
+    stored = await append(asking, place_of(asked), [message])
+    answer = pb.Published(correlation_id=asked.correlation_id).SerializeToString()
+    await asking.call.send_framed(framed([answer]) if asked.ack_policy == pb.NONE else acks([message], stored))
 
 
 @METHODS.add("PublishAsync", "append_records", is_stream=True)
@@ -100,91 +85,71 @@ async def publish_async(asking: Handling) -> None:
     """Append records as they come; each has its own ack or error, by its correlation id."""
     asking.call.begin()
     while messages := await asking.call.messages():
-        asked = [parsed(pb.Publish, message) for message in messages]
-        for appended in in_order(asked):
+        for appended in in_order(messages):
             answers = await asyncio.gather(*(_published(asking, place, records) for place, records in appended))
-            told = [answer.SerializeToString() for each in answers for answer in each]
-            if told:
-                await asking.call.send(told)
+            if told := b"".join(chain(*answers)):
+                await asking.call.send_framed(told)
 
 
-def in_order(asked: Sequence[Any]) -> Iterator[list[tuple[Destination, list[Any]]]]:
-    """Groups of records, round by round: those of a round go to different partitions (P1)."""
-    runs: dict[tuple[str, int], list[tuple[Destination, list[Any]]]] = {}
-    for record in asked:
-        place = place_of(record)
-        of_partition = runs.setdefault((place.stream, place.partition), [])
-        if not of_partition or of_partition[-1][0] != place or len(of_partition[-1][1]) == APPENDED_MAX:
-            of_partition.append((place, []))
-        of_partition[-1][1].append(record)
-    for at in range(max(map(len, runs.values()), default=0)):
-        yield [each[at] for each in runs.values() if len(each) > at]
-
-
-def place_of(record: Any) -> Destination:
-    """Where a record goes."""
-    return Destination(record.stream, record.partition, _ACKS.get(record.ack_policy, "leader"))
-
-
-async def _published(asking: Handling, place: Destination, records: list[Any]) -> list[Any]:
-    """The answers to records of one place; those that want none have one if they are refused."""
+async def _published(asking: Handling, place: Destination, messages: list[bytes]) -> list[bytes]:
+    """The answers to records of one place, framed; those that want none have one if they are refused."""
     is_controlled = controls(stream_of(asking.serving.backend, place))
-    left = deque(runs_of(records) if is_controlled else (records,))
-    answers: list[Any] = []
+    left = deque(runs_of(messages) if is_controlled else (messages,))
+    answers: list[bytes] = []
     while left:
         part = left.popleft()
         try:
-            acks = await append(asking, place, part)
+            stored = await append(asking, place, part)
         except ExpectationFailed as error:  # P4
-            behind = error.fields.get("next_offset", 0) - part[0].expected_offset
+            behind = error.fields.get("next_offset", 0) - _expected(part[0])
             late = behind if 0 < behind < len(part) else len(part)
-            answers += _refused(error, part[:late])
+            answers.append(_refused(error, part[:late]))
             if part[late:]:
                 left.appendleft(part[late:])
         except (StatusError, *_OF_ALL) as error:
-            answers += _refused(error, [*part, *chain(*left)])
+            answers.append(_refused(error, [*part, *chain(*left)]))
             left.clear()
         except LiftlogError as error:
             if len(part) > 1 and isinstance(error, InvalidRequest):  # P2
                 half = len(part) // 2
                 left.extendleft((part[half:], part[:half]))
             else:
-                answers += _refused(error, part)
+                answers.append(_refused(error, part))
         else:
             if place.acks != "none":
-                answers += [pb.Published(ack=ack, correlation_id=ack.correlation_id) for ack in acks]
+                answers.append(acks(part, stored))
     return answers
 
 
-def runs_of(records: Sequence[Any]) -> Iterator[list[Any]]:
+def runs_of(messages: Sequence[bytes]) -> Iterator[list[bytes]]:
     """Records in a row that expect nothing, or each the offset behind the one before (P4)."""
-    run: list[Any] = []
+    run: list[bytes] = []
     follows: int | None = None
-    for record in records:
-        expected = record.expected_offset
+    for message in messages:
+        expected = _expected(message)
         if run and expected != follows:
             yield run
             run = []
-        run.append(record)
+        run.append(message)
         follows = expected + 1 if expected >= 0 else ANY_OFFSET if expected == ANY_OFFSET else None
     if run:
         yield run
 
 
-def _refused(error: LiftlogError | StatusError, records: Sequence[Any]) -> list[Any]:
+def _expected(message: bytes) -> int:
+    return int(parsed(pb.Publish, message).expected_offset)
+
+
+def _refused(error: LiftlogError | StatusError, messages: Sequence[bytes]) -> bytes:
     status = refused(error) if isinstance(error, LiftlogError) else error
     code = _BY_REASON.get(status.reason) or _CODES.get(status.code, pb.AsyncError.UNKNOWN)
     told = pb.AsyncError(code=code, message=status.message)
-    return [pb.Published(error=told, correlation_id=record.correlation_id) for record in records]
+    ids = (parsed(pb.Publish, message).correlation_id for message in messages)
+    return framed(pb.Published(error=told, correlation_id=each).SerializeToString() for each in ids)
 
 
-async def _append_one(asking: Handling, record: Any) -> Any:
-    [ack] = await append(asking, place_of(record), [record])
-    return ack
-
-
-async def append(asking: Handling, place: Destination, records: Sequence[Any]) -> list[Any]:
-    """The acks of records that go to one place. Raises LiftlogError, StatusError: none of them is stored, or it is in
+async def append(asking: Handling, place: Destination, messages: list[bytes]) -> Acked:
+    """Store records that go to one place. Raises LiftlogError, StatusError: none of them is stored, or it is in
     doubt."""
     if not place.stream:
         raise StatusError(Code.INVALID_ARGUMENT, "No stream provided")
@@ -198,9 +163,9 @@ async def append(asking: Handling, place: Destination, records: Sequence[Any]) -
     if info is not None and controls(info):
         if place.acks == "none":
             await _refuse_none(asking, path)
-        if (expected := records[0].expected_offset) != ANY_OFFSET:
+        if (expected := _expected(messages[0])) != ANY_OFFSET:
             query["expected_offset"] = str(expected if expected >= 0 else INT64_MAX)  # nothing has a negative one
-    body = arrow_of(records, subject)
+    body = arrow_of(messages, subject)
     try:
         answer = (await asking.ask("append_records", path=path, query=query, data=body, media=ARROW_STREAM)).json()
     except NotLeader as error:
@@ -209,20 +174,7 @@ async def append(asking: Handling, place: Destination, records: Sequence[Any]) -
             raise
         answer = await _forwarded(asking, address, place, query, body)
     committed = asking.serving.now_us() * 1_000
-    return [
-        pb.Ack(
-            stream=place.stream,
-            partition_subject=subject or stream_subject,
-            subject=subject or stream_subject,
-            offset=offset,
-            ack_inbox=record.ack_inbox,
-            correlation_id=record.correlation_id,
-            ack_policy=record.ack_policy,
-            received=received,
-            committed=committed,
-        )
-        for offset, record in enumerate(records, answer["first_offset"])
-    ]
+    return Acked(place.stream, subject or stream_subject, answer["first_offset"], received, committed)
 
 
 async def _forwarded(
@@ -269,24 +221,3 @@ def subjects_of(info: StreamInfo | None, place: Destination) -> tuple[str, str |
     subject = default_subject(info)
     has_own = place.partition > 0 and info.settings.partition_by == "subject_suffix"
     return subject, f"{subject}.{place.partition}" if has_own and subject == info.settings.subject else None
-
-
-def arrow_of(records: Sequence[Any], subject: str | None) -> bytes:
-    """Records as the HTTP API takes them. A key that is empty is none, as Liftbridge's messages cannot tell."""
-    columns: dict[str, Any] = {
-        "key": pa.array([record.key or None for record in records], pa.binary()),
-        "value": pa.array([record.value for record in records], pa.binary()),
-    }
-    if any(record.headers for record in records):
-        columns["headers"] = pa.array([_headers_of(record.headers) for record in records], HEADERS_TYPE)
-    if subject is not None:
-        columns["subject"] = pa.array([subject] * len(records), pa.string())
-    batch = pa.RecordBatch.from_pydict(columns)
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue()
-
-
-def _headers_of(headers: Mapping[str, bytes]) -> Iterable[Mapping[str, Any]] | None:
-    return [{"key": name, "value": headers[name]} for name in sorted(headers)] or None

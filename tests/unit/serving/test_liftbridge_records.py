@@ -24,8 +24,8 @@ pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbrid
 from broker.api.principals import new_token
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.serving.http.access import AuthRules
-from broker.serving.liftbridge import publish, subscribe
-from broker.serving.liftbridge.publish import Destination, in_order
+from broker.serving.liftbridge import publish, records, subscribe
+from broker.serving.liftbridge.records import Destination, in_order
 from tests.support.liftbridge import Client, client_of, opened
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import values
@@ -210,26 +210,25 @@ def test_nothing_is_stored_in_a_stream_that_was_made_anew_meanwhile(
     assert not server.api.read("o").rows().to_pylist()
 
 
-def test_records_of_a_place_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "APPENDED_MAX", 2)
-    asked = [pb.Publish(stream=stream, value=b"%d" % i) for i, stream in enumerate("abaaab")]
-    rounds = [
-        [(place.stream, [int(record.value) for record in records]) for place, records in each]
-        for each in in_order(asked)
+def rounds_of(asked: list[Any]) -> list[list[tuple[Destination, list[int]]]]:
+    return [
+        [(place, [int(pb.Publish.FromString(message).value) for message in messages]) for place, messages in each]
+        for each in in_order([record.SerializeToString() for record in asked])
     ]
-    assert rounds == [[("a", [0, 2]), ("b", [1, 5])], [("a", [3, 4])]]
-    assert Destination("a", 0, "leader") in dict(next(in_order(asked)))
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_records_of_a_place_stay_in_order(monkeypatch: pytest.MonkeyPatch, is_compiled: bool) -> None:
+    monkeypatch.setattr(records, "APPENDED_MAX", 2)
+    if not is_compiled:
+        monkeypatch.setattr(records, "_compiled", None)
+    asked = [pb.Publish(stream=stream, value=b"%d" % i) for i, stream in enumerate("abaaab")]
+    a, b = (Destination(stream, 0, "leader") for stream in "ab")
+    assert rounds_of(asked) == [[(a, [0, 2]), (b, [1, 5])], [(a, [3, 4])]]
     for i in (2, 3):
         asked[i].ack_policy = pb.ALL
-    rounds = [
-        [(place.stream, place.acks, [int(record.value) for record in records]) for place, records in each]
-        for each in in_order(asked)
-    ]
-    assert rounds == [
-        [("a", "leader", [0]), ("b", "leader", [1, 5])],
-        [("a", "all", [2, 3])],
-        [("a", "leader", [4])],
-    ], "whatever acks they ask for"
+    by_policy = [[(a, [0]), (b, [1, 5])], [(a._replace(acks="all"), [2, 3])], [(a, [4])]]
+    assert rounds_of(asked) == by_policy, "whatever acks they ask for"
 
 
 def test_what_is_under_way_at_a_stop_is_answered(server: Server) -> None:
