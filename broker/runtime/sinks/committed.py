@@ -82,6 +82,7 @@ def append_durable(
     if partition.log.durable_end < result.next_offset:
         partition.commit_all()
     if generation != partition.generation:
+        partition.check_open(decided=True)  # deleted meanwhile: then that is the reason
         raise StorageFailed(f"{partition}: the log had to recover; the group that was appended may be lost")
     return result
 

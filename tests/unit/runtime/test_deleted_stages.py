@@ -97,8 +97,11 @@ class Held:
         patch.setattr(of, name, call)
 
 
-async def deleted_meanwhile(broker: Broker, held: Held, call: asyncio.Task[Any]) -> None:
+async def deleted_meanwhile(
+    broker: Broker, held: Held, call: asyncio.Task[Any], before: Callable[[], object] = lambda: None
+) -> None:
     await until(held.reached.is_set, "nothing is held")
+    before()
     await broker.delete_stream("s")
     held.go.set()
     await asyncio.wait([call])
@@ -118,16 +121,18 @@ async def test_who_has_appended_to_the_stages_of_a_stream_that_is_deleted_before
             call.result()
 
 
+@pytest.mark.parametrize("is_synced", [False, True])
 async def test_a_group_of_a_stream_that_is_deleted_before_its_sync_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_synced: bool
 ) -> None:
-    """`coordinator.C6`. With `fsync = interval` the group is committed first, and synced then."""
+    """`coordinator.C6`. With `fsync = interval` the group is committed first, and synced then, or by a sync that was
+    due just before the delete."""
     async with running(tmp_path) as broker:
         await broker.create_stream("s", {"fsync": "interval", "fsync_interval_ms": 60_000})
         epoch = await stage(broker, "s")
         tells = Held(monkeypatch, committed.Awaited, "outcome", lambda _, what: getattr(what, "stream", "") == "s")
         call = asyncio.ensure_future(commit(broker, "s", epoch))
-        await deleted_meanwhile(broker, tells, call)
+        await deleted_meanwhile(broker, tells, call, broker.partition("s", 0).commit_all if is_synced else lambda: None)
         call.result()
 
 
