@@ -117,6 +117,23 @@ def test_it_is_known_that_more_of_a_frame_has_come(sockets: tuple[socket.socket,
     assert framed.coming == 0
 
 
+@pytest.mark.parametrize("size", [0, 1, 12_000])
+def test_a_small_frame_is_read_at_once(sockets: tuple[socket.socket, socket.socket], size: int) -> None:
+    """Over TLS each write is a record of its own, of 16 KiB at most, and is read by itself (M8)."""
+    said = LinkFrame(b"head", 1, bytes(size))
+    Framed(sockets[0]).write(said)
+    assert sockets[1].recv(1 << 16) == said.to_bytes()
+
+
+def test_what_openssl_has_read_already_is_not_waited_for(two: tuple[Framed, Framed]) -> None:
+    """M8: several frames come in one record, and nothing after them."""
+    said = [LinkFrame(b"head", at, bytes(100)) for at in range(100)]
+    two[0].send(b"".join(frame.to_bytes() for frame in said))
+    assert [kept(two[1].read(MOST, time.monotonic() + 60) or HEARTBEAT) for _ in said] == said
+    with pytest.raises(TimeoutError):
+        two[1].read(MOST, time.monotonic())
+
+
 @pytest.mark.parametrize("place", [1, PREAMBLE.size, PREAMBLE.size + 3, 100_000])
 def test_an_end_amid_a_frame_is_no_frame(sockets: tuple[socket.socket, socket.socket], place: int) -> None:
     sockets[0].sendall(LinkFrame(b"head", 1, bytes(200_000)).to_bytes()[:place])

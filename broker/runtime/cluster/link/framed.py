@@ -12,6 +12,9 @@ M3  Who takes nothing for `STALLED_S` is cut, also by the system where a machine
 M4  The data of a frame that was read hold until the next one is read. Their memory is kept, up to `KEPT_BYTES_MAX`.
 M6  A frame that may be made anew is made once it is its turn: what was made before, and comes later, would be old.
 M7  Nobody is in a call with a descriptor that is being closed: it may be another file's by then.
+M8  Under TLS a frame is one write, if it is not large: each write is a record of its own at least, which the other side
+    reads by itself. And who waits for a frame polls before it reads, where OpenSSL has nothing left: a read in vain
+    costs an exception.
 M5  The last frame arrives: this side stops to send, and reads on for `LINGER_S` until the other one ends. A socket
     that is closed with something unread in it takes back what it has sent.
 """
@@ -151,17 +154,22 @@ class Framed:
         return got
 
     def _receive(self, into: memoryview, until_s: float | None) -> int:
+        if isinstance(self._socket, ssl.SSLSocket) and not self._guarded(self._socket.pending):  # M8
+            self._await(select.POLLIN, until_s)
         while True:
             try:
                 got = self._guarded(lambda: self._socket.recv_into(into))
                 self.coming += got
                 return got
             except WAITS_FOR_READ:
-                events = select.POLLIN
+                self._await(select.POLLIN, until_s)
             except ssl.SSLWantWriteError:
-                events = select.POLLOUT
-            if not self._is_ready(events, until_s):
-                raise TimeoutError("nothing more came")
+                self._await(select.POLLOUT, until_s)
+
+    def _await(self, events: int, until_s: float | None) -> None:
+        """Raises TimeoutError."""
+        if not self._is_ready(events, until_s):
+            raise TimeoutError("nothing more came")
 
     def _guarded(self, act: Callable[[], int]) -> int:
         """M1."""
@@ -188,7 +196,7 @@ class Framed:
         """Write a frame; wait for whoever writes one. Raises OSError (M3)."""
         with self._writing:
             self._push(until_s, is_whole=True)
-            self._rest = _parts(frame)
+            self._rest = self._parts(frame)
             self._push(until_s, is_whole=True)
 
     def write_made(self, make: Callable[[], LinkFrame | None]) -> None:
@@ -197,7 +205,7 @@ class Framed:
             self._push(None, is_whole=True)
             frame = make()
             if frame is not None:
-                self._rest = _parts(frame)
+                self._rest = self._parts(frame)
                 self._push(None, is_whole=True)
 
     def say(self, make: Callable[[], LinkFrame | None]) -> bool:
@@ -212,7 +220,7 @@ class Framed:
                 return False
             frame = make()
             if frame is not None:
-                self._rest = _parts(frame)
+                self._rest = self._parts(frame)
                 self._push(None, is_whole=False)
             return not self._rest
         finally:
@@ -240,9 +248,17 @@ class Framed:
                 rest[0] = rest[0][sent:]
 
     def _send(self) -> int:
-        if isinstance(self._socket, ssl.SSLSocket):
+        if self._one_at_a_time is not None:
             return self._socket.send(self._rest[0][:PIECE_BYTES])
         return self._socket.sendmsg(self._rest)
+
+    def _parts(self, frame: LinkFrame) -> list[memoryview]:
+        parts = [memoryview(frame.preamble() + frame.head)]
+        if frame.data:
+            parts.append(memoryview(frame.data))
+            if self._one_at_a_time is not None and len(parts[0]) + len(parts[1]) <= PIECE_BYTES:  # M8
+                return [memoryview(b"".join(parts))]
+        return parts
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -285,10 +301,3 @@ def linger(connection: socket.socket) -> None:
     while (left_s := until_s - time.monotonic()) > 0 and poller.poll(left_s * 1_000):
         if not socket.socket.recv(connection, BUFFER_BYTES, socket.MSG_DONTWAIT):
             return
-
-
-def _parts(frame: LinkFrame) -> list[memoryview]:
-    parts = [memoryview(frame.preamble() + frame.head)]
-    if frame.data:
-        parts.append(memoryview(frame.data))
-    return parts
