@@ -17,7 +17,7 @@ B8  What is read is judged by its CRC before it is taken apart: damaged bytes ar
     decodes them.
 B9  When another broker leads by now, a subscription that has begun is UNAVAILABLE: its client looks for the leader, and
     goes on. FAILED_PRECONDITION would tell it that the stream is paused, and it would stop.
-B10 A read-only partition has come to its end when nothing is behind it, committed or not, at its leader.
+B10  A read-only partition has come to its end when nothing is behind it, committed or not, at its leader.
 """
 
 from __future__ import annotations
