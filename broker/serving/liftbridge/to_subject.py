@@ -6,7 +6,8 @@ T1  Nothing goes to NATS, so the rights of this broker there are lent to nobody:
     may append to. Who only listens on NATS does not hear of it.
 T2  The caller may append to every stream that captures the subject, or nothing is stored.
 T3  Of the streams of a queue group one has the record, as of a message from NATS; so have all others that take records.
-T4  It is answered when all of them have it, with the ack of the first by name that has.
+T4  It is answered when all of them have it, with the ack of the first by name that has. One that fails keeps no other
+    one's ack, but for lack of room: that is this caller's or this broker's for the moment, so the caller hears of it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from broker.api.errors import LiftlogError, NotLeader, Unauthenticated, Unauthorized
+from broker.api.errors import LiftlogError, LimitReached, NotLeader, Overloaded, Unauthenticated, Unauthorized
 from broker.api.http import ARROW_STREAM
 from broker.api.partitioning import partition_of
 from broker.api.proto import liftbridge_pb2 as pb
@@ -37,6 +38,9 @@ METHODS: Final = Methods()
 _ACKS: Final = {pb.LEADER: "leader", pb.ALL: "all", pb.NONE: "none"}
 CAPTURES_MAX: Final = 64
 """Partitions that one record goes to."""
+AT_ONCE: Final = 4
+"""Of these appends. Each holds the record in memory, against the limit of the caller."""
+NO_ROOM: Final = (Overloaded, LimitReached)
 
 
 @METHODS.add("PublishToSubject", "whoami", "append_records")
@@ -115,11 +119,15 @@ async def _published(asking: Handling, asked: Any, acks: str, found: list[Captur
     """T4. Raises LiftlogError: none of them has it, or that is in doubt."""
     received = asking.serving.now_us() * 1_000
     body = _arrow_of([asked], asked.subject)
-    said = await asyncio.gather(
-        *(_stored(asking, info, number, acks, body) for info, number, _ in found), return_exceptions=True
-    )
+    few = asyncio.Semaphore(AT_ONCE)
+
+    async def stored(info: StreamInfo, number: int) -> int:
+        async with few:
+            return await _stored(asking, info, number, acks, body)
+
+    said = await asyncio.gather(*(stored(info, number) for info, number, _ in found), return_exceptions=True)
     for error in said:
-        if isinstance(error, BaseException) and not isinstance(error, LiftlogError):
+        if isinstance(error, BaseException) and (not isinstance(error, LiftlogError) or isinstance(error, NO_ROOM)):
             raise error
     committed = asking.serving.now_us() * 1_000
     told = sorted(

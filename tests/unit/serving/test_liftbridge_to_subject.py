@@ -16,9 +16,11 @@ import pytest
 
 pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbridge`")
 
+from broker.api.errors import LiftlogError, Overloaded, StorageFailed
 from broker.api.principals import new_token
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.serving.http.access import AuthRules
+from broker.serving.liftbridge import to_subject
 from tests.support.liftbridge import Client, client_of, opened
 from tests.support.processes import eventually
 from tests.unit.serving.server import Server, running
@@ -35,7 +37,7 @@ def make(server: Server, name: str, subject: str, **settings: Any) -> None:
     assert made.status == 201, made.body
 
 
-def stored(server: Server, stream: str, partition: int = 0) -> list[dict[str, Any]]:
+def rows_of(server: Server, stream: str, partition: int = 0) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = server.api.read(stream, partition).rows().to_pylist()
     return found
 
@@ -51,11 +53,11 @@ def test_every_stream_that_captures_a_subject_has_the_record(client: Client, ser
     assert (ack.ack_inbox, ack.correlation_id, ack.ack_policy) == ("in", "c", pb.ALL)
     assert 0 < ack.received <= ack.committed
     for stream, partition in (("one", 0), ("parts", 1), ("keyed", crc32(b"k") % 5)):
-        [row] = stored(server, stream, partition)
+        [row] = rows_of(server, stream, partition)
         assert (row["subject"], row["key"], row["value"]) == ("shop.1", b"k", b"v")
         assert row["headers"] == [{"key": "h", "value": b"1"}]
-    assert not stored(server, "other")
-    assert not stored(server, "parts", 0)
+    assert not rows_of(server, "other")
+    assert not rows_of(server, "parts", 0)
 
 
 def test_one_of_a_queue_group_has_it(client: Client, server: Server) -> None:
@@ -63,7 +65,7 @@ def test_one_of_a_queue_group_has_it(client: Client, server: Server) -> None:
         make(server, name, "jobs", group="g")
     for _ in range(3):
         assert client.call("PublishToSubject", subject="jobs", value=b"v").ack.stream in ("a", "b")
-    assert len(stored(server, "a")) + len(stored(server, "b")) == 3
+    assert len(rows_of(server, "a")) + len(rows_of(server, "b")) == 3
 
 
 def test_what_takes_no_records_does_not_keep_the_others_from_it(client: Client, server: Server) -> None:
@@ -82,8 +84,54 @@ def test_offsets_are_not_expected_and_no_ack_is_sent_if_none_is_wanted(client: C
     make(server, "s", "s", concurrency_control="optimistic")
     for _ in range(2):
         assert client.call("PublishToSubject", subject="s", value=b"v", ack_policy=pb.NONE) == pb.PublishedToSubject()
-    eventually(lambda: len(stored(server, "s")) == 2)
+    eventually(lambda: len(rows_of(server, "s")) == 2)
     assert client.call("PublishToSubject", subject="nobody", ack_policy=pb.NONE) == pb.PublishedToSubject()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [(Overloaded("too much at once"), "UNAVAILABLE"), (StorageFailed("a disk"), None)],
+)
+def test_a_lack_of_room_is_told(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch, wrong: LiftlogError, code: str | None
+) -> None:
+    """Else the caller takes a record for stored that one of its streams does not have."""
+    for name in ("a", "b"):
+        make(server, name, "s", reply_acks=False)
+    append = to_subject._stored
+
+    async def stored(asking: Any, info: Any, *more: Any) -> int:
+        if info.name == "b":
+            raise wrong
+        return await append(asking, info, *more)
+
+    monkeypatch.setattr(to_subject, "_stored", stored)
+    if code is None:
+        assert client.call("PublishToSubject", subject="s", value=b"v").ack.stream == "a"
+    else:
+        assert client.refusal("PublishToSubject", subject="s", value=b"v")[0] == code
+    assert len(rows_of(server, "a")) == 1
+
+
+def test_few_appends_of_a_record_are_under_way_at_once(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(12):
+        make(server, f"s{number}", "s", reply_acks=False)
+    append, under_way, most = to_subject._stored, 0, 0
+
+    async def stored(*more: Any) -> int:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await append(*more)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(to_subject, "_stored", stored)
+    client.call("PublishToSubject", subject="s", value=b"v")
+    assert most == to_subject.AT_ONCE
 
 
 REFUSED = {
@@ -110,7 +158,7 @@ def test_a_subject_that_no_stream_has_is_refused(client: Client, server: Server)
     for subject, code in REFUSED.items():
         if code == "INVALID_ARGUMENT":
             assert client.refusal("PublishToSubject", subject=subject, value=b"v")[0] == code, subject
-    assert not stored(server, "all")
+    assert not rows_of(server, "all")
     client.call("DeleteStream", name="all")
     for subject, code in REFUSED.items():
         assert client.refusal("PublishToSubject", subject=subject, value=b"v")[0] == code, subject
