@@ -117,6 +117,11 @@ cdef inline bint is_ascii(const Text* text) noexcept nogil:
     return every < 0x80
 
 
+cdef inline bint read_name(const uint8_t** at, const uint8_t* end, Text* text) noexcept nogil:
+    """A text that is ASCII. Each is judged, also one that another of its field replaces."""
+    return read_text(at, end, text) and is_ascii(text)
+
+
 cdef inline int compared(const Text* self, const Text* other) noexcept nogil:
     cdef Py_ssize_t size = min(self.size, other.size)
     cdef int found = memcmp(self.data, other.data, size) if size else 0
@@ -135,15 +140,13 @@ cdef bint read_header(const Text* entry, Record* self) noexcept nogil:
         tag = at[0]
         at += 1
         if tag == HEADER_NAME:
-            if not read_text(&at, end, &header.name):
+            if not read_name(&at, end, &header.name):
                 return False
         elif tag == HEADER_VALUE:
             if not read_text(&at, end, &header.value):
                 return False
         else:
             return False
-    if not is_ascii(&header.name):
-        return False
     i = self.header_count
     while i > 0:
         order = compared(&self.headers[i - 1].name, &header.name)
@@ -179,13 +182,13 @@ cdef bint read_record(object message, Record* self) noexcept:
             if not read_text(&at, end, &self.value):
                 return False
         elif tag == STREAM:
-            if not read_text(&at, end, &self.stream):
+            if not read_name(&at, end, &self.stream):
                 return False
         elif tag == ACK_INBOX:
-            if not read_text(&at, end, &self.ack_inbox):
+            if not read_name(&at, end, &self.ack_inbox):
                 return False
         elif tag == CORRELATION_ID:
-            if not read_text(&at, end, &self.correlation_id):
+            if not read_name(&at, end, &self.correlation_id):
                 return False
         elif tag == PARTITION:
             if not read_number(&at, end, &number):
@@ -203,7 +206,7 @@ cdef bint read_record(object message, Record* self) noexcept:
                 return False
         else:
             return False
-    return is_ascii(&self.stream) and is_ascii(&self.ack_inbox) and is_ascii(&self.correlation_id)
+    return True
 
 
 cdef inline bint is_same_text(const Text* self, const Text* other) noexcept nogil:

@@ -99,6 +99,13 @@ def test_the_last_header_of_a_name_counts_and_what_an_entry_lacks_is_empty() -> 
     assert check_published([pb.Publish(headers={str(at): b"v" for at in range(64)}).SerializeToString()])
 
 
+def test_a_text_that_another_one_replaces_is_judged_too() -> None:
+    """protobuf's library refuses such a message, whatever comes behind."""
+    for text in (b"\x1a", b"\x32", b"\x3a"):  # stream, ackInbox, correlationId
+        assert not check_published([text + b"\x01\xff" + text + b"\x01a"])
+    assert not check_published([b"\x2a\x06\x0a\x01\xff\x0a\x01a"])
+
+
 def test_many_partitions_are_left_to_protobuf() -> None:
     def messages(count: int) -> list[bytes]:
         return [pb.Publish(stream="s", partition=at % count).SerializeToString() for at in range(3 * count)]
