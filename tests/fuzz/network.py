@@ -636,10 +636,19 @@ def check_liftbridge(data: bytes) -> None:
             found += messages.feed(data[at : at + 7])
     finally:
         assert data.startswith(framed(found)), "they are what was sent"
+    calls = (
+        pb.CreateStream,
+        pb.PauseStream,
+        pb.FetchMetadata,
+        pb.Publish,
+        pb.PublishToSubject,
+        pb.Subscribe,
+        pb.SetCursor,
+    )
     check_published(found)
     for message in found:
         check_published([message])
-        for cls in (pb.CreateStream, pb.PauseStream, pb.FetchMetadata, pb.Publish, pb.Subscribe, pb.SetCursor):
+        for cls in (*calls, pb.JoinGroup, pb.LeaveGroup, pb.FetchAssignments, pb.ReportCoordinator):
             with contextlib.suppress(StatusError):
                 parsed(cls, message)
 
