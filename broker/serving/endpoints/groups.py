@@ -12,6 +12,8 @@ B1  A broker without a session answers no poll: what it knows may be old, and th
 B2  A begin or a commit of several partitions is judged one by one: each has an answer or an error of its own.
 B3  A step is of the incarnation that the stream has when it is judged. A grant of before a stream was made anew has
     another epoch than one of after, so neither counts for the other.
+B4  Who has news to hear takes no place among the long polls of its caller. Others of that caller may have all places,
+    and take them again at once; and what it would not hear may be what it has to give up.
 """
 
 from __future__ import annotations
@@ -137,6 +139,10 @@ async def poll(serving: Serving, request: web.Request, query: Query) -> web.Stre
     if asked.released:
         rows = [[each.stream, each.partition, each.epoch] for each in asked.released]
         await unbroken(backend.change_group("release_partitions", {"name": name, "member": member, "partitions": rows}))
+    with suppress(NotReady):  # B1
+        if _group(serving, name, asked.session).version > asked.version:  # B4
+            _checked(serving, name, member, asked)
+            return _told(serving, name, member, asked.session)
     loop = asyncio.get_running_loop()
     end_s, lost_s = loop.time() + min(asked.wait_ms, kept.timeout_ms // 3) / 1000, inf
     with backend.watching() as watcher, serving.callers.polling() if asked.wait_ms else nullcontext():
