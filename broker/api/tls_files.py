@@ -106,10 +106,16 @@ def why_kept_out(error: OSError) -> str:
     return said(error)
 
 
-def unbelieved_in(error: OSError, *, is_called: bool = False) -> Unbelieved | None:
-    """What is wrong with the certificate of the other side of a handshake; None: that is not why it failed."""
-    fault = fault_in(error)
-    return Unbelieved(fault, said(error), is_called) if fault else None
+def unbelieved_in(error: BaseException, *, is_called: bool = False) -> Unbelieved | None:
+    """What is wrong with the certificate of the other side of a handshake; None: that is not why it failed.
+
+    Args:
+        error: Of OpenSSL, or one with such a cause, as aiohttp's.
+    """
+    for each in (error.__cause__, error):  # aiohttp's own calls itself an SSLCertVerificationError, and has no code
+        if isinstance(each, OSError) and (fault := fault_in(each)):
+            return Unbelieved(fault, said(each), is_called)
+    return None
 
 
 def uris_of(tls: ssl.SSLObject | ssl.SSLSocket) -> list[str]:

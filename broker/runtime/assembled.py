@@ -134,7 +134,7 @@ class Assembled:
 
     def __init__(self, config: Config, *, cluster_id: str | None = None, secret: str | None = None) -> None:
         self.config = config
-        self._jwks = jwks_of(config.jwt)
+        self._jwks = jwks_of(config.jwt, partial(self._kept_out, "jwt"))
         self._auth_rules = auth_rules_of(config.auth, secret, self._jwks)
         self.version = broker.__version__
         self.broker_id = config.broker_id
@@ -149,7 +149,7 @@ class Assembled:
         self._appender = Threads(APPENDER_THREADS, name="append")
         self._dataplane = DataPlane()
         self._hub = ChangeHub(self._dataplane.loop)
-        self._intake = IntakeDriver(config, self._pool) if config.intake.enabled else None
+        self._intake = self._made_intake() if config.intake.enabled else None
         self._room = Room(config.data_dir, config.limits.disk_reserve_bytes)
         files = raise_limit()
         self._connections_max = connections_within(config.http.connections_max, files)
@@ -300,7 +300,7 @@ class Assembled:
         return place[0], port
 
     def _kept_out(self, port: str, address: str, found: Unbelieved) -> None:
-        """The certificate of somebody at a port for brokers, or of a broker that is asked, is not believed: this
+        """The certificate of somebody at a port for brokers, or of whom this broker has called, is not believed: this
         belongs into the audit. From any thread; does not wait."""
         if self._http_audit is not None:
             self._http_audit.kept_out(port, address, found)
@@ -308,6 +308,9 @@ class Assembled:
     @property
     def _tls(self) -> TlsContexts | None:
         return None if self._certificates is None else self._certificates.contexts
+
+    def _made_intake(self) -> IntakeDriver:
+        return IntakeDriver(self.config, self._pool, tell=partial(self._kept_out, "nats"))
 
     def _start_intake(self) -> None:
         if self._intake is not None:

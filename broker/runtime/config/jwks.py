@@ -9,6 +9,7 @@ V2  Keys that were fetched are kept for `KEPT_S` when the issuer does not answer
     taken one back.
 V3  Who sends tokens with unknown keys has the set fetched once in `MISSED_S` at most.
 V4  A file that everybody may write is refused: whoever writes it is whom he likes.
+V5  Of an issuer whose certificate is not believed it is told at each try, for the audit (`audit.U9`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from broker.api.certificate_faults import Tell, tell_nobody
 from broker.api.errors import InvalidSetting
-from broker.api.tls_files import load_ca, read, said, unusable
+from broker.api.tls_files import load_ca, read, said, unbelieved_in, unusable
 from broker.runtime.config.settings import JwtConfig
 from broker.runtime.looping import ThreadLoop
 from broker.runtime.metrics import Sample
@@ -44,9 +46,9 @@ SETTING: Final = "jwt.keys"
 log = logging.getLogger(__name__)
 
 
-def jwks_of(config: JwtConfig) -> Jwks | None:
+def jwks_of(config: JwtConfig, tell: Tell = tell_nobody) -> Jwks | None:
     """The issuer's keys; None: no JWT is believed. Raises InvalidSetting: a file cannot be used."""
-    return None if config.issuer is None else Jwks(config)
+    return None if config.issuer is None else Jwks(config, tell=tell)
 
 
 class Jwks:
@@ -54,6 +56,7 @@ class Jwks:
 
     Args:
         fetch: Gets what is at the URL. Raises OSError, or InvalidSetting: it is no answer.
+        tell: V5.
         clock_s: Never goes back.
         wall_s: The time of day.
     Raises:
@@ -65,12 +68,13 @@ class Jwks:
         config: JwtConfig,
         *,
         fetch: Callable[[JwtConfig], bytes] | None = None,
+        tell: Tell = tell_nobody,
         clock_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         assert config.keys is not None, "checked with the issuer"
         self._config, self._from = config, config.keys
-        self._fetch = fetch or fetched
+        self._fetch, self._tell = fetch or fetched, tell
         self._clock_s, self._wall_s = clock_s, wall_s
         self._is_url = is_url(config.keys)
         self._keys: Keys = ()
@@ -138,6 +142,8 @@ class Jwks:
             else:
                 self._look()
         except (OSError, InvalidSetting, http.client.HTTPException) as error:
+            if self._is_url and (found := unbelieved_in(error, is_called=True)):
+                self._tell(place_of(self._from)[0], found)  # V5
             why = said(error) if isinstance(error, OSError) else str(error)
             if why != self._error:
                 log.error("jwt.keys_refused from=%s error=%s", self._from, why or type(error).__name__)

@@ -7,6 +7,7 @@ I2  A lost connection is made again for ever; when nats-py gives one up (most `-
 I3  Messages that may have been missed while away are estimated, labelled so, and counted; nothing is hidden.
 I4  One stream's subject keeps no other stream from being captured. nats-py raises for subjects that the server takes
     (`orders.**`, without a wildcard in it); our own rule is the catalog's, and the server has the last word.
+I5  Of a server whose certificate is not believed it is told at each try, for the audit (`audit.U9`).
 
 Everything but `attach`, `alter`, `detach`, `stop` and reading counters runs on the thread's own loop.
 """
@@ -26,8 +27,10 @@ import nats.aio.client
 import nats.errors
 
 from broker import ingest
+from broker.api.certificate_faults import Tell, tell_nobody
 from broker.api.errors import InvalidSetting
 from broker.api.nats_url import shown_urls
+from broker.api.tls_files import unbelieved_in
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import Config
 from broker.runtime.config.nats_options import connect_options
@@ -55,6 +58,7 @@ class IntakeDriver:
     Args:
         loop: That thread's; None: a new one.
         clocks: Of this machine, if no others are handed in.
+        tell: I5.
     """
 
     def __init__(
@@ -63,10 +67,11 @@ class IntakeDriver:
         pool: SyncExecutor,
         *,
         loop: asyncio.AbstractEventLoop | None = None,
+        tell: Tell = tell_nobody,
         clocks: Clocks = MACHINE,
     ) -> None:
         self._config = config
-        self._clocks = clocks
+        self._clocks, self._tell = clocks, tell
         parser = _load(config.intake.implementation)
         self.implementation: str = parser.IMPLEMENTATION
         self._intake: ingest.Intake = parser.Intake(
@@ -205,7 +210,7 @@ class IntakeDriver:
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.25,  # type: ignore[arg-type]  # it sleeps for it; floats are fine
                     skip_subject_validation=True,  # I4
-                    error_cb=self._on_error,
+                    error_cb=functools.partial(self._on_error, client),
                     disconnected_cb=self._on_disconnected,
                     reconnected_cb=self._on_reconnected,
                     closed_cb=functools.partial(_set, closed),
@@ -246,13 +251,18 @@ class IntakeDriver:
     def _urls(self) -> list[str]:
         return shown_urls(self._config.nats.urls)
 
-    async def _on_error(self, error: Exception) -> None:
+    async def _on_error(self, client: nats.aio.client.Client, error: Exception) -> None:
         self.counts["nats_errors"] += 1
+        text = repr(error)
+        if found := unbelieved_in(error, is_called=True):
+            text = found.why
+            tried = max(client._server_pool, key=lambda each: each.last_attempt or 0.0)
+            self._tell(tried.uri.hostname or "", found)  # I5
         if self.state != "connected":
-            self.state = f"cannot connect: {error!r}"
-        if repr(error) != self._error_shown:  # once, not at each of the tries
-            self._error_shown = repr(error)
-            log.warning("intake.nats_error error=%r", error)
+            self.state = f"cannot connect: {text}"
+        if text != self._error_shown:  # once, not at each of the tries
+            self._error_shown = text
+            log.warning("intake.nats_error error=%s", text)
 
     async def _on_disconnected(self) -> None:
         if self._stopping:

@@ -27,8 +27,8 @@ U8  Who may act cannot wash out what others did by acting: the records of one ca
     (`limits.caller_audit_bytes_per_hour`). An act beyond that is refused before it begins. Admins of the configuration
     may go on, and so does everybody while nobody is told apart (`new_names.N3`).
 U9  A handshake of TLS that ends for the certificate that was shown, or was not, is a refusal of nobody in particular,
-    at each port of this broker and where it asks another one, with the allowance of those (U4). One that fails for
-    something else shows nothing, and is in the log.
+    at each port and where it calls (another broker, NATS, an issuer of JWTs), with the allowance of those
+    (U4). One that fails for something else shows nothing, and is in the log.
 """
 
 from __future__ import annotations

@@ -159,13 +159,7 @@ class Peers:
 
     def _note_certificate(self, address: str, error: Exception) -> None:
         """E8."""
-        if isinstance(error, aiohttp.ClientConnectorCertificateError):
-            cause: Exception = error.certificate_error
-        elif isinstance(error, aiohttp.ClientConnectorSSLError):
-            cause = error.os_error
-        else:
-            return
-        if isinstance(cause, OSError) and (found := unbelieved_in(cause, is_called=True)):
+        if found := unbelieved_in(error, is_called=True):
             self._tell(str(URL(f"//{address}").host), found)
 
     def _proof(self, address: str, method: str, url: URL, behalf: str | None) -> dict[str, str]:
