@@ -622,9 +622,11 @@ def check_spark_lag(data: bytes) -> None:
 
 def check_liftbridge(data: bytes) -> None:
     """What a call brings: messages, whole or in pieces the same, each of them one of the API's or refused."""
+    from broker.api.proto import grpc_health_pb2, grpc_reflection_pb2
     from broker.api.proto import liftbridge_pb2 as pb
     from broker.serving.liftbridge.frames import Frames
     from broker.serving.liftbridge.messages import Messages, framed, parsed
+    from broker.serving.liftbridge.reflection import answered
     from broker.serving.liftbridge.statuses import StatusError
     from tests.support.liftbridge_records import check_published
 
@@ -651,6 +653,11 @@ def check_liftbridge(data: bytes) -> None:
         for cls in (*calls, pb.JoinGroup, pb.LeaveGroup, pb.FetchAssignments, pb.ReportCoordinator):
             with contextlib.suppress(StatusError):
                 parsed(cls, message)
+        with contextlib.suppress(StatusError):
+            parsed(grpc_health_pb2.HealthCheckRequest, message)
+        with contextlib.suppress(StatusError):
+            asked = parsed(grpc_reflection_pb2.ServerReflectionRequest, message)
+            assert answered(asked).original_request == asked
 
 
 def liftbridge_errors() -> tuple[type[BaseException], ...]:

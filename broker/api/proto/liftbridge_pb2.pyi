@@ -553,25 +553,3 @@ class Cursor(_message.Message):
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     offset: int
     def __init__(self, offset: _Optional[int] = ...) -> None: ...
-
-class HealthAsked(_message.Message):
-    __slots__ = ("service",)
-    SERVICE_FIELD_NUMBER: _ClassVar[int]
-    service: str
-    def __init__(self, service: _Optional[str] = ...) -> None: ...
-
-class Health(_message.Message):
-    __slots__ = ("status",)
-    class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        UNKNOWN: _ClassVar[Health.Status]
-        SERVING: _ClassVar[Health.Status]
-        NOT_SERVING: _ClassVar[Health.Status]
-        SERVICE_UNKNOWN: _ClassVar[Health.Status]
-    UNKNOWN: Health.Status
-    SERVING: Health.Status
-    NOT_SERVING: Health.Status
-    SERVICE_UNKNOWN: Health.Status
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    status: Health.Status
-    def __init__(self, status: _Optional[_Union[Health.Status, str]] = ...) -> None: ...

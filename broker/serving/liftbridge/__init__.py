@@ -11,11 +11,13 @@ group_offsets.py  how far a group is: what Subscribe begins, and the cursors of 
 groups.py       JoinConsumerGroup, LeaveConsumerGroup, FetchConsumerGroupAssignments, ReportConsumerGroupCoordinator
 door.py         a request to the HTTP API from within, for whoever called
 frames.py       limits of a connection, its frames before h2 has them
+health.py       gRPC's health
 messages.py     gRPC's framing of messages
-metadata.py     FetchMetadata, FetchPartitionMetadata, health
+metadata.py     FetchMetadata, FetchPartitionMetadata
 multiplexed.py  connections: HTTP/2 by h2, flow control, limits
 publish.py      Publish, PublishAsync
 records.py      published records as runs, columns and acks (compiled: _records.pyx)
+reflection.py   gRPC's reflection: the calls and messages that there are
 server.py       what the runtime starts and stops
 shares.py       what consumers of groups have been told to read
 statuses.py     gRPC's codes, and which one an error has

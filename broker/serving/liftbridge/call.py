@@ -140,6 +140,10 @@ class Call:
             raise StatusError(Code.UNIMPLEMENTED, f"{self.path} takes one message")
         return found[0]
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """It waits meanwhile, and its connection counts as one that rests."""
+        return self._stream.waiting()
+
     def _acknowledge(self) -> None:
         owed, self._owed = self._owed, 0
         if owed:

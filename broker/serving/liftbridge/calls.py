@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SERVICE: Final = "proto.API"
 HEALTH: Final = "grpc.health.v1.Health"
-OPEN: Final = frozenset({f"/{HEALTH}/Check"})
+OPEN: Final = frozenset({f"/{HEALTH}/Check", f"/{HEALTH}/Watch"})
 
 
 class Doorway(Protocol):

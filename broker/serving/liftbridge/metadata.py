@@ -1,4 +1,4 @@
-"""Where streams are: what clients of Liftbridge look up before they publish or subscribe. And health.
+"""Where streams are: what clients of Liftbridge look up before they publish or subscribe.
 
 Offsets are of the last record here, and of the next one in the HTTP API: one less.
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 from broker.api.errors import LiftlogError
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.api.stream import ACTIVITY_STREAM, OFFSETS_STREAM
-from broker.serving.liftbridge.calls import HEALTH, SERVICE, Handling, Methods
+from broker.serving.liftbridge.calls import Handling, Methods
 from broker.serving.liftbridge.groups import told_of
 from broker.serving.liftbridge.messages import parsed
 from broker.serving.liftbridge.statuses import Code, StatusError
@@ -124,14 +124,3 @@ async def fetch_partition(asking: Handling) -> None:
     raise StatusError(
         Code.NOT_FOUND, f"stream {asked.stream!r} has no partition {asked.partition}", "unknown_partition"
     )
-
-
-@METHODS.add("Check", service=HEALTH)
-async def check(asking: Handling) -> None:
-    """gRPC's health: of the process, and of the service `proto.API`."""
-    asked = parsed(pb.HealthAsked, await asking.call.message())
-    if asked.service not in ("", SERVICE):
-        raise StatusError(Code.NOT_FOUND, f"there is no service {asked.service[:100]!r}")
-    is_ending = asking.serving.draining.is_set()
-    status = pb.Health.NOT_SERVING if is_ending else pb.Health.SERVING
-    await asking.call.send([pb.Health(status=status).SerializeToString()])

@@ -17,7 +17,17 @@ from aiohttp import web
 from broker.api.errors import LiftlogError
 from broker.serving.http.app import CONNECTIONS, RUNNER_OPTIONS, SERVING
 from broker.serving.http.tls import Handshake, TlsContexts
-from broker.serving.liftbridge import cursors, groups, metadata, publish, streams, subscribe, to_subject
+from broker.serving.liftbridge import (
+    cursors,
+    groups,
+    health,
+    metadata,
+    publish,
+    reflection,
+    streams,
+    subscribe,
+    to_subject,
+)
 from broker.serving.liftbridge.call import CONTENT_TYPE, TIMEOUT_S, Call
 from broker.serving.liftbridge.calls import Handling, Method, Reachable
 from broker.serving.liftbridge.door import WayIn
@@ -35,6 +45,8 @@ _TABLE: Final = (
     *subscribe.METHODS,
     *cursors.METHODS,
     *groups.METHODS,
+    *health.METHODS,
+    *reflection.METHODS,
 )
 METHODS: Final[Mapping[str, Method]] = {method.path: method for method in _TABLE}
 STOP_S: Final[float] = RUNNER_OPTIONS["shutdown_timeout"]

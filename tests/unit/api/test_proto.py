@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PROTOS = ("broker/api/proto/replica", "broker/api/proto/liftbridge")
+PROTOS = tuple(f"broker/api/proto/{name}" for name in ("replica", "liftbridge", "grpc_health", "grpc_reflection"))
 MADE = [f"{proto}_pb2.{kind}" for proto in PROTOS for kind in ("py", "pyi")]
 
 

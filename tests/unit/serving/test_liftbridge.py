@@ -145,19 +145,6 @@ def test_one_partition_is_described(client: Client, server: Server) -> None:
     assert client.refusal("FetchPartitionMetadata", stream="t", partition=0)[0] == "NOT_FOUND"
 
 
-def test_health_is_that_of_the_process(client: Client) -> None:
-    check = client.channel.unary_unary(
-        "/grpc.health.v1.Health/Check",
-        request_serializer=pb.HealthAsked.SerializeToString,
-        response_deserializer=pb.Health.FromString,
-    )
-    for service in ("", "proto.API"):
-        assert check(pb.HealthAsked(service=service), timeout=30).status == pb.Health.SERVING
-    with pytest.raises(grpc.RpcError) as refused:
-        check(pb.HealthAsked(service="other"), timeout=30)
-    assert refused.value.code() == grpc.StatusCode.NOT_FOUND
-
-
 def test_what_is_not_there_says_so(client: Client) -> None:
     for path in ("/proto.API/Nothing", "/other/Call", "/"):
         call = client.channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)
