@@ -1,5 +1,5 @@
 # make quickstart   the main job end to end; BROKERS=3: a cluster; SECURE=1: TLS, tokens, grants
-# make test         what to judge by, in eight minutes
+# make test         what to judge by, in six minutes
 # make test-long    all other tests; SHARD=cluster|spark|sim|properties|soak|pages: some; results in build/long
 # make install      .venv with everything and `liftlog` in it         make lint    style, types, import rules
 # make check        what to run before a commit: lint, and the quick tests that start no process, in a minute

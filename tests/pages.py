@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.support import errors, limits, mistakes, permissions
+from tests.support import decisions, errors, limits, mistakes, permissions
 
 PAGES: Final[dict[Path, Callable[[], str]]] = {
+    decisions.PAGE: decisions.page,
     errors.PAGE: errors.page,
     limits.PAGE: limits.page,
     mistakes.PAGE: mistakes.page,

@@ -16,7 +16,8 @@ import pytest
 
 from broker.api.batch import decode_batch
 from broker.metadata.partition import Place
-from broker.runtime.cluster.link import answering, following
+from broker.runtime.cluster.link import answering, connection, following
+from broker.runtime.cluster.link.directory import Directory
 from tests.support.linked import Linked, linked
 from tests.support.processes import eventually
 
@@ -227,3 +228,28 @@ def test_who_begins_to_follow_amid_the_stop_connects_to_nobody(three: Linked) ->
     node.link.stop()
     node.link._connections.clear()  # as if it had followed nobody until now
     assert node.link._connection(leader.me)._thread.ident is None
+
+
+@pytest.mark.parametrize("late_s", [connection.LATE_S, 0.0])
+def test_a_catalog_that_is_late_is_no_error_until_it_stays_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, late_s: float
+) -> None:
+    """Seen before: a broker that registers and connects at once was `replica.not_let_in`, an ERROR that passes."""
+    monkeypatch.setattr(connection, "LATE_S", late_s)
+    with linked(tmp_path, ("a", "b")) as cluster:
+        knows = threading.Event()
+        known = Directory.registration_of
+        monkeypatch.setattr(
+            Directory, "registration_of", lambda one, name: known(one, name) if knows.is_set() else None
+        )
+        cluster.start()
+        [at] = cluster.create()
+        refused = [node.link.server.refused for node in cluster.nodes.values()]
+        eventually(lambda: any(each["unknown_broker"] > 1 for each in refused), what="refusals")
+        knows.set()
+        cluster.in_sync(at)
+        cluster.stored(at, b"x")
+        cluster.same(at)
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert bool(errors) == (late_s == 0)
+    assert all("unknown_broker" in record.getMessage() for record in errors)

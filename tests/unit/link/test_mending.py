@@ -90,7 +90,17 @@ def mended(three: Linked, at: Place) -> None:
 
 def in_vain(node: LinkedNode, at: Place) -> None:
     """It has asked everybody more than once."""
-    eventually(lambda: (found := node.placed(at).mending) is not None and found._rounds > 3, what="rounds in vain")
+
+    def seen() -> list[object]:
+        placed = node.placed(at)
+        asks = placed.mending
+        mending = [] if asks is None else [asks._rounds, asks._asked, asks._last, asks._round, asks._has_slot]
+        return [node.me, placed.is_damaged, node.log(at).lost_ranges, *mending]
+
+    try:
+        eventually(lambda: (found := node.placed(at).mending) is not None and found._rounds > 3)
+    except AssertionError:
+        pytest.fail(f"no rounds in vain: {seen()}")
 
 
 def check_all_stayed(three: Linked, at: Place, *, count: int = COUNT) -> None:

@@ -21,6 +21,7 @@ N9  Whoever asks writes the question himself, if the connection takes it at once
 N7  A fault of ours in one follower ends no stream: others are answered on it. That one asks again.
 N8  With many partitions a leader may be silent for longer (`session.slower`), as it may have a session for longer. To
     report it ends its leadership of each of them, and who works on that is silent.
+N10  A catalog on the other side that does not have this registration yet is late, for `LATE_S`. Then it is an error.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ SLOW_BYTES_PER_S: Final = 10_000
 PAUSE_FIRST_S, PAUSE_LAST_S = 0.05, 1.0
 STEADY_S: Final = 5.0
 """A stream that has lasted for so long was a good one: the next pause is short."""
+LATE_S: Final = 5.0
+LATE: Final = ("registration: ", "unknown_broker: ")
+"""What `handshake.Doorkeeper` answers by its catalog (N10)."""
 ANSWER_BYTES_MAX: Final = MESSAGE_BYTES_MAX + (1 << 20)
 T = TypeVar("T")
 Key = tuple[Place, type | None]
@@ -174,6 +178,7 @@ class Connection:
         self._stream: LeaderStream | None = None
         self._is_closed = self._is_hurried = False
         self._log_lost, self._log_refused = RateLimitedLog(), RateLimitedLog()
+        self._late_since_s: float | None = None  # N10
         self._heard_s = self._silence_told_s = now_s()
         self._looked = now_s(), 0.0  # when somebody looked at the clock last; how long it has not counted by then
         self._came = 0, now_s()  # so much of a frame when more of it had come last, by the clock of `_counted`
@@ -374,7 +379,7 @@ class Connection:
                 self.receive(stream, frame)
             raise ConnectionError("it has ended the connection")
         except SentAway as error:
-            is_lost = stream.welcomed_s or error.status == "UNAVAILABLE"
+            is_lost = stream.welcomed_s or error.status == "UNAVAILABLE" or self._is_late(error.text)
             (self._lost if is_lost else partial(self._not_let_in, error.reason))(f"{error.status}: {error.text}")
         except Refused as error:
             self._not_let_in(error.reason, error.text)
@@ -423,6 +428,7 @@ class Connection:
             self._busy_since_s = 0.0
             self._heard_s = self._silence_told_s = self.heard_to(now_s)
             stream.welcomed_s, stream.answers_ranges = now_s, answers_ranges
+            self._late_since_s = None
         log.info("replica.stream_begun to=%s at=%s", self.to, stream.entry.address)
         self._begin(stream)
 
@@ -492,6 +498,16 @@ class Connection:
         """Nobody listens there, or says anything."""
         for asker in list(self._askers.values()):
             self._guarded(partial(asker.unreachable, self.to))
+
+    def _is_late(self, why: str) -> bool:
+        """N10."""
+        now_s = self._now_s()
+        with self._lock:
+            if not why.startswith(LATE):
+                self._late_since_s = None
+            elif self._late_since_s is None:
+                self._late_since_s = now_s
+            return self._late_since_s is not None and now_s - self._late_since_s < LATE_S
 
     def _lost(self, why: str) -> None:
         self._counts["lost"] += 1
