@@ -4,6 +4,7 @@
                        frames            messages   which call   what it means      a request in this process
 
 activity.py     events of `__activity`, as Liftbridge has them
+backward.py     Subscribe with `reverse`
 call.py         one call: the messages that come and go, its status
 calls.py        the table of calls: each with the operations of HTTP that it is made of, and so its permissions
 cursors.py      SetCursor, FetchCursor
@@ -16,6 +17,7 @@ messages.py     gRPC's framing of messages
 metadata.py     FetchMetadata, FetchPartitionMetadata
 multiplexed.py  connections: HTTP/2 by h2, flow control, limits
 publish.py      Publish, PublishAsync
+reading.py      what Subscribe reads, and sends
 records.py      published records as runs, columns and acks (compiled: _records.pyx)
 reflection.py   gRPC's reflection: the calls and messages that there are
 server.py       what the runtime starts and stops

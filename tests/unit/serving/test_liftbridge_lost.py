@@ -16,7 +16,7 @@ pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbrid
 
 from broker.api.errors import NotLeader
 from broker.api.proto import liftbridge_pb2 as pb
-from broker.serving.liftbridge import subscribe
+from broker.serving.liftbridge import reading
 from tests.support.liftbridge import Client, client_of, opened
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Server
@@ -49,7 +49,7 @@ def test_when_another_broker_leads_by_now_a_client_is_told_to_look_for_it(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before it has begun another code says so: by that clients look up the metadata."""
-    real, reads = subscribe._read, list[int]()
+    real, reads = reading.read, list[int]()
 
     async def moved(asking: Any, asked: Any, span: Any, offset: int, *, wait_ms: int) -> Any:
         reads.append(offset)
@@ -57,7 +57,7 @@ def test_when_another_broker_leads_by_now_a_client_is_told_to_look_for_it(
             raise NotLeader("another broker leads it")
         return await real(asking, asked, span, offset, wait_ms=wait_ms)
 
-    monkeypatch.setattr(subscribe, "_read", moved)
+    monkeypatch.setattr(reading, "read", moved)
     assert read(client, stop=pb.ON_CANCEL)[:2] == (list(range(30)), "UNAVAILABLE")
     reads[:] = [0]
     assert read(client, stop=pb.ON_CANCEL)[:2] == ([], "FAILED_PRECONDITION")

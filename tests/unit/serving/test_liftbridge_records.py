@@ -24,7 +24,7 @@ pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbrid
 from broker.api.principals import new_token
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.serving.http.access import AuthRules
-from broker.serving.liftbridge import publish, records, subscribe
+from broker.serving.liftbridge import publish, reading, records, subscribe
 from broker.serving.liftbridge.records import Destination, in_order
 from tests.support.liftbridge import Client, client_of, opened
 from tests.support.processes import eventually
@@ -325,7 +325,6 @@ def test_a_subscription_ends_where_it_is_told(five: Client, server: Server) -> N
         ({"stop": pb.AT_LATEST}, "INVALID_ARGUMENT"),
         ({"stop": 9}, "INVALID_ARGUMENT"),
         ({"start": 9}, "INVALID_ARGUMENT"),
-        ({"reverse": True}, "UNIMPLEMENTED"),
         ({"consumer": pb.Member(group_id="g")}, "INVALID_ARGUMENT"),
         ({"partition": 2}, "NOT_FOUND"),
         ({"partition": -1}, "NOT_FOUND"),
@@ -432,7 +431,7 @@ def test_records_need_what_they_need_over_http_and_a_grant_that_goes_ends_a_subs
 def test_a_right_that_goes_ends_a_subscription_that_takes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscribe, "LOOK_S", 0.05)
+    monkeypatch.setattr(reading, "LOOK_S", 0.05)
     with running(tmp_path, auth=AuthRules(mode="enforce")) as server, opened(server) as port:
         backend, made = server.backend, new_token()
         rights = [["stream:append", "s"], ["stream:read", "s"]]
@@ -465,7 +464,7 @@ def test_a_read_only_stream_has_not_ended_before_what_is_still_to_be_committed(
     five: Client, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscribe, "WAIT_MS", 20)
-    looked, resolved = list[Any](), subscribe._resolved
+    looked, resolved = list[Any](), reading.resolved
 
     async def once_more(asking: Any, asked: Any, at: Any) -> Any:
         found = await resolved(asking, asked, at)
@@ -474,7 +473,7 @@ def test_a_read_only_stream_has_not_ended_before_what_is_still_to_be_committed(
 
     call = five.subscribe(stream="s", start=pb.LATEST)
     assert len(of_stream(call, 1)) == 1
-    monkeypatch.setattr(subscribe, "_resolved", once_more)
+    monkeypatch.setattr(reading, "resolved", once_more)
     looked.append("before")
     five.call("SetStreamReadonly", name="s", readonly=True)
     assert end_of(call)[1] == "End of readonly partition"
