@@ -25,6 +25,9 @@ G9  No number is below `floor`, which the catalog raises with the registrations 
 G10  Everything is decided in sorted order: a catalog that was restored goes on as the one that made the snapshot.
 G11  `last` is told once `named` has all that has a number up to there: a reader on another thread, which looks at
     `last` first, does not take what is half done for a refusal.
+G12  A member is told what concerns it: in most changes of a large group it is neither the one that gives nor the one
+    that gets. When that was last (`ConsumerGroup.news`) is no part of the state: a catalog that was restored tells each
+    member once more.
 """
 
 from __future__ import annotations
@@ -50,9 +53,9 @@ GROUP_PARTITIONS_MAX: Final = 2_048
 """Which a group reads when a member joins. Each that a member gives up to another one is a step of the assignment."""
 
 
-def change_key(group: str) -> tuple[str, str]:
-    """What is watched by whoever waits for a change of one group. No stream has such a name."""
-    return "group", group
+def change_key(group: str, member: str) -> tuple[str, str, str]:
+    """What is watched by whoever waits for news of one member (G12). No stream has such a name."""
+    return "group", group, member
 
 
 class Grant(NamedTuple):
@@ -90,12 +93,20 @@ class ConsumerGroup:
 
     Attributes:
         version: G7.
+        news: When a member's own share, or how it is a member, changed last, as a version: G12.
+        told: Whom the last change concerned, also those who are members no more.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)
     target: Mapping[Partition, str] = field(default_factory=dict)
     grants: Mapping[Partition, Grant] = field(default_factory=dict)
     version: int = 0
+    news: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
+    told: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+
+    def has_news(self, member: str, seen: int) -> bool:
+        """Whether a member that has seen a version has something else than then (G12)."""
+        return self.news.get(member, self.version) > seen
 
     def of(self, member: str) -> dict[Partition, Grant]:
         """What a member holds."""
@@ -122,6 +133,9 @@ class ConsumerGroup:
     def is_at_rest(self) -> bool:
         """Whether everybody has what he is to have."""
         return {partition: grant.member for partition, grant in self.grants.items()} == self.target
+
+
+_NONE: Final = ConsumerGroup()
 
 
 @dataclass(slots=True)
@@ -156,6 +170,10 @@ class Groups:
         if group is None:
             raise UnknownGroup(f"no group {name!r}", group=name)
         return group
+
+    def told(self, name: str) -> list[tuple[str, str, str]]:
+        """Whom the last change of a group concerned, as keys that are watched (G12)."""
+        return [change_key(name, member) for member in self.named.get(name, _NONE).told]
 
     def join(
         self,
@@ -309,7 +327,7 @@ class Groups:
 
     def _replace(self, name: str, group: ConsumerGroup) -> None:
         self._count_size(name, group)
-        self.named = {**self.named, name: replace(group, version=self._next())}
+        self.named = {**self.named, name: _with_news(self.named.get(name, _NONE), group, self._next())}
 
     def _count_size(self, name: str, group: ConsumerGroup | None) -> None:
         """So that a join among thousands of groups does not count them all."""
@@ -334,6 +352,17 @@ class Groups:
             elif member is not None:
                 grants[partition] = Grant(member, self._next())
         return replace(group, grants=grants)
+
+
+def _with_news(former: ConsumerGroup, group: ConsumerGroup, version: int) -> ConsumerGroup:
+    """A group in the place of the one that it was (G12)."""
+    told = {each for each in {*former.members, *group.members} if former.members.get(each) != group.members.get(each)}
+    for at in {*former.grants, *group.grants}:
+        pair = former.grants.get(at), group.grants.get(at)
+        if pair[0] != pair[1]:
+            told.update(grant.member for grant in pair if grant is not None)
+    news = {each: version if each in told else former.news.get(each, former.version) for each in group.members}
+    return replace(group, version=version, news=news, told=frozenset(told))
 
 
 def _size(group: ConsumerGroup | None) -> tuple[int, int]:

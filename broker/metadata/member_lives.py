@@ -5,37 +5,58 @@
 J1  A member ends after a whole timeout in which whoever counts here ran, knew of the member, and heard nothing of it.
     So a new controller lets nobody expire before that, and time in which it hung counts for nobody.
 J2  What is heard is of a session. One of an earlier session keeps nobody alive.
+J3  A group is looked at when it has changed, and when its first member may be silent. Between that its members cost
+    nothing: thousands of them are looked after on the thread that keeps the sessions of brokers.
 """
 
 from __future__ import annotations
 
-from broker.metadata.groups import Groups
+from math import inf
+
+from broker.metadata.groups import ConsumerGroup, Groups
 
 
 class MemberLives:
     """See the module."""
 
     def __init__(self) -> None:
-        self._heard: dict[tuple[str, str], tuple[int, int]] = {}  # (group, member) -> session, when
+        self._heard: dict[str, dict[str, tuple[int, int]]] = {}  # group -> member -> session, when
+        self._looks: dict[str, tuple[int, float]] = {}  # group -> its version, and until when it needs no look (J3)
 
     def heard(self, group: str, member: str, session: int, now_ms: int) -> None:
         """There is a sign of a member."""
-        known = self._heard.get((group, member))
+        lives = self._heard.setdefault(group, {})
+        known = lives.get(member)
         if known is None or known[0] <= session:  # J2
-            self._heard[group, member] = session, now_ms
+            lives[member] = session, now_ms
 
     def hung(self, ms: int, now_ms: int) -> None:
         """So long nothing could be heard here (J1)."""
-        self._heard = {each: (session, min(now_ms, at_ms + ms)) for each, (session, at_ms) in self._heard.items()}
+        for lives in self._heard.values():
+            for member, (session, at_ms) in lives.items():
+                lives[member] = session, min(now_ms, at_ms + ms)
 
     def lapsed(self, groups: Groups, now_ms: int) -> dict[str, dict[str, int]]:
         """By group the members that are to end, with their sessions."""
-        heard, found = {}, dict[str, dict[str, int]]()
+        found = dict[str, dict[str, int]]()
+        for name in (self._heard.keys() | self._looks.keys()) - groups.named.keys():
+            self._heard.pop(name, None)
+            self._looks.pop(name, None)
         for name, group in groups.named.items():
-            for member, kept in group.members.items():
-                session, at_ms = self._heard.get((name, member), (0, 0))
-                heard[name, member] = kept.session, at_ms if session == kept.session else now_ms
-                if now_ms - heard[name, member][1] > kept.timeout_ms:
-                    found.setdefault(name, {})[member] = kept.session
-        self._heard = heard
+            version, until_ms = self._looks.get(name, (-1, 0))
+            if (version != group.version or now_ms > until_ms) and (silent := self._look(name, group, now_ms)):
+                found[name] = silent
         return found
+
+    def _look(self, name: str, group: ConsumerGroup, now_ms: int) -> dict[str, int]:
+        before, heard, silent = self._heard.get(name, {}), {}, {}
+        first_ms = inf
+        for member, kept in group.members.items():
+            session, at_ms = before.get(member, (0, 0))
+            heard[member] = kept.session, at_ms if session == kept.session else now_ms
+            end_ms = heard[member][1] + kept.timeout_ms
+            first_ms = min(first_ms, end_ms)
+            if now_ms > end_ms:
+                silent[member] = kept.session
+        self._heard[name], self._looks[name] = heard, (group.version, first_ms)
+        return silent

@@ -43,6 +43,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Final
 
 import pysyncobj.syncobj as library
@@ -247,7 +248,7 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def committed_voters(self) -> tuple[str, ...]:
         """The ids of those whose vote is known to be committed here; the first voters' is from the start."""
-        first = max((entry[1] for entry in self.journal.entries if entry[2] == 0), default=0)
+        first = max((entry[1] for entry in takewhile(lambda entry: entry[2] == 0, self.journal.entries)), default=0)
         return self.voters_at(max(first, self.raftLastApplied))
 
     def _others(self) -> list[Node]:

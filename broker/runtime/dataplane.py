@@ -171,7 +171,7 @@ class DataPlane:
             if server is not None:
                 server.close()
         if self._liftbridge is not None:
-            runner.app[SERVING].draining.set()
+            runner.app[SERVING].drain()
             await self._liftbridge.close()  # its calls are requests to the application
         await runner.cleanup()
 

@@ -22,7 +22,7 @@ from broker.api.placements import Vote
 from broker.api.stream import AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.access import Access
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
-from broker.metadata.groups import Groups, change_key
+from broker.metadata.groups import Groups
 from broker.metadata.producers import NamedProducer
 from broker.runtime.alone import AloneAdmin
 from broker.runtime.audit_log import AuditLog
@@ -211,7 +211,7 @@ class LogBackend:
 
     async def change_group(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
         result: dict[str, Any] = self._execute({"kind": kind, **values})
-        self._hub.note(change_key(values["name"]))
+        self._hub.note(*self._catalog.groups.told(values["name"]))
         return result
 
     @property

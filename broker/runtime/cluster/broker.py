@@ -31,7 +31,6 @@ from broker.api.placements import Vote
 from broker.api.stream import ACTIVITY_STREAM, AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.cluster import ACTIVE, AUDITED
-from broker.metadata.groups import change_key
 from broker.raft.secured import RaftTls
 from broker.runtime.activity_log import ActivityLog
 from broker.runtime.assembled import Assembled
@@ -336,9 +335,9 @@ class ClusterBroker(Assembled):
         self._hub.note(self._hub.ALL)
 
     def _catalog_changed(self) -> None:
-        """On the Raft thread. A change of a group is nothing to those who wait for streams, or for another group."""
+        """On the Raft thread. A change of a group is nothing to those whom it does not concern."""
         group = self._plane.service.of_group
-        self._hub.note(self._hub.ALL if group is None else change_key(group))
+        self._hub.note(*((self._hub.ALL,) if group is None else self._catalog.groups.told(group)))
 
     # --- what the HTTP API reads ------------------------------------------------------------------------------
 

@@ -27,7 +27,6 @@ from typing import Any, Final, TypeVar
 from broker.api.errors import InvalidSetting, LiftlogError, NotReady, StorageFailed, partly
 from broker.api.stream import REPLICATION, check_new_subject, replication_of
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo, info_from
-from broker.metadata.groups import change_key
 from broker.metadata.overlap import subjects_of
 from broker.runtime.config.configuration import Config
 from broker.runtime.intake.driver import IntakeDriver
@@ -374,7 +373,7 @@ class Control:
     async def _change_group(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
         async with self._turn():
             result: dict[str, Any] = await self._execute({"v": COMMAND_VERSION, "kind": kind, **values})
-        self._hub.note(change_key(values["name"]))
+            self._hub.note(*self._streams.store.catalog.groups.told(values["name"]))
         return result
 
     async def _register_producer(self, name: str | None, owner: str | None) -> tuple[int, int]:

@@ -24,27 +24,52 @@ from typing import Final
 class StreamWatcher:
     """The changes that one watcher waits for. Made by `ChangeHub.watching`; for coroutines of its loop.
 
-    Attributes:
-        streams: Names of those whose changes count. `ChangeHub.ALL` counts always.
+    Args:
+        places: By key, who watches it; the hub's.
     """
 
-    def __init__(self) -> None:
-        self.streams: Set[Hashable] = frozenset()
-        self._event = asyncio.Event()
+    def __init__(self, places: dict[Hashable, set[StreamWatcher]]) -> None:
+        self._places = places
+        self._streams: Set[Hashable] = frozenset()
+        self._is_told = False
+        self._waiting: asyncio.Future[None] | None = None
 
-    def told(self, changed: Set[Hashable]) -> None:
-        """Wake the watcher if one of these counts for him."""
-        if ChangeHub.ALL in changed or not self.streams.isdisjoint(changed):
-            self._event.set()
+    @property
+    def streams(self) -> Set[Hashable]:
+        """Names of those whose changes count. `ChangeHub.ALL` counts always."""
+        return self._streams
+
+    @streams.setter
+    def streams(self, keys: Set[Hashable]) -> None:
+        for key in self._streams - keys:
+            self._places[key].discard(self)
+            if not self._places[key]:
+                del self._places[key]
+        for key in keys - self._streams:
+            self._places.setdefault(key, set()).add(self)
+        self._streams = frozenset(keys)
+
+    def told(self) -> None:
+        """Wake the watcher."""
+        self._is_told = True
+        self._end()
+
+    def _end(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     async def wait(self, timeout_s: float) -> None:
         """Return when something has changed since this returned last, or time is up."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
-        except TimeoutError:
-            return
-        self._event.clear()
+        if not self._is_told:
+            loop = asyncio.get_running_loop()
+            self._waiting = loop.create_future()
+            timer = loop.call_later(timeout_s, self._end)
+            try:
+                await self._waiting
+            finally:
+                timer.cancel()
+                self._waiting = None
+        self._is_told = False
 
 
 class ChangeHub:
@@ -65,7 +90,8 @@ class ChangeHub:
         self._scheduled = False
         self._waiters: dict[Hashable, list[asyncio.Future[None]]] = {}
         self._waiter_count = 0
-        self._watchers: dict[StreamWatcher, None] = {}  # thousands, of consumer groups
+        self._watchers: dict[StreamWatcher, None] = {}  # thousands, of consumer groups: found by their keys
+        self._places: dict[Hashable, set[StreamWatcher]] = {}
 
     def note(self, *keys: Hashable) -> None:
         """Say that these changed. Thread-safe, cheap."""
@@ -92,8 +118,9 @@ class ChangeHub:
         with self._lock:
             changed, self._changed = self._changed, set()
             self._scheduled = False
-        for watcher in self._watchers:
-            watcher.told(changed)
+        for key in (self.ALL,) if self.ALL in changed else changed:
+            for watcher in self._watchers if key is self.ALL else self._places.get(key, ()):
+                watcher.told()
         for key in changed:
             for future in self._waiters.pop(key, ()):
                 if not future.done():
@@ -102,13 +129,14 @@ class ChangeHub:
     @contextmanager
     def watching(self) -> Iterator[StreamWatcher]:
         """Watch streams for a while: say which, look, wait, and look again (W2)."""
-        watcher = StreamWatcher()
+        watcher = StreamWatcher(self._places)
         with self._lock:
             self._waiter_count += 1
         self._watchers[watcher] = None
         try:
             yield watcher
         finally:
+            watcher.streams = frozenset()
             del self._watchers[watcher]
             with self._lock:
                 self._waiter_count -= 1

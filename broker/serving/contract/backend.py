@@ -310,6 +310,9 @@ class Watcher(Protocol):
 
     streams: Set[Hashable]
 
+    def told(self) -> None:
+        """Wake who waits."""
+
     async def wait(self, timeout_s: float) -> None:
         """Return when something has changed since this returned last, or time is up."""
 

@@ -14,6 +14,8 @@ E2  A handler runs in a turn of its caller (`callers.C3`), in a reservation of m
 E3  An endpoint says what its caller needs: one that does not, or that names what it does not have, does not load.
 E4  It says whether it is an administrative act, too. Such a one is answered once it is recorded (`audit.U2`). Whoever
     is refused, by whatever endpoint, is recorded.
+E5  A request leaves nothing behind that only a search for cycles finds. What its context knows, and knows its task, is
+    taken out again: with thousands of requests a second the searches stopped all threads, for longer than a session.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -46,7 +48,7 @@ from broker.api.misfit import SHOWN_MAX, Misfit, unknown
 from broker.api.permissions import Permission, Where
 from broker.api.validation import Rule, build, shape_of
 from broker.serving.contract.acts import Act, acting_now
-from broker.serving.contract.backend import Backend
+from broker.serving.contract.backend import Backend, Watcher
 from broker.serving.contract.deadline import answer_due
 from broker.serving.contract.done import Change, change_now
 from broker.serving.contract.schemas import ref
@@ -247,7 +249,7 @@ class Serving:
         callers: How much each may have under way.
         names: How many each may make.
         audit: Who did what.
-        draining: Set at shutdown: long polls end.
+        draining: Set at shutdown (`drain`): long polls end.
     """
 
     backend: Backend
@@ -266,6 +268,23 @@ class Serving:
     names: NewNames
     audit: Audit
     draining: asyncio.Event = field(default_factory=asyncio.Event)
+    _watchers: set[Watcher] = field(default_factory=set)
+
+    def drain(self) -> None:
+        """End long polls, and begin none."""
+        self.draining.set()
+        for watcher in self._watchers:
+            watcher.told()
+
+    @contextmanager
+    def watching(self) -> Iterator[Watcher]:
+        """As `Backend.watching`; woken by `drain`, too. So who waits needs no task for that."""
+        with self.backend.watching() as watcher:
+            self._watchers.add(watcher)
+            try:
+                yield watcher
+            finally:
+                self._watchers.discard(watcher)
 
     async def in_worker(self, function: Callable[..., T], *args: Any, undo: Callable[[T], None] | None = None) -> T:
         """Run `function` in a worker thread.
@@ -409,7 +428,7 @@ class Endpoint:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             operation_now.set(self.operation)
-            asking_now.set(request)
+            asked = asking_now.set(request)
             access = await known(request)
             turn = serving.callers.begin(access.caller, request)
             try:
@@ -425,6 +444,7 @@ class Endpoint:
                     await asyncio.sleep(callers.REFUSED_S)
                 raise
             finally:
+                asking_now.reset(asked)  # E5
                 if turn is not None:
                     turn.end()
 
@@ -446,7 +466,7 @@ class Endpoint:
             change = Change()
             change_now.set(change)
             deadline = asyncio.timeout(timeout_ms / 1000)
-            _deadline.set(deadline)
+            due = _deadline.set(deadline)
             access.limited(deadline)
             serving.gate.watch_over(access)
             try:
@@ -474,6 +494,7 @@ class Endpoint:
                 with partly(change.is_done):
                     raise
             finally:
+                _deadline.reset(due)  # E5
                 serving.gate.let_go(access)
 
         async def recorded(request: web.Request) -> web.StreamResponse:

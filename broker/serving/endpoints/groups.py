@@ -78,7 +78,7 @@ from broker.serving.contract.schemas import (
 from broker.serving.endpoints.consumers import checked, describe_all, numbers_of
 from broker.serving.endpoints.resolve import resolve_all
 from broker.serving.http.access import access_now
-from broker.serving.http.waiting import unbroken, until_draining
+from broker.serving.http.waiting import unbroken
 
 SESSION_S: Final = 1.0
 ENDPOINTS: Final = Endpoints()
@@ -140,17 +140,17 @@ async def poll(serving: Serving, request: web.Request, query: Query) -> web.Stre
         rows = [[each.stream, each.partition, each.epoch] for each in asked.released]
         await unbroken(backend.change_group("release_partitions", {"name": name, "member": member, "partitions": rows}))
     with suppress(NotReady):  # B1
-        if _group(serving, name, asked.session).version > asked.version:  # B4
+        if _group(serving, name, asked.session).has_news(member, asked.version):  # B4
             _checked(serving, name, member, asked)
             return _told(serving, name, member, asked.session)
     loop = asyncio.get_running_loop()
     end_s, lost_s = loop.time() + min(asked.wait_ms, kept.timeout_ms // 3) / 1000, inf
-    with backend.watching() as watcher, serving.callers.polling() if asked.wait_ms else nullcontext():
-        watcher.streams = {change_key(name)}
+    with serving.watching() as watcher, serving.callers.polling() if asked.wait_ms else nullcontext():
+        watcher.streams = {change_key(name, member)}
         while (left_s := end_s - loop.time()) > 0 and not serving.draining.is_set():
             try:
                 _checked(serving, name, member, asked)
-                if _group(serving, name, asked.session).version > asked.version:  # a lower one: this broker is behind
+                if _group(serving, name, asked.session).has_news(member, asked.version):  # or this broker is behind
                     break
                 lost_s = inf
             except NotReady:  # B1
@@ -158,7 +158,7 @@ async def poll(serving: Serving, request: web.Request, query: Query) -> web.Stre
                 left_s = min(left_s, lost_s + SESSION_S - loop.time())
                 if left_s <= 0:
                     raise
-            await until_draining(serving, watcher.wait(left_s))
+            await watcher.wait(left_s)
     _checked(serving, name, member, asked)
     return _told(serving, name, member, asked.session)
 

@@ -40,7 +40,7 @@ from broker.serving.endpoints.heads import PolledHeads
 from broker.serving.endpoints.streams import leader_of
 from broker.serving.http.access import Asking, access_now
 from broker.serving.http.peers import is_from_peer
-from broker.serving.http.waiting import either, until_draining
+from broker.serving.http.waiting import either
 
 PATTERNS_MAX: Final = 256
 STARS_MAX: Final = 8
@@ -85,7 +85,7 @@ async def watch(serving: Serving, request: web.Request, query: Query) -> web.Str
     heads = None if is_from_peer(request) else serving.heads
     access, loop = access_now.get(), asyncio.get_running_loop()
     deadline = loop.time() + (0 if access.is_strangers("stream:read") else wait_seconds(query))
-    with backend.watching() as watcher, serving.callers.polling() if query["max_wait_ms"] else nullcontext():
+    with serving.watching() as watcher, serving.callers.polling() if query["max_wait_ms"] else nullcontext():
         while True:
             if heads is not None:
                 await _look_elsewhere(backend, heads, patterns, access)
@@ -97,7 +97,7 @@ async def watch(serving: Serving, request: web.Request, query: Query) -> web.Str
             waiting = watcher.wait(left)
             if access.is_refused:
                 waiting = either(waiting, access.gate.until_changed())
-            await until_draining(serving, waiting)
+            await waiting
             await asyncio.sleep(QUIET_S)
 
 

@@ -483,6 +483,7 @@ class Gate:
 
     def let_go(self, asking: Asking) -> None:
         self._under_way.discard(asking)
+        asking.limited(None)  # the limit knows its task, and the task this asking: a cycle
 
     def look(self) -> None:
         """End the requests that could not begin now (A4), and have those that watch look again."""
@@ -656,8 +657,8 @@ class Asking:
         left = needed.later - self._asked
         assert not left, f"A1: answered without having asked for {sorted(left)}"
 
-    def limited(self, limit: asyncio.Timeout) -> None:
-        """What ends this request (A4)."""
+    def limited(self, limit: asyncio.Timeout | None) -> None:
+        """What ends this request (A4); None: it has ended."""
         self._limit = limit
 
     def look(self) -> None:

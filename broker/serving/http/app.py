@@ -202,7 +202,7 @@ async def _name_servers(request: web.Request, response: web.StreamResponse) -> N
 
 
 async def _drain(app: web.Application) -> None:
-    app[SERVING].draining.set()
+    app[SERVING].drain()
 
 
 async def _worker(app: web.Application) -> AsyncIterator[None]:

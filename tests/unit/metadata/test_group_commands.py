@@ -19,7 +19,7 @@ from broker.metadata.catalog import Catalog
 from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.controller import Controller, MembersHeard, Submit, SubmitAnswered, TimePassed
 from broker.metadata.group_commands import EPOCH_BITS
-from broker.metadata.groups import Grant, Groups
+from broker.metadata.groups import ConsumerGroup, Grant, Groups
 from broker.metadata.member_lives import MemberLives
 from tests.support.effort import seeds
 
@@ -228,8 +228,8 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- lives ---------------------------------------------------------------------------------------------------------
 
 
-def member(groups: Groups, name: str) -> int:
-    return groups.get("g").members[name].session
+def member(groups: Groups, name: str, of: str = "g") -> int:
+    return groups.get(of).members[name].session
 
 
 def test_who_is_silent_for_its_timeout_ends_and_nobody_sooner() -> None:
@@ -252,6 +252,51 @@ def test_who_is_silent_for_its_timeout_ends_and_nobody_sooner() -> None:
     lives.heard("nobody", "a", 3, 54_002)
     assert lives.lapsed(Groups(), 54_003) == {}
     assert lives._heard == {}, "nothing is kept of who is no member"
+
+
+def test_a_group_is_looked_at_when_it_has_changed_or_may_have_lost_somebody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J3."""
+    groups, lives, looked = Groups(), MemberLives(), list[tuple[str, int]]()
+    look = MemberLives._look
+
+    def counted(self: MemberLives, name: str, group: ConsumerGroup, now_ms: int) -> dict[str, int]:
+        looked.append((name, now_ms))
+        return look(self, name, group, now_ms)
+
+    monkeypatch.setattr(MemberLives, "_look", counted)
+    for name in ("g", "h"):
+        groups.join(name, "a", ("s",), timeout_ms=1_000, counts={"s": 2})
+    session = groups.join("h", "b", ("s",), timeout_ms=5_000, counts={"s": 2})
+    for now_ms in range(0, 3_000, 250):
+        lives.heard("g", "a", member(groups, "a"), now_ms)
+        if now_ms == 750:
+            lives.heard("h", "a", member(groups, "a", "h"), now_ms)
+        if now_ms == 1_000:
+            groups.end("h", {"b": session}, {"s": 2})
+        if lives.lapsed(groups, now_ms):
+            groups.end("h", {"a": member(groups, "a", "h")}, {"s": 2})
+    assert looked == [("g", 0), ("h", 0), ("h", 1_000), ("g", 1_250), ("h", 2_000), ("h", 2_250), ("g", 2_500)]
+
+
+def test_news_are_those_of_the_member() -> None:
+    """G12. A restored catalog tells each once more; that is all it knows otherwise."""
+    catalog = alone()
+    applied(catalog, join("a"), join("b"))
+    before = catalog.groups.get("g")
+    assert (before.told, before.has_news("a", before.version - 1)) == ({"a", "b"}, True)
+    applied(catalog, join("c"), join("c", timeout_ms=9_000))
+    group = catalog.groups.get("g")
+    assert [group.has_news(each, before.version) for each in "abc"] == [False, False, True]
+    assert (group.told, catalog.groups.told("g")) == ({"c"}, [("group", "g", "c")])
+    restored = Catalog.restore(json.loads(json.dumps(catalog.snapshot())))
+    assert restored.groups == catalog.groups
+    assert [restored.groups.get("g").has_news(each, before.version) for each in "abc"] == [True] * 3
+    assert not any(restored.groups.get("g").has_news(each, group.version) for each in "abc")
+    for some in (catalog, restored):
+        applied(some, {"kind": "end_members", "name": "g", "members": {"a": member(some.groups, "a")}})
+        group = some.groups.get("g")
+        assert "a" in group.told, "who ends is told, too"
+        assert [group.has_news(each, group.version - 1) for each in "bc"] == [each in group.told for each in "bc"]
 
 
 def ended(controller: Controller, catalog: Catalog, now_ms: int) -> list[Submit]:

@@ -64,7 +64,7 @@ async def test_who_watches_a_stream_is_woken_by_it_and_by_what_concerns_all_and_
         for keys in (("b",), ("p", "b"), ("p", "a"), (hub.ALL,), ("b",)):
             hub.note(*keys)
             await asyncio.sleep(0)  # `_wake` runs
-            woken.append(watcher._event.is_set())
+            woken.append(watcher._is_told)
             if woken[-1]:
                 await watcher.wait(60)
     assert woken == [False, False, True, True, False]

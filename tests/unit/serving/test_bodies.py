@@ -36,7 +36,7 @@ from broker.serving.http import body, connections, json_text, peers
 from broker.serving.http.app import BODIES_AT_ONCE, ENDPOINTS
 from broker.serving.http.body import JSON_MEDIA, MEMBERS_MAX, BodyBudget
 from broker.serving.http.callers import CallerLimits
-from broker.serving.http.json_text import DEPTH_MAX, Tally, parse, tally
+from broker.serving.http.json_text import DEPTH_MAX, Tally, at_most, parse, tally
 from tests.support.effort import seeds
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import stream_of, values
@@ -289,7 +289,9 @@ def test_depth_and_items_are_counted_as_a_parser_would(seed: int) -> None:
         return Tally(1 + max(each.depth for each in found), 1 + sum(each.items for each in found))
 
     value = make(6)
-    assert tally(json.dumps(value, ensure_ascii=rng.random() < 0.5).encode()) == count(value)
+    text = json.dumps(value, ensure_ascii=rng.random() < 0.5).encode()
+    assert tally(text) == count(value)
+    assert all(most >= each for most, each in zip(at_most(text), count(value), strict=True))
 
 
 def test_json_too_deep_or_of_too_many_items_is_refused_before_it_is_parsed() -> None:
@@ -535,14 +537,14 @@ def test_long_json_and_patterns_never_hold_up_the_loop(api: Api, monkeypatch: py
 
     def noting_tally(text: bytes) -> Tally:
         parsed.append((len(text), is_on_a_loop()))
-        return tally(text)
+        return at_most(text)
 
     def noting_selects(patterns: Patterns, name: str) -> bool:
         if name not in patterns._selected:
             matched.append(is_on_a_loop())
         return selects(patterns, name)
 
-    monkeypatch.setattr(json_text, "tally", noting_tally)
+    monkeypatch.setattr(json_text, "at_most", noting_tally)
     monkeypatch.setattr(Patterns, "selects", noting_selects)
     api.create("orders")
     long = CHECKED_INLINE_BYTES + 1

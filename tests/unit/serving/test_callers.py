@@ -199,7 +199,7 @@ def test_long_polls_have_a_limit_of_their_own(tmp_path: Path) -> None:
         problem = enforced.call("POST", f"{GROUP}/m/poll", ana, body={**seen, "wait_ms": 60_000})[2]
         assert (problem["reason"], problem["key"]) == ("limit_reached", "limits.caller_polls_max")
         assert enforced.call("POST", f"{GROUP}/m/poll", ana, body=seen)[0] == 200
-        enforced.call("POST", GROUP, ana, body={"member": "n", "streams": ["own"], "timeout_ms": 60_000})
+        enforced.call("POST", GROUP, ana, body={"member": "m", "streams": ["own"], "timeout_ms": 61_000})
         told = enforced.call("POST", f"{GROUP}/m/poll", ana, body={**seen, "wait_ms": 60_000})[2]
         assert told["version"] > seen["version"], "it need not wait, and others may wait for what it gives up"
         polls(enforced.server, 1, by="user:ana")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from typing import Any
@@ -135,8 +136,8 @@ def test_the_lag_of_a_group_is_told_whatever_its_members_do(
     assert "lag_records" not in told(server), "what was committed was of the former stream"
 
 
-def test_a_poll_is_woken_by_its_own_group_alone(orders: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands may poll: a change of one group, or a record, is nothing to all others."""
+def test_a_poll_is_woken_by_what_concerns_its_member_alone(orders: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands may poll: a change of another group, or of other members, or a record, is nothing to them."""
     woken, wait = list[str](), StreamWatcher.wait
 
     async def counted(self: StreamWatcher, timeout_s: float) -> None:
@@ -144,6 +145,7 @@ def test_a_poll_is_woken_by_its_own_group_alone(orders: Api, monkeypatch: pytest
         woken.append("woken")
 
     monkeypatch.setattr(StreamWatcher, "wait", counted)
+    orders.create("invoices", partitions=2)
     a = Member(orders, "a")
     asked = threading.Thread(target=lambda: a.take(Member.poll(waiting, wait_ms=60_000)))
     waiting = Member.__new__(Member)
@@ -153,6 +155,10 @@ def test_a_poll_is_woken_by_its_own_group_alone(orders: Api, monkeypatch: pytest
         told = orders.post("/v1/groups/other/members", {"member": f"m{number}", "streams": ["orders"]})
         assert told.status == 200
         orders.append("orders", values(1), 0)
+    Member(orders, "c", streams=["invoices"])
+    d = Member(orders, "d", streams=["invoices"])
+    assert d.leave().status == 204
+    assert woken == []
     Member(orders, "b")
     asked.join(60)
     assert ({number for number, each in a.held.items() if each["is_revoked"]}, woken) == ({1}, ["woken"])
@@ -183,6 +189,33 @@ def test_a_poll_that_waits_outlasts_a_session_that_lapses_for_a_moment(
         Member(orders, "b")
     asked.join(60)
     assert (told[0].status, told[0].reason if lasts else "") == ((503, "not_ready") if lasts else (200, ""))
+
+
+def test_polls_that_wait_end_when_the_broker_drains(server: Server, orders: Api) -> None:
+    a, told = Member(orders, "a"), list[Answer]()
+    waiting = Member.__new__(Member)
+    waiting.__dict__ |= {**a.__dict__, "api": orders.another()}
+    asked = threading.Thread(target=lambda: told.append(waiting.poll(wait_ms=60_000)))
+    asked.start()
+    eventually(lambda: server.backend._hub._watchers, what="the poll waits")
+    server.backend._hub._loop.call_soon_threadsafe(server.serving.drain)
+    asked.join(60)
+    assert (told[0].status, told[0].json()["version"]) == (200, a.version)
+
+
+def test_a_request_leaves_nothing_to_the_search_for_cycles(orders: Api) -> None:
+    """`endpoint.E5`."""
+    a = Member(orders, "a")
+    for wait_ms in (0, 2):
+        a.poll(wait_ms=wait_ms)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(10):
+                a.poll(wait_ms=wait_ms)
+            assert gc.collect() < 10, "less than one object for each request"
+        finally:
+            gc.enable()
 
 
 def test_a_commit_that_passes_over_or_goes_back_is_refused(orders: Api) -> None:
