@@ -188,10 +188,11 @@ class Staging(Collecting):
 
     def finish(self) -> tuple[Stage, ...]:
         """Store what waits, and end every stage. Durable with the commit, or before. Raises what the broker says."""
-        for bundle in self._bundles({*self._stages, *self._pending}, self._sink.asked_first):
+        bundles = list(self._bundles({*self._stages, *self._pending}, self._sink.asked_first))
+        for bundle in bundles:
             key, batches = bundle[0]
             if len(bundle) > 1 or sum(batch.nbytes for batch in batches) <= BUNDLED_BYTES:
-                self._submit_bundle(bundle)
+                self._submit_bundle(bundle, is_alone=len(bundles) == 1 and not self._under_way)
             else:
                 self._submit(key, self._stages.setdefault(key, _Open()), batches, is_last=True)
         self._pending.clear()
@@ -220,8 +221,8 @@ class Staging(Collecting):
     def _sent(self, key: Key, batches: list[pa.RecordBatch]) -> None:
         self._submit(key, self._stages.setdefault(key, _Open()), batches, is_last=False)
 
-    def _submit_bundle(self, bundle: Bundle) -> None:
-        """Store the last parts of several stages in one request."""
+    def _submit_bundle(self, bundle: Bundle, *, is_alone: bool) -> None:
+        """Store the last parts of several stages in one request; in this thread if there is no other."""
         lasts = []
         for key, batches in bundle:
             stage, rows = self._stages.setdefault(key, _Open()), sum(batch.num_rows for batch in batches)
@@ -231,7 +232,10 @@ class Staging(Collecting):
             stage.rows += rows
         (stream, _), _ = bundle[0]
         incarnation = self._targets[bundle[0][0]].incarnation
-        self._run(lambda interrupt: self._send_bundle(stream, incarnation, lasts, interrupt))
+        if is_alone:
+            self._send_bundle(stream, incarnation, lasts, Interrupt())
+        else:
+            self._run(lambda interrupt: self._send_bundle(stream, incarnation, lasts, interrupt))
 
     def _send_bundle(
         self,

@@ -28,6 +28,7 @@ from broker.api.sink_answers import Stage
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls
 from broker.client.sinks import Sink
+from spark_liftlog.reading.pinning import batch_here
 from spark_liftlog.writing.digest import summed
 
 QUERY_ID: Final = "sql.streaming.queryId"
@@ -105,6 +106,12 @@ def checkpoint_name(query: str, place: str | None) -> str:
     A copy of it has the same id in another place. Without a place only the id can be compared.
     """
     return f"{place} query {query}" if place else f"query {query}"
+
+
+def batch_name() -> str:
+    """Names the micro-batch that this task belongs to; empty: Spark does not say."""
+    batch = batch_here()
+    return "" if batch is None or batch.number < 0 or not batch.run else f"{batch.query} {batch.run} {batch.number}"
 
 
 def task_number() -> int:

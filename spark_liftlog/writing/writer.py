@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 
@@ -44,6 +45,7 @@ from spark_liftlog.writing.run import (
     abort,
     agreed,
     all_written,
+    batch_name,
     digest_of_all,
     forget,
     give_up,
@@ -54,7 +56,8 @@ from spark_liftlog.writing.run import (
     task_number,
 )
 from spark_liftlog.writing.sink_options import SinkOptions
-from spark_liftlog.writing.targets import find
+from spark_liftlog.writing.targets import Targets
+from spark_liftlog.writing.targets import forget as forget_targets
 
 log = logging.getLogger("spark_liftlog")
 
@@ -74,6 +77,7 @@ class LiftlogWriter(DataSourceArrowWriter):
         self._options = options
         self._columns = checked_columns(schema, options)
         self._job = Job.of(options) if options.is_exactly_once else None
+        self._name = uuid.uuid4().hex
 
     @shown_to_spark
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -84,7 +88,7 @@ class LiftlogWriter(DataSourceArrowWriter):
             raise advised(error) from error
         if job is not None and is_done:
             return Written(task=task_number(), row_count=0, run=job.run, is_skipped=True)
-        return write_task(iterator, self._columns, self._options, None if job is None else job.run)
+        return write_task(iterator, self._columns, self._options, None if job is None else job.run, self._name)
 
     @shown_to_spark
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -119,7 +123,7 @@ class LiftlogStreamWriter(DataSourceStreamArrowWriter):
         options = self._options
         run = streaming_run(options.sink_id, options.checkpoint) if options.is_exactly_once else None
         try:
-            return write_task(iterator, self._columns, self._options, run)
+            return write_task(iterator, self._columns, self._options, run, batch_name())
         except LiftlogError as error:
             raise advised(error) from error
 
@@ -192,12 +196,13 @@ def brokers_of(options: SinkOptions) -> Brokers:
 
 
 def write_task(
-    batches: Iterable[pa.RecordBatch], columns: dict[str, int], options: SinkOptions, run: Run | None
+    batches: Iterable[pa.RecordBatch], columns: dict[str, int], options: SinkOptions, run: Run | None, job: str
 ) -> Written:
     """Write the rows of one task.
 
     Args:
         run: For whom they are staged; None: they are appended.
+        job: Names the job or micro-batch that the task belongs to; empty: nobody knows.
     Raises:
         LiftlogError: not all of them were written; appended ones stay, staged ones will not be seen.
     """
@@ -215,13 +220,14 @@ def write_task(
             epoch = sink.epoch or 0
             outlet = Staging(sink, functools.partial(abort, brokers, run))
             lasting.enter_context(renewing(sink, sink.renew_ms))
-        again = AskingAgain(brokers).again
-        router = Router(columns, options, lambda stream: find(calls, stream), outlet, task, again=again)
+        targets = Targets(calls, job, AskingAgain(brokers).again)
+        router = Router(columns, options, targets.find, outlet, task, again=targets.again)
         router.check()
         for batch in gathered(batches):
             router.add(batch)
         stages = outlet.finish()
     except BaseException as error:
+        forget_targets(brokers, job)
         if outlet is not None:
             outlet.discard()
         if run is not None and isinstance(error, LiftlogError) and is_stale(error):

@@ -29,7 +29,7 @@ from broker.client.sinks import BundledPart, Sink, Stage
 from spark_liftlog.errors import LiftlogSparkError, ModeRefused
 from spark_liftlog.schema import HEADERS
 from spark_liftlog.writing import outlets
-from spark_liftlog.writing import writer as writer_module
+from spark_liftlog.writing import targets as targets_module
 from spark_liftlog.writing.jobs import Job
 from spark_liftlog.writing.outlets import (
     APPEND_BYTES,
@@ -329,7 +329,7 @@ def test_a_task_that_fails_does_not_wait_long_for_what_hangs(monkeypatch: pytest
     monkeypatch.setattr(Sink, "open", lambda sink, **_: setattr(sink, "epoch", 1))
     monkeypatch.setattr(Sink, "send_part", hang)
     monkeypatch.setattr(Sink, "abort", dropping)
-    monkeypatch.setattr(writer_module, "find", lambda calls, stream: replace(TARGET, record_bytes_max=1 << 30))
+    monkeypatch.setattr(targets_module, "find", lambda calls, stream: replace(TARGET, record_bytes_max=1 << 30))
     writer = LiftlogWriter(OPTIONS, VALUE, overwrite=False)
     with pytest.raises(LiftlogSparkError, match="LIFTLOG_UNAVAILABLE: nobody answers"):
         writer.write(iter([piece_of_a_stage() for _ in range(12)]))
