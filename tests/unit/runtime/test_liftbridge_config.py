@@ -68,6 +68,9 @@ class Nothing:
     def __init__(self) -> None:
         self.draining = asyncio.Event()
 
+    def drain(self) -> None:
+        self.draining.set()
+
     def protocol_factory(self, server: web.Server, tls: Any = None) -> Any:
         return server
 
