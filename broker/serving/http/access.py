@@ -50,9 +50,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
+from hmac import compare_digest
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiohttp import web
+from aiohttp.hdrs import AUTHORIZATION
+from multidict import istr
 
 from broker.api import http
 from broker.api.certificate_faults import REVOKED
@@ -83,6 +86,8 @@ LOOK_S: Final = 0.5
 PROOF_S: Final = 120.0
 """Clocks of brokers may differ so much."""
 _NOBODYS: Final = "0" * 64
+_PROOF: Final = istr(http.PROOF)
+_BEHALF: Final = istr(http.BEHALF)
 _PATH: Final = (Where.NOWHERE, Where.PATH)
 _FIRST: Final = (*_PATH, Where.QUERY)
 
@@ -227,7 +232,7 @@ class Gate:
     Args:
         access: The catalog's tokens and grants, as they are now.
         brokers: The ids of the cluster's brokers, as they are now.
-        now_ms: The clock: milliseconds since 1970 UTC.
+        now_ns: The clock: nanoseconds since 1970 UTC.
         catch_up: Returns when all that was acknowledged before is known here. Raises NotReady: nobody can tell.
         jwts: Judges JWTs; None: none is good.
         revocations: Of clients' certificates, as they are now (A9); None: nobody says.
@@ -238,7 +243,7 @@ class Gate:
         rules: AuthRules,
         access: Callable[[], Access],
         brokers: Callable[[], Collection[str]],
-        now_ms: Callable[[], float],
+        now_ns: Callable[[], int],
         catch_up: Callable[[], Awaitable[None]],
         jwts: Jwts | None = None,
         revocations: Callable[[], Revocations | None] = lambda: None,
@@ -246,13 +251,13 @@ class Gate:
         self.rules = rules
         self.access = access
         self._brokers = brokers
-        self._now_ms = now_ms
+        self._now_ns = now_ns
         self.catch_up = catch_up
         self._jwts = jwts
         self._has_heard = False  # since the start
         self._changed: asyncio.Future[None] | None = None  # somebody waits for it
         self._revocations = revocations
-        self._looked_at: tuple[Access, int, Revocations | None] | None = None
+        self.looked_at: tuple[Access, int, Revocations | None] | None = None
         self._key_of_marks = secrets.token_bytes(32)
         self._admins = rules.admins | ({ADMIN} if rules.admin_token is not None else set())
         self.editions = Editions(access, self._admins)
@@ -316,7 +321,7 @@ class Gate:
     def _identified(self, request: web.Request) -> Identified:
         proofs = request.headers.getall(http.PROOF, ())
         caller = self._proven(request, proofs) if proofs else _certified(request, self._brokers)
-        if caller is not None and caller.until_ms <= self._now_ms():
+        if caller is not None and caller.until_ms <= self._now_ns() / 1e6:
             raise InvalidRequest(f"the certificate of {caller.principal} has expired")
         if caller is not None and is_broker(caller.principal):
             return self._behalf(request, caller)
@@ -348,7 +353,7 @@ class Gate:
         return self._in_time(found)
 
     def _in_time(self, found: Identified) -> Identified:
-        if found.until_ms <= self._now_ms():
+        if found.until_ms <= self._now_ns() / 1e6:
             raise InvalidRequest(
                 " ".join(filter(None, (found.how, found.token_id, "of", found.principal, "has expired")))
             )
@@ -378,7 +383,7 @@ class Gate:
             raise InvalidRequest("a proof of a broker that is none")
         if not hmac.compare_digest(mac, _mac(key, me, request.host, request.method, request.raw_path, at, behalf)):
             raise InvalidRequest(f"the proof of broker {me[:100]!r} does not hold: is its raft.secret another one?")
-        if abs(self._now_ms() - int(at)) > 1000 * PROOF_S:
+        if abs(self._now_ns() / 1e6 - int(at)) > 1000 * PROOF_S:
             raise InvalidRequest(f"the proof of broker {me} is of another time: its clock, or this one, is wrong")
         return Identified(principal=f"broker:{me}", how="broker")
 
@@ -421,12 +426,20 @@ class Gate:
         return asking
 
     def _again(self, request: web.Request, needed: Needed) -> Asking | None:
-        """One whom its connection remembers; None: `_begun` finds out (A3)."""
+        """One whom its connection remembers; None: `_begun` finds out (A3). In line: amid a request each function that
+        it calls has to come into the processor's caches, which takes longer than what it does."""
         found: LastCaller | None = getattr(request.protocol, "remembered", None)  # of a `connections.HttpConnection`
         if found is None or needed.is_open or not (self.is_enforced or needed.is_admins):
             return None
-        if found.edition != self.editions.now() or found.caller.until_ms <= self._now_ms() or not found.is_of(request):
+        if found.edition != self.editions.now() or found.caller.until_ms <= self._now_ns() / 1e6:  # rights.R3
             return None
+        headers, shown = request.headers, found.shown
+        if _PROOF in headers or _BEHALF in headers:
+            return None
+        if shown is not None:  # rights.R2; else the certificate, which comes before a token
+            given = headers.getall(AUTHORIZATION, ())
+            if len(given) != 1 or not given[0].isascii() or not compare_digest(given[0], shown):
+                return None
         return Asking(self, found.caller, found, is_judged=True, is_refused=True)
 
     def _remembered(self, request: web.Request, edition: int, caller: Identified) -> LastCaller:
@@ -458,7 +471,8 @@ class Gate:
         if self.is_enforced and not is_refused:  # it is required since
             return await self._begun(request, needed)
         found, is_judged = self._remembered(request, edition, caller), is_refused or not self.is_off
-        return Asking(self, caller, found, is_judged=is_judged, is_refused=is_refused)
+        as_of = found if edition == self.editions.now() else None  # it may have waited
+        return Asking(self, caller, as_of, is_judged=is_judged, is_refused=is_refused)
 
     def why_revoked(self, certificate: Mapping[str, Any] | None) -> str:
         """Why the certificate of a connection is not believed (A9). Empty: it is, or there is none."""
@@ -487,8 +501,8 @@ class Gate:
 
     def look(self) -> None:
         """End the requests that could not begin now (A4), and have those that watch look again."""
-        access, before = self.access(), self._looked_at
-        now = self._looked_at = access, access.version, self._revocations()
+        access, before = self.access(), self.looked_at
+        now = self.looked_at = access, access.version, self._revocations()
         is_changed = before is None or before[1] != now[1] or before[0] is not now[0] or before[2] is not now[2]
         for asking in list(self._under_way):
             if is_changed or asking.refusal is not None or not self.is_good(asking.caller):
@@ -505,7 +519,7 @@ class Gate:
 
     def is_good(self, caller: Identified) -> bool:
         """Whether a caller would be known now."""
-        if caller.until_ms <= self._now_ms():
+        if caller.until_ms <= self._now_ns() / 1e6:
             return False
         if caller.key is not None and not (self._jwts is not None and self._jwts.believes(caller.key)):
             return False
@@ -531,7 +545,7 @@ class Asking:
 
     __slots__ = (
         *("gate", "caller", "certificate", "is_judged", "is_refused", "is_let_in", "refusal"),
-        *("_as_of", "_given", "_given_any", "_asked", "_limit"),
+        *("_as_of", "_looked_at", "_given", "_given_any", "_asked", "_limit"),
     )
 
     def __init__(
@@ -539,7 +553,7 @@ class Asking:
     ) -> None:
         self.gate = gate
         self.caller = caller
-        self._as_of = as_of
+        self._as_of, self._looked_at = as_of, gate.looked_at
         self.certificate: Mapping[str, Any] | None = None
         """Of the connection (A9)."""
         self.is_judged = is_judged
@@ -607,6 +621,7 @@ class Asking:
     async def _knows_all(self) -> bool:
         """A8: whether to judge again, before a refusal that counts."""
         if self.is_refused:
+            self._as_of = None  # by then it may be another edition
             await self.gate.hear_all()
         return self.is_refused
 
@@ -634,7 +649,9 @@ class Asking:
         as_of = self._as_of
         for action, parameter in needed.path:
             asked = action, path[parameter] if parameter else ""
-            if as_of is not None and as_of.allows(asked):  # as of now, or `watch_over` looks once more
+            if as_of is not None and (
+                asked == as_of.allowed or as_of.allows(asked)
+            ):  # as of now, or `watch_over` looks once more
                 self._given.add(asked)
             else:
                 await self.need(action, asked[1:])
@@ -673,14 +690,15 @@ class Asking:
             self._limit.reschedule(asyncio.get_running_loop().time())
 
     def is_as_judged(self) -> bool:
-        """Whether nothing has changed since by which it could be refused, but the time (`Gate.look`)."""
+        """Whether it has neither waited nor been looked past (`Gate.look`) since: what changes then the next look
+        sees."""
         as_of = self._as_of
         return (
             as_of is not None
             and self.is_refused
+            and self._looked_at is self.gate.looked_at
             and self.certificate is None  # it may be revoked since
             and self.caller.key is None  # the issuer may have taken it back since
-            and as_of.edition == self.gate.editions.now()
         )
 
     def refused_now(self) -> InvalidRequest | None:

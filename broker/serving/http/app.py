@@ -115,7 +115,7 @@ def build_app(
     tls: TlsContexts | None = None,
     auth_rules: AuthRules | None = None,
     is_audited: bool = True,
-    now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    now_ns: Callable[[], int] = time.time_ns,
 ) -> web.Application:
     """The application, to be run with `RUNNER_OPTIONS` on the loop that the backend waits on.
 
@@ -128,8 +128,12 @@ def build_app(
         tls: Of this broker, and of all others. None: plain HTTP. Listen with it, too (`CONNECTIONS`).
         auth_rules: Who may do what, as far as the configuration says. None: whoever reaches the port may do everything.
         is_audited: Whether administrative acts and refusals are recorded in `__audit`.
-        now_us: The clock: microseconds since 1970 UTC.
+        now_ns: The clock: nanoseconds since 1970 UTC.
     """
+
+    def now_us() -> int:
+        return now_ns() // 1_000
+
     meters = Meters()
     callers = Callers(caller_limits, meters)
     rules = auth_rules or AuthRules()
@@ -139,9 +143,9 @@ def build_app(
         rules,
         lambda: backend.access,
         lambda: {str(each["id"]) for each in backend.brokers()},
-        lambda: now_us() / 1000,
+        now_ns,
         backend.catch_up,
-        _jwts_of(rules, lambda: now_us() / 1000, worker),
+        _jwts_of(rules, lambda: now_ns() / 1e6, worker),
         tls.revocations if tls is not None else lambda: None,
     )
     serving = Serving(

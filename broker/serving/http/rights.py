@@ -17,13 +17,8 @@ R4  Nothing is kept by names that callers choose, but the last one by each conne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from hmac import compare_digest
 from typing import TYPE_CHECKING, Final, Protocol
 
-from aiohttp import hdrs, web
-from multidict import istr
-
-from broker.api import http
 from broker.api.permissions import BROKERS_ALONE
 from broker.api.principals import Granted, is_broker
 from broker.metadata.access import Access
@@ -33,8 +28,6 @@ if TYPE_CHECKING:
 
 REMEMBERED_LENGTH: Final = 256
 """Characters. A token is a third of that, and so is nearly each name."""
-_PROOF: Final = istr(http.PROOF)
-_BEHALF: Final = istr(http.BEHALF)
 BROKERS_OWN: Final = BROKERS_ALONE | {"stream:read", "cluster:read", "metrics"}
 """What a broker may ask for itself (`access.A6`), and whoever asks with its files whether it is ready, as `up` does."""
 
@@ -126,37 +119,26 @@ def _grantable(grants: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
 
 
 class LastCaller:
-    """Whom a connection last knew (R2).
+    """Whom a connection last knew (R2; `access.Gate._again` compares).
 
     Attributes:
         shown: The value of its Authorization header; None: its certificate named it.
+        allowed: The last that was asked for and allowed: an action, a name.
     """
 
-    __slots__ = ("_allowed", "_rights", "caller", "edition", "shown")
+    __slots__ = ("_rights", "allowed", "caller", "edition", "shown")
 
     def __init__(self, edition: int, shown: str | None, caller: Identified, rights: Rights) -> None:
         self.edition = edition
         self.shown = shown
         self.caller = caller
         self._rights = rights
-        self._allowed: tuple[str, str] | None = None  # the last of what was asked for
-
-    def is_of(self, request: web.Request) -> bool:
-        """Whether a request of this connection shows the same, and nothing else."""
-        headers = request.headers
-        if _PROOF in headers or _BEHALF in headers:
-            return False
-        if self.shown is None:
-            return True  # the certificate comes before a token
-        given = headers.getall(hdrs.AUTHORIZATION, ())
-        return len(given) == 1 and given[0].isascii() and compare_digest(given[0], self.shown)
+        self.allowed: tuple[str, str] | None = None
 
     def allows(self, asked: tuple[str, str]) -> bool:
         """Whether the caller may do this action to what has this name, as of its edition."""
-        if asked == self._allowed:
-            return True
         if not self._rights.allows(*asked):
             return False
         if len(asked[1]) <= REMEMBERED_LENGTH:
-            self._allowed = asked
+            self.allowed = asked
         return True

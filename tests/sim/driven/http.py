@@ -45,7 +45,7 @@ class Http:
         self._broker, self._service = broker, broker.service
         self._loop = SteppedLoop(process)
         self._gate = Gate(  # it is off, and judges nobody
-            AuthRules(), lambda: broker.service.catalog.access, lambda: (), lambda: broker.wall_us / 1_000, _known
+            AuthRules(), lambda: broker.service.catalog.access, lambda: (), lambda: broker.wall_us * 1_000, _known
         )
         self.streams = PlacedStreams(
             broker.name, lambda: broker.service.catalog, broker.driver, has_session=lambda: broker.has_session
