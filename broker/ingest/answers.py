@@ -14,12 +14,12 @@ with liftlog's reason code in brackets.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from broker.api.errors import LiftlogError
-from broker.ingest import envelope
+from broker.ingest import envelope, rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +209,15 @@ def refusal_body(refusal: Refusal, stream: str, *, size: int, limit: int) -> byt
 def publish(reply: bytes, body: bytes) -> bytes:
     """One answer as the server takes it."""
     return b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body)
+
+
+def addressed(inbox: bytes, ack: bytes, prefixes: Sequence[bytes]) -> bytes | None:
+    """An `Ack` of who published otherwise than on NATS, for its inbox, as the server takes it.
+
+    Returns:
+        None: it may not be told (`rules.R9`).
+    """
+    is_own = inbox.startswith(tuple(prefixes)) and not inbox.startswith(rules.SYSTEM)
+    if not is_own or not envelope.is_publishable(inbox) or len(ack) > rules.ACK_TEXTS_BYTES_MAX:
+        return None
+    return publish(inbox, envelope.ACK_HEADER + ack)

@@ -41,6 +41,7 @@ R9  Who names an ack inbox in an envelope is told there and nowhere else, also b
     inbox. Of a refusal it is told what Liftbridge has a code for, and else nothing (`envelope.UNKNOWN`). It has to be
     a subject to publish on (it comes from a payload, and goes into a line of the protocol), and the texts of an ack
     no longer than `ACK_TEXTS_BYTES_MAX`: the server would cut us off for one that is larger than its messages may be.
+    So it is with the inbox of who publishes over Liftbridge's API (`answers.addressed`).
 R10  `Liftlog-Fence` is a number, and its record is stored if that is the partition's fence when it is appended. As with
     other expectations, a silent copy does not look at it (R6).
 R11  Where the stream counts offsets (`concurrency_control`), the `offset` of an envelope is what its record expects to

@@ -332,6 +332,11 @@ class Assembled:
         log.info("broker.stopped id=%s", self.broker_id)
         return has_ended
 
+    def tell_inbox(self, inbox: str, ack: bytes) -> None:
+        """As `Backend.tell_inbox`."""
+        if self._intake is not None:
+            self._intake.tell_inbox(inbox, ack)
+
     # --- what the HTTP API reads ----------------------------------------------------------------------------
 
     def watching(self) -> AbstractContextManager[StreamWatcher]:

@@ -51,6 +51,7 @@ class LogBackend:
 
     def __init__(self, folder: Path) -> None:
         self.missing: dict[str, str] = {}
+        self.inboxes: list[tuple[str, bytes]] = []
         self.offline: dict[str, LiftlogError] = {}
         self._folder = folder
         self._disk = OsDisk()
@@ -220,6 +221,9 @@ class LogBackend:
 
     def member_heard(self, group: str, member: str, session: int) -> None:
         self.heard = group, member, session
+
+    def tell_inbox(self, inbox: str, ack: bytes) -> None:
+        self.inboxes.append((inbox, ack))
 
     async def forget_producer(self, name: str) -> None:
         self._execute({"kind": "forget_producer", "name": name})

@@ -9,7 +9,7 @@ I4  One stream's subject keeps no other stream from being captured. nats-py rais
     (`orders.**`, without a wildcard in it); our own rule is the catalog's, and the server has the last word.
 I5  Of a server whose certificate is not believed it is told at each try, for the audit (`audit.U9`).
 
-Everything but `attach`, `alter`, `detach`, `stop` and reading counters runs on the thread's own loop.
+Everything but `attach`, `alter`, `detach`, `stop`, `tell_inbox` and reading counters runs on the thread's own loop.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from broker.api.certificate_faults import Tell, tell_nobody
 from broker.api.errors import InvalidSetting
 from broker.api.nats_url import shown_urls
 from broker.api.tls_files import unbelieved_in
+from broker.ingest.answers import addressed
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import Config
 from broker.runtime.config.nats_options import connect_options
@@ -73,9 +74,10 @@ class IntakeDriver:
         self._config = config
         self._clocks, self._tell = clocks, tell
         parser = _load(config.intake.implementation)
+        self._prefixes = [prefix.encode() for prefix in config.nats.reply_prefixes]
         self.implementation: str = parser.IMPLEMENTATION
         self._intake: ingest.Intake = parser.Intake(
-            reply_prefixes=[prefix.encode() for prefix in config.nats.reply_prefixes],
+            reply_prefixes=self._prefixes,
         )
         self._streams: dict[str, Attachment] = {}
         self._client: nats.aio.client.Client | None = None
@@ -92,6 +94,7 @@ class IntakeDriver:
                 "reconnects",
                 "nats_errors",
                 "missing_estimated_records",
+                "inboxes_not_told",
             ),
             0,
         )
@@ -442,6 +445,18 @@ class IntakeDriver:
                 "intake.reply_not_answered count=%d reply_prefixes=%s", count - self._unanswered, list(prefixes)
             )
             self._unanswered = count
+
+    def tell_inbox(self, inbox: str, ack: bytes) -> None:
+        """Send the ack of a record that came otherwise (`rules.R9`), if NATS is there; nobody waits for it. From any
+        thread."""
+        blob = addressed(inbox.encode(), ack, self._prefixes)
+        if blob is None:
+            self._loop.call_soon_threadsafe(self._note_untold)
+        else:
+            self._loop.call_soon_threadsafe(self._send, blob)
+
+    def _note_untold(self) -> None:
+        self.counts["inboxes_not_told"] += 1
 
     def _send(self, blob: bytes) -> None:
         client = self._client

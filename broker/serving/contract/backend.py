@@ -448,6 +448,10 @@ class Backend(StreamChanges, Protocol):
     def member_heard(self, group: str, member: str, session: int) -> None:
         """A member of a consumer group has said something here: who counts their silence is told."""
 
+    def tell_inbox(self, inbox: str, ack: bytes) -> None:
+        """Send Liftbridge's `Ack` of a record on NATS, to the inbox that its publisher named. Nobody hears whether it
+        could be sent; where it may not be, it is counted."""
+
     def check_producer(self, producer_id: int, epoch: int) -> None:
         """Raises UnknownProducer, ProducerFenced."""
 

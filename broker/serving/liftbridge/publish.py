@@ -13,6 +13,8 @@ P4  Where the stream has `concurrency_control`, `expectedOffset` counts: -1 is a
     one's decides. If that fails, those below the next offset are refused, and the one that expects it is tried.
 P5  An append names the incarnation of the stream by which this broker judged it: its subject, and whether offsets
     count. The leader may know of a newer stream of that name, and this broker may hear of it meanwhile.
+P6  The ack inbox of `Publish` is told on NATS too, as in Liftbridge, by the rules of envelopes (`ingest.rules.R9`); of
+    a refusal the caller alone hears. `PublishAsync` passes it over, as Liftbridge does.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from broker.serving.contract.backend import Backend
 from broker.serving.endpoints.append import default_subject
 from broker.serving.endpoints.resolve import leader_named
 from broker.serving.liftbridge.calls import Handling, Methods
-from broker.serving.liftbridge.messages import MESSAGE_BYTES_MAX, framed, parsed
+from broker.serving.liftbridge.messages import MESSAGE_BYTES_MAX, PREFIX, framed, parsed
 from broker.serving.liftbridge.records import Acked, Destination, acks, arrow_of, in_order, place_of
 from broker.serving.liftbridge.statuses import Code, StatusError, refused
 
@@ -76,6 +78,9 @@ async def publish(asking: Handling) -> None:
     message = await asking.call.message(MESSAGE_BYTES_MAX)
     asked = parsed(pb.Publish, message)
     stored = await append(asking, place_of(asked), [message])
+    if asked.ack_inbox and asked.ack_policy != pb.NONE:  # P6
+        ack = pb.Published.FromString(acks([message], stored)[PREFIX.size :]).ack
+        asking.serving.backend.tell_inbox(asked.ack_inbox, ack.SerializeToString())
     answer = pb.Published(correlation_id=asked.correlation_id).SerializeToString()
     await asking.call.send_framed(framed([answer]) if asked.ack_policy == pb.NONE else acks([message], stored))
 

@@ -2,12 +2,12 @@
 
     subject ─► the streams that capture it, of each the partition ─► an append to each ─► the first one's ack
 
-T1  Nothing goes to NATS, so the rights of this broker there are lent to nobody: a caller reaches nothing but what he
-    may append to. Who only listens on NATS does not hear of it.
+T1  The record does not go to NATS, so the rights of this broker there are lent to nobody: a caller reaches nothing but
+    what he may append to. Who only listens on NATS does not hear of it. Acks go to an ack inbox (`publish.P6`).
 T2  The caller may append to every stream that captures the subject, or nothing is stored.
 T3  Of the streams of a queue group one has the record, as of a message from NATS; so have all others that take records.
-T4  It is answered when all of them have it, with the ack of the first by name that has. One that fails keeps no other
-    one's ack, but for lack of room: that is this caller's or this broker's for the moment, so the caller hears of it.
+T4  It is answered when all of them have it, with the ack of the first by name. If one fails, the caller is told: which
+    one, why, and which ones have it. One that is gone, or takes no records any more, captures nothing (T3).
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from broker.api.errors import LiftlogError, LimitReached, NotLeader, Overloaded, Unauthenticated, Unauthorized
+from broker.api.errors import (
+    LiftlogError,
+    NotLeader,
+    ReadOnly,
+    StaleIncarnation,
+    StreamPaused,
+    Unauthenticated,
+    Unauthorized,
+    UnknownPartition,
+    UnknownStream,
+)
 from broker.api.http import ARROW_STREAM
 from broker.api.partitioning import partition_of
 from broker.api.proto import liftbridge_pb2 as pb
@@ -29,10 +39,11 @@ from broker.api.stream import RESERVED_PREFIXES, check_subject
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.overlap import covers, subjects_of
 from broker.serving.endpoints.resolve import leader_named
+from broker.serving.liftbridge.call import STATUS_LENGTH_MAX
 from broker.serving.liftbridge.calls import Handling, Methods
 from broker.serving.liftbridge.messages import MESSAGE_BYTES_MAX, parsed
 from broker.serving.liftbridge.publish import FORWARDED_S
-from broker.serving.liftbridge.statuses import Code, StatusError
+from broker.serving.liftbridge.statuses import Code, StatusError, code_of
 
 METHODS: Final = Methods()
 _ACKS: Final = {pb.LEADER: "leader", pb.ALL: "all", pb.NONE: "none"}
@@ -40,7 +51,7 @@ CAPTURES_MAX: Final = 64
 """Partitions that one record goes to."""
 AT_ONCE: Final = 4
 """Of these appends. Each holds the record in memory, against the limit of the caller."""
-NO_ROOM: Final = (Overloaded, LimitReached)
+_CAPTURE_NOTHING: Final = (UnknownStream, StaleIncarnation, UnknownPartition, ReadOnly, StreamPaused)
 
 
 @METHODS.add("PublishToSubject", "whoami", "append_records")
@@ -116,38 +127,50 @@ async def _judged(asking: Handling, stream: str, partition: int) -> None:
 
 
 async def _published(asking: Handling, asked: Any, acks: str, found: list[Captured]) -> Any:
-    """T4. Raises LiftlogError: none of them has it, or that is in doubt."""
+    """T4. Raises LiftlogError, StatusError: not all of them have it, or that is in doubt."""
     received = asking.serving.now_us() * 1_000
     body = _arrow_of([asked], asked.subject)
     few = asyncio.Semaphore(AT_ONCE)
 
-    async def stored(info: StreamInfo, number: int) -> int:
+    async def stored(info: StreamInfo, number: int, heard: str) -> Any:
         async with few:
-            return await _stored(asking, info, number, acks, body)
+            offset = await _stored(asking, info, number, acks, body)
+        ack = pb.Ack(
+            stream=info.name,
+            partition_subject=heard,
+            subject=asked.subject,
+            offset=offset,
+            ack_inbox=asked.ack_inbox,
+            correlation_id=asked.correlation_id,
+            ack_policy=asked.ack_policy,
+            received=received,
+            committed=asking.serving.now_us() * 1_000,
+        )
+        if asked.ack_inbox and acks != "none":
+            asking.serving.backend.tell_inbox(asked.ack_inbox, ack.SerializeToString())
+        return ack
 
-    said = await asyncio.gather(*(stored(info, number) for info, number, _ in found), return_exceptions=True)
-    for error in said:
-        if isinstance(error, BaseException) and (not isinstance(error, LiftlogError) or isinstance(error, NO_ROOM)):
+    found = sorted(found, key=lambda each: (each[0].name, each[1]))
+    said = await asyncio.gather(*(stored(*each) for each in found), return_exceptions=True)
+    kept, failed = [each for each in said if isinstance(each, pb.Ack)], list[tuple[str, LiftlogError]]()
+    for (info, _, _), error in zip(found, said, strict=True):
+        if isinstance(error, LiftlogError):
+            failed.append((info.name, error))
+        elif isinstance(error, BaseException):
             raise error
-    committed = asking.serving.now_us() * 1_000
-    told = sorted(
-        zip(found, said, strict=True),
-        key=lambda each: (isinstance(each[1], BaseException), each[0][0].name, each[0][1]),
-    )
-    (info, _, heard), offset = told[0]
-    if isinstance(offset, BaseException):
-        raise offset
-    return pb.Ack(
-        stream=info.name,
-        partition_subject=heard,
-        subject=asked.subject,
-        offset=offset,
-        ack_inbox=asked.ack_inbox,
-        correlation_id=asked.correlation_id,
-        ack_policy=asked.ack_policy,
-        received=received,
-        committed=committed,
-    )
+    told = [each for each in failed if not isinstance(each[1], _CAPTURE_NOTHING)]
+    if len(found) == 1 and failed:
+        raise failed[0][1]
+    if told or not kept:
+        raise _refused_by((told or failed)[0], [ack.stream for ack in kept])
+    return kept[0]
+
+
+def _refused_by(failed: tuple[str, LiftlogError], kept: list[str]) -> StatusError:
+    name, error = failed
+    code = Code.UNAVAILABLE if isinstance(error, NotLeader) else code_of(error)  # no broker leads it
+    others = f"stored in {', '.join(map(repr, kept))}" if kept else "nothing is known to be stored"
+    return StatusError(code, f"stream {name!r}: {error.message}; {others}"[:STATUS_LENGTH_MAX], error.reason)
 
 
 async def _stored(asking: Handling, info: StreamInfo, partition: int, acks: str, body: bytes) -> int:

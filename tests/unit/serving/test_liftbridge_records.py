@@ -84,6 +84,19 @@ def test_a_record_is_stored_and_its_ack_says_where(client: Client, server: Serve
     assert (row["subject"], row["key"], row["value"], row["headers"]) == ("s.in", None, b"", None)
 
 
+def test_the_ack_of_publish_goes_to_its_inbox_too(client: Client, server: Server) -> None:
+    asked = {"stream": "s", "value": b"v", "correlation_id": "c", "ack_inbox": "_INBOX.x"}
+    for policy in (pb.LEADER, pb.ALL):
+        answer = client.call("Publish", **asked, ack_policy=policy)
+        inbox, ack = server.backend.inboxes.pop()
+        assert (inbox, pb.Ack.FromString(ack)) == ("_INBOX.x", answer.ack)
+    client.call("Publish", **asked, ack_policy=pb.NONE)
+    client.refusal("Publish", **{**asked, "stream": "t"})
+    client.call("Publish", stream="s", value=b"v")
+    assert len(list(client.publish_async(iter([pb.Publish(**asked)])))) == 1
+    assert server.backend.inboxes == [], "nobody waits there, or the caller alone is told"
+
+
 def test_what_cannot_be_published_is_refused_with_liftbridges_codes(client: Client, server: Server) -> None:
     assert client.refusal("Publish", value=b"")[0] == "INVALID_ARGUMENT"
     assert client.refusal("Publish", stream="t", value=b"")[0] == "NOT_FOUND"

@@ -16,7 +16,15 @@ import pytest
 
 pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbridge`")
 
-from broker.api.errors import LiftlogError, Overloaded, StorageFailed
+from broker.api.errors import (
+    LiftlogError,
+    NotLeader,
+    Overloaded,
+    RecordTooLarge,
+    StorageFailed,
+    StreamPaused,
+    UnknownStream,
+)
 from broker.api.principals import new_token
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.serving.http.access import AuthRules
@@ -90,9 +98,16 @@ def test_offsets_are_not_expected_and_no_ack_is_sent_if_none_is_wanted(client: C
 
 @pytest.mark.parametrize(
     ("wrong", "code"),
-    [(Overloaded("too much at once"), "UNAVAILABLE"), (StorageFailed("a disk"), None)],
+    [
+        (Overloaded("too much at once"), "UNAVAILABLE"),
+        (StorageFailed("a disk"), "UNAVAILABLE"),
+        (NotLeader("nobody leads it"), "UNAVAILABLE"),
+        (RecordTooLarge("too large"), "INVALID_ARGUMENT"),
+        (StreamPaused("just now"), None),
+        (UnknownStream("just now"), None),
+    ],
 )
-def test_a_lack_of_room_is_told(
+def test_a_stream_that_does_not_have_the_record_is_named(
     client: Client, server: Server, monkeypatch: pytest.MonkeyPatch, wrong: LiftlogError, code: str | None
 ) -> None:
     """Else the caller takes a record for stored that one of its streams does not have."""
@@ -109,8 +124,31 @@ def test_a_lack_of_room_is_told(
     if code is None:
         assert client.call("PublishToSubject", subject="s", value=b"v").ack.stream == "a"
     else:
-        assert client.refusal("PublishToSubject", subject="s", value=b"v")[0] == code
+        told = client.refusal("PublishToSubject", subject="s", value=b"v")
+        assert told == (code, f"stream 'b': {wrong.message}; stored in 'a'")
     assert len(rows_of(server, "a")) == 1
+
+
+def test_each_stream_acks_at_the_inbox(client: Client, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        make(server, name, "s", reply_acks=False)
+    asked = {"subject": "s", "value": b"v", "ack_inbox": "_INBOX.x", "correlation_id": "c"}
+    first = client.call("PublishToSubject", **asked).ack
+    told = [(inbox, pb.Ack.FromString(ack)) for inbox, ack in server.backend.inboxes]
+    assert {inbox for inbox, _ in told} == {"_INBOX.x"}
+    assert sorted(ack.stream for _, ack in told) == ["a", "b"]
+    assert first in [ack for _, ack in told]
+    client.call("PublishToSubject", **asked, ack_policy=pb.NONE)
+    append = to_subject._stored
+
+    async def stored(asking: Any, info: Any, *more: Any) -> int:
+        if info.name == "b":
+            raise StorageFailed("a disk")
+        return await append(asking, info, *more)
+
+    monkeypatch.setattr(to_subject, "_stored", stored)
+    assert client.refusal("PublishToSubject", **asked)[0] == "UNAVAILABLE"
+    assert [pb.Ack.FromString(ack).stream for _, ack in server.backend.inboxes[2:]] == ["a"], "it is stored there"
 
 
 def test_few_appends_of_a_record_are_under_way_at_once(
