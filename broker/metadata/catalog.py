@@ -14,6 +14,7 @@ Commands (`"v": 1`, `"kind"`, `"request_id"`, and; those of `broker_commands.py`
     alter_stream     name, settings
     set_state        name, paused and/or read_only
     raise_fence      name, incarnation, partition, after      the number of the fence that this one replaces
+                     above (optional)                         M12 in full: journals of before do not say it
     add_partitions   name, partitions                         the new count; of a placed stream once it is confirmed:
     confirm_partitions  name, incarnation, partitions, broker_id, registration, leaders [[partition, leader epoch]],
                      as_of, is_stopped (optional), gives_up (optional)      (`growth.py`)
@@ -49,7 +50,8 @@ M8  A command has effect only where the cluster has its feature level, and that 
 M9  The stream of a stream's stages goes with it, in the same command: stages without a stream are for nobody.
 M10  A command whose fields do not have their shapes (`shapes.py`) has no effect, wherever it comes from.
 M11  `check` refuses what `judge` refuses, for the same reason.
-M12  The fences of a partition have the numbers 1, 2, 3 ...: each is given out once, to who knew the one before.
+M12  The fences of a partition have growing numbers: each is given out once, to who knew the one before. They are above
+    all that streams which are gone had, so a number of a stream is none of one that is made anew under its name.
 M13  Consumer groups go by the streams and partitions that there are: the command that changes these fits them.
 M14  Whether envelopes are opened is one thing for all messages of a stream in which that decides partitions. For a
     command comes to one broker after the other.
@@ -89,7 +91,7 @@ from broker.metadata import access, broker_commands, fields, group_commands, gro
 from broker.metadata import activity as events
 from broker.metadata.access import Access
 from broker.metadata.activity import Activity
-from broker.metadata.cluster import ACTIVE, Cluster, Touched
+from broker.metadata.cluster import ACTIVE, FENCES_ABOVE, Cluster, Touched
 from broker.metadata.group_commands import EPOCH_BITS, Counts
 from broker.metadata.groups import ConsumerGroup, Groups
 from broker.metadata.info import BrokerInfo, StreamInfo, advice_on, differing, growth_of, info_from
@@ -141,6 +143,7 @@ class Catalog:
     groups: Groups = field(default_factory=Groups)
     activity: Activity = field(default_factory=Activity)
     deleted: dict[str, str] = field(default_factory=dict)  # incarnation -> name of the stream (M6)
+    fence_floor: int = 0  # the highest fence of streams that are gone (M12)
     _requests: OrderedDict[str, dict[str, Any]] = field(default_factory=OrderedDict)
     _subjects: SubjectTree = field(default_factory=SubjectTree)  # of the streams that send acks (M3)
     _is_trial: bool = False  # `_subjects` is another catalog's
@@ -199,6 +202,7 @@ class Catalog:
             groups=self.groups.copy(),
             activity=self.activity,
             deleted=dict(self.deleted),
+            fence_floor=self.fence_floor,
             _subjects=self._subjects,
             _is_trial=True,
         )
@@ -443,10 +447,16 @@ class Catalog:
             raise ExpectationFailed(
                 f"{existing.name}/{partition}: fence {after} was to be replaced, and it has {now} by now", fence=now
             )
-        fences = {**dict(existing.fences), partition: after + 1}
+        above = max(after, self.fence_floor if command.get("above") and self._has_fences_above else 0)  # M12
+        fences = {**dict(existing.fences), partition: above + 1}
         info = replace(existing, fences=tuple(sorted(fences.items())))
         self.streams[info.name] = self.cluster.touched.streams[info.incarnation] = info
-        return {"fence": after + 1}
+        return {"fence": above + 1}
+
+    @property
+    def _has_fences_above(self) -> bool:
+        """M8."""
+        return self.cluster.is_alone or self.cluster.feature_level >= FENCES_ABOVE
 
     def _add_partitions(self, command: Mapping[str, Any]) -> dict[str, Any]:
         existing = self._live(command["name"])
@@ -539,6 +549,8 @@ class Catalog:
                 self.cluster.touched.streams[each.incarnation] = None
                 self.deleted[each.incarnation] = each.name
                 self.cluster.drop_stream(each.incarnation)
+        if self._has_fences_above:
+            self.fence_floor = max([self.fence_floor, *(number for _, number in info.fences)])
         self._fit(info.name)
         self._note(events.DELETE_STREAM, name=info.name)
         self._note_subjects(info, None)
@@ -606,6 +618,7 @@ class Catalog:
             **self.access.snapshot(),
             **self.groups.snapshot(),
             **self.activity.snapshot(),
+            **({"fence_floor": self.fence_floor} if self.fence_floor else {}),
             "deleted": dict(self.deleted),
             "requests": [[request_id, result] for request_id, result in self._requests.items()],
         }
@@ -624,6 +637,7 @@ class Catalog:
             groups=Groups.restore(snapshot),
             activity=Activity.restore(snapshot),
             deleted=dict(snapshot["deleted"]),
+            fence_floor=int(snapshot.get("fence_floor", 0)),
             _requests=OrderedDict(snapshot["requests"]),
         )
 

@@ -31,7 +31,7 @@ from broker.metadata.partition import PartitionState, Place, Who, state_from
 from broker.metadata.placement import candidates, place
 from broker.metadata.session import SESSION_MS, session_ms
 
-FEATURE_LEVEL: Final = 13
+FEATURE_LEVEL: Final = 14
 """The level of this release."""
 LONG_SESSIONS: Final = 4
 """From this level on sessions are longer with many partitions (`session.S5`)."""
@@ -39,6 +39,8 @@ AUDITED: Final = 7
 """From this level on there is `__audit`: each broker knows how to tell its leader what belongs there."""
 ACTIVE: Final = 13
 """From this level on there may be `__activity`, and `expired` in `end_members`."""
+FENCES_ABOVE: Final = 14
+"""From this level on fences are above those of streams that are gone (`catalog.M12`)."""
 FEATURE_LEVEL_FIRST: Final = 1
 """The level at which a catalog begins, in every release: one that began with its own would replay the journal of
 another release to another end. `form_cluster` may say more."""

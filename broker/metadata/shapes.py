@@ -85,7 +85,13 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "alter_stream": {"name": StreamName, "settings": Mapping[str, Any]},
     "set_state": {"name": StreamName, "paused": bool, "read_only": bool},
-    "raise_fence": {"name": StreamName, "incarnation": Word, "partition": PartitionNumber, "after": Number},
+    "raise_fence": {
+        "name": StreamName,
+        "incarnation": Word,
+        "partition": PartitionNumber,
+        "after": Number,
+        "above": bool,
+    },
     "add_partitions": {"name": StreamName, "partitions": int},  # `settings_from` has its limit
     "confirm_partitions": {
         **_SESSION,

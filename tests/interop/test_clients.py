@@ -1,7 +1,8 @@
 """Goal: programs with stock clients of Liftbridge run on a broker of this project, unchanged.
 
 Method: a broker process with NATS, and the client's own program as a process. A client that is not there is skipped by
-its name: `INTEROP_PYTHON` names an interpreter that has gufo_liftbridge, and `go` fetches go-liftbridge itself.
+its name: `INTEROP_PYTHON` names an interpreter that has gufo_liftbridge; pip fetches python-liftbridge, and `go`
+go-liftbridge.
 """
 
 from __future__ import annotations
@@ -42,6 +43,24 @@ def test_a_program_with_gufo_liftbridge_runs(address: str) -> None:
     if subprocess.run([python, "-c", "import gufo.liftbridge.client"], capture_output=True, check=False).returncode:
         pytest.skip("gufo_liftbridge is not installed (INTEROP_PYTHON)")
     run([python, str(HERE / "gufo_client.py")], address, "gufo")
+
+
+def old_python_liftbridge(folder: Path) -> str:
+    """An interpreter that has python-liftbridge, whose stubs are older than today's protobuf. Skips the test where pip
+    cannot install it."""
+    if (given := os.environ.get("INTEROP_PYTHON_LIFTBRIDGE")) is not None:
+        return given
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    wanted = ("python-liftbridge==0.0.7", "protobuf<3.21", "grpcio")
+    pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", *wanted]
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode:
+        pytest.skip(f"python-liftbridge cannot be installed (INTEROP_PYTHON_LIFTBRIDGE): {done.stderr[-300:]}")
+    return str(folder / "bin" / "python")
+
+
+def test_a_program_with_python_liftbridge_runs(address: str, tmp_path: Path) -> None:
+    run([old_python_liftbridge(tmp_path / "venv"), str(HERE / "python_liftbridge_client.py")], address, "old")
 
 
 def built(tmp_path: Path, package: str) -> str:

@@ -38,6 +38,7 @@ from broker.api.errors import (
 )
 from broker.api.stream import StreamSettings, check_new_subject, new_values, replication_of, settings_from
 from broker.metadata.catalog import COMMAND_VERSION, TAG_SINCE, StreamInfo
+from broker.metadata.cluster import FENCES_ABOVE
 from broker.metadata.info import info_from
 from broker.runtime.cluster.own_streams import replicas_default
 from broker.runtime.cluster.streams import PlacedStreams
@@ -301,6 +302,8 @@ class PlacedControl:
     async def raise_fence(self, name: str, incarnation: str, partition: int, after: int) -> int:
         """As `StreamChanges.raise_fence`. Its leader goes by it a moment later."""
         asked = {"name": name, "incarnation": incarnation, "partition": partition, "after": after}
+        if self._service.catalog.cluster.feature_level >= FENCES_ABOVE:
+            asked["above"] = True
         fence = int((await self.execute("raise_fence", **asked))["fence"])
         log.info("partition.fenced partition=%s/%d fence=%d", name, partition, fence)
         return fence

@@ -312,7 +312,7 @@ class Control:
         async with self._turn():
             await self._open_again(self._streams.info(name))
             command: dict[str, Any] = {"v": COMMAND_VERSION, "kind": "raise_fence", "name": name}
-            command |= {"incarnation": incarnation, "partition": partition, "after": after}
+            command |= {"incarnation": incarnation, "partition": partition, "after": after, "above": True}
             fence = int((await self._execute(command))["fence"])
             with partly(True):  # C4
                 await self._tell(self._streams.info(name), [self._streams.partition(name, partition)])

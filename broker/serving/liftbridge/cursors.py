@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.api.errors import UnknownConsumer
+from broker.api.errors import LiftlogError, UnknownConsumer
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.serving.liftbridge.calls import Handling, Methods
 from broker.serving.liftbridge.group_offsets import group_of, place, set_place
@@ -48,9 +48,18 @@ async def fetch_cursor(asking: Handling) -> None:
     except UnknownConsumer:
         consumer = {"partitions": []}
     for each in consumer["partitions"]:
-        if (each["stream"], each["partition"]) == (asked.stream, asked.partition):
+        is_of_now = each["incarnation"] in ("", _incarnation(asking, asked.stream))  # else it is of one that is gone
+        if (each["stream"], each["partition"]) == (asked.stream, asked.partition) and is_of_now:
             found = each["offset"]
     await asking.call.send([pb.Cursor(offset=found).SerializeToString()])
+
+
+def _incarnation(asking: Handling, stream: str) -> str:
+    """Of a stream as it is now; empty: there is none."""
+    try:
+        return asking.serving.backend.stream(stream).incarnation
+    except LiftlogError:
+        return ""
 
 
 def _check(stream: str, cursor_id: str) -> None:

@@ -8,7 +8,8 @@ that members over HTTP have, too (`endpoints/groups.py`), so `liftlog group` sho
 
 X1  A subscription is of the consumer that holds the partition, and begins it. It ends when the grant does.
 X2  It goes on where the group is, whatever start it asks for. One that asks for an offset beyond has read up to there
-    before, in the same membership, and goes on there.
+    before, in the same membership, and goes on there, if its epoch is not below that of the grant. Else it may speak of
+    a stream that was made anew since: it reads some records twice rather than pass over others.
 X3  A cursor does not say whose it is, so it counts under the newest grant, and forward alone. Who has lost its
     partition can commit what it has done; it cannot take back what others have.
 """
@@ -20,6 +21,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from broker.api.errors import GroupFenced, LiftlogError, NotLeader, StaleIncarnation, UnknownMember, from_problem
+from broker.api.proto import liftbridge_pb2 as pb
 from broker.groups.fencing import GroupProgress
 from broker.metadata.groups import ConsumerGroup, Grant
 from broker.serving.endpoints.resolve import leader_named
@@ -43,6 +45,7 @@ class BegunPartition(NamedTuple):
     Attributes:
         offset: Where its group is.
         incarnation: Of the stream.
+        has_been_told: Its consumer knows of this grant (X2).
     """
 
     group: str
@@ -51,6 +54,7 @@ class BegunPartition(NamedTuple):
     epoch: int
     offset: int
     incarnation: str
+    has_been_told: bool
 
     def check(self, asking: Handling) -> None:
         """Raises StatusError: the grant has ended (X1)."""
@@ -84,6 +88,9 @@ async def begun(asking: Handling, asked: Any, first: int) -> BegunPartition | No
     held = grant is not None and grant.member == consumer.consumer_id
     is_of_now = member is not None and consumer.group_epoch >= member.session
     epoch = grant.epoch if grant is not None and held and is_of_now else 0  # 0: refused by the operation
+    has_been_told = consumer.group_epoch >= epoch
+    if asked.start == pb.OFFSET and not has_been_told:  # X2
+        first = 0
     place = {"stream": asked.stream, "partition": asked.partition, "epoch": epoch}
     try:
         step = await _begin(
@@ -95,7 +102,8 @@ async def begun(asking: Handling, asked: Any, first: int) -> BegunPartition | No
             with suppress(UnknownMember):
                 await asking.ask("poll_group", path=path, body={"session": member.session, "released": [place]})
         raise _not_held(consumer.group_id, consumer.consumer_id, at) from None
-    return BegunPartition(consumer.group_id, consumer.consumer_id, at, epoch, step["offset"], step["incarnation"])
+    named = (consumer.group_id, consumer.consumer_id, at, epoch)
+    return BegunPartition(*named, step["offset"], step["incarnation"], has_been_told)
 
 
 def _grant(asking: Handling, group: str, at: tuple[str, int]) -> Grant | None:

@@ -84,7 +84,13 @@ async def fetch_assignments(asking: Handling) -> None:
     consumer = Consumer(asked.group_id, asked.consumer_id, session)
     share = await _poll(asking, asked, session, asking.shares.leaving(consumer))
     now_s, timeout_s = asyncio.get_running_loop().time(), share["timeout_ms"] / 1_000
-    epoch, partitions = asking.shares.tell(consumer, share["partitions"], now_s=now_s, timeout_s=timeout_s)
+    epoch, partitions = asking.shares.tell(
+        consumer,
+        share["partitions"],
+        now_s=now_s,
+        timeout_s=timeout_s,
+        under=_coordination(asking.serving.backend),
+    )
     answer = pb.Assignments(epoch=epoch)
     for stream, numbers in groupby(partitions, key=lambda each: each[0]):
         answer.assignments.add(stream=stream, partitions=[number for _, number in numbers])
@@ -163,6 +169,14 @@ def coordinator_of(backend: Backend) -> str:
             if where.leader is not None:
                 return where.leader.id
     return backend.broker_id
+
+
+def _coordination(backend: Backend) -> tuple[str, int]:
+    """The coordinator, and since which election it is (`shares.W4`)."""
+    with suppress(LiftlogError):
+        for where in backend.whereabouts(OFFSETS_STREAM):
+            return coordinator_of(backend), where.leader_epoch
+    return backend.broker_id, -1
 
 
 async def told_of(asking: Handling, group: str) -> Any:

@@ -11,12 +11,13 @@ W1  The epoch of a share changes when a partition that the consumer has been tol
 W2  What is asked back is released with the poll after the one that left it out: by then the client has stopped.
 W3  Who does not know what was told last (another broker, or after a while) begins with the greatest epoch of all
     grants. So no client takes a partition for one that it still reads, if its grant is another one.
+W4  What was told under another coordinator is not known: its clients have asked another broker since, or may have.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -42,10 +43,12 @@ class LastShare:
         grants: The epoch of each partition that it was ever told.
         leaving: What was left out last, as it is asked back, with its epoch.
         at_s: When.
+        under: Which coordinator there was.
     """
 
     epoch: int
     at_s: float
+    under: Hashable = None
     grants: dict[Partition, int] = field(default_factory=dict)
     leaving: dict[Partition, int] = field(default_factory=dict)
 
@@ -67,21 +70,28 @@ class Shares:
         ]
 
     def tell(
-        self, consumer: Consumer, held: Iterable[Mapping[str, Any]], *, now_s: float, timeout_s: float
+        self,
+        consumer: Consumer,
+        held: Iterable[Mapping[str, Any]],
+        *,
+        now_s: float,
+        timeout_s: float,
+        under: Hashable = None,
     ) -> tuple[int, list[Partition]]:
         """What a consumer is answered: the epoch of its share, and the partitions.
 
         Args:
             held: Its grants.
             timeout_s: What was told longer ago is not known any more (W3).
+            under: The coordinator of now (W4).
         """
         grants, leaving = dict[Partition, int](), dict[Partition, int]()
         for each in held:
             (leaving if each["is_revoked"] else grants)[each["stream"], each["partition"]] = each["epoch"]
         told = self._told.pop(consumer, None)
         newest = max([consumer.session, *grants.values()])
-        if told is None or now_s - told.at_s > timeout_s:
-            told = LastShare(newest, now_s)
+        if told is None or now_s - told.at_s > timeout_s or told.under != under:
+            told = LastShare(newest, now_s, under)
         elif any(told.grants.get(at, epoch) != epoch for at, epoch in grants.items()):  # W1
             told.epoch = newest
         told.grants.update(grants)

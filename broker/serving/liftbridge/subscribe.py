@@ -89,7 +89,8 @@ def of_group(asked: Any, span: Stretch, holding: BegunPartition) -> Stretch:
     """What is left of it for a group (`group_offsets.X2`). Raises StatusError."""
     if holding.incarnation != span.incarnation:
         raise StatusError(Code.UNAVAILABLE, f"stream {asked.stream!r} was just made anew")
-    start = max(holding.offset, span.start) if asked.start == pb.OFFSET else holding.offset
+    is_beyond = asked.start == pb.OFFSET and holding.has_been_told
+    start = max(holding.offset, span.start) if is_beyond else holding.offset
     if span.end is not None and span.end <= start:
         raise StatusError(Code.RESOURCE_EXHAUSTED, "the stop position is reached")
     return span._replace(start=start)

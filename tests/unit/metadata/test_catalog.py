@@ -12,7 +12,7 @@ import pytest
 from broker.api.errors import CorruptLog, LiftlogError, ProducerFenced, UnknownProducer
 from broker.metadata import broker_commands
 from broker.metadata.catalog import SINCE, Catalog
-from broker.metadata.cluster import FEATURE_LEVEL, Cluster
+from broker.metadata.cluster import FEATURE_LEVEL, FENCES_ABOVE, Cluster
 from broker.metadata.journal import decode_lines, encode_line
 from broker.metadata.partition import PartitionState
 from broker.metadata.producers import PRODUCER_NAMES_MAX
@@ -497,6 +497,42 @@ def test_fences_have_numbers_that_each_are_given_out_once() -> None:
         assert [info.fence_of(partition) for partition in range(3)] == [0, 2, 0]
         assert restored.apply({"v": 1, "kind": "set_state", "name": "orders", "paused": True})["ok"]
         assert restored.apply({**fence, "after": 2})["ok"] == {"fence": 3}
+
+
+@pytest.mark.parametrize("level", [0, FENCES_ABOVE - 1, FENCES_ABOVE])
+def test_fences_of_a_stream_made_anew_are_above_those_of_before(level: int) -> None:
+    """M12; in a cluster from its level on, whatever the snapshot. 0: a broker alone."""
+    catalog = Catalog()
+    if level:
+        catalog.apply({"v": 1, "kind": "form_cluster", "cluster_id": "c"})
+        catalog.apply({"v": 1, **REGISTER, "feature_level_max": FEATURE_LEVEL, "raft": "b.1@h:3"})
+        catalog.apply({"v": 1, "kind": "set_feature_level", "level": level})
+    else:
+        catalog.apply({"v": 1, **REGISTER})
+    is_above, fence = level != FENCES_ABOVE - 1, {"v": 1, "kind": "raise_fence", "name": "orders", "above": True}
+    given = list[int]()
+    for made in range(3):
+        asked = {**create("orders", partitions=2), "incarnation": f"i{made}"}
+        assert catalog.apply({"v": 1, **asked})["ok"]["created"]
+        for partition in (1, 0, 1):
+            after = catalog.streams["orders"].fence_of(partition)
+            one = {**fence, "incarnation": f"i{made}", "partition": partition, "after": after}
+            assert catalog.judge(one) == catalog.apply(one)["ok"], "it is foretold"
+            given.append(catalog.streams["orders"].fence_of(partition))
+        catalog.apply({"v": 1, "kind": "delete_stream", "name": "orders"})
+        catalog = Catalog.restore(json.loads(json.dumps(catalog.snapshot())))
+    assert given == ([1, 1, 2, 3, 3, 4, 5, 5, 6] if is_above else [1, 1, 2] * 3)
+    assert ("fence_floor" in catalog.snapshot()) == is_above
+
+
+def test_a_journal_of_before_gives_the_fences_that_it_gave() -> None:
+    catalog = Catalog()
+    catalog.apply({"v": 1, **REGISTER})
+    for made in range(2):
+        catalog.apply({"v": 1, **create("orders"), "incarnation": f"i{made}"})
+        fence = {"v": 1, "kind": "raise_fence", "name": "orders", "incarnation": f"i{made}", "partition": 0, "after": 0}
+        assert catalog.apply(fence)["ok"] == {"fence": 1}, "M8: who was told so holds it"
+        catalog.apply({"v": 1, "kind": "delete_stream", "name": "orders"})
 
 
 def test_a_broker_alone_has_settings_of_all_levels() -> None:

@@ -181,6 +181,22 @@ def test_a_stream_that_is_made_anew_is_begun_at_its_start(client: Client, server
     assert offsets(a.subscribe(0), 1) == [0]
 
 
+def test_who_has_not_heard_of_a_stream_made_anew_passes_over_nothing_there(client: Client, server: Server) -> None:
+    a = Stock(client, "a")
+    a.fetch()
+    assert offsets(a.subscribe(0), 1) == [0]
+    client.call("DeleteStream", name="s")
+    client.call("CreateStream", name="s", subject="s", partitions=2)
+    server.api.append("s", values(3), 0)
+    assert offsets(a.subscribe(0, start=pb.OFFSET, start_offset=2), 1) == [0], "X2: its epoch is that of before"
+    with pytest.raises(grpc.RpcError) as refused:
+        a.commit(0, 5)
+    assert refused.value.code() == grpc.StatusCode.OUT_OF_RANGE, "it is beyond the end"
+    a.fetch()
+    assert a.cursor(0) == -1
+    assert offsets(a.subscribe(0, start=pb.OFFSET, start_offset=2), 1) == [2], "it has heard"
+
+
 # --- codes ----------------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +305,15 @@ def test_the_epoch_of_a_share_changes_when_a_grant_that_was_told_does() -> None:
     assert tell(grant(0, 12), now_s=100) == (12, [0]), "W3"
     shares.forget(who)
     assert tell(grant(0, 5), grant(1, 9)) == (9, [0, 1])
+
+
+def test_with_another_coordinator_what_was_told_before_is_not_known() -> None:
+    """W4: a consumer that goes from one broker to another and back is not told that it keeps what it has lost."""
+    first, second, who = Shares(), Shares(), Consumer("g", "a", 3)
+    assert first.tell(who, [], now_s=0, timeout_s=15, under=("x", 1)) == (3, [])
+    assert second.tell(who, [], now_s=1, timeout_s=15, under=("y", 2)) == (3, [])
+    assert second.tell(who, [grant(0, 5)], now_s=2, timeout_s=15, under=("y", 2)) == (3, [("s", 0)])
+    assert first.tell(who, [grant(0, 9)], now_s=3, timeout_s=15, under=("x", 3)) == (9, [("s", 0)]), "it is another one"
 
 
 def test_no_more_consumers_are_remembered_than_a_limit_says() -> None:

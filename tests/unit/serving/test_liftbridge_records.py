@@ -496,6 +496,17 @@ def test_a_read_only_stream_has_not_ended_before_what_is_still_to_be_committed(
 # --- cursors ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_cursor_of_a_stream_that_was_made_anew_is_none(five: Client, server: Server) -> None:
+    at = {"stream": "s", "partition": 0, "cursor_id": "mine"}
+    five.call("SetCursor", offset=3, **at)
+    five.call("DeleteStream", name="s")
+    assert five.call("FetchCursor", **at).offset == -1, "there is none"
+    five.call("CreateStream", name="s", subject="s.in", partitions=2)
+    assert five.call("FetchCursor", **at).offset == -1
+    five.call("SetCursor", offset=0, **at)
+    assert five.call("FetchCursor", **at).offset == 0
+
+
 def test_a_cursor_is_an_offset_of_a_consumer(five: Client, server: Server) -> None:
     at = {"stream": "s", "partition": 0, "cursor_id": "mine"}
     assert five.call("FetchCursor", **at).offset == -1
