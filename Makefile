@@ -6,7 +6,7 @@
 # make bench        benchmarks, paired with peers                     make clean   removes what make made
 # make lock         requirements.lock anew, at the newest versions    make sbom    build/sbom.json: all that is installed
 # make prop MINUTES=60   property tests and state machines, other seeds each time, until one fails
-# make fuzz MINUTES=60   changed inputs for every decoder, until one does what is not documented
+# make fuzz MINUTES=60 [GUIDED=1]   changed inputs for every decoder, until one does what is not documented; GUIDED: by coverage
 # make soak MINUTES=60 SEED=7 [BROKERS=3]   users and an operator at random; then what is stored is held against acks
 # make sim SEED=7 [STEPS=900]   a cluster in one process, its story; SEED=0..500: many; MUTANT="asks in too early": with a mistake
 # make chaos MINUTES=5   three brokers under load, killed, frozen, restarted; then what they have is held against their acks
@@ -88,7 +88,7 @@ prop: install
 	$(BIN)/python -m tests.properties --minutes $(MINUTES)
 
 fuzz: install
-	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(GUIDED),--guided)
 
 soak: install
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(BROKERS),--brokers $(BROKERS))

@@ -4,6 +4,8 @@
     python -m tests.fuzz --decoder segment --seed 123 --cases 1         one case again
     python -m tests.fuzz --decoder segment --input FILE                 one input
     python -m tests.fuzz --list                                         the table
+    python -m tests.fuzz --guided --minutes 60 [--decoder segment]      by coverage (guided.py); goes on where it was
+    python -m tests.fuzz --guided --list                                how far that is
 
 Each decoder runs in a process of its own, so that one that dies (a fault in compiled code, memory, a hang) is a
 finding like any other: the case that was under way is on record. A finding ends the run with exit 1; its input is kept
@@ -106,9 +108,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=1 << 60, help="at most so many of each decoder")
     parser.add_argument("--input", type=Path, help="meet this file once")
     parser.add_argument("--list", action="store_true", help="print the table of decoders")
+    parser.add_argument("--guided", action="store_true", help="by coverage, until each has had its inputs")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "fuzz", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=float("inf"), help=argparse.SUPPRESS)
     parser.add_argument("--here", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    if given.guided:
+        from tests.fuzz import guided
+
+        if given.list:
+            guided.show(given.work)
+            return 0
+        cases = min(given.cases, guided.INPUTS_MAX)
+        return guided.run(given.decoder, minutes=given.minutes, inputs_max=cases, work=given.work)
     from tests.fuzz.table import DECODERS
 
     if given.list:

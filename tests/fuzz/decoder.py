@@ -66,18 +66,27 @@ class Decoder:
             return False
         return True
 
+    def inputs(self) -> list[bytes]:
+        """With which it begins: those of the corpus."""
+        if not self._inputs:
+            self._inputs.extend(path.read_bytes() for path in self.corpus())
+        return self._inputs
+
     def case(self, seed: int) -> bytes:
         """The input of a seed: one of the corpus, changed."""
         rng = random.Random(f"{self.name} {seed}")
-        if not self._inputs:
-            self._inputs.extend(path.read_bytes() for path in self.corpus())
-        data = rng.choice(self._inputs)
+        return self.changed(rng, rng.choice(self.inputs()))
+
+    def changed(self, rng: random.Random, data: bytes, change: Callable[[bytes], bytes] | None = None) -> bytes:
+        """An input, changed behind its seal or with it. `change`: how, instead of the ways of this module."""
         is_sealed = self.seal is not None and self.unseal is not None and rng.random() < 0.6
         inner = self.unseal(data) if is_sealed and self.unseal is not None else data
-        if self.form == "json" and rng.random() < 0.7:
+        if change is not None:
+            inner = change(inner)
+        elif self.form == "json" and rng.random() < 0.7:
             inner = _changed_json(rng, inner)
         else:
-            inner = mutate_bytes(rng, inner, others=self._inputs, words=self.words)
+            inner = mutate_bytes(rng, inner, others=self.inputs(), words=self.words)
         return self.seal(inner) if is_sealed and self.seal is not None else inner
 
 

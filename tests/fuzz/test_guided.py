@@ -1,0 +1,56 @@
+"""Fuzzing by coverage finds what is planted, by so few inputs that blind ones find nothing; and counts them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.guided import INPUTS_MAX, INPUTS_MIN, ROOT, Progress, progress_of
+from tests.fuzz.planted import PLANTED
+
+INPUTS = 100_000
+TOLD = """INFO: Instrumenting broker.api
+#2\tINITED cov: {0} ft: 9 corp: 1/1b exec/s: 0 rss: 30Mb
+#40\tNEW    cov: {1} ft: 12 corp: 2/9b lim: 4 exec/s: 0 rss: 30Mb L: 8/8 MS: 1 CMP-
+#64\tNEW    cov: {1} ft: 15 corp: 3/9b lim: 4 exec/s: 0 rss: 30Mb L: 8/8 MS: 1 CMP-
+#100\tDONE   cov: {1} ft: 15 corp: 3/9b lim: 4 exec/s: 0 rss: 30Mb
+Done 100 runs in 1 second(s)
+"""
+
+
+@pytest.mark.process
+def test_a_fault_behind_three_comparisons_is_found_by_guidance_and_not_without(tmp_path: Path) -> None:
+    pytest.importorskip("atheris", reason="there is none for this machine, or make install")
+    options = ["--guided", "--decoder", "planted", "--cases", str(INPUTS), "--work", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.fuzz", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the planted fault" in done.stdout
+    [kept] = (tmp_path / "planted" / "failures").iterdir()
+    assert str(kept) in done.stdout
+    with pytest.raises(ZeroDivisionError):
+        PLANTED.meet(kept.read_bytes())
+    assert progress_of("planted", tmp_path).inputs < INPUTS
+    for seed in range(INPUTS):
+        PLANTED.meet(PLANTED.case(seed))  # raises nothing
+
+
+def test_what_was_done_is_counted_over_several_rounds() -> None:
+    """V1. A round begins with what was kept; that takes no new edge."""
+    progress = Progress()
+    progress.take(TOLD.format(5, 7))
+    assert progress == Progress(inputs=100, edges=7, last_new=40)
+    progress.take(TOLD.format(7, 7))
+    assert progress == Progress(inputs=200, edges=7, last_new=40)
+    progress.take(TOLD.format(7, 9))
+    assert progress == Progress(inputs=300, edges=9, last_new=240)
+
+
+def test_when_a_decoder_is_done() -> None:
+    """V1."""
+    assert Progress(inputs=10).left == INPUTS_MIN - 10
+    assert Progress(inputs=INPUTS_MIN, last_new=70_000).left == 40_000
+    assert Progress(inputs=INPUTS_MAX, last_new=INPUTS_MAX - 1).left == 0
