@@ -1,13 +1,14 @@
 """Bytes that a stranger sent, as record batches that are safe to compute with.
 
 The frame is walked first (`framing.py`), then Arrow decodes, then `validate(full=True)` looks at every
-offset, length and UTF-8 string. Nothing reads a value before that.
+offset, length and UTF-8 string, but at those of nulls: for views this is done here. Nothing reads a value before that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pyarrow as pa
 
 from broker.api.errors import InvalidRecords
@@ -40,6 +41,11 @@ def decode_stream(
                     batch.validate(full=True)
                 except (pa.ArrowException, ValueError) as error:
                     raise InvalidRecords(f"batch {number}: {str(error)[:300]}", batch=number) from error
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    if (length := shortest_view(column)) < 0:
+                        raise InvalidRecords(
+                            f"batch {number}: column {name!r} has a view of {length} bytes", batch=number, column=name
+                        )
                 if batch.num_rows:
                     batches.append(batch)
             return batches
@@ -47,6 +53,27 @@ def decode_stream(
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
         raise InvalidRecords(f"the request body is not a usable Arrow stream: {str(error)[:300]}") from error
+
+
+def shortest_view(column: pa.Array) -> int:
+    """The least length among the views of a column at any depth, nulls included; 0: it has none.
+
+    Arrow does not validate a null, and yet adds up its length when it casts: a negative one has it allocate less than
+    it then writes.
+    """
+    kind = column.type
+    if not len(column):
+        return 0
+    if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
+        views = np.frombuffer(column.buffers()[1], np.int32, 4 * len(column), 16 * column.offset)
+        return min(int(views[::4].min()), 0)
+    if pa.types.is_map(kind):
+        return min(shortest_view(column.keys), shortest_view(column.items))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return shortest_view(column.values)
+    if pa.types.is_struct(kind):
+        return min((shortest_view(column.field(i)) for i in range(kind.num_fields)), default=0)
+    return 0  # no other type that is taken has views (`rows`)
 
 
 def check_text(schema: pa.Schema) -> None:

@@ -254,6 +254,26 @@ def test_views_that_share_their_bytes_count_each_time() -> None:
         )
 
 
+@pytest.mark.parametrize("length", [-1, -(1 << 24), -(1 << 31)])
+@pytest.mark.parametrize("where", ["value", "key", "subject", "headers", "map"])
+def test_a_null_with_a_length_below_zero_is_refused(where: str, length: int) -> None:
+    """Arrow takes it for valid, and writes beyond what it allocates when it casts: it ended the broker, at best."""
+    kind = pa.string_view() if where == "subject" else pa.binary_view()
+    valid, views, data = pa.array([b"x" * 30, None] if where != "subject" else ["x" * 30, None], kind).buffers()
+    wrong = views.to_pybytes()[:16] + length.to_bytes(4, "little", signed=True) + bytes(12)
+    made = pa.Array.from_buffers(kind, 2, [valid, pa.py_buffer(wrong), data])
+    if where == "headers":
+        entries = pa.StructArray.from_arrays([pa.array(["a", "b"]), made], ["key", "value"])
+        made = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), entries)
+    elif where == "map":
+        made = pa.MapArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pa.array(["a", "b"]), made)
+    made.validate(full=True)
+    name = "headers" if where == "map" else where
+    batch = pa.record_batch({name: made, **({} if where == "value" else {"value": pa.array([b"v", b"w"])})})
+    with pytest.raises(InvalidRecords, match=f"column '{name}' has a view of {length} bytes"):
+        decode_stream(stream_of(batch), decoded_bytes_max=LIMIT, reserve=nothing_reserved)
+
+
 def test_a_long_default_subject_counts_in_every_row() -> None:
     decoded = decode_stream(stream_of(values(10_000)), decoded_bytes_max=LIMIT, reserve=nothing_reserved)
     with pytest.raises(RequestTooLarge, match="bytes together"):
