@@ -9,7 +9,9 @@ is asked to give one back, and members have as many, give or take one. Time coun
 core. `p50_ms`, `p99_ms`: members leave and join, at random, at a steady rate. `all_p99_ms`: one member of each group
 leaves at the same moment. `gone_p99_s`: one member of each falls silent, beyond its timeout. `*_cpu_ms`: of the three
 brokers, for each change, with what they take meanwhile at rest. `lost` counts changes after which a group did not come
-to rest within a minute, and members that were ended while they lived.
+to rest within a minute, and members that were ended while they lived. `lapsed`: sessions of brokers, after all members
+were there; `fill_lapsed`: before. `player_percent`: CPU of the process that plays the members, while they leave and join at a
+steady rate: it shares the machine with the brokers.
 """
 
 from __future__ import annotations
@@ -90,8 +92,12 @@ def _opener(load: Load) -> Callable[[Path], Any]:
         def turn() -> Measures:
             with LiftlogCluster(folder, settings={"partitions": PARTITIONS}, env=ENV) as place:
                 addresses = [("127.0.0.1", int(each.rpartition(":")[2])) for each in place.brokers.addresses]
-                pids = [process.pid for process in place.brokers.running.values()]
-                return asyncio.run(_Play(load, addresses, pids).run())
+                running = place.brokers.running.values()
+
+                def lapses() -> int:
+                    return sum(process.output().count("session.lapsed") for process in running)
+
+                return asyncio.run(_Play(load, addresses, [process.pid for process in running], lapses).run())
 
         yield {"liftlog": turn}
 
@@ -99,10 +105,10 @@ def _opener(load: Load) -> Callable[[Path], Any]:
 
 
 class _Play:
-    """One turn."""
+    """One turn. `lapses`: how many sessions of brokers have lapsed."""
 
-    def __init__(self, load: Load, brokers: Sequence[Address], pids: Sequence[int]) -> None:
-        self.load, self.brokers, self.pids = load, brokers, pids
+    def __init__(self, load: Load, brokers: Sequence[Address], pids: Sequence[int], lapses: Callable[[], int]) -> None:
+        self.load, self.brokers, self.pids, self.lapses = load, brokers, pids, lapses
         self.saw: Counter[str] = Counter()
         self.groups = [Group(f"group-{each}", STREAM, PARTITIONS, load.timeout_ms) for each in range(load.groups)]
         self.luck = random.Random(SEED)
@@ -112,10 +118,13 @@ class _Play:
         await self._level()
         own_s, found = time.process_time(), Measures()
         found["fill_s"], filled_s = await self._timed(self._fill())
+        found["fill_lapsed"] = float(self.lapses())
         found["fill_cpu_ms"] = 1000 * filled_s / (self.load.groups * MEMBERS)
         passed_s, used_s = await self._timed(asyncio.sleep(self.load.rest_s))
         found["rest_percent"] = 100 * used_s / passed_s
-        _, used_s = await self._timed(self._changes())
+        began_s = time.process_time()
+        passed_s, used_s = await self._timed(self._changes())
+        found["player_percent"] = 100 * (time.process_time() - began_s) / passed_s
         found["change_cpu_ms"] = 1000 * used_s / self.load.changes
         found["p50_ms"], found["p99_ms"] = self._took_ms(50, 99)
         found["all_s"], used_s = await self._timed(self._all_leave())
@@ -127,6 +136,7 @@ class _Play:
         found["gone_p99_s"] = self._took_ms(99)[0] / 1000 - self.load.timeout_ms / 1000
         found["rss_mib"] = max(rss_mib(pid) for pid in self.pids)
         found["refused"], found["polls"] = float(self.saw["refused"]), float(self.saw["polls"])
+        found["lapsed"] = self.lapses() - found["fill_lapsed"]
         found["lost"] = float(self.saw["never_at_rest"] + self.saw["joined_again"])
         found["player_cpu_s"] = time.process_time() - own_s
         return found

@@ -397,6 +397,10 @@ class Assembled:
         """Those that have names."""
         return dict(self._catalog.producers)
 
+    def addresses(self) -> tuple[str, ...]:
+        """Of the HTTP API of the registered brokers."""
+        return tuple(b.http for _, b in sorted(dict(self._catalog.brokers).items()))
+
     def brokers(self) -> list[dict[str, Any]]:
         """The registered brokers."""
         known = dict(self._catalog.brokers)

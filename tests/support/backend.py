@@ -268,6 +268,9 @@ class LogBackend:
     def note_elsewhere(self, streams: Iterable[str]) -> None:
         self._hub.note(*streams)
 
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(each["http"] for each in self.brokers())
+
     def brokers(self) -> list[dict[str, Any]]:
         return [
             {

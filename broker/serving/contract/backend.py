@@ -467,6 +467,9 @@ class Backend(StreamChanges, Protocol):
     def note_elsewhere(self, streams: Iterable[str]) -> None:
         """These have changed at another broker: wake who watches them."""
 
+    def addresses(self) -> tuple[str, ...]:
+        """`http` of each of `brokers`. Each answer names them."""
+
     def brokers(self) -> list[dict[str, Any]]:
         """Of each: `id`, `http`, `grpc`, `rack`, `session_ms`, `auth_mode`; whether it is `live` or `stopping`."""
 

@@ -12,7 +12,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
@@ -198,11 +198,17 @@ async def _name_servers(request: web.Request, response: web.StreamResponse) -> N
     response.headers["Server"] = "liftlog"
     serving = request.app[SERVING]  # this may run in another context than the handler did
     may_hear = is_told(serving.gate, request.get(ACCESS), response.status)
-    known = [str(each["http"]) for each in serving.backend.brokers()] if may_hear else []
-    if len(known) > 1:  # a catalog of before may hold what would end the header, and with it the answer
-        response.headers[http.BROKERS] = ",".join(each for each in known if re.fullmatch(ADDRESS_PATTERN, each))
+    known = serving.backend.addresses() if may_hear else ()
+    if len(known) > 1:
+        response.headers[http.BROKERS] = _listed(known)
     for name in [name for name, value in response.headers.items() if _CONTROL.search(value)]:
         del response.headers[name]
+
+
+@lru_cache(4)
+def _listed(addresses: tuple[str, ...]) -> str:
+    """A catalog of before may hold what would end the header, and with it the answer."""
+    return ",".join(each for each in addresses if re.fullmatch(ADDRESS_PATTERN, each))
 
 
 async def _drain(app: web.Application) -> None:

@@ -393,8 +393,11 @@ async def _more(request: web.Request, byte_count: int) -> bytes:
     while True:
         came = content.total_bytes
         try:
-            async with reservation.waiting(timeout_s):
+            if content.is_eof():  # all of it has come: nobody waits, and no timer is needed
                 chunk = await content.readany()
+            else:
+                async with reservation.waiting(timeout_s):
+                    chunk = await content.readany()
             if not chunk:
                 reservation.complete()
             return chunk
