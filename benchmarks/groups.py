@@ -10,8 +10,8 @@ core. `p50_ms`, `p99_ms`: members leave and join, at random, at a steady rate. `
 leaves at the same moment. `gone_p99_s`: one member of each falls silent, beyond its timeout. `*_cpu_ms`: of the three
 brokers, for each change, with what they take meanwhile at rest. `lost` counts changes after which a group did not come
 to rest within a minute, and members that were ended while they lived. `lapsed`: sessions of brokers, after all members
-were there; `fill_lapsed`: before. `player_percent`: CPU of the process that plays the members, while they leave and join at a
-steady rate: it shares the machine with the brokers.
+were there; `fill_lapsed`: before. `player_percent`: CPU of the process that plays the members, while they leave and
+join at a steady rate: it shares the machine with the brokers.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ class _Play:
         await self._all(self._join)
         self._took_ms(99)
         await self._all(self._vanish)
-        found["gone_p99_s"] = self._took_ms(99)[0] / 1000 - self.load.timeout_ms / 1000
+        if any(group.took_s for group in self.groups):
+            found["gone_p99_s"] = self._took_ms(99)[0] / 1000 - self.load.timeout_ms / 1000
         found["rss_mib"] = max(rss_mib(pid) for pid in self.pids)
         found["refused"], found["polls"] = float(self.saw["refused"]), float(self.saw["polls"])
         found["lapsed"] = self.lapses() - found["fill_lapsed"]

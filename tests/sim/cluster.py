@@ -136,6 +136,7 @@ class Cluster:
         plane = RaftPlane if raft else Metadata
         self.metadata = metadata = plane(world, self.network, checker.changed)
         metadata.damages = raft and faults and seed % 4 in DAMAGING
+        metadata.is_timed = seed % 4 == 0
         checker.registered, metadata.came = lambda: metadata.catalog.brokers, checker.came
         count = partitions or max(rng.choice((1, 2, 3)), 2 if is_changing else 1)
         minima = [min_insync_replicas or rng.choice((1, 2, 2)) for _ in range(count)]

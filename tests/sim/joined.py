@@ -13,6 +13,9 @@ In two of four seeds (`DAMAGING`) one broker at a time loses its journal, or a b
 its log of partitions stays: it registers with another folder's id, hears the group without a vote, and the controller
 gives its vote to the new id, as the broker's driver does (`voting.py`).
 
+What a leader has put in its log goes out with its next tick, which comes soon (`core.A13`), as brokers have it; in one
+of four seeds when a time is up.
+
 These are not tried here: a rescue, and brokers that join or leave for good.
 """
 
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from tests.sim.broker import Broker
 
 TICK_MS = 50
+SOON_MS = 3
+"""Until the tick of a node to which a command has come, mostly."""
 WATCH_MS = 50
 FORM_MS_MAX = 30_000
 VOTES_MS = 500
@@ -94,6 +99,7 @@ class Seat:
         self.disk.makedirs("/raft")
         self.node: RaftNode | None = None
         self.lives = 0
+        self.is_woken = False
 
     @property
     def now_s(self) -> float:
@@ -102,15 +108,18 @@ class Seat:
         return 1_000.0 + (self.plane.world.now_ms if broker is None else broker.clock.now_ms) / 1_000
 
     def do(self, act: Callable[[], Any]) -> Any:
-        """With pysyncobj's clock and luck being those of this seat."""
+        """With pysyncobj's clock and luck being those of this seat. What is due then has a tick soon."""
         before, Seat.current = Seat.current, self
         try:
             return act()
         finally:
             Seat.current = before
+            if before is not self and self.node is not None and self.node.core._is_due:
+                self.plane.wake(self)
 
     def start(self) -> None:
         self.lives += 1
+        self.is_woken = False
         self.do(self._open)
 
     def _open(self) -> None:
@@ -126,7 +135,9 @@ class Seat:
             journal,
             transport=GuardedPeer,
             node=SimNode,
-            conf=configuration(appendEntriesUseBatch=True, logCompactionMinEntries=12, logCompactionMinTime=40),
+            conf=configuration(
+                appendEntriesUseBatch=self.plane.is_timed, logCompactionMinEntries=12, logCompactionMinTime=40
+            ),
             clock=lambda: self.now_s,
             life=f"{self.name}{self.lives}",
             seeds=tuple(each.node_id for each in self.plane.seats.values() if each is not self),
@@ -256,8 +267,28 @@ class RaftPlane(Metadata):
         assert seat.node is not None
         return self._applied(seat), text_of(seat.node.catalog)
 
+    def wake(self, seat: Seat) -> None:
+        """As the thread of a broker is woken."""
+        if not seat.is_woken:
+            seat.is_woken = True
+            broker, soon_ms = self.brokers.get(seat.name), self.world.rng.expovariate(1 / SOON_MS)
+            if broker is None:
+                self.world.after(soon_ms, self._woken, seat)
+            elif broker.process:
+                broker.after(soon_ms, self._woken, seat)
+
+    def _woken(self, seat: Seat) -> None:
+        seat.is_woken = False
+        if seat.name in self.brokers:
+            self._look_after(self.brokers[seat.name])
+        else:
+            seat.tick()
+
     def _tick(self, broker: Broker) -> None:
         broker.after(TICK_MS, self._tick, broker)
+        self._look_after(broker)
+
+    def _look_after(self, broker: Broker) -> None:
         try:
             self.seats[broker.name].tick()
         except LiftlogError as error:
@@ -465,5 +496,6 @@ def joined() -> Iterator[None]:
             return Seat.current.plane.world.rng.random() if Seat.current is not None else 0.5
 
     pieces = patch.object(snapshots, "PIECE_BYTES", PIECE_BYTES)
-    with pieces, patch.object(library, "monotonicTime", now), patch.object(library, "random", Fortune):
+    no_pipe = patch.object(library, "PIPE_NOTIFIER_ENABLED", False)  # nobody waits in a poller here
+    with pieces, no_pipe, patch.object(library, "monotonicTime", now), patch.object(library, "random", Fortune):
         yield

@@ -77,10 +77,12 @@ class Metadata:
             `removed`: of one that was removed, and its folder; `carried`: of each command.
         expired: Ids of requests that were answered in doubt, and are never carried out after that (`service.V5`).
         deaf: Processes of removed brokers that hear nothing of the group any more.
+        is_timed: What is put in the log of Raft goes out when a time is up, not with the next tick (`joined.py`).
         damages: Whether journals of the group are damaged in this run (`joined.py`).
         is_whole: Whether one may be.
     """
 
+    is_timed = False
     damages = False
     is_whole = False
 

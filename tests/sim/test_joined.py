@@ -55,7 +55,7 @@ def test_what_was_acknowledged_is_there_and_no_command_is_lost(seeds: range) -> 
         ("forgets_results", 0),
         ("counts_on_from_a_snapshot", 0),
         ("vote_not_synced", 488),
-        pytest.param("no_append_filter", 1, marks=LONG),
+        pytest.param("no_append_filter", 8, marks=LONG),
         pytest.param("unsynced_sends", 4, marks=LONG),
     ],
 )

@@ -203,25 +203,42 @@ def _voters_as_configured() -> list[Any]:
     return [patch.object(Core, "voters_at", lambda self, index: ids)]
 
 
+def _sends_when_deposed() -> list[Any]:
+    """The first form of A13: what waits for a tick goes out with it, whoever leads by then, and of which term."""
+
+    def tick(self: Core, wait_s: float = 0.0) -> None:
+        if self.failure is None and self._is_due:
+            self._is_due = False
+            try:
+                self._SyncObj__sendAppendEntries()
+            except Exception as error:
+                self.fail(error)
+        ticked(self, wait_s)
+
+    ticked = Core.tick
+    return [patch.object(Core, "tick", tick)]
+
+
 def _one_step_back() -> list[Any]:
     """A follower with a tail of its own is asked about one entry of it after the other."""
     return [patch.object(Core, "_part", lambda self, node, message, own: self._deliver(node, message))]
 
 
 MUTANTS: dict[str, Mutant] = {
-    "unsynced_sends": Mutant(10, 4, "the sync before each message (A1)", _unsynced),
-    "vote_not_synced": Mutant(160, 157, "term and vote on the disk (A1)", _vote_in_memory),
-    "no_append_filter": Mutant(30, 19, "the filter of appends (A2)", _no_append_filter),
-    "late_resets": Mutant(30, 19, "resets below the match are dropped (A5); and the filter of appends", _late_resets),
-    "commit_own_tail": Mutant(40, 21, "a commit index counts as far as a message proves (A3)", _commits_its_own_tail),
+    "unsynced_sends": Mutant(10, 0, "the sync before each message (A1)", _unsynced),
+    "vote_not_synced": Mutant(160, 132, "term and vote on the disk (A1)", _vote_in_memory),
+    "no_append_filter": Mutant(30, 4, "the filter of appends (A2)", _no_append_filter),
+    "late_resets": Mutant(30, 6, "resets below the match are dropped (A5); and the filter of appends", _late_resets),
+    "commit_own_tail": Mutant(40, 2, "a commit index counts as far as a message proves (A3)", _commits_its_own_tail),
     "wiped_keeps_id": Mutant(10, 0, "a lost journal loses its id (J5, N3)", _old_id),
-    "two_files": Mutant(10, 0, "head of the log and snapshot are one file", _journal_first_then_snapshot),
+    "two_files": Mutant(20, 12, "head of the log and snapshot are one file", _journal_first_then_snapshot),
     "trusts_the_cache": Mutant(
-        40, 17, "what an fsync may have failed to write is written anew (J6)", _trusts_the_cache
+        100, 77, "what an fsync may have failed to write is written anew (J6)", _trusts_the_cache
     ),
-    "errors_swallowed": Mutant(30, 11, "an error ends it (A9, J2)", _goes_on_after_an_error),
+    "errors_swallowed": Mutant(60, 40, "an error ends it (A9, J2)", _goes_on_after_an_error),
     "voters_as_configured": Mutant(10, 0, "voters are counted from the log (A7)", _voters_as_configured),
-    "builds_anew_from_the_snapshot": Mutant(10, 0, "the catalog never goes back (N6)", _builds_anew),
+    "builds_anew_from_the_snapshot": Mutant(10, 1, "the catalog never goes back (N6)", _builds_anew),
+    "sends_when_deposed": Mutant(120, 99, "what waits for a tick is sent by a leader alone (A13)", _sends_when_deposed),
     # Those of the catalog; scenarios find them.
     "forgets_results": Mutant(0, 0, "snapshots have the results of requests", _forgets_results),
     "counts_on_from_a_snapshot": Mutant(0, 0, "a snapshot is the catalog, and nothing more", _counts_on),

@@ -5,6 +5,9 @@ two operations of its disk, in the middle of one, or lose power; all may at once
 lack of room, and flip bits; one voter at a time may lose its disk, or have its journal damaged, while all others have
 theirs.
 
+What a leader has put in its log goes out with its next tick (`core.A13`), as brokers have it; in one of four seeds when
+a time is up. Now and then several commands come to a process in one turn, with messages between them and the tick.
+
 R8a  What was acknowledged is in the catalog of every broker that answers a later `read`, and in all at the end.
 R8b  An entry of the log that was applied anywhere is the same wherever it is applied, and is applied once.
 R8c  Of a term there is one leader.
@@ -130,6 +133,7 @@ class World:
         self.shown: dict[str, tuple[RaftNode, int]] = {}
         self.leaders: dict[int, str] = {}
         self.acked: set[str] = set()
+        self.is_timed = seed % 4 == 1
         self.workload = Workload(self.rng) if real or seed % 8 == 6 else None
         self.is_real = self.workload is not None
         self.told: dict[str, Any] = {}  # what was answered to the commands of a real cluster
@@ -169,7 +173,7 @@ class World:
                 transport=GuardedPeer,
                 node=SimNode,
                 conf=configuration(
-                    appendEntriesUseBatch=True,
+                    appendEntriesUseBatch=self.is_timed,
                     logCompactionMinEntries=12,
                     logCompactionMinTime=40,
                 ),
@@ -230,10 +234,12 @@ class World:
             self.net.pop(self.rng.randrange(30))
         return True
 
-    def deliver(self) -> None:
-        if not self.net:
+    def deliver(self, to: Machine | None = None) -> None:
+        """A message; to one of them, if there is one to it."""
+        places = [at for at, message in enumerate(self.net) if to is None or message[1].endswith(f"@{to.name}")]
+        if not places:
             return
-        at = 0 if self.rng.random() < 0.7 else self.rng.randrange(len(self.net))
+        at = places[0] if self.rng.random() < 0.7 else self.rng.choice(places)
         if self.healing:  # of one connection they come in order, as by TCP; a snapshot is many of them
             link = self.net[at][:2]
             at = next(i for i, message in enumerate(self.net) if message[:2] == link)
@@ -276,7 +282,8 @@ class World:
         kinds = {"tick": 30, "deliver": 60, "read": 1.0}
         if not self.healing:
             kinds |= {
-                "submit": 8,
+                "submit": 6,
+                "turn": 2,
                 "start": 8,
                 "kill": 0.9 * self.quiet,
                 "power": 0.6 * self.quiet,
@@ -340,8 +347,21 @@ class World:
     def do_deliver(self) -> None:
         self.deliver()
 
-    def do_submit(self) -> None:
-        machine = self.pick()
+    def do_turn(self) -> None:
+        """Commands come to one process between two of its ticks, and messages after them. To a leader; if there are
+        two, to the former one, which does not know yet."""
+        leaders = [one for one in self.machines.values() if one.node is not None and one.node.is_controller]
+        machine = min(leaders, key=lambda one: one.node.term if one.node else 0) if leaders else self.pick()
+        for _ in range(self.rng.randint(2, 6)):
+            self.do_submit(machine)
+        for _ in range(self.rng.randrange(6)):
+            self.deliver(machine)
+        if machine.node is not None:
+            self.seen["several commands in a turn"] += 1
+            self.run(machine, machine.node.tick)
+
+    def do_submit(self, machine: Machine | None = None) -> None:
+        machine = machine or self.pick()
         node = machine.node
         if node is None:
             return
@@ -593,7 +613,8 @@ def clockwork() -> Iterator[None]:
             return World.current.rng.random() if World.current is not None and hasattr(World.current, "rng") else 0.5
 
     pieces = patch.object(snapshots, "PIECE_BYTES", PIECE_BYTES)
-    with pieces, patch.object(library, "monotonicTime", now), patch.object(library, "random", Fortune):
+    no_pipe = patch.object(library, "PIPE_NOTIFIER_ENABLED", False)  # nobody waits in a poller here
+    with pieces, no_pipe, patch.object(library, "monotonicTime", now), patch.object(library, "random", Fortune):
         yield
 
 
