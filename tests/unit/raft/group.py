@@ -18,6 +18,23 @@ PATH = "/raft/raft.log"
 Message = tuple[str, str, dict[str, Any]]
 
 
+class Taking(RaftNode):
+    """Takes all commands that have come. pysyncobj takes them for `appendEntriesPeriod` of real time: none, if its
+    thread loses the core meanwhile, and the next message goes out without them."""
+
+    def _build(self, **options: Any) -> Core:
+        core = super()._build(**options)
+        queue, take = core._SyncObj__commandsQueue._FastQueue__queue, core._checkCommandsToApply
+
+        def take_all() -> None:
+            take()
+            while queue:
+                take()
+
+        core._checkCommandsToApply = take_all
+        return core
+
+
 class Group:
     """Voters by name, their disks, and the messages that are under way, in order.
 
@@ -73,7 +90,7 @@ class Group:
             logCompactionMinTime=10**9,
             fallback_s=1e6,
         )
-        node = RaftNode(
+        node = Taking(
             journal,
             transport=self.transport,
             node=Node,
@@ -107,7 +124,6 @@ class Group:
         node = self.nodes.get(target[0])
         if node is not None and node.node_id == target:
             node.core._SyncObj__transport._onMessageReceived(Node(source), text)
-            self._take(node)
 
     def turn(self) -> None:
         for name in sorted(self.nodes):
@@ -119,19 +135,7 @@ class Group:
         results: list[Any] = []
         command = {"v": 1, "kind": "register_producer", "name": f"p{number}", "request_id": f"r{number}"}
         self.nodes[name].submit(command, results.append)
-        self._take(self.nodes[name])
         return results
-
-    @staticmethod
-    def _take(node: RaftNode) -> None:
-        """Have commands taken that were handed over. pysyncobj takes them for `appendEntriesPeriod` of real time: takes
-        none, if its thread loses the core meanwhile."""
-        waiting = node.core._SyncObj__commandsQueue._FastQueue__queue
-        while waiting and node.is_controller and node.core.failure is None:
-            try:
-                node.core._checkCommandsToApply()
-            except Exception as error:
-                node.core.fail(error)  # as `Core` does; who waits hears of it at the next tick
 
     def has(self, name: str) -> set[str]:
         return set(self.nodes[name].catalog.producers)
