@@ -8,6 +8,9 @@ I3  Messages that may have been missed while away are estimated, labelled so, an
 I4  One stream's subject keeps no other stream from being captured. nats-py raises for subjects that the server takes
     (`orders.**`, without a wildcard in it); our own rule is the catalog's, and the server has the last word.
 I5  Of a server whose certificate is not believed it is told at each try, for the audit (`audit.U9`).
+I6  Nothing of ours is sent before nats-py has done its handshake: a server takes no message before CONNECT, and ends
+    the connection. What it does not take from us is bounded: messages are not read meanwhile, and of records that came
+    otherwise no inbox is told.
 
 Everything but `attach`, `alter`, `detach`, `stop`, `tell_inbox` and reading counters runs on the thread's own loop.
 """
@@ -15,6 +18,7 @@ Everything but `attach`, `alter`, `detach`, `stop`, `tell_inbox` and reading cou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
@@ -447,25 +451,33 @@ class IntakeDriver:
             self._unanswered = count
 
     def tell_inbox(self, inbox: str, ack: bytes) -> None:
-        """Send the ack of a record that came otherwise (`rules.R9`), if NATS is there; nobody waits for it. From any
-        thread."""
+        """Send the ack of a record that came otherwise (`rules.R9`), if NATS is there and takes what was sent before
+        (I6); nobody waits for it. From any thread."""
         blob = addressed(inbox.encode(), ack, self._prefixes)
-        if blob is None:
-            self._loop.call_soon_threadsafe(self._note_untold)
-        else:
-            self._loop.call_soon_threadsafe(self._send, blob)
+        with contextlib.suppress(RuntimeError):  # the thread has stopped
+            self._loop.call_soon_threadsafe(self._tell_inbox, blob)
 
-    def _note_untold(self) -> None:
-        self.counts["inboxes_not_told"] += 1
+    def _tell_inbox(self, blob: bytes | None) -> None:
+        if blob is None or not self._may_send() or self._sends_too_slowly():
+            self.counts["inboxes_not_told"] += 1
+        else:
+            self._send(blob)
 
     def _send(self, blob: bytes) -> None:
         client = self._client
-        if not blob or client is None or not client._transport:
+        if not blob or client is None or not self._may_send():
             return  # the connection is gone, and with it whoever waited on it
         try:
-            client._transport.write(blob)
+            client._transport.write(blob)  # type: ignore[union-attr]
         except (OSError, RuntimeError, AttributeError) as error:
             log.debug("intake.ack_unsent error=%r", error)
+
+    def _may_send(self) -> bool:
+        """I6. nats-py reads from the end of its handshake on, until it gives up a connection."""
+        client = self._client
+        if client is None or client.is_reconnecting or not client._transport:
+            return False
+        return client._reading_task is not None and not client._reading_task.done()
 
     def _is_held_up(self) -> bool:
         """Whether too much is on its way to the disk or to the server."""
