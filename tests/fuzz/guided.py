@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -117,6 +118,11 @@ def loaded(only: str | None) -> dict[str, Decoder]:
         if only == PLANTED.name:
             return {only: PLANTED}
         from tests.fuzz.table import DECODERS
+
+        for each in DECODERS.values():  # some of the code is only imported when it is used
+            for module in each.modules:
+                if module.endswith(".py"):
+                    import_module(module.removesuffix(".py").replace("/", "."))
     return DECODERS if only is None else {only: DECODERS[only]}
 
 
