@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from broker.api.errors import InvalidRecords
@@ -65,8 +66,7 @@ def shortest_view(column: pa.Array) -> int:
     if not len(column):
         return 0
     if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
-        views = np.frombuffer(column.buffers()[1], np.int32, 4 * len(column), 16 * column.offset)
-        return min(int(views[::4].min()), 0)
+        return min(int(view_lengths(column).min()), 0)
     if pa.types.is_map(kind):
         return min(shortest_view(column.keys), shortest_view(column.items))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -74,6 +74,11 @@ def shortest_view(column: pa.Array) -> int:
     if pa.types.is_struct(kind):
         return min((shortest_view(column.field(i)) for i in range(kind.num_fields)), default=0)
     return 0  # no other type that is taken has views (`rows`)
+
+
+def view_lengths(column: pa.Array) -> npt.NDArray[np.int32]:
+    """The length of each of the views of a column that has some. Their buffer may have any bytes behind them."""
+    return np.frombuffer(column.buffers()[1], np.int32, 4 * len(column), 16 * column.offset)[::4]
 
 
 def check_text(schema: pa.Schema) -> None:

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from broker.api.errors import InvalidRecords, InvalidSubject, RecordTooLarge, RequestTooLarge
 from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.api.stream import SUBJECT_BYTES_MAX, check_subject
+from broker.serving.payload.decode import view_lengths
 
 ROW_SCHEMA: Final = pa.schema([field for field in SCHEMA if field.name != "offset"])
 _FIELDS: Final = tuple(ROW_SCHEMA)
@@ -151,8 +152,7 @@ def expanded_bytes(column: pa.Array) -> int:
     """Bytes of all values if each had its own copy (W2)."""
     kind = column.type
     if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
-        views = np.frombuffer(column.buffers()[1], np.int32)[4 * column.offset : 4 * (column.offset + len(column)) : 4]
-        return int(views.sum(dtype=np.int64))
+        return int(view_lengths(column).sum(dtype=np.int64)) if len(column) else 0
     if pa.types.is_map(kind):
         return expanded_bytes(column.keys) + expanded_bytes(column.items)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):

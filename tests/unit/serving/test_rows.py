@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from broker.api.errors import InvalidRecords, RecordTooLarge, RequestTooLarge
-from broker.serving.payload.decode import decode_stream
-from broker.serving.payload.rows import ROW_OVERHEAD_BYTES, ROW_SCHEMA, row_bytes, split, to_rows
+from broker.serving.payload.decode import decode_stream, shortest_view, view_lengths
+from broker.serving.payload.rows import ROW_OVERHEAD_BYTES, ROW_SCHEMA, expanded_bytes, row_bytes, split, to_rows
 from broker.storage.rows import RowBatch
 from tests.support.rows import random_rows
 from tests.unit.serving.arrow import nothing_reserved, stream_of, values
@@ -272,6 +272,13 @@ def test_a_null_with_a_length_below_zero_is_refused(where: str, length: int) -> 
     batch = pa.record_batch({name: made, **({} if where == "value" else {"value": pa.array([b"v", b"w"])})})
     with pytest.raises(InvalidRecords, match=f"column '{name}' has a view of {length} bytes"):
         decode_stream(stream_of(batch), decoded_bytes_max=LIMIT, reserve=nothing_reserved)
+
+
+def test_views_may_have_any_bytes_behind_them() -> None:
+    """A buffer of 35 bytes for two views was a fault of the broker."""
+    _, views, data = pa.array([b"x" * 30, b"y"], pa.binary_view()).buffers()
+    made = pa.Array.from_buffers(pa.binary_view(), 2, [None, pa.py_buffer(views.to_pybytes() + b"abc"), data])
+    assert (view_lengths(made).tolist(), expanded_bytes(made), shortest_view(made)) == ([30, 1], 31, 0)
 
 
 def test_a_long_default_subject_counts_in_every_row() -> None:
