@@ -56,7 +56,7 @@ class Router:
         outlet: Outlet,
         task: int,
         *,
-        again: Callable[[], bool] = lambda: False,
+        again: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._again = again
         self._columns = columns
@@ -95,7 +95,7 @@ class Router:
             try:
                 return self._target(stream)
             except UnknownStream as error:
-                if not self._again():  # it may have been made a moment ago
+                if not self._again(stream):  # it may have been made a moment ago
                     raise UnknownStream(f"option {option}: {error}", **error.fields) from error
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -142,7 +142,7 @@ class Router:
             self._refuse(stream, rows, [Bad(np.arange(rows.num_rows), error)], places)
             return None
         highest = None if partitions is None else pc.max(partitions).as_py()
-        while highest is not None and highest >= target.partition_count and self._again():
+        while highest is not None and highest >= target.partition_count and self._again(target.stream):
             now = self._find(target.stream)
             if now.incarnation != target.incarnation:
                 break

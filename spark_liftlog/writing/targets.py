@@ -41,7 +41,7 @@ class Targets:
         self._job = job
         self._again = again
         self._asked: set[str] = set()
-        self._has_old = False
+        self._old: set[str] = set()  # streams that are known from another task
 
     def find(self, stream: str) -> Target:
         """The stream as tasks of this job have seen it lately, or as it is now; the second time: as it is now (F1, F2).
@@ -55,7 +55,7 @@ class Targets:
             with _lock:
                 seen = _known.get(key)
             if seen is not None and now_s - seen[0] < KNOWN_S:
-                self._has_old = True
+                self._old.add(stream)
                 return seen[1]
         target = find(self._calls, stream)
         if self._job:
@@ -65,10 +65,10 @@ class Targets:
                 _known[key] = now_s, target
         return target
 
-    def again(self) -> bool:
-        """Whether to find a stream once more, as it lacks something (F2)."""
-        if self._has_old:
-            self._has_old = False
+    def again(self, stream: str) -> bool:
+        """Whether to find this stream once more, as it lacks something (F2)."""
+        if stream in self._old:
+            self._old.remove(stream)
             return True
         return self._again()
 

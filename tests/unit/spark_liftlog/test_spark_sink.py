@@ -195,7 +195,7 @@ def test_a_stream_that_a_broker_does_not_know_yet_is_asked_for_again() -> None:
             raise UnknownStream(f"no stream {stream!r}")
         return TARGET
 
-    Router({"value": 0}, OPTIONS, find, Collecting(), 0, again=lambda: True).check()
+    Router({"value": 0}, OPTIONS, find, Collecting(), 0, again=lambda _: True).check()
     answers[:] = [True, False]
     options = replace(OPTIONS, dead_letter_stream="letters")
     with pytest.raises(UnknownStream, match=r"^option deadLetterStream: no stream 'letters'$"):
@@ -235,7 +235,7 @@ def test_a_partition_that_a_broker_does_not_know_yet_is_asked_for_again(given_up
 
     options = SinkOptions(brokers="b", stream="s", dead_letter_stream="letters")
     outlet, columns = Collecting(), {"value": 0, "partition": 1}
-    router = Router(columns, options, find, outlet, 0, again=lambda: not given_up)
+    router = Router(columns, options, find, outlet, 0, again=lambda _: not given_up)
     router.add(pa.RecordBatch.from_pydict({"value": [b"a", b"b"], "partition": pa.array([1, 4], pa.int32())}))
     assert sorted(outlet.found) == [("letters", 0), ("s", 1)] if given_up else [("s", 1), ("s", 4)]
 

@@ -38,6 +38,16 @@ class Cluster:
         return Targets(calls, job, lambda: False)
 
 
+class Noting:
+    """Where rows go."""
+
+    def __init__(self) -> None:
+        self.places: list[tuple[str, int]] = []
+
+    def add(self, target: Target, partition: int, rows: pa.RecordBatch) -> None:
+        self.places.append((target.stream, partition))
+
+
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster()
@@ -90,15 +100,26 @@ def test_a_partition_that_an_older_answer_lacks_is_asked_for(cluster: Cluster, j
     """Added a moment ago, at a broker that is alone, which is asked once."""
     cluster.task(job).find("s")
     cluster.streams["s"] = replace(TARGET, partition_count=5)
-    targets, found = cluster.task(job), list[int]()
-
-    class Noting:
-        def add(self, target: Target, partition: int, rows: pa.RecordBatch) -> None:
-            found.append(partition)
-
+    targets, found = cluster.task(job), Noting()
     options = SinkOptions(brokers="b", stream="s")
-    router = Router({"value": 0, "partition": 1}, options, targets.find, Noting(), 0, again=targets.again)
+    router = Router({"value": 0, "partition": 1}, options, targets.find, found, 0, again=targets.again)
     router.check()
     router.add(pa.RecordBatch.from_pydict({"value": [b"a"], "partition": pa.array([4], pa.int32())}))
-    assert found == [4]
-    assert not targets.again(), "once"
+    assert found.places == [("s", 4)]
+    assert not targets.again("s"), "once"
+
+
+def test_each_of_several_streams_that_have_grown_is_asked_for(cluster: Cluster) -> None:
+    """Seen before: after the first one the rows of the others were bad, at a broker that is alone."""
+    names = ("s", "t")
+    for name in names:
+        cluster.streams[name] = replace(TARGET, stream=name)
+        cluster.task("job").find(name)
+        cluster.streams[name] = replace(TARGET, stream=name, partition_count=5)
+    targets, found = cluster.task("job"), Noting()
+    columns = {"value": 0, "partition": 1, "stream": 2}
+    router = Router(columns, SinkOptions(brokers="b", stream=None), targets.find, found, 0, again=targets.again)
+    for partition in (1, 4):
+        columns_of = {"value": [b"a", b"b"], "partition": pa.array([partition] * 2, pa.int32()), "stream": [*names]}
+        router.add(pa.RecordBatch.from_pydict(columns_of))
+    assert sorted(found.places) == [("s", 1), ("s", 4), ("t", 1), ("t", 4)]
