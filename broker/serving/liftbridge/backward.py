@@ -5,7 +5,8 @@
              └───────────────────────────── where these began ◄─────────────────────────────────────┘
 
 V1  Nothing is read from back to front on the disk: a read is one of `read_records`, judged as any (`subscribe.B4`,
-    `subscribe.B5`, `subscribe.B8`), and one at a time is held. How many offsets it takes is learnt from those before.
+    `subscribe.B5`, `subscribe.B8`), and one at a time is held. How many offsets it takes is learnt from those before,
+    so a few reads bring each piece, also where a gap of compaction is before many records.
 V2  Each record that is kept comes once: a batch is sent as a whole, though only its end was asked for.
 V3  It ends as forward reads do, with RESOURCE_EXHAUSTED: at its stop, and where the partition begins by then.
 V4  Before what the disk has lost it ends with DATA_LOSS, and says where to go on; one that begins within such a range
@@ -59,6 +60,7 @@ async def subscribe(asking: Handling, asked: Any) -> None:
     piece = await _before(asking, asked, span, end, step)
     await asking.call.send([b""])  # it has begun
     while True:
+        step = _next_step(min(step, max(1, end - piece.start)), len(piece.body))
         if piece.lost is None:
             await reading.send(asking, asked, piece.body, piece.start, end, is_backward=True)
             end = piece.start
@@ -76,7 +78,6 @@ async def subscribe(asking: Handling, asked: Any) -> None:
             raise StatusError(Code.RESOURCE_EXHAUSTED, f"the {'stop position' if is_stop else 'beginning'} is reached")
         if asking.serving.draining.is_set():
             raise StatusError(Code.UNAVAILABLE, "this broker stops")
-        step = _next_step(step, len(piece.body))
         try:
             piece = await _before(asking, asked, span, end, step)
         except NotLeader as error:  # `subscribe.B9`
@@ -84,8 +85,12 @@ async def subscribe(asking: Handling, asked: Any) -> None:
 
 
 def _next_step(step: int, byte_count: int) -> int:
-    wanted = step * READ_BYTES // (2 * max(1, byte_count))
-    return max(1, step // GROWTH, min(step * GROWTH, wanted))
+    return max(1, step // GROWTH, min(step * GROWTH, _fitting(step, byte_count)))
+
+
+def _fitting(offsets: int, byte_count: int) -> int:
+    """How many offsets are half of what a read may bring, if so many were these bytes."""
+    return max(1, offsets * READ_BYTES // (2 * max(1, byte_count)))
 
 
 async def _before(asking: Handling, asked: Any, span: Stretch, end: int, step: int) -> Preceding:
@@ -113,7 +118,7 @@ async def _before(asking: Handling, asked: Any, span: Stretch, end: int, step: i
         if len(lost) == http.LOST_RANGES_MAX:  # the last one may stand for several
             start = lost[-1][0]
         elif start < reached < end:
-            start = reached
+            start = max(reached, end - _fitting(reached - start, len(found.body)))
         else:
             held = _first_of(found.body)
             log_start = int(found.headers[http.LOG_START_OFFSET])

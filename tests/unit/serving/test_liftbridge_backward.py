@@ -103,6 +103,26 @@ def test_an_empty_partition_says_so(empty: Client) -> None:
     assert read(empty) == ([], "RESOURCE_EXHAUSTED", "Stream is empty")
 
 
+def test_a_step_that_is_far_too_long_costs_a_few_reads(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a gap of compaction. Seen before: all that is in it was read, again and again, for each of its ends."""
+    real, starts = reading.read, list[int]()
+
+    async def noted(asking: Any, asked: Any, span: Any, offset: int, **more: Any) -> Any:
+        starts.append(offset)
+        return await real(asking, asked, span, offset, **more)
+
+    for _ in range(57):
+        server.api.append("s", values(10))
+    monkeypatch.setattr(reading, "READ_BYTES", 10_000)
+    monkeypatch.setattr(backward, "READ_BYTES", 10_000)
+    monkeypatch.setattr(reading, "read", noted)
+    monkeypatch.setattr(backward, "STEP", 1 << 30)
+    assert read(client)[0] == down(599)
+    assert len(starts) < 30, starts
+
+
 @pytest.mark.parametrize(("read_bytes", "step"), [(1, 256), (3_000, 256), (1 << 20, 1), (1 << 20, 7), (2_500, 3)])
 def test_reads_of_every_size_bring_each_record_once(
     client: Client, monkeypatch: pytest.MonkeyPatch, read_bytes: int, step: int
