@@ -114,7 +114,7 @@ class PlainRows:
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         timestamps = rows.column("timestamp")
-        self._timestamps = np.frombuffer(timestamps.buffers()[1], "<i8")[timestamps.offset :][: rows.num_rows]
+        self._timestamps = np.frombuffer(timestamps.buffers()[1], "<i8", rows.num_rows, 8 * timestamps.offset)
         self._subject, self._key, self._value = (_Texts(rows.column(name)) for name in ("subject", "key", "value"))
 
     @classmethod
@@ -139,7 +139,7 @@ class _Texts:
         self._valid: npt.NDArray[np.bool_] | None = None
         if column.null_count:
             self._valid = column.is_valid().to_numpy(zero_copy_only=False)
-        self._offsets = np.frombuffer(offsets, "<i4")[column.offset :][: len(column) + 1]
+        self._offsets = np.frombuffer(offsets, "<i4", len(column) + 1, 4 * column.offset)
         self._data = memoryview(data) if data is not None else memoryview(b"")
 
     def slice(self, first: int, stop: int) -> TextColumn:

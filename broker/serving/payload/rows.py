@@ -7,6 +7,8 @@ W1  Rows that leave here have exactly `ROW_SCHEMA`, no null where it has none, a
 W2  Sizes are added up before anything is copied: views may share their bytes, so a small body could
     claim a large copy.
 W3  A tombstone (null value) has a key, as `Liftlog-Tombstone` needs one.
+W4  Nothing lies behind a null. Arrow lets it have bytes, or entries, and stores them; but they are of no record, so no
+    limit of records or batches would count them.
 
 Each call of Arrow's compute functions costs 5 to 20 µs, whatever the rows, and lets another thread have the
 interpreter: for requests of a few records that is nearly all of their cost. So columns that were not sent, and those
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -143,13 +145,15 @@ def _lengths(column: pa.Array) -> Lengths:
     return lengths
 
 
-def _ends(column: pa.Array) -> npt.NDArray[np.int32]:
+def _ends(column: pa.Array) -> npt.NDArray[np.signedinteger[Any]]:
     """Where the first of n > 0 values of a binary or string column begins, and where each ends: n + 1."""
-    return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
+    is_large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
+    kind = np.dtype(np.int64 if is_large else np.int32)
+    return np.frombuffer(column.buffers()[1], kind, len(column) + 1, kind.itemsize * column.offset)
 
 
 def expanded_bytes(column: pa.Array) -> int:
-    """Bytes of all values if each had its own copy (W2)."""
+    """Bytes of all values if each had its own copy (W2), and of what lies behind nulls (W4)."""
     kind = column.type
     if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
         return int(view_lengths(column).sum(dtype=np.int64)) if len(column) else 0
@@ -159,11 +163,11 @@ def expanded_bytes(column: pa.Array) -> int:
         return expanded_bytes(column.values)
     if pa.types.is_struct(kind):
         return sum(expanded_bytes(column.field(i)) for i in range(kind.num_fields))
-    if kind in (_BINARY, _STRING) and len(column) and not column.null_count:
+    if pa.types.is_fixed_size_binary(kind):
+        return int(kind.byte_width) * len(column)
+    if _is_binary(kind) and not pa.types.is_null(kind) and len(column):
         ends = _ends(column)
         return int(ends[-1]) - int(ends[0])
-    if _is_binary(kind) and not pa.types.is_null(kind):
-        return int(pc.sum(pc.binary_length(column)).as_py() or 0)
     return 0
 
 
@@ -233,7 +237,7 @@ def _convert(batch: pa.RecordBatch, *, subject: str, now_us: int) -> pa.RecordBa
             column = pa.repeat(pa.scalar(missing[name], field.type), count)
         else:
             column = _nulls(count, field.type)
-        arrays.append(column)
+        arrays.append(_without_hidden(column) if name in given else column)
     return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
 
 
@@ -291,6 +295,24 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
         return column.cast(field.type)
     except pa.ArrowException as error:
         raise InvalidRecords(f"column {field.name!r}: {str(error)[:300]}", column=field.name) from error
+
+
+def _without_hidden(column: pa.Array) -> pa.Array:
+    """The same values, with nothing behind nulls (W4)."""
+    return column.take(pa.array(np.arange(len(column)))) if _hides(column) else column
+
+
+def _hides(column: pa.Array) -> bool:
+    if pa.types.is_list(column.type):
+        if column.null_count:
+            counts = np.diff(column.offsets.to_numpy())
+            if counts[column.is_null().to_numpy(zero_copy_only=False)].any():
+                return True
+        return len(column.values) > 0 and _hides(column.values.field(1))
+    if not column.null_count or column.type not in (_BINARY, _STRING):
+        return False
+    ends = _ends(column)
+    return bool(ends[-1] - ends[0] > (pc.sum(pc.binary_length(column)).as_py() or 0))
 
 
 def _check_values(rows: pa.RecordBatch) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from broker.api.errors import InvalidRecords, RecordTooLarge, RequestTooLarge
+from broker.api.plain_rows import PlainRows
 from broker.serving.payload.decode import decode_stream, shortest_view, view_lengths
 from broker.serving.payload.rows import ROW_OVERHEAD_BYTES, ROW_SCHEMA, expanded_bytes, row_bytes, split, to_rows
 from broker.storage.rows import RowBatch
@@ -272,6 +273,40 @@ def test_a_null_with_a_length_below_zero_is_refused(where: str, length: int) -> 
     batch = pa.record_batch({name: made, **({} if where == "value" else {"value": pa.array([b"v", b"w"])})})
     with pytest.raises(InvalidRecords, match=f"column '{name}' has a view of {length} bytes"):
         decode_stream(stream_of(batch), decoded_bytes_max=LIMIT, reserve=nothing_reserved)
+
+
+@pytest.mark.parametrize("where", ["value", "large", "fixed", "key", "reply", "headers", "header"])
+def test_nothing_is_stored_behind_nulls(where: str) -> None:
+    """Arrow takes and stores bytes of nulls: 60 records of no size were a batch of 60 KB, whatever the limits say."""
+    count, valid = 60, pa.py_buffer(bytes(8))
+    data, ends = pa.py_buffer(b"h" * 1000 * count), pa.py_buffer(np.arange(count + 1, dtype=np.int32) * 1000)
+    kind = pa.string() if where == "reply" else pa.binary()
+    made = pa.Array.from_buffers(kind, count, [valid, ends, data], count)
+    there = pa.array([b"k"] * count)
+    if where == "large":
+        made = made.cast(pa.large_binary())
+    elif where == "fixed":
+        made = pa.Array.from_buffers(pa.binary(1000), count, [valid, data], count)
+    elif where in ("headers", "header"):
+        items = pa.array([b"h" * 1000] * count) if where == "headers" else made
+        entries = pa.StructArray.from_arrays([pa.array(["a"] * count), items], ["key", "value"])
+        mask = pa.array([where == "headers" and i > 0 for i in range(count)])
+        offsets = [0, 0, *range(1, count)] if where == "headers" else range(count + 1)
+        made = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), entries, mask=mask)
+    name = {"large": "value", "fixed": "value", "header": "headers"}.get(where, where)
+    columns = {"key": there, "value": there, name: made}
+    rows = converted(pa.record_batch(columns), record_bytes_max=100)
+    assert rows.column(name).to_pylist() == pa.array(made.to_pylist(), rows.column(name).type).to_pylist()
+    assert len(RowBatch(rows).compose(first_offset=0, leader_epoch=0, high_watermark=0)) < 6_000
+
+
+def test_offsets_and_times_may_have_any_bytes_behind_them() -> None:
+    """Buffers of odd lengths were a fault of the broker in bundles."""
+    value = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(4) + b"\1\0\0\0abc"), pa.py_buffer(b"v")])
+    times = pa.Array.from_buffers(pa.timestamp("us", "UTC"), 1, [None, pa.py_buffer(bytes(8) + b"abc")])
+    columns = {"timestamp": times, "subject": pa.array(["s"]), "key": value, "value": value}
+    rows = pa.record_batch({**columns, **{name: pa.nulls(1) for name in ("headers", "reply")}})
+    assert PlainRows(rows).batch(0, 1).record_count == 1
 
 
 def test_views_may_have_any_bytes_behind_them() -> None:
