@@ -15,9 +15,9 @@ SEAM: Final = "intake.nats_seam"
 
 CAPTURED: Final = (
     # pauses
-    of("ends a capture for a pause without what was sent", CAPTURING, "            self._pausing = self.end(with_sent=True)\n", "            self._pausing = self.end()\n", seed=45),
+    of("ends a capture for a pause without what was sent", CAPTURING, "            self._pausing = self.end(with_sent=True)\n", "            self._pausing = self.end()\n", seed=221, seeds=222),
     of("refuses before its capture has ended", CAPTURING, "        return self._pausing is None or self._pausing.done()\n", "        return True\n", seed=13),
-    of("takes in nothing more of one partition of many", CAPTURES, "            if with_sent:\n                await self._take_in_sent()\n", "            pass\n", seed=45),
+    of("takes in nothing more of one partition of many", CAPTURES, "            if with_sent:\n                await self._take_in_sent()\n", "            pass\n", seed=221, seeds=222),
     of("does not wait until its unsubscription has come", DRIVER, "                if client.is_connected:\n                    await self._until_answered(client)\n            except", "                pass\n            except", seed=13),
     of("leaves what has gathered where it captures no more", FLUSH, "        self._flush(slot, force=True)\n        await slot.idle.wait()\n", "        await slot.idle.wait()\n", seed=13),
     # connections that are lost
