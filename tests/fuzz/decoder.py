@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from crc32c import crc32c
+
 from tests.fuzz.mutation import mutate_bytes, mutate_json
 
 CORPUS: Final = Path(__file__).parent / "corpus"
@@ -33,6 +35,7 @@ class Decoder:
         name: Also that of its folder in the corpus.
         modules: Files of the code that it stands for, from the root of the repository.
         check: Raises only what is in `errors`.
+        checks_more: The same of other circumstances. A run makes one of all with each input, as each takes long.
         errors: The errors that such bytes may lead to, by contract.
         form: `json`: what is inside the seal is JSON, and is also changed as JSON.
         words: Tokens of its language.
@@ -49,6 +52,7 @@ class Decoder:
     unseal: Callable[[bytes], bytes] | None = None
     seal: Callable[[bytes], bytes] | None = None
     weight: int = 1
+    checks_more: tuple[Callable[[bytes], None], ...] = ()
     _inputs: list[bytes] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -60,8 +64,17 @@ class Decoder:
 
     def meet(self, data: bytes) -> bool:
         """Check one input. Returns whether it was taken; False: a documented error."""
+        taken = [self._meet(check, data) for check in (self.check, *self.checks_more)]
+        return all(taken)
+
+    def meet_once(self, data: bytes) -> bool:
+        """The same with one of the checks; which, the input says."""
+        checks = (self.check, *self.checks_more)
+        return self._meet(checks[crc32c(data) % len(checks)], data)
+
+    def _meet(self, check: Callable[[bytes], None], data: bytes) -> bool:
         try:
-            self.check(data)
+            check(data)
         except self.errors:
             return False
         return True

@@ -18,7 +18,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict
 
 import click
 import pyarrow as pa
@@ -26,7 +26,7 @@ from crc32c import crc32c
 
 from broker.api.batch import BatchHeader, decode_batch, encode_batch, read_header, seal, verify_batch
 from broker.api.compression import PACKED_HEADER_BYTES
-from broker.api.errors import BadBatch, CorruptLog, InvalidRequest, LiftlogError, UnknownFormatVersion
+from broker.api.errors import BadBatch, CorruptLog, InvalidRequest, UnknownFormatVersion
 from broker.api.schema import SCHEMA_BYTES
 from broker.cli.commands.broker import assigned
 from broker.cli.local.datafolder import UpFolder
@@ -169,26 +169,37 @@ def meet_log(disk: SimDisk, boot_id: str) -> None:
     assert disk.open_files == 0
 
 
-def meet_file(name: str) -> Callable[[bytes], None]:
+def meet_after_kill(name: str) -> Callable[[bytes], None]:
     """A check of one file of the folder."""
+    return lambda data: meet_log(with_file(name, data, is_clean=False), "boot-2")
+
+
+def meet_after_stop(name: str) -> Callable[[bytes], None]:
+    return lambda data: meet_log(with_file(name, data, is_clean=True), "boot-1")
+
+
+def meet_offline(name: str) -> Callable[[bytes], None]:
+    """By `liftlog log`, which finds something to say of all bytes."""
 
     def check(data: bytes) -> None:
-        refused: LiftlogError | None = None
-        for is_clean, boot_id in ((False, "boot-2"), (True, "boot-1")):
-            disk = with_file(name, data, is_clean=is_clean)
-            try:
-                meet_log(disk, boot_id)
-            except CorruptLog as error:
-                refused = error
         disk = with_file(name, data, is_clean=True)
         inspect_partition(disk, FOLDER, expected=IDENTITY)
         report = repair(disk, FOLDER, now_us=1, expected=IDENTITY)
         if report.after is not None and not report.refused:
             open_log(disk, settings=SETTINGS).close(clean=False)
-        if refused is not None:
-            raise refused
 
     return check
+
+
+class Checks(TypedDict):
+    """Of a file of the folder."""
+
+    check: Callable[[bytes], None]
+    checks_more: tuple[Callable[[bytes], None], ...]
+
+
+def meet_file(name: str) -> Checks:
+    return {"check": meet_after_kill(name), "checks_more": (meet_after_stop(name), meet_offline(name))}
 
 
 # --- seals ----------------------------------------------------------------------------------------------------------
@@ -430,13 +441,13 @@ def _small_file(name: str, module: str) -> Decoder:
     return Decoder(
         name=f"file-{name}",
         modules=(module, "broker/storage/segments/checkpoint.py"),
-        check=meet_file(name),
+        **meet_file(name),
         errors=CORRUPT,
         form="json",
         words=JSON_WORDS,
         unseal=unseal_json,
         seal=seal_json,
-        weight=60,
+        weight=20,
     )
 
 
@@ -476,27 +487,27 @@ FILES: Final = (
             "broker/storage/inspect/contradictions.py",
             "broker/storage/rewrite/rewriting.py",
         ),
-        check=meet_file(f"{0:020d}.arrows"),
+        **meet_file(f"{0:020d}.arrows"),
         errors=CORRUPT,
         words=(b"\xff\xff\xff\xff\0\0\0\0", b"ARROW1"),
-        weight=80,
+        weight=27,
     ),
     Decoder(
         name="segment-active",
         modules=(*_LOG, "broker/storage/rewrite/keymap.py"),
-        check=meet_file(f"{7:020d}.arrows"),
+        **meet_file(f"{7:020d}.arrows"),
         errors=CORRUPT,
         words=(b"\xff\xff\xff\xff\0\0\0\0",),
-        weight=80,
+        weight=27,
     ),
     Decoder(
         name="file-index",
         modules=("broker/storage/segments/index.py",),
-        check=meet_file(f"{0:020d}.index"),
+        **meet_file(f"{0:020d}.index"),
         errors=CORRUPT,
         unseal=lambda data: data[:-32],
         seal=seal_index,
-        weight=60,
+        weight=20,
     ),
     _small_file("checkpoint", "broker/storage/recovery.py"),
     _small_file("epochs", "broker/storage/segments/epochs.py"),
@@ -504,20 +515,20 @@ FILES: Final = (
     Decoder(
         name="file-partition.json",
         modules=("broker/storage/segments/checkpoint.py",),
-        check=meet_file("partition.json"),
+        **meet_file("partition.json"),
         errors=CORRUPT,
         form="json",
         words=JSON_WORDS,
-        weight=60,
+        weight=20,
     ),
     Decoder(
         name="file-state",
         modules=("broker/storage/memory/state_files.py", "broker/storage/memory/producers.py"),
-        check=meet_file(state_name(7)),
+        **meet_file(state_name(7)),
         errors=CORRUPT,
         unseal=unseal_tail,
         seal=seal_tail,
-        weight=60,
+        weight=20,
     ),
     Decoder(
         name="batch",

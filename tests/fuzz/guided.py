@@ -7,8 +7,9 @@
 Atheris is libFuzzer for Python: it rewrites the bytecode of `broker` and `spark_liftlog` so that each edge is counted,
 and what is compared with an input is tried in it. So it gets behind comparisons that no blind change gets behind.
 
-V1  A decoder is done after `INPUTS_MIN` inputs, or twice as many as it took to the last new edge, if that is more; or
-    after `INPUTS_MAX`. What was done is kept in `build/fuzz`, and the next run goes on from there.
+V1  A decoder is done after `INPUTS_MIN` inputs, or `CPU_MIN_S` of one core, whichever comes first; but not before twice
+    as many inputs as it took to the last new edge. `INPUTS_MAX` end it in any case. What was done is kept in
+    `build/fuzz`, and the next run goes on from there.
 V2  What is compiled by Cython is not seen. Its inputs are guided by the Python around it; the count is all there is.
 V3  Each round is a process of its own, as blind ones are: its death is a finding. It is forked off one that has loaded
     all of the code, as to rewrite that takes ten seconds.
@@ -35,6 +36,7 @@ ROOT: Final = Path(__file__).parents[2]
 WORK: Final = ROOT / "build" / "fuzz"
 INPUTS_MIN: Final = 100_000
 INPUTS_MAX: Final = 10_000_000
+CPU_MIN_S: Final = 300
 ROUND_S: Final = 20
 CASE_S: Final = 30
 MEMORY_MIB: Final = 4_096
@@ -52,7 +54,7 @@ class Progress:
         inputs: So many it has met.
         edges: So many were taken.
         last_new: Of the inputs, the one that took the last of these; 0: one of the corpus.
-        seconds: Spent on it, the start of its processes included.
+        seconds: Of one core, the start of its processes included.
     """
 
     inputs: int = 0
@@ -63,7 +65,8 @@ class Progress:
     @property
     def left(self) -> int:
         """How many inputs it needs yet (V1)."""
-        return min(max(INPUTS_MIN, 2 * self.last_new), INPUTS_MAX) - self.inputs
+        fewest = INPUTS_MIN if self.seconds < CPU_MIN_S else 0
+        return min(max(fewest, 2 * self.last_new), INPUTS_MAX) - self.inputs
 
     def take(self, told: str) -> None:
         """Add a round, by what libFuzzer has said of it. The inputs of before are met again first, and take no new
@@ -138,14 +141,13 @@ def one_round(decoder: Decoder, count: int, seconds: float, folder: Path) -> boo
         *(f"-timeout={CASE_S}", f"-rss_limit_mb={MEMORY_MIB}", f"-max_len={LENGTH_MAX}", "-len_control=0"),
         *(f"-artifact_prefix={folder}/failures/", str(folder / "found"), str(folder / "seeds")),
     ]
-    began_s = time.monotonic()
     sys.stdout.flush()
     if not (child := os.fork()):
         os.dup2(os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         fuzz(decoder, arguments)
         raise SystemExit(1)  # as it ends libFuzzer keeps what it was at
-    _, status = os.waitpid(child, 0)
-    progress.seconds += time.monotonic() - began_s
+    _, status, used = os.wait4(child, 0)
+    progress.seconds += used.ru_utime + used.ru_stime
     progress.take((folder / "said").read_text(errors="replace"))
     (folder / "progress.json").write_text(json.dumps(asdict(progress)))
     return status == 0
@@ -159,7 +161,7 @@ def fuzz(decoder: Decoder, arguments: Sequence[str]) -> None:
         logging.basicConfig(stream=nowhere, level=logging.WARNING)  # lines are made, and not shown
 
         def meet(data: bytes) -> None:
-            decoder.meet(data)
+            decoder.meet_once(data)
 
         def change(data: bytes, length_max: int, seed: int) -> bytes:
             rng = random.Random(seed)

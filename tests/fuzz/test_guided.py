@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.guided import INPUTS_MAX, INPUTS_MIN, ROOT, Progress, progress_of
+from tests.fuzz.guided import CPU_MIN_S, INPUTS_MAX, INPUTS_MIN, ROOT, Progress, progress_of
 from tests.fuzz.planted import PLANTED
 
 INPUTS = 100_000
@@ -53,4 +53,7 @@ def test_when_a_decoder_is_done() -> None:
     """V1."""
     assert Progress(inputs=10).left == INPUTS_MIN - 10
     assert Progress(inputs=INPUTS_MIN, last_new=70_000).left == 40_000
+    assert Progress(inputs=900, last_new=400, seconds=CPU_MIN_S - 1).left == INPUTS_MIN - 900
+    assert Progress(inputs=900, last_new=400, seconds=CPU_MIN_S).left <= 0
+    assert Progress(inputs=900, last_new=500, seconds=CPU_MIN_S).left == 100
     assert Progress(inputs=INPUTS_MAX, last_new=INPUTS_MAX - 1).left == 0
