@@ -72,10 +72,8 @@ def test_an_empty_replica_has_all_in_the_end_whatever_happens_half_way(cluster: 
         end = cluster.state("s")["high_watermark"]
         store(client, "s", 0, [{"value": b"one more"}])
         assert end == BATCHES * ROWS
-        assert cluster.brokers[empty].metric(BULK) >= 1
-        # One that was killed counts from its start on: what is left then is luck.
-        least = 0 if what == "follower killed" else 8 << 20
-        assert cluster.brokers[empty].metric("liftlog_replica_bulk_bytes_total") > least
+        if what != "follower killed":  # that one counts from its start on: whether much was left then is luck
+            assert cluster.brokers[empty].metric("liftlog_replica_bulk_bytes_total") > 8 << 20
     whole = stored(cluster, leader)
     for broker in cluster.brokers:
         eventually(lambda broker=broker: stored(cluster, broker) == whole, what=f"{broker} to have the same bytes")
