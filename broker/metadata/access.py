@@ -12,6 +12,8 @@ Z3  There is no grant that forbids: what is allowed is what a grant covers (`pri
 Z4  Each command says by whom it was asked for.
 Z5  It is required only where every broker does it by itself already, so the command refuses nobody anything. From then
     on no broker's configuration can end it; to take it back is a command, too.
+Z6  A token that was revoked is told from one that was never there. That is for the log alone, so brokers that do not
+    remember it (those of before) agree with those that do about all else.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from broker.metadata import fields
 from broker.metadata.info import BrokerInfo
 
 TOKENS_MAX: Final = 10_000
+REVOKED_MAX: Final = 1_000
+"""So many revoked tokens are remembered, the newest (Z6)."""
 PRINCIPALS_MAX: Final = 10_000
 GRANTS_MAX: Final = 256
 Grant = tuple[str, str]
@@ -50,10 +54,11 @@ class Access:
     grants: Mapping[str, tuple[Grant, ...]] = field(default_factory=dict)
     version: int = 0
     is_required: bool = False
+    revoked: Mapping[str, str] = field(default_factory=dict)  # id -> SHA-256, the oldest first (Z6)
 
     def copy(self) -> Access:
         """Another one with the same content."""
-        return Access(self.tokens, self.grants, self.version, self.is_required)
+        return Access(self.tokens, self.grants, self.version, self.is_required, self.revoked)
 
     def put_token(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Take a token. One that is there already stays as it is."""
@@ -76,15 +81,18 @@ class Access:
         if len(kept) >= TOKENS_MAX:
             raise InvalidRequest(f"there are {TOKENS_MAX} tokens, which is the limit", limit=TOKENS_MAX)
         self.tokens = {**kept, token_id: token}
+        self.revoked = {each: sha256 for each, sha256 in self.revoked.items() if each != token_id}
         return self._changed()
 
     def drop_token(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Revoke a token. Raises UnknownToken."""
         token_id = fields.text(command, "token_id")
         fields.text(command, "by")
-        if token_id not in self.tokens:
+        token = self.tokens.get(token_id)
+        if token is None:
             raise UnknownToken(f"there is no token {token_id}", token_id=token_id)
-        self.tokens = {each: token for each, token in self.tokens.items() if each != token_id}
+        self.revoked = dict([*self.revoked.items(), (token_id, token.sha256)][-REVOKED_MAX:])
+        self.tokens = {each: kept for each, kept in self.tokens.items() if each != token_id}
         return self._changed()
 
     def put_grants(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,6 +130,7 @@ class Access:
                 "tokens": [[each, *self.tokens[each]] for each in sorted(self.tokens)],
                 "grants": [[each, list(map(list, self.grants[each]))] for each in sorted(self.grants)],
                 **({"required": True} if self.is_required else {}),
+                **({"revoked": list(map(list, self.revoked.items()))} if self.revoked else {}),
             }
         }
 
@@ -136,6 +145,7 @@ class Access:
             {principal: tuple((action, name) for action, name in grants) for principal, grants in value["grants"]},
             value["version"],
             value.get("required", False),
+            dict(value.get("revoked", ())),
         )
 
     def _changed(self) -> dict[str, Any]:

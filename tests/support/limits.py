@@ -223,6 +223,7 @@ FIXED: Final = (
     Row("broker.metadata.voting:VOTERS_MAX", "brokers", "with a vote in a cluster", "`invalid_request`"),
     Row("broker.serving.endpoints.auth:TTL_MS_MAX", "milliseconds", "life of a token", "`invalid_request`"),
     Row("broker.metadata.access:TOKENS_MAX", "tokens", "that are kept", "`invalid_request`"),
+    Row("broker.metadata.access:REVOKED_MAX", "tokens", "that are known to be revoked", "the oldest are not known"),
     Row("broker.api.principals:JWT_LENGTH_MAX", "characters", "a JWT", "`unauthenticated`"),
     Row("broker.serving.http.jwts:KEYS_MAX", "keys", "of the issuer of JWTs", "the set is not taken"),
     Row("broker.serving.http.jwts:KNOWN_MAX", "JWTs", "that need not be judged again", "the least used are"),

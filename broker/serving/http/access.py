@@ -369,7 +369,9 @@ class Gate:
             return Identified(principal=ADMIN, how="token")
         kept = access.tokens.get(token.id)
         if not hmac.compare_digest(digest, _NOBODYS if kept is None else kept.sha256) or kept is None:
-            raise _NotKnown(f"token {token.id} is not known: it was revoked, has expired, or is forged")
+            if hmac.compare_digest(digest, access.revoked.get(token.id, _NOBODYS)):
+                raise _NotKnown(f"token {token.id} was revoked")
+            raise _NotKnown(f"token {token.id} is not known: it is forged, or has expired or was revoked long ago")
         return Identified(principal=kept.principal, how="token", token_id=token.id, until_ms=kept.expires_ms)
 
     def _proven(self, request: web.Request, proofs: Collection[str]) -> Identified:

@@ -205,6 +205,23 @@ def test_a_token_id_is_one_token() -> None:
     assert apply(of, "put_token", **token(principal="admin"))["key"] == "principal", "Q4"
 
 
+def test_a_revoked_token_is_remembered_the_newest_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Z6."""
+    monkeypatch.setattr(access, "REVOKED_MAX", 2)
+    of, ids = catalog(), ["cccccccccccc", "bbbbbbbbbbbb", "aaaaaaaaaaaa"]
+    for each in ids:
+        apply(of, "put_token", **token(each))
+    before = of.access.revoked
+    for each in ids:
+        apply(of, "drop_token", token_id=each)
+    assert before == {}, "a reader keeps what it has"
+    assert list(of.access.revoked) == ids[1:]
+    again = Catalog.restore(json.loads(json.dumps(of.snapshot())))
+    assert list(again.access.revoked.items()) == list(of.access.revoked.items())
+    apply(again, "put_token", **token(ids[2]))
+    assert list(again.access.revoked) == [ids[1]]
+
+
 def test_who_asks_is_said() -> None:
     """Z4."""
     of = catalog()

@@ -213,11 +213,15 @@ def test_refusals_are_recorded_with_what_was_missing_and_are_no_acts(tmp_path: P
 def test_the_audit_says_what_did_not_hold_and_the_answer_does_not(tmp_path: Path) -> None:
     """A5. Nor does either have what was shown."""
     with enforcing(tmp_path) as made:
-        token, ended = made.grant("user:ana"), new_token()
+        token, ended, revoked = made.grant("user:ana"), new_token(), made.grant("user:bob")
+        made.server.backend._execute({"kind": "drop_token", "token_id": revoked.id, "by": "user:ops"})
+        forged = f"{revoked.text[:20]}{new_token().text[20:]}"
         of = {"token_id": ended.id, "sha256": ended.sha256, "principal": "user:ana", "by": "user:ops"}
         made.server.backend._execute({"kind": "put_token", **of, "expires_ms": 1, "at_ms": 1})
         shown = {
-            f"Bearer {new_token().text}": "is not known: it was revoked, has expired, or is forged",
+            f"Bearer {new_token().text}": "is not known: it is forged, or has expired or was revoked long ago",
+            f"Bearer {revoked.text}": f"token {revoked.id} was revoked",
+            f"Bearer {forged}": "is not known: it is forged, or has expired or was revoked long ago",
             f"Bearer {token.text[:-1]}": "is no token of this kind",
             f"Bearer {ended.text}": f"token {ended.id} of user:ana has expired",
             f"Basic {token.text}": "is no bearer token",
