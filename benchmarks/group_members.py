@@ -1,8 +1,8 @@
 """Members of consumer groups, thousands of them in one process: each polls over a connection of its own.
 
 They do what a client does (docs/reference/http-api.md): join, poll with what was seen, give back what is asked back in
-the next poll, leave. They read nothing. Requests are bytes that are made by hand: 10,000 clients would not fit beside
-three brokers.
+the next poll, leave, and go on to another broker when one refuses. They read nothing. Requests are bytes that are made
+by hand: 10,000 clients would not fit beside three brokers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Any
 
 Address = tuple[str, int]
 AGAIN_S = 0.5
-"""As `broker.client.group` has it."""
+REFUSED_S = 5.0
+"""As `broker.client.group` has them."""
+FIRST_PAUSE_S = 0.05
 
 
 class Group:
@@ -83,12 +85,15 @@ class Member(asyncio.Protocol):
     async def leave(self) -> None:
         """End, on another connection, as the one at hand is in a poll."""
         self.vanish()
-        status, _ = await ask(
-            self._brokers[self._at % len(self._brokers)],
-            f"/v1/groups/{self.group.name}/members/{self.name}/leave",
-            {"session": self._session},
-        )
-        self.saw["refused"] += status != 204
+        path, pause_s = f"/v1/groups/{self.group.name}/members/{self.name}/leave", FIRST_PAUSE_S
+        end_s = time.perf_counter() + REFUSED_S
+        while (await ask(self._brokers[self._at % len(self._brokers)], path, {"session": self._session}))[0] >= 500:
+            self.saw["refused"] += 1
+            self._at += 1
+            if time.perf_counter() > end_s:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, AGAIN_S)
 
     def vanish(self) -> None:
         """End without a word."""
@@ -153,8 +158,8 @@ class Member(asyncio.Protocol):
             self.held, self.revoked = set(), {}
             self._ask()
             return
-        self.saw["refused"] += 1
-        self._loop.call_later(AGAIN_S, self._ask)
+        if self._transport is not None:
+            self._transport.abort()  # and to another one
 
 
 async def ask(broker: Address, path: str, body: Any) -> tuple[int, Any]:

@@ -17,6 +17,8 @@ M6  A reader is of the process that made it. In a child that is forked it reads 
     does not take the parent out of the group.
 M7  A grant that cannot begin, as the log has seen a later one, is given back: the catalog was put back from a copy, and
     grants it again under another epoch. If it is this member's no more, that changes nothing.
+M8  Who leaves goes on to another broker when one refuses, as one without a session does: the group would wait for a
+    whole timeout. Who stops does not wait for brokers that are gone.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from broker.api.errors import (
     LiftlogError,
     Retryable,
     StaleIncarnation,
+    Unavailable,
     UnknownMember,
     UnknownPartition,
     UnknownStream,
@@ -60,7 +63,9 @@ IDLE_S: Final = 0.2
 """So often a member looks for records where there were none."""
 AGAIN_S: Final = 0.5
 LEAVE_S: Final = 2.0
-"""To leave is tried once, for so long: who stops does not wait for brokers that are gone."""
+"""So long a broker may be silent to who leaves."""
+REFUSED_S: Final = 5.0
+"""So long who leaves asks others, and again, where brokers refuse for a moment (M8)."""
 TIMEOUT_S: Final = 10.0
 _LOST: Final = (GroupFenced, UnknownStream, UnknownPartition, StaleIncarnation)
 """A partition is not this member's any more, or is gone."""
@@ -158,10 +163,22 @@ class _Life:
         self._over.set()
         share, self._share = self._share, None
         if share is not None:
-            target = path("groups", self.group, "members", self.member, "leave")
-            once = Calls(self.calls.brokers, timeout_s=min(LEAVE_S, self.calls.timeout_s), deadline_s=0)
             with suppress(LiftlogError):  # it expires
-                once.json("POST", target, {"session": share.session})
+                self._say_leave(share.session)
+
+    def _say_leave(self, session: int) -> None:
+        """M8."""
+        target = path("groups", self.group, "members", self.member, "leave")
+        once = Calls(self.calls.brokers, timeout_s=min(LEAVE_S, self.calls.timeout_s), deadline_s=0)
+        patience = Patience(REFUSED_S)
+        while True:
+            try:
+                once.json("POST", target, {"session": session})
+                return
+            except Unavailable:  # all of them were asked
+                raise
+            except Retryable as error:  # who refuses is asked last from then on
+                patience.pause(error)
 
     def _work(self) -> None:
         while not self._over.is_set:

@@ -1,9 +1,10 @@
 """Which broker is asked, and what its answer means.
 
 Candidates for a request, in order: the leader of the partition, if an answer has named one; then the configured
-brokers, the one that worked last first; then the others of the cluster, which each answer names. A broker that cannot
-be reached is skipped and asked last from then on, for whatever partition; `421 not_leader` names the one to ask
-instead. An answer without success becomes an error of the tree, with the broker's address among its fields.
+brokers and the others of the cluster, which each answer names, in a circle that begins with the one that worked last.
+A broker that cannot be reached is skipped and asked last from then on, for whatever partition; `421 not_leader` names
+the one to ask instead. An answer without success becomes an error of the tree, with the broker's address among its
+fields.
 
 A call that is not idempotent is repeated here only if the try certainly had no effect. The caller keeps pauses and
 deadlines.
@@ -114,7 +115,7 @@ class Brokers:
     def candidates(self, key: PartitionKey | None = None) -> list[Address]:
         """The brokers to ask, the best first."""
         with self._lock:
-            order = (*self.addresses[self._first :], *self.addresses[: self._first], *self._others)
+            order = self._circle()
             leader = self._leaders.get(key) if key is not None else None
             down = {address for address, state in self._down.items() if not state.is_over()}
         return sorted(dict.fromkeys(order if leader is None else (leader, *order)), key=down.__contains__)
@@ -227,6 +228,12 @@ class Brokers:
             heard_s = self._heard_s.get(address)
         return (heard_s is not None and time.monotonic() - heard_s < HEARD_S) or lives(address)
 
+    def _circle(self) -> tuple[Address, ...]:
+        """All that are known, the one to ask first in front. With the lock."""
+        known = (*self.addresses, *self._others)
+        at = self._first % len(known)
+        return known[at:] + known[:at]
+
     def _note_try(self, address: Address) -> None:
         """B2: until this call knows, others go elsewhere."""
         with self._lock:
@@ -254,8 +261,8 @@ class Brokers:
                 self._down[address] = Down(time.monotonic(), pause_s)
             if key is not None and self._leaders.get(key) == address:
                 del self._leaders[key]
-            if self.addresses[self._first] == address:
-                self._first = (self._first + 1) % len(self.addresses)
+            if self._circle()[0] == address:
+                self._first += 1
 
 
 def nobody(failures: list[Unavailable]) -> LiftlogError:

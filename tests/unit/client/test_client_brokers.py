@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 
+from broker.api import http
 from broker.api.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -148,6 +149,21 @@ def test_a_broker_that_is_not_ready_makes_room_for_the_next_one() -> None:
     with RawServer(problem(NotReady("starting"))) as starting, RawServer(answers(b"{}")) as ready:
         assert calls(starting.address, ready.address).json("GET", "/v1/x") == {}
         assert (len(starting.requests), len(ready.requests)) == (1, 1)
+
+
+def test_a_broker_that_is_not_ready_makes_room_for_one_that_it_has_named() -> None:
+    """Who was given one address is not left with a broker without a session, which may stay without."""
+    with RawServer(answers(b"{}")) as ready:
+        named = f"127.0.0.1:{ready.port}"
+
+        def starting(request: Request, reply: Reply) -> None:
+            reply.answer(503, json.dumps(NotReady("starting").to_problem()).encode(), {http.BROKERS: named})
+
+        with RawServer(starting) as given:
+            api = calls(given.address)
+            assert api.json("GET", "/v1/x") == {}
+            assert api.json("GET", "/v1/x") == {}
+            assert (len(given.requests), len(ready.requests)) == (1, 2), "the one that worked last comes first"
 
 
 def test_the_leader_is_asked_first_and_forgotten_when_it_cannot_be_reached() -> None:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 
-from broker.api.errors import GroupFenced, GroupInUse, InvalidRequest, OffsetOutOfRange, UnknownGroup, UnknownStream
+from broker.api.errors import (
+    GroupFenced,
+    GroupInUse,
+    InvalidRequest,
+    NotReady,
+    OffsetOutOfRange,
+    UnknownGroup,
+    UnknownMember,
+    UnknownStream,
+)
 from broker.api.group_answers import GroupDescription
-from broker.client import Client
+from broker.client import Client, connect
 from broker.client.group import GroupReader
 from broker.client.reading.fetch import PartitionFetch
 from broker.groups.fencing import CommitVerdict
+from tests.unit.client.rawserver import RawServer, Reply, Request
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Server
 
@@ -231,3 +243,93 @@ def test_people_look_at_groups_and_remove_them(orders: Orders) -> None:
         assert (member.instance, member.streams) == ("one", (orders.name,))
     orders.client.delete_group(orders.name)
     assert orders.name not in [each.group for each in orders.client.groups()]
+
+
+class Brokers:
+    """Three that let a member join and poll. `leave` answers who leaves, by the number of the broker."""
+
+    def __init__(self, leave: Callable[[int, Reply], None]) -> None:
+        self.left: list[int] = []
+        self._leave = leave
+        self._over = threading.Event()
+        self._servers = [RawServer(partial(self._answer, number)) for number in range(3)]
+
+    def __enter__(self) -> Brokers:
+        for server in self._servers:
+            server.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._over.set()
+        for server in self._servers:
+            server.__exit__(None, None, None)
+
+    def read(self) -> GroupReader:
+        client = connect([server.address for server in self._servers], deadline_s=30)
+        return client.group("billing").read("orders")
+
+    def _answer(self, number: int, request: Request, reply: Reply) -> None:
+        if request.path.endswith("/leave"):
+            self.left.append(number)
+            self._leave(number, reply)
+            return
+        if request.path.endswith("/poll"):
+            self._over.wait(60)
+        share = {"group": "billing", "member": "m", "session": 7, "version": 8, "timeout_ms": 10_000, "partitions": []}
+        reply.answer(200, json.dumps(share).encode())
+
+
+def not_ready(reply: Reply) -> None:
+    reply.answer(503, json.dumps(NotReady("this broker has no session").to_problem()).encode())
+
+
+def test_who_leaves_goes_to_another_broker_when_one_refuses() -> None:
+    """Its group waits for a whole timeout otherwise."""
+
+    def leave(number: int, reply: Reply) -> None:
+        if number < 2:
+            not_ready(reply)
+        else:
+            reply.answer(204)
+
+    with Brokers(leave) as brokers:
+        brokers.read().close()
+        assert brokers.left == [0, 1, 2]
+
+
+def test_who_leaves_asks_again_where_all_refuse_for_a_moment() -> None:
+    """As they do while there is no controller."""
+    refused = Counter[int]()
+
+    def leave(number: int, reply: Reply) -> None:
+        refused[number] += 1
+        if refused[number] < 2:
+            not_ready(reply)
+        else:
+            reply.answer(204)
+
+    with Brokers(leave) as brokers:
+        brokers.read().close()
+        assert brokers.left == [0, 1, 2, 0]
+
+
+def test_who_leaves_does_not_ask_again_what_is_over() -> None:
+    def leave(number: int, reply: Reply) -> None:
+        error = UnknownMember("it has expired")
+        reply.answer(error.status, json.dumps(error.to_problem()).encode())
+
+    with Brokers(leave) as brokers:
+        brokers.read().close()
+        assert brokers.left == [0]
+
+
+def test_who_leaves_waits_for_no_brokers_that_are_gone() -> None:
+    """LEAVE_S is for those that answer."""
+    with Brokers(lambda number, reply: reply.answer(204)) as brokers:
+        reader = brokers.read()
+        for server in brokers._servers:
+            server.stop_listening()
+            server.drop_connections()
+        with patch("broker.client.http.patience.time.sleep", side_effect=AssertionError("it waits")):
+            reader.close()
+        assert brokers.left == []
