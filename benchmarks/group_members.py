@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from broker.api.group_polls import longest_poll_ms
+
 Address = tuple[str, int]
 AGAIN_S = 0.5
 REFUSED_S = 5.0
@@ -126,7 +128,8 @@ class Member(asyncio.Protocol):
             body: dict[str, Any] = {"member": self.name, "streams": [group.stream], "timeout_ms": group.timeout_ms}
         else:
             path = f"/v1/groups/{group.name}/members/{self.name}/poll"
-            body = {"session": self._session, "version": self._version, "wait_ms": group.timeout_ms // 3}
+            wait_ms = longest_poll_ms(group.timeout_ms)
+            body = {"session": self._session, "version": self._version, "wait_ms": wait_ms}
             if self.revoked:
                 rows = self.revoked.items()
                 body["released"] = [{"stream": group.stream, "partition": at, "epoch": epoch} for at, epoch in rows]

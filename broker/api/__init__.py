@@ -15,6 +15,7 @@ answers.py  what brokers answer, as dataclasses
 auth_answers.py  what they answer about who may do what
 sink_answers.py  what they answer about sinks
 group_answers.py  what they answer about consumer groups
+group_polls.py  how long a poll of a member of a consumer group waits
 placements.py  a cluster, who keeps what in it, and what came of an operator's command
 http.py     header names and media types of the HTTP API
 plain.py    JSON and text that somebody else wrote

@@ -50,6 +50,7 @@ from broker.api.errors import (
     from_problem,
 )
 from broker.api.group_answers import GroupStep, GroupSteps, HeldPartition, HeldShare
+from broker.api.group_polls import longest_poll_ms
 from broker.client.consumers import OFFSETS
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
@@ -187,7 +188,7 @@ class _Life:
                 self._over.pause(AGAIN_S)
                 continue
             try:
-                self._poll(share, wait_ms=share.timeout_ms // 3)
+                self._poll(share, wait_ms=longest_poll_ms(share.timeout_ms))
             except Retryable as error:
                 if self._over.is_set:
                     return

@@ -49,7 +49,7 @@ FIXED: Final = (
     ),
     Row("broker.metadata.activity:PENDING_MAX", "", "events that wait for `__activity`", "the oldest are lost"),
     Row("broker.metadata.activity:PENDING_BYTES_MAX", "bytes", "all of them, as JSON", "the oldest are lost"),
-    Row("broker.serving.contract.schemas:GROUP_WAIT_MS_MAX", "milliseconds", "a member's poll", "`invalid_request`"),
+    Row("broker.api.group_polls:GROUP_WAIT_MS_MAX", "milliseconds", "a member's poll", "`invalid_request`"),
     Row(
         "broker.runtime.samples:GROUP_SERIES_MAX",
         "partitions",

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from broker.api import answers, auth_answers, group_answers, placements, sink_answers
 from broker.api.answers import LEADER_EPOCH_MAX, PIN_LENGTH_MAX, LeaderEpoch, Name, Offset, PartitionNumber
 from broker.api.errors import BY_REASON
+from broker.api.group_polls import GROUP_WAIT_MS_MAX
 from broker.api.plain import INT64_MAX
 from broker.api.principals import SHA256_PATTERN, TOKEN_ID_PATTERN
 from broker.api.stream import LIMITS, NAME_BYTES_MAX, REPLICAS_MAX, UNALTERABLE, StreamSettings
@@ -37,9 +38,6 @@ AUDIT_RECORDS_MAX: Final = 64
 """Most records of the audit in one request."""
 AUDIT_LENGTH_MAX: Final = 128 << 10
 """Characters of one of them."""
-
-GROUP_WAIT_MS_MAX: Final = 60_000
-"""So long a poll of a member of a group waits at most."""
 
 ABSENT: Final = Rule(is_absent=True)
 

@@ -55,6 +55,7 @@ from broker.api.group_answers import (
     HeldPartition,
     HeldShare,
 )
+from broker.api.group_polls import longest_poll_ms
 from broker.api.permissions import of_answer, of_body, of_catalog, of_path
 from broker.api.stream import check_name
 from broker.groups.fencing import CommitVerdict, GroupProgress, judge_begin, judge_commit, judge_fence
@@ -145,7 +146,7 @@ async def poll(serving: Serving, request: web.Request, query: Query) -> web.Stre
             _checked(serving, name, member, asked)
             return _told(serving, name, member, asked.session)
     loop = asyncio.get_running_loop()
-    end_s, lost_s = loop.time() + min(asked.wait_ms, kept.timeout_ms // 3) / 1000, inf
+    end_s, lost_s = loop.time() + min(asked.wait_ms, longest_poll_ms(kept.timeout_ms)) / 1000, inf
     with serving.watching() as watcher, serving.callers.polling() if asked.wait_ms else nullcontext():
         watcher.streams = {change_key(name, member)}
         while (left_s := end_s - loop.time()) > 0 and not serving.draining.is_set():

@@ -26,10 +26,13 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.api.group_answers import GroupDescription
+from broker.api.validation import build
 from broker.client import Client, connect
 from broker.client.group import GroupReader
 from broker.client.reading.fetch import PartitionFetch
 from broker.groups.fencing import CommitVerdict
+from broker.serving.contract.schemas import GroupPoll
+from tests.support.processes import eventually
 from tests.unit.client.rawserver import RawServer, Reply, Request
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Server
@@ -248,8 +251,10 @@ def test_people_look_at_groups_and_remove_them(orders: Orders) -> None:
 class Brokers:
     """Three that let a member join and poll. `leave` answers who leaves, by the number of the broker."""
 
-    def __init__(self, leave: Callable[[int, Reply], None]) -> None:
+    def __init__(self, leave: Callable[[int, Reply], None], *, timeout_ms: int = 10_000) -> None:
         self.left: list[int] = []
+        self.polls: list[Any] = []
+        self._timeout_ms = timeout_ms
         self._leave = leave
         self._over = threading.Event()
         self._servers = [RawServer(partial(self._answer, number)) for number in range(3)]
@@ -274,9 +279,10 @@ class Brokers:
             self._leave(number, reply)
             return
         if request.path.endswith("/poll"):
+            self.polls.append(json.loads(request.body))
             self._over.wait(60)
-        share = {"group": "billing", "member": "m", "session": 7, "version": 8, "timeout_ms": 10_000, "partitions": []}
-        reply.answer(200, json.dumps(share).encode())
+        share = {"group": "billing", "member": "m", "session": 7, "version": 8, "timeout_ms": self._timeout_ms}
+        reply.answer(200, json.dumps({**share, "partitions": []}).encode())
 
 
 def not_ready(reply: Reply) -> None:
@@ -333,3 +339,12 @@ def test_who_leaves_waits_for_no_brokers_that_are_gone() -> None:
         with patch("broker.client.http.patience.time.sleep", side_effect=AssertionError("it waits")):
             reader.close()
         assert brokers.left == []
+
+
+@pytest.mark.parametrize(("timeout_ms", "wait_ms"), [(2_000, 666), (180_000, 60_000), (600_000, 60_000)])
+def test_a_poll_waits_no_longer_than_brokers_take(timeout_ms: int, wait_ms: int) -> None:
+    with Brokers(lambda number, reply: reply.answer(204), timeout_ms=timeout_ms) as brokers:
+        reader = brokers.read()
+        eventually(lambda: brokers.polls, what="a poll")
+        assert build(GroupPoll, brokers.polls[0]).wait_ms == wait_ms
+        reader.close()
