@@ -1,8 +1,8 @@
 """The one thing pyproject.toml cannot say: extensions that may fail to build.
 
-With a compiler the intake parser, the client's gathering, its JSON decoder and the records of Liftbridge's clients are
-compiled. Without one the install goes on, warns that these are slow and the decoder is missing, and the wheel is tagged
-as pure.
+With a compiler the intake parser, the checks of messages, the client's gathering, its JSON decoder and the records of
+Liftbridge's clients are compiled. Without one the install goes on, warns that these are slow and the decoder is
+missing, and the wheel is tagged as pure.
 `LIFTLOG_REQUIRE_EXTENSION=1` turns that warning into an error; `LIFTLOG_PURE=1` does not try.
 `LIFTLOG_COMPILE_ARGS="-O0 -g0"` compiles quickly what nobody will run for long.
 
@@ -27,6 +27,7 @@ from setuptools.dist import Distribution
 sources_digest = runpy.run_path("broker/api/compiled.py")["sources_digest"]
 
 SOURCES = {
+    "broker.api._checked": "broker/api/_checked.pyx",
     "broker.ingest._intake": "broker/ingest/_intake.pyx",
     "broker.client.reading._gathering": "broker/client/reading/_gathering.pyx",
     "broker.client.payload._json": "broker/client/payload/_json.pyx",

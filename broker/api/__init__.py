@@ -3,6 +3,7 @@
 schema.py   the record schema, its pinned bytes, the end-of-stream marker
 batch.py    one record batch as bytes: field table, encode, verify, decode
 columns.py  a batch of which only some columns are sent, and its check
+checked.py  the checks of messages, compiled where there was a compiler
 crc_parts.py  the CRC of bytes, of those of their parts
 encodable.py  what a log appends, before it has its place
 compression.py  Arrow's buffer compression, undone within limits

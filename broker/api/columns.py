@@ -60,6 +60,9 @@ BUFFERS_OF: Final = dict(zip(SCHEMA.names, pairwise(accumulate((2, 2, 3, 3, 3, 9
 NODES_OF: Final = dict(zip(SCHEMA.names, pairwise(accumulate((1, 1, 1, 1, 1, 4, 1), initial=0)), strict=True))
 """Of each column: which buffers and nodes of a message are its own, [first, stop)."""
 _STARTS: Final = [first for first, _ in BUFFERS_OF.values()]
+KNOWN: Final = struct.Struct("<14I8q")
+"""What is known of the columns of a batch: the CRC of each, what each adds to that of the batch, and where they lie in
+the body, each from one edge to the next."""
 _PLACES: Final = struct.Struct(f"<{2 * BUFFER_COUNT}q")
 _LENGTHS: Final = struct.Struct(f"<{2 * NODE_COUNT}q")
 _TOLD: Final = struct.Struct("<2I")
@@ -167,6 +170,27 @@ def projected_head(head: bytes | bytearray | memoryview, columns: Columns, spans
     return bytes(made)
 
 
+def begun(
+    head: bytes | bytearray | memoryview, known: bytes, columns: Columns
+) -> tuple[bytes, Sequence[tuple[int, int]]]:
+    """A message of some columns up to these.
+
+    Args:
+        head: The header of the stored batch.
+        known: Of its columns, packed as `KNOWN`.
+        columns: Those that are sent.
+    Returns:
+        The bytes, and where in the stored body lies what follows: neighbours as one, none that is empty.
+    """
+    numbers = KNOWN.unpack(known)
+    spans = list(pairwise(numbers[14:]))
+    runs: list[tuple[int, int]] = []
+    for name, (start, end) in zip(SCHEMA.names, spans, strict=True):
+        if name in columns and end > start:
+            runs.append((runs.pop()[0] if runs and runs[-1][1] == start else start, end))
+    return projected_head(head, columns, spans) + bytes(head) + told(numbers[7:14], columns), runs
+
+
 def verify_projected(message: bytes | bytearray | memoryview, columns: Columns, *, where: str = "") -> BatchHeader:
     """Check a whole projected message and return the header of its batch. As `batch.verify_batch`.
 
@@ -180,7 +204,12 @@ def verify_projected(message: bytes | bytearray | memoryview, columns: Columns, 
     size = head_bytes(view)
     stored, at = view[size : 2 * size], 2 * size + ADDED.size
     spans = spans_of(stored) if len(view) >= at and stored[:8] == view[:8] else None
-    if spans is None or bytes(view[:size]) != projected_head(stored, columns, spans):
+    if (
+        spans is None
+        or at + sum(end - start for name, (start, end) in zip(SCHEMA.names, spans, strict=True) if name in columns)
+        != len(view)  # so no sum below is more than a header can say
+        or bytes(view[:size]) != projected_head(stored, columns, spans)
+    ):
         raise BadBatch(f"{where}the header of a message of some columns is damaged")
     added, zeros = _TOLD.unpack_from(view, 2 * size)
     if zeros:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from broker.api.answers import Watch
+from broker.api.columns import columns_in
 from broker.api.conditions import ALL, Conditions
 from broker.api.errors import InvalidRequest, LiftlogError, OffsetOutOfRange, StaleIncarnation
 from broker.api.schema import SCHEMA
@@ -214,6 +215,8 @@ class _Reading:
         self._answer_bytes = answer_bytes
         self._wanted = wanted
         self._columns = [*schema.names, *(() if payload is None else ("value",))]
+        # Rows with as many columns have these columns: an answer has those that were asked for, or all.
+        self._as_sent = len(schema.names) if tuple(schema.names) == columns_in(schema.names) else None
         self._fetches = {partition: self._fetch(partition) for partition in sorted(spans)}
 
     def positions(self) -> dict[int, int]:
@@ -349,7 +352,7 @@ class _Reading:
                 yield shaped
 
     def _shaped(self, rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
-        if self.schema is SCHEMA:
+        if rows.num_columns == self._as_sent:
             return rows
         columns = [
             pa.repeat(pa.scalar(partition, PARTITION_FIELD.type), rows.num_rows)

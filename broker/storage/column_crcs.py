@@ -13,36 +13,23 @@ In memory alone, those that were asked for last: after a start the first read of
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from crc32c import crc32c
 
 from broker.api.batch import crc_of
-from broker.api.columns import Spans, added_by, crcs_of, head_bytes, spans_of
+from broker.api.columns import KNOWN, added_by, crcs_of, head_bytes, spans_of
 
 REMEMBERED_BYTES_MIN: Final = 16 << 10
 """Smaller batches are as soon read whole."""
 REMEMBERED_BATCHES_MAX: Final = 1 << 17
 """For the process: some 40 MiB."""
 
-
-_KNOWN: Final = struct.Struct("<14I8q")
-"""As it is remembered: the CRCs, what they add, the ends of the columns in the body, and before them its beginning."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownColumns:
-    """The columns of a batch: where they lie, the CRC of each, and what each adds to that of the batch."""
-
-    spans: Spans
-    crcs: Sequence[int]
-    added: Sequence[int]
+Known = bytes
+"""Of the columns of a batch: the CRC of each, what each adds to that of the batch, and where they lie; packed as
+`columns.KNOWN`."""
 
 
 class ColumnCrcs:
@@ -54,13 +41,13 @@ class ColumnCrcs:
 
     def __init__(self, batches_max: int) -> None:
         self.batches_max = batches_max
-        self._known: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._known: OrderedDict[tuple[int, int], Known] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def of(self, head: bytes | bytearray | memoryview) -> KnownColumns | None:
+    def of(self, head: bytes | bytearray | memoryview) -> Known | None:
         """The columns of a batch; None: it is not known, or this header is damaged.
 
         Args:
@@ -75,22 +62,20 @@ class ColumnCrcs:
             if found is None:
                 return None
             self._known.move_to_end(key)
-        numbers = _KNOWN.unpack(found)
-        return KnownColumns(list(pairwise(numbers[14:])), numbers[:7], numbers[7:14])
+            return found
 
-    def learn(self, message: bytes | bytearray | memoryview) -> KnownColumns | None:
+    def learn(self, message: bytes | bytearray | memoryview) -> Known | None:
         """The columns of a whole batch that was verified. They are remembered if it is large enough. None: as
         `columns.spans_of`."""
         spans = spans_of(message)
         if spans is None:
             return None
         crcs = crcs_of(message, spans)
-        known = KnownColumns(spans, crcs, added_by(crcs, spans))
+        known = KNOWN.pack(*crcs, *added_by(crcs, spans), spans[0][0], *(end for _, end in spans))
         if len(message) >= REMEMBERED_BYTES_MIN:
             key = _key_of(message[: head_bytes(message)])
-            packed = _KNOWN.pack(*known.crcs, *known.added, spans[0][0], *(end for _, end in spans))
             with self._lock:
-                self._known[key] = packed
+                self._known[key] = known
                 while len(self._known) > self.batches_max:
                     self._known.popitem(last=False)
         return known

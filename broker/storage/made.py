@@ -12,6 +12,8 @@ from broker.storage.read import FileRange, ReadPlan
 
 COPIES: Final = 2
 """So many times a batch is held while it is looked at."""
+BLOCK_BYTES: Final = 256 << 10
+"""Of messages that are written together: they stay in the processor's cache meanwhile."""
 
 
 class MadeFile:
@@ -44,18 +46,75 @@ class MadeFile:
         return fd
 
 
+class MadeRun:
+    """Messages that are made one behind the other in a block, and go to the file together: to write each costs more
+    than its bytes.
+
+    Attributes:
+        head: What the last one in the file was added with; empty: there is none.
+    """
+
+    def __init__(self, plan: ReadPlan) -> None:
+        self.head = b""
+        self._file = MadeFile(plan)
+        self._block_bytes = min(BLOCK_BYTES, plan.bytes)
+        self._block = memoryview(b"")
+        self._filled = 0
+        self._last = b""
+        self._written: list[FileRange] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes of all messages."""
+        return self._file.size + self._filled
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory: the file and the block."""
+        return self._file.size + max(len(self._block), self._block_bytes)
+
+    def room(self, size: int) -> memoryview:
+        """Where the next message is made. Raises StorageFailed, DiskFull: those before could not be written."""
+        if self._filled + size > len(self._block):
+            self.write()
+            if size > len(self._block):
+                self._block = memoryview(bytearray(max(size, self._block_bytes)))
+        return self._block[self._filled : self._filled + size]
+
+    def add(self, message: memoryview, head: bytes) -> None:
+        """It is made there, of the batch with this header."""
+        self._filled += len(message)
+        self._last = head
+
+    def write(self) -> None:
+        """Write what was added since. Raises StorageFailed, DiskFull: it could not be; then it is as if not added."""
+        made, self._filled = self._block[: self._filled], 0
+        if made:
+            self._written.append(self._file.write(made))
+            self.head = self._last
+
+    def ranges(self) -> list[FileRange]:
+        """All that was written."""
+        return joined(self._written)
+
+
 class Block:
     """Memory for one batch after another. A new block for each costs as much as to read into it: its pages are new."""
 
     def __init__(self) -> None:
         self._memory = memoryview(bytearray(HEADER_BYTES))
 
-    def read(self, part: FileRange, size: int, position: int) -> memoryview:
-        """Stored bytes; they are others after the next call."""
+    def room(self, size: int) -> memoryview:
+        """So much of it, whatever it holds; it is used again by the next call."""
         if size > len(self._memory):
             self._memory = memoryview(bytearray(size))
+        return self._memory[:size]
+
+    def read(self, part: FileRange, size: int, position: int) -> memoryview:
+        """Stored bytes; they are others after the next call."""
+        memory = self.room(size)
         with disk_errors(f"read {part.path}"):
-            return self._memory[: os.preadv(part.fd, [self._memory[:size]], position)]
+            return memory[: os.preadv(part.fd, [memory], position)]
 
 
 def joined(ranges: list[FileRange]) -> list[FileRange]:

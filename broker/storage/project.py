@@ -15,18 +15,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from broker.api.batch import message_bytes, read_header, verify_batch
-from broker.api.columns import ADDED, Columns, Spans, head_bytes, projected_head, spans_of, told
+from broker.api.batch import message_bytes, read_header
+from broker.api.checked import begun, verified
+from broker.api.columns import ADDED, Columns, Spans, head_bytes, spans_of
 from broker.api.compression import PACKED_HEADER_BYTES
 from broker.api.errors import BadBatch, DiskFull, Overloaded, StorageFailed
 from broker.api.schema import SCHEMA
-from broker.storage.column_crcs import CRCS_OF_COLUMNS, KnownColumns
-from broker.storage.disk import disk_errors
-from broker.storage.made import COPIES, Block, MadeFile, joined
+from broker.storage.column_crcs import CRCS_OF_COLUMNS, Known
+from broker.storage.disk import disk_errors, storage_error
+from broker.storage.made import COPIES, Block, MadeRun
 from broker.storage.read import FileRange, ReadPlan
 
 MEAN_BYTES_MIN: Final = 8 << 10
@@ -39,6 +41,9 @@ HELD_BYTES_MAX: Final = 8 << 20
 """An answer of chosen columns."""
 WHOLE_BYTES_MAX: Final = 64 << 20
 """So much is read and verified for one answer: bounds the time until it begins."""
+
+Room = Callable[[int], memoryview]
+"""Memory for a message of so many bytes."""
 
 
 def project(
@@ -58,39 +63,43 @@ def project(
         plan.bytes < MEAN_BYTES_MIN * plan.batch_count or not _is_worth(plan.ranges, columns)
     ):
         return
-    made, block = MadeFile(plan), Block()
-    ranges: list[FileRange] = []
-    whole_bytes = 0
-    head = b""
+    made, block = MadeRun(plan), Block()
+    whole_bytes = reserved = 0
+    ends_early = False
     try:
         for batch in _batches(plan.ranges):
             if made.size >= HELD_BYTES_MAX or whole_bytes >= WHOLE_BYTES_MAX:
-                plan.next_offset = read_header(head).next_offset
+                ends_early = True
                 break
+            needed = made.held + COPIES * batch.length
+            if needed > reserved:
+                reserve(needed)
+                reserved = needed
             known = CRCS_OF_COLUMNS.of(batch.head)
-            reserve(made.size + COPIES * batch.length)
             if known is not None:
-                message = chosen_columns(batch, known, columns)
+                message = chosen_columns(batch, known, columns, made.room)
             else:
                 whole_bytes += batch.length
-                message = _chosen_of_all(batch, columns, block)
-            ranges.append(made.write(message))
-            head = batch.head
+                message = _chosen_of_all(batch, columns, block, made.room)
+            made.add(message, batch.head)
+        made.write()
     except (BadBatch, DiskFull, StorageFailed, Overloaded) as error:
-        if ranges:
-            plan.next_offset = read_header(head).next_offset
-        elif selected_from is None:
-            return
-        elif isinstance(error, DiskFull | Overloaded) or plan.first_offset <= selected_from:
-            raise
-        else:  # the reader comes to stand where the damage is (`select.V6`)
-            plan.next_offset = plan.first_offset
+        ends_early = True
+        with suppress(DiskFull, StorageFailed):
+            made.write()
+        if not made.head:
+            if selected_from is None:
+                return
+            if isinstance(error, DiskFull | Overloaded) or plan.first_offset <= selected_from:
+                raise
+    if ends_early:  # without any batch the reader comes to stand where the damage is (`select.V6`)
+        plan.next_offset = read_header(made.head).next_offset if made.head else plan.first_offset
     plan.columns = columns
-    plan.ranges[:] = joined(ranges)
-    plan.bytes = sum(part.length for part in ranges)  # of the next one a part may have been kept
+    plan.ranges[:] = made.ranges()
+    plan.bytes = sum(part.length for part in plan.ranges)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchAt:
     """A stored batch by its header, of which only the frame was looked at."""
 
@@ -108,15 +117,15 @@ def _batches(ranges: Sequence[FileRange]) -> Iterator[BatchAt]:
     """Raises BadBatch, StorageFailed."""
     for part in ranges:
         at, stop = part.position, part.position + part.length
-        while at < stop:
-            where = f"{part.path} at {at}: "
-            with disk_errors(f"read {part.path}"):
+        with disk_errors(f"read {part.path}"):
+            while at < stop:
                 head = os.pread(part.fd, PACKED_HEADER_BYTES, at)
-            length = message_bytes(head, where=where)
-            if at + length > stop:
-                raise BadBatch(f"{where}a batch of {length} bytes, {stop - at} are there")
-            yield BatchAt(part, at, length, head[: head_bytes(head)])
-            at += length
+                where = f"{part.path} at {at}: "
+                length = message_bytes(head, where=where)
+                if at + length > stop:
+                    raise BadBatch(f"{where}a batch of {length} bytes, {stop - at} are there")
+                yield BatchAt(part, at, length, head[: head_bytes(head)])
+                at += length
 
 
 def _is_worth(ranges: Sequence[FileRange], columns: Columns) -> bool:
@@ -140,47 +149,40 @@ def _size(head: bytes, spans: Spans, columns: Columns) -> int:
     return 2 * len(head) + ADDED.size + sum(taken)
 
 
-def chosen_columns(batch: BatchAt, known: KnownColumns, columns: Columns) -> bytearray:
-    """The message, of a batch whose columns are known: nothing else of it is read."""
-    message, at = _begun(batch.head, known, columns)
-    view = memoryview(message)
-    for start, end in _runs(known.spans, columns):
-        with disk_errors(f"read {batch.part.path}"):
-            count = os.preadv(batch.part.fd, [view[at : at + end - start]], batch.at + len(batch.head) + start)
-        if count != end - start:
-            raise BadBatch(f"{batch.where}{count} bytes of {end - start} are there")
-        at += count
+def chosen_columns(batch: BatchAt, known: Known, columns: Columns, room: Room) -> memoryview:
+    """The message, of a batch whose columns are known: nothing else of it is read. Raises BadBatch, StorageFailed."""
+    message, at, runs = _begun(batch, known, columns, room)
+    body = batch.at + len(batch.head)
+    try:
+        for start, end in runs:
+            count = os.preadv(batch.part.fd, [message[at : at + end - start]], body + start)
+            if count != end - start:
+                raise BadBatch(f"{batch.where}{count} bytes of {end - start} are there")
+            at += count
+    except OSError as error:
+        raise storage_error(error, f"read {batch.part.path}") from error
     return message
 
 
-def _chosen_of_all(batch: BatchAt, columns: Columns, block: Block) -> bytearray:
-    """The message, of a batch that is read and verified as a whole. Raises BadBatch."""
+def _chosen_of_all(batch: BatchAt, columns: Columns, block: Block, room: Room) -> memoryview:
+    """The message, of a batch that is read and verified as a whole. Raises BadBatch, StorageFailed."""
     stored = block.read(batch.part, batch.length, batch.at)
-    verify_batch(stored, where=batch.where)
+    verified(stored, where=batch.where)
     known = CRCS_OF_COLUMNS.learn(stored)
     if known is None:
         raise BadBatch(f"{batch.where}its columns do not lie one after the other")
-    message, at = _begun(batch.head, known, columns)
-    for start, end in _runs(known.spans, columns):
-        message[at : at + end - start] = stored[len(batch.head) + start : len(batch.head) + end]
+    message, at, runs = _begun(batch, known, columns, room)
+    body = len(batch.head)
+    for start, end in runs:
+        message[at : at + end - start] = stored[body + start : body + end]
         at += end - start
     return message
 
 
-def _begun(head: bytes, known: KnownColumns, columns: Columns) -> tuple[bytearray, int]:
-    """The message without its columns, and where they begin."""
-    begun = projected_head(head, columns, known.spans) + head + told(known.added, columns)
-    message = bytearray(_size(head, known.spans, columns))
-    message[: len(begun)] = begun
-    return message, len(begun)
-
-
-def _runs(spans: Spans, columns: Columns) -> list[tuple[int, int]]:
-    """Where the chosen columns lie: neighbours as one, none that is empty."""
-    found: list[tuple[int, int]] = []
-    for name, (start, end) in zip(SCHEMA.names, spans, strict=True):
-        if name in columns and end > start:
-            if found and found[-1][1] == start:
-                start = found.pop()[0]
-            found.append((start, end))
-    return found
+def _begun(batch: BatchAt, known: Known, columns: Columns, room: Room) -> tuple[memoryview, int, Spans]:
+    """The message without its columns, where they begin, and what they are in the stored body."""
+    begins, runs = begun(batch.head, known, columns)
+    at = len(begins)
+    message = room(at + sum([end - start for start, end in runs]))
+    message[:at] = begins
+    return message, at, runs

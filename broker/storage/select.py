@@ -27,13 +27,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.api.batch import BatchHeader, decode_batch, encode_batch, message_bytes, read_header
-from broker.api.columns import Columns, columns_in, head_bytes, schema_of, verify_projected
+from broker.api.checked import verified_projected
+from broker.api.columns import Columns, columns_in, head_bytes, schema_of
 from broker.api.compression import PACKED_HEADER_BYTES, decoded_bytes
 from broker.api.conditions import Conditions
 from broker.api.errors import BadBatch, StorageFailed
 from broker.api.schema import SCHEMA
 from broker.storage.blooms import BLOOMS, Hashes, Kind, entries_of, questions_of
-from broker.storage.column_crcs import CRCS_OF_COLUMNS, KnownColumns
+from broker.storage.column_crcs import CRCS_OF_COLUMNS, Known
 from broker.storage.made import COPIES, Block, MadeFile, joined
 from broker.storage.project import BatchAt, chosen_columns
 from broker.storage.read import FileRange, ReadPlan
@@ -239,12 +240,12 @@ class _Batches:
         return read_header(message, where=where), rows, length
 
     def _some(
-        self, batch: BatchAt, known: KnownColumns, needed: Columns, reserve: Callable[[int], None]
+        self, batch: BatchAt, known: Known, needed: Columns, reserve: Callable[[int], None]
     ) -> tuple[BatchHeader, pa.RecordBatch]:
         """The needed columns, checked as a client does (`columns.J1`). Raises BadBatch."""
-        message = chosen_columns(batch, known, needed)
+        message = chosen_columns(batch, known, needed, self._block.room)
         self.byte_count += len(message)
-        header = verify_projected(message, needed, where=batch.where)
+        header = verified_projected(message, needed, where=batch.where)
         if len(batch.head) == PACKED_HEADER_BYTES:
             reserve(COPIES * batch.length + (decoded_bytes(message) or 0))
         try:

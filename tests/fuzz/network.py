@@ -821,7 +821,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="client-columns",
-        modules=("broker/api/columns.py",),
+        modules=("broker/api/columns.py", "broker/api/checked.py", "broker/api/_checked.pyx"),
         check=lambda data: check_frames(data, COLUMNS),
         errors=(LiftlogError,),
         words=(END_OF_STREAM, b"\xff\xff\xff\xff"),

@@ -17,30 +17,24 @@ G4  Nothing outside of the message and the blocks is touched, whatever numbers t
 Nothing is written of a column that has only had nulls so far; its length is known. A column does not count its rows:
 the caller says behind how many the next ones go. So nothing has to be taken back after an error (G2).
 
-Files, each for one idea: _parts.pxi (a message), _verified.pxi (its check), _growing.pxi (columns), _loan.pxi (a batch
-and its memory), and one for the other direction: _hashed.pxi (values for a digest). This one is Gathering. Its twin in
-Python, on Arrow: gathering.py.
+Files, each for one idea: _parts.pxi (a message), _growing.pxi (columns), _loan.pxi (a batch and its memory), and one for
+the other direction: _hashed.pxi (values for a digest). This one is Gathering. Its twin in Python, on Arrow:
+gathering.py.
 """
 
-from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from cpython.object cimport PyObject_GenericSetAttr
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset
 
 import numpy as np
 import pyarrow as pa
-from crc32c import crc32c
 
 from broker.api.batch import (
     BODY_LENGTH_AT,
     BUFFER_COUNT,
     BUFFERS_AT,
-    CRC_AT,
-    FIELDS,
-    FORMAT_VERSION,
     HEADER_BYTES,
     NODE_COUNT,
     NODES_AT,
@@ -48,8 +42,6 @@ from broker.api.batch import (
     TEMPLATE,
     VALUE_AT,
     VALUE_BYTES,
-    BatchHeader,
-    verify_batch,
 )
 from broker.api.columns import BUFFERS_OF, NODES_OF
 from broker.api.errors import BadBatch
@@ -86,7 +78,6 @@ cdef Py_ssize_t BUFFERS_POSITION = BUFFERS_AT
 cdef Py_ssize_t NODES_POSITION = NODES_AT
 
 include "_parts.pxi"
-include "_verified.pxi"
 include "_loan.pxi"
 include "_growing.pxi"
 include "_hashed.pxi"

@@ -29,13 +29,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 
-from broker.api.batch import HEADER_BYTES, BatchHeader, message_bytes, verify_batch
-from broker.api.columns import Columns, schema_bytes, schema_of, verify_projected
-from broker.api.compiled import load_compiled
+from broker.api.batch import HEADER_BYTES, BatchHeader, message_bytes
+from broker.api.checked import verified, verified_projected
+from broker.api.columns import Columns, schema_bytes, schema_of
 from broker.api.errors import BadBatch, Unavailable
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
 from broker.client.reading.reused_memory import ReusedMemory
@@ -48,14 +48,6 @@ TAIL_BYTES: Final = 4 << 10
 
 ReadInto = Callable[[memoryview], int]
 """Fills the front of a view: n >= 1 bytes, 0 at the end of the body or of the connection."""
-
-
-# The compiled check knows the usual message only: uncompressed, of this format version, and right. It leaves all else
-# to `verify_batch`, which finds what is wrong, or that nothing is.
-if TYPE_CHECKING:
-    verified = verify_batch
-else:
-    verified = getattr(load_compiled("broker.client.reading._gathering"), "verified", verify_batch)
 
 
 @dataclass(slots=True)
@@ -132,7 +124,7 @@ def read_messages(
             if columns is None:
                 yield Message(verified(data, where=where), data, is_passing, where)
             else:
-                yield Message(verify_projected(data, columns, where=where), data, is_passing, where, columns)
+                yield Message(verified_projected(data, columns, where=where), data, is_passing, where, columns)
         if bytes(window.take(len(END_OF_STREAM))[0]) != END_OF_STREAM:
             raise BadBatch(f"{where}no end marker at the end of {length} bytes")
     finally:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[3]
 SHOW = (
-    "import broker.client.reading.gathering as g, broker.client.reading.frames as c, broker.ingest as i\n"
+    "import broker.client.reading.gathering as g, broker.api.checked as c, broker.ingest as i\n"
     "print(g.IMPLEMENTATION, i.IMPLEMENTATION, c.verified.__module__)"
 )
 PURE = "pure pure broker.api.batch"
@@ -45,16 +45,16 @@ def show(tree: Path) -> tuple[str, str]:
 
 
 def test_modules_built_from_these_sources_are_used(tree: Path) -> None:
-    assert show(tree) == ("compiled compiled broker.client.reading._gathering", "")
+    assert show(tree) == ("compiled compiled broker.api._checked", "")
 
 
 def test_a_module_beside_other_sources_is_passed_over_with_a_warning_that_says_how_to_mend_it(tree: Path) -> None:
-    for source in ("broker/client/reading/_loan.pxi", "broker/ingest/_intake.pyx"):
+    for source in ("broker/api/_some.pxi", "broker/client/reading/_loan.pxi", "broker/ingest/_intake.pyx"):
         with (tree / source).open("a") as file:
             file.write("# as after a git pull\n")
     used, said = show(tree)
     assert used == PURE
-    for name in ("broker.client.reading._gathering", "broker.ingest._intake"):
+    for name in ("broker.api._checked", "broker.client.reading._gathering", "broker.ingest._intake"):
         assert (
             f"RuntimeWarning: {name} is not used; its slower twin in Python is used instead: it was built from other"
             in said
@@ -64,7 +64,11 @@ def test_a_module_beside_other_sources_is_passed_over_with_a_warning_that_says_h
 
 def test_a_module_that_cannot_be_imported_is_passed_over_too(tree: Path) -> None:
     """As one that imports a name which the Python modules have no longer, or one for another machine."""
-    for library in (*tree.glob("broker/client/reading/*.so"), *tree.glob("broker/ingest/*.so")):
+    for library in (
+        *tree.glob("broker/api/*.so"),
+        *tree.glob("broker/client/reading/*.so"),
+        *tree.glob("broker/ingest/*.so"),
+    ):
         library.write_bytes(b"no library")
     used, said = show(tree)
     assert used == PURE
@@ -76,7 +80,7 @@ def test_a_module_that_cannot_be_imported_is_passed_over_too(tree: Path) -> None
 def test_a_wheel_has_no_sources_to_compare(tree: Path) -> None:
     for source in (*tree.glob("broker/**/*.pyx"), *tree.glob("broker/**/*.pxi")):
         source.unlink()
-    assert show(tree) == ("compiled compiled broker.client.reading._gathering", "")
+    assert show(tree) == ("compiled compiled broker.api._checked", "")
     assert sources_digest(tree / "broker/client/reading") == ""
 
 

@@ -133,18 +133,35 @@ def test_an_answer_ends_before_a_message_for_which_there_is_no_room(
     client: Client, api: Api, monkeypatch: pytest.MonkeyPatch, problem: int
 ) -> None:
     """Of the third message a part was kept already."""
+    no_room_after(BATCHES, problem, monkeypatch)
+    monkeypatch.setattr("broker.storage.made.BLOCK_BYTES", 1)  # each message is written alone
+    answer = api.read("orders", columns="offset,timestamp")
+    assert answer.headers[http.NEXT_OFFSET] == str(2 * ROWS)
+    assert pa.ipc.open_stream(answer.body).read_all().column("offset").to_pylist() == list(range(2 * ROWS))
+
+
+def no_room_after(calls: int, problem: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of so many calls writes a part, and the next one nothing."""
     kept = list[int]()
 
     def pwrite(fd: int, data: memoryview, position: int) -> int:
         kept.append(position)
-        if len(kept) > BATCHES:
+        if len(kept) > calls:
             raise OSError(problem, os.strerror(problem))
-        return os.pwrite(fd, data[:100] if len(kept) == BATCHES else data, position)
+        return os.pwrite(fd, data[:100] if len(kept) == calls else data, position)
 
     monkeypatch.setattr("broker.storage.made.os", SimpleNamespace(**{**vars(os), "pwrite": pwrite}))
+
+
+def test_without_room_for_any_message_all_columns_are_sent(
+    client: Client, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The messages are written together; with conditions that is the error, as what was left out is never sent."""
+    no_room_after(1, errno.ENOSPC, monkeypatch)
     answer = api.read("orders", columns="offset,timestamp")
-    assert answer.headers[http.NEXT_OFFSET] == str(2 * ROWS)
-    assert pa.ipc.open_stream(answer.body).read_all().column("offset").to_pylist() == list(range(2 * ROWS))
+    assert answer.headers[http.NEXT_OFFSET] == str(BATCHES * ROWS)
+    assert pa.ipc.open_stream(answer.body).read_all().schema == SCHEMA
+    assert api.read("orders", columns="offset", subject="orders.>").status == 507
 
 
 @pytest.mark.parametrize(
