@@ -21,6 +21,7 @@ groups.py      consumer groups: members, and which partitions they are granted
 group_commands.py  commands of consumer groups
 activity.py    what happens to streams and groups, until it stands in `__activity`
 member_lives.py    which of their members live
+member_watch.py    that, counted by each broker, for whoever is the controller next
 assignment.py  which member of a group is to read which partition
 access.py      tokens and grants: who may do what
 overlap.py     which subjects can carry the same message

@@ -96,14 +96,7 @@ class TimePassed:
     """Look whether something is due."""
 
 
-@dataclass(frozen=True, slots=True)
-class MembersHeard:
-    """Of these members of consumer groups a broker has heard: group, member, session."""
-
-    members: tuple[tuple[str, str, int], ...]
-
-
-Event = HeartbeatArrived | ReportArrived | SubmitAnswered | TimePassed | MembersHeard
+Event = HeartbeatArrived | ReportArrived | SubmitAnswered | TimePassed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,17 +172,18 @@ class Controller:
 
     Attributes:
         calm_ms: So long a broker has to be calm, at least.
+        lives: Of members of consumer groups, as this broker has counted them until now (`member_watch.py`).
     """
 
     began_ms: int
     calm_ms: int = CALM_MS
+    lives: MemberLives = field(default_factory=MemberLives)
     _ran_ms: int = field(init=False)
     _scan_at_ms: int = field(init=False)
     _number: int = 0
     _out: dict[int, _Out] = field(default_factory=dict)
     _duties: set[str] = field(default_factory=set)  # of those
     _reports: LeaderReports = field(default_factory=LeaderReports)
-    _lives: MemberLives = field(default_factory=MemberLives)
     _rest: dict[str, int] = field(default_factory=dict)  # duty -> not before
     _brokers: dict[str, _Seen] = field(default_factory=dict)
     _beats: dict[str, tuple[int, int]] = field(default_factory=dict)  # to be renewed
@@ -210,10 +204,6 @@ class Controller:
                 return self._on_answer(event, catalog, now_ms)
             case TimePassed():
                 return self._on_time(catalog, now_ms)
-            case MembersHeard():
-                for group, member, session in event.members:
-                    self._lives.heard(group, member, session, now_ms)
-                return []
             case _:
                 assert_never(event)
 
@@ -318,7 +308,7 @@ class Controller:
         if (hung_ms := now_ms - self._ran_ms - HEARTBEAT_MS) > 0:  # H1
             for seen in self._brokers.values():
                 seen.heard_ms = min(now_ms, seen.heard_ms + hung_ms)
-            self._lives.hung(hung_ms, now_ms)
+            self.lives.hung(hung_ms, now_ms)
         self._ran_ms = now_ms
         self._rest = {duty: ms for duty, ms in self._rest.items() if ms > now_ms}
         self._see(cluster, now_ms)
@@ -400,7 +390,7 @@ class Controller:
         """Of consumer groups, who was not heard for too long."""
         effects: list[Effect] = []
         partitions = 0
-        for group, members in sorted(self._lives.lapsed(catalog.groups, now_ms).items()):
+        for group, members in sorted(self.lives.lapsed(catalog.groups, now_ms).items()):
             if partitions > END_PARTITIONS:
                 break
             named: dict[str, Any] = {"name": group, "members": members}

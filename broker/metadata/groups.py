@@ -171,6 +171,11 @@ class Groups:
             raise UnknownGroup(f"no group {name!r}", group=name)
         return group
 
+    @property
+    def member_count(self) -> int:
+        """Of all groups."""
+        return self._totals[0]
+
     def told(self, name: str) -> list[tuple[str, str, str]]:
         """Whom the last change of a group concerned, as keys that are watched (G12)."""
         return [change_key(name, member) for member in self.named.get(name, _NONE).told]

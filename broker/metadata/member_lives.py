@@ -3,7 +3,7 @@
     member ─► any broker ─► every half second: who was heard ─► the controller ─► a whole timeout of silence: it ends
 
 J1  A member ends after a whole timeout in which whoever counts here ran, knew of the member, and heard nothing of it.
-    So a new controller lets nobody expire before that, and time in which it hung counts for nobody.
+    Time in which it hung counts for nobody. A new controller has counted before it was that (`member_watch.py`).
 J2  What is heard is of a session. One of an earlier session keeps nobody alive.
 J3  A group is looked at when it has changed, and when its first member may be silent. Between that its members cost
     nothing: thousands of them are looked after on the thread that keeps the sessions of brokers.

@@ -377,6 +377,16 @@ class RaftNode:
             return True
         return leader is not None and self._send(leader, {"type": "note", "note": dict(note)})
 
+    def tell(self, note: Mapping[str, Any]) -> bool:
+        """As `note`, for every voter, and this node. Nobody answers.
+
+        Returns:
+            Whether it is on its way to somebody who may be the controller.
+        """
+        self._on_note(dict(note), lambda answer: None)
+        sent = {node for node in self.core.otherNodes if self._send(node, {"type": "note", "note": dict(note)})}
+        return self.is_controller or self.core._getLeader() in sent
+
     def stamp(self) -> list[float]:
         """The term and the clock here, for `heed` on another broker (N8)."""
         return [self.term, self._clock()]

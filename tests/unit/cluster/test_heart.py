@@ -156,6 +156,25 @@ def test_a_heartbeat_that_was_kept_for_a_controller_goes_with_it() -> None:
     assert not both.kinds
 
 
+def test_a_controller_goes_on_with_the_lives_of_members_that_this_broker_has_counted() -> None:
+    """O6: also those that it was told of while nobody was the controller."""
+    both = Both()
+    both.run(500)
+    before = both.duties._controller
+    both.node.end()
+    both.run(50)
+    note = {"type": "members", "broker": "b", "members": [["g", "m", 7], ["malformed"], 3]}
+    both.duties.members(both.node, note)
+    both.duties.members(both.node, {"members": 3, "broker": []})
+    both.node.elect()
+    both.node.has_begun = True
+    both.run(100)
+    after = both.duties._controller
+    assert before is not None
+    assert after is not None
+    assert (after is not before, after.lives is before.lives) == (True, True)
+
+
 def test_a_renewal_counts_once_the_catalog_here_has_it() -> None:
     """S2: notes come, and the log does not."""
     both = Both()

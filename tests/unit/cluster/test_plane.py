@@ -41,6 +41,17 @@ def test_three_form_register_have_sessions_and_survive_the_controller(tmp_path: 
         assert brokers.voters(first) == set("abc")
 
 
+def test_signs_of_members_of_groups_reach_every_broker(tmp_path: Path) -> None:
+    """`member_watch`: whoever is the controller next has counted them."""
+    with Brokers(tmp_path, "abc") as brokers:
+        brokers.begin_all("abc")
+        planes = list(brokers.planes.values())
+        for each in planes:
+            until(each.has_session, "it has a session")
+            each.member_heard("g", "m", 1)
+        until(lambda: all({*each._duties._watch._told_ms} >= {*"abc"} for each in planes), "all were told by all")
+
+
 def test_a_machine_that_slept_gives_a_stamp_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`node.N8`: else its clock is behind what others count for it, and commands are carried out late by that much."""
     boot_s = time.clock_gettime

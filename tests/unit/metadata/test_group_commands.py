@@ -17,7 +17,7 @@ from broker.metadata import groups as rules
 from broker.metadata.assignment import assign
 from broker.metadata.catalog import Catalog
 from broker.metadata.cluster import FEATURE_LEVEL
-from broker.metadata.controller import Controller, MembersHeard, Submit, SubmitAnswered, TimePassed
+from broker.metadata.controller import Controller, Submit, SubmitAnswered, TimePassed
 from broker.metadata.group_commands import EPOCH_BITS
 from broker.metadata.groups import ConsumerGroup, Grant, Groups
 from broker.metadata.member_lives import MemberLives
@@ -317,18 +317,18 @@ def test_a_look_ends_the_members_of_many_small_groups_or_of_few_large_ones(monke
 
 
 def test_the_controller_ends_members_that_no_broker_has_heard() -> None:
-    """A new controller waits for a whole timeout of its own; a lost answer is asked for again."""
+    """A lost answer is asked for again."""
     catalog = alone()
     applied(catalog, join("a"), join("b"))
     sessions = {name: member(catalog.groups, name) for name in ("a", "b")}
     controller = Controller(0)
     asked: list[Submit] = []
     for now_ms in range(0, 3_000, 100):
-        controller.step(MembersHeard((("g", "a", sessions["a"]),)), catalog, now_ms)
+        controller.lives.heard("g", "a", sessions["a"], now_ms)
         asked += ended(controller, catalog, now_ms)
     assert [each.command["members"] for each in asked] == [{"b": sessions["b"]}], "one is out"
     controller.step(SubmitAnswered(number=asked[0].number, result=None), catalog, 3_000)
-    controller.step(MembersHeard((("g", "a", sessions["a"]),)), catalog, 3_000)
+    controller.lives.heard("g", "a", sessions["a"], 3_000)
     later = [each for now_ms in range(3_000, 4_500, 100) for each in ended(controller, catalog, now_ms)]
     assert later[0].command["members"] == {"b": sessions["b"]}
     result = catalog.apply(later[0].command)

@@ -643,3 +643,17 @@ def test_who_has_just_been_elected_refuses_nothing_for_good() -> None:
     node.submit({"v": 1, "kind": "delete_stream", "name": "nobody"}, results.append)
     assert [each["error"]["reason"] for each in results] == ["not_ready", "unknown_stream"]
     assert [each["error"].get("again", False) for each in results] == [True, False]
+
+
+def test_what_is_told_goes_to_all_voters_and_says_whether_a_controller_is_among_them() -> None:
+    group, told = Group("abc"), list[tuple[str, Any]]()
+    for name, node in group.nodes.items():
+        node._on_note = lambda note, answer, name=name: told.append((name, note["n"]))  # type: ignore[misc]
+    assert not group.nodes["b"].tell({"n": 1}), "nobody is the controller"
+    group.elect("a")
+    assert group.nodes["a"].tell({"n": 2})
+    assert group.nodes["b"].tell({"n": 3})
+    group.cut.add(("c", "a"))
+    assert not group.nodes["c"].tell({"n": 4}), "it does not reach it"
+    group.deliver()
+    assert sorted(told) == [(name, n) for name in "abc" for n in (1, 2, 3, 4) if (name, n) != ("a", 4)]

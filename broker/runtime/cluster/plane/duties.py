@@ -13,6 +13,7 @@ O4  Votes are changed one at a time (metadata/voting.py), and the cluster is giv
     group do not show it.
 O5  A heartbeat or a report that comes between an election and the first applied entry of its term is kept for the
     core: brokers send both as soon as they hear who leads, and the next ones half a second or a second later.
+O6  Signs of members of consumer groups are counted whoever is the controller (`member_watch.py`).
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from typing import Any, Final
 
 from broker.metadata.catalog import COMMAND_VERSION
 from broker.metadata.controller import (
+    SCAN_MS,
     Controller,
     Effect,
     Event,
     HeartbeatArrived,
-    MembersHeard,
     Renewed,
     Submit,
     SubmitAnswered,
     TimePassed,
 )
 from broker.metadata.leader_reports import ReportArrived
+from broker.metadata.member_watch import MemberWatch
 from broker.metadata.partition import Place
 from broker.metadata.voting import next_change
 from broker.raft.node import CHANGE_VOTERS, Answer, RaftNode
@@ -74,6 +76,7 @@ class Duties:
         self._controller: Controller | None = None
         self._term = 0
         self._step_at_ms = 0
+        self._watch, self._watch_at_ms = MemberWatch(broker_id, now_ms()), 0
         self._answered: collections.deque[tuple[int, SubmitAnswered]] = collections.deque()  # and of which term
         self._early: dict[str, tuple[HeartbeatArrived, Answer]] = {}  # O5
         self._early_reports: dict[tuple[str, Place], ReportArrived] = {}  # O5
@@ -93,6 +96,9 @@ class Duties:
             self._step_at_ms = now_ms + STEP_MS
             self._step(node, TimePassed())
             self._look_at_group(node, now_ms)
+        if self._controller is None and now_ms >= self._watch_at_ms:
+            self._watch_at_ms = now_ms + SCAN_MS
+            self._watch.look(node.catalog.groups, now_ms)
 
     def _look_at_group(self, node: RaftNode, now_ms: int) -> None:
         """O4."""
@@ -163,7 +169,9 @@ class Duties:
             if isinstance(row, list) and len(row) == 3 and [type(each) for each in row] == [str, str, int]
         ]
         self._turn(node)
-        self._step(node, MembersHeard(tuple(known)))
+        broker = note.get("broker")
+        told = broker if isinstance(broker, str) and broker in node.catalog.brokers else ""
+        self._watch.told(told, known, self._now_ms(), leads=self._controller is not None)
 
     def _turn(self, node: RaftNode) -> None:
         """O1."""
@@ -178,7 +186,8 @@ class Duties:
             self._answered.clear()
         if is_controller and self._controller is None:
             self._term = node.term
-            self._controller = Controller(self._now_ms())
+            now_ms = self._now_ms()
+            self._controller = Controller(now_ms, lives=self._watch.lead(node.catalog, now_ms))
             self._step_at_ms = self._group_at_ms = 0
             log.info("controller.began broker=%s term=%d", self._broker_id, self._term)
             early, self._early = self._early, {}

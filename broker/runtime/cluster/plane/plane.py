@@ -112,7 +112,7 @@ class Plane:
         )
         self._duties = Duties(identity.broker_id, identity.cluster_id, wake=self._thread.wake)
         self._leaderless = Leaderless()
-        self._signs = MemberSigns()
+        self._signs = MemberSigns(identity.broker_id, has_session=self.has_session)
         self._entered: Entered | None = None
         self._node: RaftNode | None = None
         self._starting = threading.Lock()
