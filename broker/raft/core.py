@@ -56,6 +56,7 @@ from broker.api.plain import parse_json
 from broker.raft.journal import Entry, Journal
 from broker.raft.messages import MEMBERSHIP, NO_OP, REGULAR, membership, misfit
 from broker.raft.snapshots import BadSnapshot, Snapshots
+from broker.raft.votes import Votes
 
 COMMAND_BYTES_MAX: Final = 8 << 20
 """A command that is longer is refused: it would be sent in pieces that pysyncobj puts together carelessly."""
@@ -106,7 +107,7 @@ class Core(SyncObj):  # type: ignore[misc]
         greeted: Callable[[dict[str, Any]], dict[str, Any]] = lambda hello: {},
         refused: Callable[[str, str], None] = lambda peer, why: None,
     ) -> None:
-        self.journal = journal
+        self.journal, self._voting = journal, Votes(journal)
         self.greeted, self.refused = greeted, refused
         self.failure: BaseException | None = None
         self._apply = apply
@@ -244,7 +245,7 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def voters_at(self, index: int) -> tuple[str, ...]:
         """The ids of the voters as of an entry of the log (A7)."""
-        return voters_in(self.journal, index)
+        return self._voting.at(index)
 
     def committed_voters(self) -> tuple[str, ...]:
         """The ids of those whose vote is known to be committed here; the first voters' is from the start."""
@@ -437,13 +438,7 @@ def first_entries(voters: Sequence[str], *, index: int = 1) -> list[Entry]:
 
 def voters_in(journal: Journal, index: int) -> tuple[str, ...]:
     """The ids of the voters as of an entry, by this log (A7)."""
-    voters = set(journal.base.voters)
-    began = journal.entries[1][1] if journal.base.snapshot is not None else 0
-    for command, at, _ in journal.entries:  # thousands, several times a second
-        is_change = command[:1] == MEMBERSHIP and began < at <= index
-        if is_change and (change := membership(command)) is not None:
-            (voters.add if change[0] == "add" else voters.discard)(change[1])
-    return tuple(sorted(voters))
+    return Votes(journal).at(index)
 
 
 def commands_in(journal: Journal) -> list[dict[str, Any]]:
