@@ -2,6 +2,7 @@
 """The checks of messages, compiled, and what a message of some columns begins with.
 
     verified            a whole message                        twin: batch.verify_batch
+    verified_known      and what is known of its columns       twin: columns.verify_known
     verified_projected  a message of some columns              twin: columns.verify_projected
     begun               what such a message begins with        twin: columns.begun
 

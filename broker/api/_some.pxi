@@ -93,6 +93,41 @@ cdef void change_head(uint8_t* head, Py_ssize_t size, const int64_t* edges, uint
     memcpy(head + NODES_POSITION, nodes, sizeof(nodes))
 
 
+def verified_known(message, *, where=""):
+    """Check a whole message. Returns its header and what is known of its columns. If it is bad, `columns.verify_known` says
+    why."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+    try:
+        found = known_of_plain(<const uint8_t*>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+    return twins.verify_known(message, where=where) if found is None else found
+
+
+cdef object known_of_plain(const uint8_t* message, Py_ssize_t size):
+    """Header and what is known if all in the message is usual and right, else None. Each byte is looked at once: the CRC
+    of the whole is made of those of its columns."""
+    cdef Known known
+    cdef Fields fields
+    cdef uint32_t crc
+    cdef int64_t length
+    cdef int i
+    if size < HEADER_SIZE or not begins_plain(message) or not find_edges(message, known.edges):
+        return None
+    if known.edges[COLUMNS] != size - HEADER_SIZE or not read_fields(message, &fields):
+        return None
+    crc = crc_of_head(message, HEADER_SIZE)
+    for i in range(COLUMNS):
+        length = known.edges[i + 1] - known.edges[i]
+        known.crcs[i] = crc_from(message + HEADER_SIZE + known.edges[i], length, 0)
+        known.added[i] = after(known.crcs[i] ^ behind(0, length), known.edges[COLUMNS] - known.edges[i + 1])
+        crc = after(crc, length) ^ known.crcs[i]
+    if fields.values[FIELD_COUNT - 1] != <uint64_t>crc:
+        return None
+    return header_of(&fields), PyBytes_FromStringAndSize(<const char*>&known, sizeof(Known))
+
+
 def begun(head, known, columns):
     """What the message begins with, and where in the stored body lies what follows. As `columns.begun`."""
     cdef const uint8_t[::1] stored = head

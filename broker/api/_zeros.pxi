@@ -31,13 +31,17 @@ cdef void fill_powers() noexcept:
 fill_powers()
 
 
+cdef uint32_t after(uint32_t crc, uint64_t byte_count) noexcept nogil:
+    """What is to be joined (XOR) with the CRC of the bytes that follow."""
+    cdef int k = 3              # of a byte: x ** 8
+    while byte_count:
+        if byte_count & 1:
+            crc = times(powers[k], crc)
+        byte_count >>= 1
+        k += 1
+    return crc
+
+
 cdef uint32_t behind(uint32_t crc, uint64_t zeros) noexcept nogil:
     """What a CRC becomes with so many zeros more."""
-    cdef int k = 3              # of a byte: x ** 8
-    crc = ~crc
-    while zeros:
-        if zeros & 1:
-            crc = times(powers[k], crc)
-        zeros >>= 1
-        k += 1
-    return ~crc
+    return ~after(~crc, zeros)

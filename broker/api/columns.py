@@ -42,6 +42,7 @@ from broker.api.batch import (
     checksum,
     message_bytes,
     read_header,
+    verify_batch,
 )
 from broker.api.compression import DECODED_BYTES_MAX, PACKED_HEADER_BYTES, decoded_bytes
 from broker.api.crc_parts import adds, behind
@@ -121,15 +122,21 @@ def spans_of(head: bytes | bytearray | memoryview) -> Spans | None:
     return [(edges[first], edges[stop]) for first, stop in BUFFERS_OF.values()]
 
 
-def crcs_of(message: bytes | bytearray | memoryview, spans: Spans) -> Sequence[int]:
-    """The CRC of each column of a whole batch."""
+def known_of(message: bytes | bytearray | memoryview) -> bytes | None:
+    """What is known of the columns of a whole batch, as `KNOWN`. None: as `spans_of`."""
+    spans = spans_of(message)
+    if spans is None:
+        return None
     body = memoryview(message)[head_bytes(message) :]
-    return [crc32c(body[start:end]) for start, end in spans]
+    crcs = [crc32c(body[start:end]) for start, end in spans]
+    behind_all = spans[-1][1]
+    added = [adds(crc, end - start, behind_all - end) for crc, (start, end) in zip(crcs, spans, strict=True)]
+    return KNOWN.pack(*crcs, *added, spans[0][0], *(end for _, end in spans))
 
 
-def added_by(crcs: Sequence[int], spans: Spans) -> Sequence[int]:
-    """What each column of a batch adds to its CRC."""
-    return [adds(crc, end - start, spans[-1][1] - end) for crc, (start, end) in zip(crcs, spans, strict=True)]
+def verify_known(message: bytes | bytearray | memoryview, *, where: str = "") -> tuple[BatchHeader, bytes | None]:
+    """Check a whole batch. Returns its header and what is known of its columns. Raises as `batch.verify_batch`."""
+    return verify_batch(message, where=where), known_of(message)
 
 
 def told(added: Sequence[int], columns: Columns) -> bytes:

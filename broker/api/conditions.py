@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.api.errors import InvalidRequest, InvalidSubject
@@ -63,18 +64,18 @@ class Conditions:
         import pyarrow as pa  # here, as who only asks for records needs none of it
         import pyarrow.compute as pc
 
-        fits = pa.repeat(pa.scalar(True), rows.num_rows)
+        masks: list[pa.BooleanArray] = []
         if self.subjects:
-            fits = pc.and_(fits, matches(rows.column("subject"), self.subjects))
+            masks.append(matches(rows.column("subject"), self.subjects))
         if self.key is not None:
-            fits = pc.and_(fits, pc.fill_null(pc.equal(rows.column("key"), pa.scalar(self.key, pa.binary())), False))
+            masks.append(pc.fill_null(pc.equal(rows.column("key"), pa.scalar(self.key, pa.binary())), False))
         if self.since_us is not None or self.until_us is not None:
             at = rows.column("timestamp").cast(pa.int64())
             if self.since_us is not None:
-                fits = pc.and_(fits, pc.greater_equal(at, self.since_us))
+                masks.append(pc.greater_equal(at, self.since_us))
             if self.until_us is not None:
-                fits = pc.and_(fits, pc.less(at, self.until_us))
-        return fits
+                masks.append(pc.less(at, self.until_us))
+        return reduce(pc.and_, masks) if masks else pa.repeat(pa.scalar(True), rows.num_rows)
 
     def as_query(self) -> dict[str, str]:
         """The query parameters of a read."""
@@ -168,6 +169,8 @@ def matches(subjects: pa.Array, patterns: tuple[str, ...]) -> pa.BooleanArray:
     import pyarrow.compute as pc
 
     plain = [pattern for pattern in patterns if not {"*", ">"} & set(pattern.split("."))]
+    if len(plain) == len(patterns) == 1 and not subjects.null_count:
+        return pc.equal(subjects, pa.scalar(plain[0], pa.string()))
     if len(plain) == len(patterns):
         return pc.is_in(subjects, pa.array(plain, pa.string()))
     return pc.match_substring_regex(subjects, rf"(?s)\A(?:{'|'.join(map(_regex, patterns))})\z")

@@ -1,7 +1,7 @@
 """The CRCs of the columns of stored batches, so that some columns can be read, checked and sent without the others.
 
-    a batch is looked at as a whole ──► learn ──► CRCS_OF_COLUMNS: the CRC of each column, by header
-    its header is read again        ──► of    ──► known: of the rest only what is wanted is read
+    a batch is checked as a whole   ──► verify ──► CRCS_OF_COLUMNS: the CRC of each column, by header
+    its header is read again        ──► of     ──► known: of the rest only what is wanted is read
 
 A batch is known by its header, which has its CRC: so a batch that compaction has copied stays known, and one that was
 cut off and written anew is another one. What is remembered was computed of bytes whose CRC was right. Whoever reads a
@@ -19,8 +19,9 @@ from typing import Final
 
 from crc32c import crc32c
 
-from broker.api.batch import crc_of
-from broker.api.columns import KNOWN, added_by, crcs_of, head_bytes, spans_of
+from broker.api.batch import BatchHeader, crc_of
+from broker.api.checked import verified_known
+from broker.api.columns import head_bytes
 
 REMEMBERED_BYTES_MIN: Final = 16 << 10
 """Smaller batches are as soon read whole."""
@@ -64,21 +65,21 @@ class ColumnCrcs:
             self._known.move_to_end(key)
             return found
 
-    def learn(self, message: bytes | bytearray | memoryview) -> Known | None:
-        """The columns of a whole batch that was verified. They are remembered if it is large enough. None: as
-        `columns.spans_of`."""
-        spans = spans_of(message)
-        if spans is None:
-            return None
-        crcs = crcs_of(message, spans)
-        known = KNOWN.pack(*crcs, *added_by(crcs, spans), spans[0][0], *(end for _, end in spans))
-        if len(message) >= REMEMBERED_BYTES_MIN:
+    def verify(self, message: bytes | bytearray | memoryview, *, where: str = "") -> tuple[BatchHeader, Known | None]:
+        """Check a whole batch. Returns its header and what is known of its columns, which is remembered if it is large
+        enough; None: as `columns.spans_of`.
+
+        Raises:
+            As `batch.verify_batch`.
+        """
+        header, known = verified_known(message, where=where)
+        if known is not None and len(message) >= REMEMBERED_BYTES_MIN:
             key = _key_of(message[: head_bytes(message)])
             with self._lock:
                 self._known[key] = known
                 while len(self._known) > self.batches_max:
                     self._known.popitem(last=False)
-        return known
+        return header, known
 
 
 def _key_of(head: bytes | bytearray | memoryview) -> tuple[int, int]:

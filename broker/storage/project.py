@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Final
 
 from broker.api.batch import message_bytes, read_header
-from broker.api.checked import begun, verified
+from broker.api.checked import begun
 from broker.api.columns import ADDED, Columns, Spans, head_bytes, spans_of
 from broker.api.compression import PACKED_HEADER_BYTES
 from broker.api.errors import BadBatch, DiskFull, Overloaded, StorageFailed
@@ -167,8 +167,7 @@ def chosen_columns(batch: BatchAt, known: Known, columns: Columns, room: Room) -
 def _chosen_of_all(batch: BatchAt, columns: Columns, block: Block, room: Room) -> memoryview:
     """The message, of a batch that is read and verified as a whole. Raises BadBatch, StorageFailed."""
     stored = block.read(batch.part, batch.length, batch.at)
-    verified(stored, where=batch.where)
-    known = CRCS_OF_COLUMNS.learn(stored)
+    _, known = CRCS_OF_COLUMNS.verify(stored, where=batch.where)
     if known is None:
         raise BadBatch(f"{batch.where}its columns do not lie one after the other")
     message, at, runs = _begun(batch, known, columns, room)

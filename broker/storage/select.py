@@ -21,13 +21,13 @@ V7  If only some columns are wanted, the others are blank in what is made anew. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from broker.api.batch import BatchHeader, decode_batch, encode_batch, message_bytes, read_header
-from broker.api.checked import verified_projected
+from broker.api.batch import BatchHeader, encode_batch, is_plain, message_bytes
+from broker.api.checked import verified, verified_projected
 from broker.api.columns import Columns, columns_in, head_bytes, schema_of
 from broker.api.compression import PACKED_HEADER_BYTES, decoded_bytes
 from broker.api.conditions import Conditions
@@ -48,6 +48,8 @@ JUDGED_BYTES_MAX: Final = 8 << 20
 """So many stored bytes are read for one answer: bounds its memory and the time until it begins."""
 PLANNED_BYTES: Final = 128 << 20
 """So many are in the plan at first where only some columns of them are read."""
+FEW_ROWS: Final = 4096
+"""To make blank values for so many costs more than to filter them out: they are kept."""
 SHAPE: Final = BatchShape(batch_bytes=256 << 10)
 """The most that becomes one batch."""
 
@@ -105,7 +107,7 @@ def select(
                 break
             looked_at.add(header, rows)
             mask = wanted.mask(rows)
-            count = pc.sum(mask).as_py() or 0
+            count = mask.true_count
             if count and first is None:
                 first = header.first_offset
             if count == rows.num_rows:
@@ -183,14 +185,20 @@ def with_blanks(rows: pa.RecordBatch, columns: Columns | None) -> pa.RecordBatch
     """Rows of the record schema with these columns of theirs, the others blank (V7). None: all columns."""
     if columns is None:
         return rows
-    blanks = {"timestamp": 0, "subject": ""}
-    arrays = [
-        rows.column(field.name)
-        if field.name in columns
-        else pa.repeat(pa.scalar(blanks.get(field.name), field.type), rows.num_rows)
-        for field in SCHEMA
-    ]
+    blanks = _few_blanks() if rows.num_rows <= FEW_ROWS else _blanks(rows.num_rows)
+    arrays = [rows.column(name) if name in columns else blank.slice(0, rows.num_rows) for name, blank in blanks.items()]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _blanks(count: int) -> dict[str, pa.Array]:
+    """So many blank values of each column."""
+    blanks = {"timestamp": 0, "subject": ""}
+    return {field.name: pa.repeat(pa.scalar(blanks.get(field.name), field.type), count) for field in SCHEMA}
+
+
+@cache
+def _few_blanks() -> dict[str, pa.Array]:
+    return _blanks(FEW_ROWS)
 
 
 class _Batches:
@@ -234,10 +242,11 @@ class _Batches:
                 return *self._some(batch, known, self._needed, reserve), length
         message = self._block.read(part, length, at)
         self.byte_count += length
-        rows = decode_batch(message, where=where, reserve=lambda size: reserve(COPIES * length + size))
-        if self._needed is not None:
-            CRCS_OF_COLUMNS.learn(message)
-        return read_header(message, where=where), rows, length
+        if self._needed is None:
+            header = verified(message, where=where)
+        else:
+            header, _ = CRCS_OF_COLUMNS.verify(message, where=where)
+        return header, _rows(message, SCHEMA, length, where, reserve), length
 
     def _some(
         self, batch: BatchAt, known: Known, needed: Columns, reserve: Callable[[int], None]
@@ -246,9 +255,16 @@ class _Batches:
         message = chosen_columns(batch, known, needed, self._block.room)
         self.byte_count += len(message)
         header = verified_projected(message, needed, where=batch.where)
-        if len(batch.head) == PACKED_HEADER_BYTES:
-            reserve(COPIES * batch.length + (decoded_bytes(message) or 0))
-        try:
-            return header, pa.ipc.read_record_batch(pa.py_buffer(message), schema_of(needed))
-        except (pa.ArrowException, OSError) as error:  # the CRC is right, so whoever wrote it was wrong
-            raise BadBatch(f"{batch.where}{error}") from error
+        return header, _rows(message, schema_of(needed), batch.length, batch.where, reserve)
+
+
+def _rows(
+    message: memoryview, schema: pa.Schema, stored_bytes: int, where: str, reserve: Callable[[int], None]
+) -> pa.RecordBatch:
+    """The rows of a message that was checked. Raises BadBatch."""
+    if not is_plain(message):
+        reserve(COPIES * stored_bytes + (decoded_bytes(message) or 0))
+    try:
+        return pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+    except (pa.ArrowException, OSError) as error:  # the CRC is right, so whoever wrote it was wrong
+        raise BadBatch(f"{where}{error}") from error

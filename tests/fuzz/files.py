@@ -12,6 +12,7 @@ bytes:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -25,6 +26,8 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from broker.api.batch import BatchHeader, decode_batch, encode_batch, read_header, seal, verify_batch
+from broker.api.checked import verified, verified_known
+from broker.api.columns import known_of
 from broker.api.compression import PACKED_HEADER_BYTES
 from broker.api.errors import BadBatch, CorruptLog, InvalidRequest, UnknownFormatVersion
 from broker.api.schema import SCHEMA_BYTES
@@ -256,7 +259,16 @@ def _snapshot() -> dict[str, object]:
 
 
 def check_batch(data: bytes) -> None:
-    header = verify_batch(data)
+    taken = []
+    for check in (verified, verified_known):
+        with contextlib.suppress(BadBatch, UnknownFormatVersion):
+            taken.append(check(data))
+    try:
+        header = verify_batch(data)
+    except (BadBatch, UnknownFormatVersion):
+        assert not taken
+        raise
+    assert taken == [header, (header, known_of(data))]
     rows = decode_batch(data)
     rows.validate(full=True)
     assert header == read_header(data)
@@ -532,7 +544,7 @@ FILES: Final = (
     ),
     Decoder(
         name="batch",
-        modules=("broker/api/batch.py", "broker/sinks/restamp.py"),
+        modules=("broker/api/batch.py", "broker/api/_checked.pyx", "broker/sinks/restamp.py"),
         check=check_batch,
         errors=(BadBatch, UnknownFormatVersion),
     ),

@@ -41,7 +41,6 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/storage/rewrite/coalescing.py": "decodes batches that it has verified (targets batch, segment)",
     "broker/cli/commands/dump.py": "shows what scan and read_header found (targets segment, batch)",
     "broker/storage/read.py": "peeks at batches that the index names (targets segment, file-index)",
-    "broker/storage/column_crcs.py": "unpacks what it has packed itself",
     "broker/storage/select.py": "decodes columns that it has checked (target client-columns)",
     "broker/storage/memory/handover.py": "takes what file-state decodes",
     "broker/storage/log.py": "applies what file-state decodes",

@@ -28,11 +28,10 @@ from broker.api.batch import (
     seal,
     verify_batch,
 )
-from broker.api.checked import begun, verified, verified_projected
+from broker.api.checked import begun, verified, verified_known, verified_projected
 from broker.api.columns import Columns, columns_in, head_bytes, verify_projected
 from broker.api.errors import BadBatch, LiftlogError
 from broker.api.schema import SCHEMA
-from broker.storage.column_crcs import ColumnCrcs
 from tests.support.effort import seeded
 from tests.support.messages import projected
 from tests.support.rows import random_rows
@@ -101,11 +100,12 @@ def test_changed_messages_are_judged_the_same(seed: int) -> None:
         assert outcome(verified, changed) == outcome(verify_batch, changed)
 
 
+LIES = [-1, 1, 8, 1 << 31, 1 << 48, (1 << 48) + 8, 1 << 62, (1 << 63) - 8, (1 << 63) - 1, -(1 << 63)]
 CHOICES = [columns_in(some) for n in range(len(SCHEMA)) for some in combinations(SCHEMA.names[1:], n)]
 
 
 def known_of(message: bytes) -> bytes:
-    known = ColumnCrcs(1).learn(message)
+    known = twins.known_of(message)
     assert known is not None
     return known
 
@@ -115,6 +115,25 @@ def some_of(message: bytes, columns: Columns) -> bytes:
     begins, runs = begun(message[: head_bytes(message)], known_of(message), columns)
     body = message[head_bytes(message) :]
     return begins + b"".join(body[start:end] for start, end in runs)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_known_of_columns_is_the_same(seed: int) -> None:
+    rng = random.Random(seed)
+    message = random_message(rng)
+    assert verified_known(message) == twins.verify_known(message) == (verify_batch(message), known_of(message))
+    for _ in range(30):
+        changed = bytearray(message)
+        if rng.random() < 0.5:
+            changed[rng.choice([rng.randrange(320), rng.randrange(len(changed))])] ^= 1 << rng.randrange(8)
+        else:
+            at = rng.choice([BODY_LENGTH_AT, BUFFERS_AT + 8 * rng.randrange(50)])
+            struct.pack_into("<q", changed, at, rng.choice(LIES))
+        if rng.random() < 0.5:
+            seal(changed)
+        if rng.random() < 0.2:
+            changed = changed[: rng.randrange(len(changed))]
+        assert outcome(verified_known, changed) == outcome(twins.verify_known, changed)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -187,12 +206,11 @@ def test_numbers_that_no_batch_has_are_judged_the_same(seed: int) -> None:
     rng = random.Random(seed)
     columns = rng.choice(CHOICES)
     message = bytes(encode_batch(random_rows(rng, 5), random_header(rng, 5)))
-    lies = [-1, 1, 8, 1 << 31, 1 << 48, (1 << 48) + 8, 1 << 62, (1 << 63) - 8, (1 << 63) - 1, -(1 << 63)]
     for _ in range(200):
         some = bytearray(some_of(message, columns))
         place = rng.choice([BODY_LENGTH_AT, BUFFERS_AT + 8 * rng.randrange(50)])
         for at in rng.choice([(HEADER_BYTES,), (0, HEADER_BYTES), (0,)]):
-            struct.pack_into("<q", some, at + place, rng.choice(lies))
+            struct.pack_into("<q", some, at + place, rng.choice(LIES))
         same(with_fitting_crc(some, columns), columns)
 
 
