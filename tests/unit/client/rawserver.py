@@ -179,7 +179,9 @@ class RawServer:
                     if self._on_head is not None:
                         self._on_head(reply)
                         return
-                    body = lines.read(int(headers.get("content-length", 0)))
+                    length = int(headers.get("content-length", 0))
+                    if len(body := lines.read(length)) < length:
+                        return  # the client went away amid it
                     parts = urlsplit(target)
                     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
                     with self._lock:
