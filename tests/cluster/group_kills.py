@@ -140,7 +140,7 @@ class Play:
             self.cluster.start()
             with self.cluster.client(deadline_s=60.0) as client:
                 client.create_stream("orders", partitions=PARTITIONS, replication_factor=3)
-                eventually(lambda: _joinable(client), timeout_s=90, what="the feature level of groups")
+                eventually(lambda: joinable(client), timeout_s=90, what="the feature level of groups")
                 append(client, self.appended, 100)
                 members = Members(self._folder, ",".join(self.cluster.addresses))
                 for turn in range(rounds):
@@ -188,7 +188,8 @@ class Play:
                 self.cluster.wait_ready(broker)
 
 
-def _joinable(client: Client) -> bool:
+def joinable(client: Client) -> bool:
+    """Whether groups can have members."""
     try:
         client.group("other").read("orders").close()
         client.delete_group("other")

@@ -96,9 +96,9 @@ class Duties:
             self._step_at_ms = now_ms + STEP_MS
             self._step(node, TimePassed())
             self._look_at_group(node, now_ms)
-        if self._controller is None and now_ms >= self._watch_at_ms:
+        if now_ms >= self._watch_at_ms:
             self._watch_at_ms = now_ms + SCAN_MS
-            self._watch.look(node.catalog.groups, now_ms)
+            self._watch.look(node.catalog, now_ms, leads=self._controller is not None)
 
     def _look_at_group(self, node: RaftNode, now_ms: int) -> None:
         """O4."""
