@@ -12,7 +12,8 @@ M2  Nothing is read before its begin is durable, and nothing is committed that a
 M3  An offset that is gone is an error (OffsetOutOfRange), never a jump: `reset` the group to go on elsewhere.
 M4  A member that was taken for dead joins again, and goes on with what it is granted then. One whose instance another
     process has joined under ends with GroupFenced: both would take each other's place for ever.
-M5  A reader that nobody holds any more leaves its group.
+M5  A reader that nobody holds any more leaves its group, on a thread of its own: the search for cycles finds it in the
+    midst of anything, and what that holds may be what a call needs. A process that ends waits for it.
 M6  A reader is of the process that made it. In a child that is forked it reads and commits nothing, and its end there
     does not take the parent out of the group.
 M7  A grant that cannot begin, as the log has seen a later one, is given back: the catalog was put back from a copy, and
@@ -23,6 +24,8 @@ M8  Who leaves goes on to another broker when one refuses, as one without a sess
 
 from __future__ import annotations
 
+import _thread
+import atexit
 import logging
 import os
 import threading
@@ -123,7 +126,7 @@ class _Life:
         self.calls, self.group, self._body = calls, group, body
         self.member = str(body["member"])
         self.news = threading.Event()
-        self._lock = threading.Lock()
+        self._lock, self._leaving = threading.Lock(), threading.Lock()
         self._share: HeldShare | None = None
         self._failure: LiftlogError | None = None
         self._over = Interrupt()
@@ -131,6 +134,7 @@ class _Life:
         self.join()
         self._thread = threading.Thread(target=self._work, name="liftlog-group", daemon=True)
         self._thread.start()
+        _LIVES.add(self)
 
     def check_process(self) -> None:
         """Raises InvalidRequest (M6)."""
@@ -158,14 +162,21 @@ class _Life:
             self._poll(share, released=rows)
 
     def leave(self) -> None:
-        """End. The partitions go to others."""
+        """End. The partitions go to others. Idempotent; waits for another thread that does it."""
         if os.getpid() != self._pid:  # M6
             return
         self._over.set()
-        share, self._share = self._share, None
-        if share is not None:
-            with suppress(LiftlogError):  # it expires
-                self._say_leave(share.session)
+        with self._leaving:
+            share, self._share = self._share, None
+            if share is not None:
+                with suppress(LiftlogError):  # it expires
+                    self._say_leave(share.session)
+
+    def drop(self) -> None:
+        """As `leave`, soon. From anywhere: takes no lock, and waits for nothing (M5)."""
+        if not self._over.is_set:
+            with suppress(RuntimeError):  # the process ends, and has left
+                _thread.start_new_thread(self.leave, ())
 
     def _say_leave(self, session: int) -> None:
         """M8."""
@@ -224,6 +235,15 @@ class _Life:
         return understand(HeldShare, value, where=f"a member of group {self.group}")
 
 
+_LIVES: Final = weakref.WeakSet[_Life]()
+
+
+@atexit.register
+def _leave_all() -> None:
+    for life in list(_LIVES):
+        life.leave()
+
+
 class _Held:
     """A partition that has begun. `done`: committed up to there; `read`: handed out up to there."""
 
@@ -252,7 +272,8 @@ class GroupReader:
         self._answer: tuple[Place, Iterator[pa.RecordBatch]] | None = None
         self._found_any = True
         self._again_s = 0.0
-        self._end = weakref.finalize(self, life.leave)  # M5
+        self._end = weakref.finalize(self, life.drop)  # M5
+        self._end.atexit = False  # `_leave_all`
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self
@@ -309,7 +330,8 @@ class GroupReader:
 
     def close(self) -> None:
         """Leave the group, without a commit (M1). Idempotent."""
-        self._end()
+        self._end.detach()
+        self._life.leave()
         self._held, self._answer = {}, None
         self._session.close()
 

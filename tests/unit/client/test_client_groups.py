@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -269,8 +272,12 @@ class Brokers:
         for server in self._servers:
             server.__exit__(None, None, None)
 
+    @property
+    def addresses(self) -> list[str]:
+        return [server.address for server in self._servers]
+
     def read(self) -> GroupReader:
-        client = connect([server.address for server in self._servers], deadline_s=30)
+        client = connect(self.addresses, deadline_s=30)
         return client.group("billing").read("orders")
 
     def _answer(self, number: int, request: Request, reply: Reply) -> None:
@@ -348,3 +355,45 @@ def test_a_poll_waits_no_longer_than_brokers_take(timeout_ms: int, wait_ms: int)
         eventually(lambda: brokers.polls, what="a poll")
         assert build(GroupPoll, brokers.polls[0]).wait_ms == wait_ms
         reader.close()
+
+
+@pytest.mark.parametrize("lock", ["brokers", "pool"])
+def test_a_reader_is_dropped_wherever_the_search_for_cycles_finds_it(lock: str) -> None:
+    """M5: also amid a call of the same client, whose locks this thread has then. It waited for itself."""
+    with Brokers(lambda number, reply: reply.answer(204)) as brokers:
+        reader = brokers.read()
+        known = reader._life.calls.brokers
+        reader.itself = reader  # type: ignore[attr-defined]
+        del reader
+
+        def collect() -> None:
+            with known._lock if lock == "brokers" else known.pool._lock:
+                gc.collect()
+
+        thread = threading.Thread(target=collect, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+        eventually(lambda: brokers.left == [0], what="its leave")
+
+
+LEFT_AT_THE_END = """
+import sys
+from broker.client import connect
+def read():
+    return connect(sys.argv[1]).group("billing").read("orders")
+if sys.argv[2] == "dropped":
+    read()
+elif sys.argv[2] == "held":
+    reader = read()
+else:
+    read().close()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", ["dropped", "held", "closed"])
+def test_a_process_that_ends_has_left(how: str) -> None:
+    with Brokers(lambda number, reply: reply.answer(204)) as brokers:
+        subprocess.run([sys.executable, "-c", LEFT_AT_THE_END, brokers.addresses[0], how], check=True, timeout=120)
+        assert brokers.left == [0]
