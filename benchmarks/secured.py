@@ -2,8 +2,9 @@
 
 `calls`: one client asks again and again for a stream's description, over loopback in plain. `liftlog` has `auth.mode =
 enforce`, and judges each call by a token and a grant; `off` does not. `more_us` is the server's CPU time that a judged
-call takes beyond the other. The server runs in this process and changes its mode every `BLOCK` calls: two processes
-that do the same differ by 40 us a call.
+call takes beyond the other, and `more_us_error` how far that may be off (a standard error of the median of all pairs).
+The server runs in this process and changes its mode every `BLOCK` calls: two processes that do the same differ by 40 us
+a call, and a core's speed changes by a tenth within a second.
 
 `fetch`: the client reads a whole stream, as in fetch.py. `liftlog` speaks TLS 1.3, `plain` does not; each has a copy of
 the same log, in the page cache. `server_cpu_s_per_gb` is what the broker's process used, `client_cpu_s_per_gb` what
@@ -19,6 +20,7 @@ again; each time counts until the next ack.
 from __future__ import annotations
 
 import http.client
+import math
 import shutil
 import statistics
 import time
@@ -45,13 +47,15 @@ from tests.support.processes import BrokerProcess, eventually
 from tests.unit.serving.server import running
 
 SEED = 5
-BLOCK = 250
+BLOCK = 20
+FIRST = 2
+"""Calls of a block that are not counted: the connection meets its caller anew."""
 WINDOW = 4096
 BODY_BYTES = 1024
 
 
 def cases(*, tiny: bool) -> Sequence[Case]:
-    calls, records, messages, kills = (500, 5_000, 5_000, 1) if tiny else (20_000, 400_000, 1_000_000, 20)
+    calls, records, messages, kills = (500, 5_000, 5_000, 1) if tiny else (60_000, 400_000, 1_000_000, 20)
     return [
         Case(
             name="secured-calls",
@@ -103,7 +107,7 @@ def _calls(count: int) -> Callable[[Path], Any]:
 
             def block(side: str) -> tuple[float, list[float]]:
                 server.serving.gate.rules = rules[side]
-                ask(BLOCK // 25)
+                ask(FIRST)
                 used_s = thread_time() - process_time()
                 took = ask(BLOCK)
                 return 1e6 * (used_s - thread_time() + process_time()) / BLOCK, took
@@ -116,11 +120,12 @@ def _calls(count: int) -> Callable[[Path], Any]:
                         used_us, lasted = block(side)
                         cpu_us[side].append(used_us)
                         took += lasted if side == "liftlog" else []
-                more_us = statistics.median(a - b for a, b in zip(cpu_us["liftlog"], cpu_us["off"], strict=True))
+                more_us = [a - b for a, b in zip(cpu_us["liftlog"], cpu_us["off"], strict=True)]
                 return {
                     "p50_us": statistics.median(took),
                     "cpu_us": statistics.median(cpu_us["liftlog"]),
-                    "more_us": more_us,
+                    "more_us": statistics.median(more_us),
+                    "more_us_error": _error_of_median(more_us),
                 }
 
             def alone() -> Measures:
@@ -131,6 +136,12 @@ def _calls(count: int) -> Callable[[Path], Any]:
             yield {"liftlog": both, "off": alone}
 
     return open_sides
+
+
+def _error_of_median(values: Sequence[float]) -> float:
+    """The standard error of their median, by the quartiles: they hold if some are far off."""
+    lower, _, upper = statistics.quantiles(values, n=4)
+    return 1.253 * (upper - lower) / 1.349 / math.sqrt(len(values))
 
 
 def _asker(port: int, headers: Mapping[str, str]) -> Callable[[int], list[float]]:
