@@ -5,6 +5,7 @@
     consumers.py        its calls about consumers: how far each is, how far behind
     groups.py           its calls about consumer groups
     group.py            `ReadingGroup`, `GroupReader`: streams read as a member of a group
+    group_start.py      where a group begins what it has never read
     operating.py        its calls about the cluster: who keeps what, moved by hand
     access.py           its calls about who may do what: tokens, grants
     positions.py        positions in a stream, as users name them

@@ -32,14 +32,13 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
 
-from broker.api.answers import ResolvedPositions
 from broker.api.errors import (
     GroupFenced,
     InvalidRequest,
@@ -55,9 +54,11 @@ from broker.api.errors import (
 from broker.api.group_answers import GroupStep, GroupSteps, HeldPartition, HeldShare
 from broker.api.group_polls import longest_poll_ms
 from broker.client.consumers import OFFSETS
+from broker.client.group_start import GroupStart, Place
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import Patience
+from broker.client.positions import At
 from broker.client.reading.fetch import PartitionFetch
 from broker.client.reading.session import FetchSession
 
@@ -73,42 +74,54 @@ REFUSED_S: Final = 5.0
 TIMEOUT_S: Final = 10.0
 _LOST: Final = (GroupFenced, UnknownStream, UnknownPartition, StaleIncarnation)
 """A partition is not this member's any more, or is gone."""
-Place = tuple[str, int]
 
 
 class ReadingGroup:
     """A consumer group, as one process sees it. Made by `Client.group`.
 
     Args:
+        start_at: Makes a `GroupStart` of a choice and the names of streams.
         timeout_s: A member that is not heard of for so long is taken for dead: its partitions go to others.
         instance: Of a static member: who joins under it takes the place of the former one at once. Give each process
             another one.
     """
 
-    def __init__(self, calls: Calls, name: str, *, timeout_s: float = TIMEOUT_S, instance: str | None = None) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        start_at: Callable[[At, Sequence[str]], GroupStart],
+        name: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        instance: str | None = None,
+    ) -> None:
         self.name = name
         self._calls = calls
+        self._start_at = start_at
         self._timeout_ms = int(timeout_s * 1000)
         self._instance = instance
 
     def __repr__(self) -> str:
         return f"<consumer group {self.name}>"
 
-    def read(self, *streams: str, max_bytes: int = 1 << 20) -> GroupReader:
+    def read(self, *streams: str, start: At = "earliest", max_bytes: int = 1 << 20) -> GroupReader:
         """Read this member's part of some streams, without an end.
 
-        Where the group has never read a partition it begins at the first record that is there.
-
         Args:
+            start: Where the group begins a partition that it has never read: `"earliest"`, the first record that is
+                there; `"latest"`, what comes from now on; or a datetime with time zone, the first record that is not
+                older. It moves no group that has begun: `Client.reset_group` does. Give all members the same.
             max_bytes: Approximate size of one request.
         Returns:
             An iterator of `pyarrow.RecordBatch`, each of one partition: `reader.at` says of which. Close it, or use it
             as a context manager: the partitions go to others at once.
         Raises:
-            UnknownStream: one is not there. InvalidRequest: none is given, or the group has too many members.
+            UnknownStream: one is not there. InvalidRequest: none is given, `start` is something else, or the group has
+                too many members.
         """
         if not streams:
             raise InvalidRequest("group.read() needs a stream at least")
+        begins = self._start_at(start, sorted({*streams}))
         body: dict[str, Any] = {
             "member": uuid.uuid4().hex,
             "streams": sorted({*streams}),
@@ -116,7 +129,7 @@ class ReadingGroup:
         }
         if self._instance is not None:
             body["instance"] = self._instance
-        return GroupReader(_Life(self._calls, self.name, body), max_bytes)
+        return GroupReader(_Life(self._calls, self.name, body), begins, max_bytes)
 
 
 class _Life:
@@ -261,10 +274,11 @@ class GroupReader:
         fenced: So many batches were not committed as another member had begun their partition: it reads them again.
     """
 
-    def __init__(self, life: _Life, max_bytes: int) -> None:
+    def __init__(self, life: _Life, start: GroupStart, max_bytes: int) -> None:
         self.at: Place | None = None
         self.fenced = 0
         self._life = life
+        self._start = start
         self._max_bytes = max_bytes
         self._session = FetchSession(brokers=life.calls.brokers)
         self._held: dict[Place, _Held] = {}
@@ -411,7 +425,7 @@ class GroupReader:
             self._begin({at: granted[at] for at in new})
 
     def _begin(self, granted: Mapping[Place, HeldPartition]) -> None:
-        firsts = self._firsts(list(granted))
+        firsts = self._start.offsets(list(granted))
         rows = [
             {"stream": at[0], "partition": at[1], "epoch": granted[at].epoch, "first": first}
             for at, first in firsts.items()
@@ -433,17 +447,6 @@ class GroupReader:
         if fenced and time.monotonic() >= self._again_s:  # M7
             self._again_s = time.monotonic() + AGAIN_S
             self._life.release(fenced)
-
-    def _firsts(self, places: list[Place]) -> dict[Place, int]:
-        """Where each begins if the group has never read it: at the first record that is there."""
-        asked = [{"stream": stream, "partition": number, "at": "earliest"} for stream, number in places]
-        value = self._life.calls.json("POST", path("offsets", "resolve"), {"positions": asked})
-        found = understand(ResolvedPositions, value, where="resolving positions").positions
-        return {
-            at: each.offset
-            for at, each in zip(places, found, strict=True)
-            if each.error is None and each.offset is not None
-        }
 
     def _fetch(self, step: GroupStep) -> PartitionFetch:
         assert step.offset is not None, "it has begun"

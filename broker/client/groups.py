@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from broker.api.answers import Resolved, StreamDescription
 from broker.api.errors import InvalidRequest, UnknownGroup
 from broker.api.group_answers import GroupBrief, GroupDescription, GroupList
 from broker.client.consumers import OFFSETS
 from broker.client.http.calls import Calls, path, understand
-from broker.client.positions import At, at_json, partition_numbers
+from broker.client.positions import At, Position, at_json, partition_numbers
 
 if TYPE_CHECKING:
     from broker.client.group import ReadingGroup
@@ -22,6 +24,15 @@ class GroupCalls:
     def _calls(self) -> Calls:
         raise NotImplementedError
 
+    def describe(self, stream: str) -> StreamDescription:
+        raise NotImplementedError
+
+    def resolve(self, positions: Iterable[Position]) -> list[Resolved]:
+        raise NotImplementedError
+
+    def _resolved(self, positions: Iterable[Position]) -> list[Resolved]:
+        raise NotImplementedError
+
     def group(self, name: str, *, timeout_s: float = 10.0, instance: str | None = None) -> ReadingGroup:
         """A consumer group, to read as one of its members: `for batch in client.group("billing").read("orders"): ...`
 
@@ -32,10 +43,12 @@ class GroupCalls:
             InvalidRequest: `timeout_s` is below 2.
         """
         from broker.client.group import ReadingGroup
+        from broker.client.group_start import GroupStart
 
         if timeout_s < 2:
             raise InvalidRequest(f"timeout_s={timeout_s!r}: must be 2 or more")
-        return ReadingGroup(self._calls, name, timeout_s=timeout_s, instance=instance)
+        start_at = partial(GroupStart, self.describe, self.resolve, self._resolved)
+        return ReadingGroup(self._calls, start_at, name, timeout_s=timeout_s, instance=instance)
 
     def groups(self) -> list[GroupBrief]:
         """All consumer groups."""

@@ -23,6 +23,7 @@ from tests.support.processes import free_port
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+GROUPS = (ROOT / "docs" / "guides" / "groups.md").read_text()
 SINKS = (ROOT / "docs" / "guides" / "sinks.md").read_text()
 README = (ROOT / "README.md").read_text()
 SECURITY = (ROOT / "docs" / "guides" / "security.md").read_text()
@@ -94,7 +95,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     subprocess.run(["liftlog", "down", "--force"], cwd=tmp_path, env=reader.env, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("page", [TUTORIAL, SINKS, SECURITY], ids=["tutorial", "sinks", "security"])
+@pytest.mark.parametrize("page", [TUTORIAL, GROUPS, SINKS, SECURITY], ids=["tutorial", "groups", "sinks", "security"])
 def test_a_page_of_steps_works_as_it_stands(reader: Reader, page: str) -> None:
     output = None
     for kind, text in FENCED.findall(page):

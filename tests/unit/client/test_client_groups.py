@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -49,8 +50,11 @@ class Orders:
         for number in range(4):
             client.append(name, number, values(25))
 
-    def read(self, **more: Any) -> GroupReader:
-        return self.client.group(self.name, **more).read(self.name)
+    def read(self, *, start: Any = "earliest", **more: Any) -> GroupReader:
+        return self.client.group(self.name, **more).read(self.name, start=start)
+
+    def append(self, partition: int, count: int) -> None:
+        self.client.append(self.name, partition, values(count))
 
     def described(self) -> GroupDescription:
         return self.client.describe_group(self.name)
@@ -218,6 +222,52 @@ def test_an_offset_that_is_gone_is_an_error_and_no_jump(orders: Orders) -> None:
     orders.reset("earliest")
     with orders.read() as reader:
         assert sum(read(reader, 60).values()) == 60
+
+
+def test_a_group_may_begin_with_what_comes_from_now_on(orders: Orders) -> None:
+    with orders.read(start="latest") as reader:
+        orders.append(1, 3)
+        assert read(reader, 3) == Counter({(1, 25): 1, (1, 26): 1, (1, 27): 1})
+        reader.commit()
+        orders.append(2, 1)
+    with orders.read(start="latest") as reader:
+        assert read(reader, 1) == Counter({(2, 25): 1}), "a group that has begun goes on"
+
+
+def test_who_begins_with_what_comes_has_all_of_a_partition_that_was_added_since(orders: Orders) -> None:
+    with orders.read(start="latest") as reader:
+        orders.client.add_partitions(orders.name, 5)
+        orders.append(4, 2)
+        assert read(reader, 2) == Counter({(4, 0): 1, (4, 1): 1})
+
+
+def test_who_begins_with_what_comes_has_all_of_a_stream_that_was_made_anew(orders: Orders) -> None:
+    with orders.read(start="latest") as reader:
+        orders.client.delete_stream(orders.name)
+        orders.client.create_stream(orders.name, partitions=4)
+        orders.append(1, 2)
+        assert read(reader, 2) == Counter({(1, 0): 1, (1, 1): 1})
+
+
+def test_a_group_may_begin_at_a_time(orders: Orders) -> None:
+    orders.append(1, 3)
+    [late] = orders.client.read(orders.name, partitions=[1], start=25)
+    with orders.read(start=late.column("timestamp")[0].as_py()) as reader:
+        assert read(reader, 3) == Counter({(1, 25): 1, (1, 26): 1, (1, 27): 1})
+
+
+def test_where_no_record_is_so_late_a_group_begins_with_the_next(orders: Orders) -> None:
+    with orders.read(start=datetime.now(UTC) + timedelta(days=1)) as reader:
+        eventually(lambda: not reader._follow() and len(reader.partitions) == 4, what="all to have begun")
+        orders.append(1, 1)
+        assert read(reader, 1) == Counter({(1, 25): 1})
+
+
+@pytest.mark.parametrize("start", [5, None, "newest", datetime(2026, 1, 1)])
+def test_what_is_no_start_is_refused(orders: Orders, start: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        orders.read(start=start)
+    assert orders.name not in [each.group for each in orders.client.groups()], "nobody joined"
 
 
 def test_of_two_with_one_instance_the_former_ends(orders: Orders) -> None:
