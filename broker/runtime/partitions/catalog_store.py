@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from broker.api.errors import CorruptLog, DiskFull, InvalidRequest, LiftlogError, StorageFailed
 from broker.api.stream import SINCE
+from broker.metadata.catalog import SINCE as COMMANDS_SINCE
 from broker.metadata.catalog import Catalog
 from broker.metadata.journal import decode_lines, encode_line
 from broker.storage.disk import NO_SPACE, Disk, File, storage_error
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 FREEING: Final = frozenset({"register_broker", "delete_stream", "alter_stream", "set_state"})
 """Commands of K5: who frees room, keeps others from taking it, or has to be there for that."""
+FENCES_SINCE: Final = COMMANDS_SINCE["raise_fence"]
 SPARE_BYTES_LEAST: Final = 64 << 10
 GROWTH_BYTES: Final = 1 << 20
 """After so many bytes of commands, and as many as the snapshot has, the file is rewritten."""
@@ -72,6 +74,7 @@ class CatalogStore:
         self._file: File | None = None
         self._size = self._renew_at = 0
         self._is_whole = False  # the file holds what was answered and nothing else
+        self._level = 0  # releases below this feature level are stopped by the snapshot of the file
         self.catalog = Catalog()
         self.on_applied: Callable[[], None] = lambda: None
         try:
@@ -112,8 +115,7 @@ class CatalogStore:
                 self.catalog.judge(command)
                 self._write(_line_of(command), command)
                 result = self.catalog.apply(command)
-                is_first = result.get("ok", {}).get("fence") == 1  # a file that has one is none for earlier releases
-                self._renew_if_long(at_once=is_first or not SINCE.keys().isdisjoint(command.get("settings", ())))
+                self._renew_if_long(at_once=_level_of_command(command) > self._level)
         self.on_applied()
         return result["ok"]
 
@@ -178,8 +180,8 @@ class CatalogStore:
         return told
 
     def _renew_if_long(self, *, at_once: bool = False) -> None:
-        """`at_once`: after a command that an earlier release refuses. It goes on without it, as with any that was
-        refused, and its next new file would lack the stream. A snapshot that it does not know stops it."""
+        """`at_once`: after a command that an earlier release refuses, whom the snapshot of the file does not stop yet.
+        It goes on without the command, as with any that was refused, and its next new file would lack the stream."""
         if at_once or self._size >= self._renew_at:
             try:
                 self._renew()
@@ -197,7 +199,8 @@ class CatalogStore:
         if command is not None:
             catalog = Catalog.restore(catalog.snapshot())
             catalog.apply(command)
-        line = encode_line({"snapshot": catalog.snapshot()})
+        snapshot = catalog.snapshot()
+        line = encode_line({"snapshot": snapshot})
         was_whole, self._is_whole = self._is_whole, False  # if it fails half-way, the name may be that of the new file
         try:
             self._disk.replace_file(self._path, line, frees=frees)
@@ -206,11 +209,25 @@ class CatalogStore:
                 self._is_whole = was_whole and self._disk.size(self._path) == self._size
             raise
         before, self._file = self._file, self._disk.open(self._path)
-        self._size, self._is_whole = len(line), True
+        self._size, self._is_whole, self._level = len(line), True, _level_of_snapshot(snapshot)
         self._renew_at = len(line) + max(len(line), GROWTH_BYTES)
         if before is not None:
             with suppress(OSError):
                 before.close()
+
+
+def _level_of_command(command: Mapping[str, Any]) -> int:
+    """The feature level below which releases refuse it; 0: none is known to."""
+    settings = (SINCE.get(key, 0) for key in command.get("settings", ()))
+    return max(FENCES_SINCE if command["kind"] == "raise_fence" else 0, *settings, 0)
+
+
+def _level_of_snapshot(snapshot: Mapping[str, Any]) -> int:
+    """The feature level below which releases cannot read it; 0: there is none. They refuse what they do not know of a
+    stream."""
+    streams = snapshot["streams"]
+    settings = (SINCE.get(key, 0) for key in {key for info in streams for key in info["settings"]})
+    return max(FENCES_SINCE if any("fences" in info for info in streams) else 0, *settings, 0)
 
 
 def _line_of(command: Mapping[str, Any]) -> bytes:

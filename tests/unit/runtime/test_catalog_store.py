@@ -104,3 +104,37 @@ def test_a_stream_with_a_setting_of_later_releases_is_no_line_that_an_earlier_on
     assert sorted(again.catalog.streams) == ["a", "b", "c", "d"]
     assert again.catalog.streams["a"].fence_of(0) == 2
     again.close()
+
+
+def test_many_streams_with_a_setting_of_later_releases_cost_one_new_file(tmp_path: Path) -> None:
+    """Each was a new file of all streams: streams with a subject have such a setting."""
+    path = tmp_path / "catalog.log"
+    store = CatalogStore(OsDisk(), str(path))
+    store.execute({"v": 1, **REGISTER})
+    for number in range(5):
+        store.execute(create(f"stream-{number}", envelopes="open"))
+    assert path.read_bytes().count(b"\n") == 5, "one with the first, and a line for each other"
+    store.execute(create("schema", payload_schema="a BIGINT"))
+    assert path.read_bytes().count(b"\n") == 6, "who knows envelopes knows schemas"
+    store.close()
+    again = CatalogStore(OsDisk(), str(path))
+    again.execute(create("encrypted", encryption="aes-256-gcm"))
+    assert path.read_bytes().count(b"\n") == 2, "the file of the start has envelopes, too"
+    again.close()
+
+
+def test_a_setting_of_later_releases_is_a_new_file_again_where_the_file_has_none_left(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.log"
+    store = CatalogStore(OsDisk(), str(path))
+    store.execute({"v": 1, **REGISTER})
+    store.execute(create("schema", payload_schema="a BIGINT"))
+    store.execute(create("open", envelopes="open"))
+    assert path.read_bytes().count(b"\n") == 1, "who knows schemas may not know envelopes"
+    store.execute({"v": 1, "kind": "delete_stream", "name": "open"})
+    store.close()
+    again = CatalogStore(OsDisk(), str(path))
+    again.execute(create("other", payload_schema="a BIGINT"))
+    assert path.read_bytes().count(b"\n") == 2
+    again.execute(create("later", envelopes="open"))
+    assert path.read_bytes().count(b"\n") == 1
+    again.close()
