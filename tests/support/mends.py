@@ -176,5 +176,12 @@ MENDS: Final[dict[str, tuple[str, ...]]] = {
     "a drain with too few brokers stops without a word": (
         "unit/cluster/test_admin::with_nobody_to_take_its_place_a_drain_needs_to_be_told",
     ),
+    "a broker that comes back makes others count anew who is silent": (
+        "unit/metadata/test_member_watch::a_broker_that_comes_back_was_not_silent_while_it_was_taken_for_dead",
+        "unit/metadata/test_member_watch::time_that_several_brokers_left_untold_is_passed_over_once",
+    ),
+    "a reader that nobody holds waits for itself": (
+        "unit/client/test_client_groups::a_reader_is_dropped_wherever_the_search_for_cycles_finds_it",
+    ),
 }
 """By defect: its tests, as `path below tests, without .py::name without test_`."""
