@@ -120,6 +120,11 @@ class StreamDescription:
     )
 
     @property
+    def partition_count(self) -> int:
+        """As its settings say, where it is offline: then none of `partitions` is told."""
+        return len(self.partitions) or int(self.settings["partitions"])
+
+    @property
     def record_count(self) -> int:
         """The sum of `PartitionDescription.record_count` over all partitions of which it is known."""
         return sum(partition.record_count or 0 for partition in self.partitions)

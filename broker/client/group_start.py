@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 from broker.api.answers import Resolved, StreamDescription
-from broker.api.errors import InvalidRequest
+from broker.api.errors import InvalidRequest, Retryable, UnknownPartition, UnknownStream
 from broker.client.positions import At, Position, at_json
 
 Place = tuple[str, int]
@@ -46,7 +46,7 @@ class GroupStart:
         self._at: At = "earliest" if at == "latest" else at
         self._ends: dict[tuple[Place, str | None], int] = {}
         if at == "latest":
-            counts = {stream: len(describe(stream).partitions) for stream in streams}
+            counts = {stream: describe(stream).partition_count for stream in streams}
             places = [(stream, number) for stream in streams for number in range(counts[stream])]
             for end in resolve_in_time(Position(*place, at) for place in places):
                 if end.error is not None:
@@ -55,10 +55,16 @@ class GroupStart:
                     self._ends[(end.stream, end.partition), end.incarnation] = end.offset
 
     def offsets(self, places: Sequence[Place]) -> dict[Place, int]:
-        """Where each begins. Those that no broker can tell at the moment are left out."""
+        """Where each begins. Those that are gone, or that no broker can tell at the moment, are left out.
+
+        Raises:
+            LiftlogError: why one cannot be read, where that does not pass.
+        """
         found = self._resolve(Position(stream, number, self._at) for stream, number in places)
         firsts = {}
         for at, each in zip(places, found, strict=True):
+            if each.error is not None and not isinstance(each.error, (Retryable, UnknownStream, UnknownPartition)):
+                raise each.error
             first = each.high_watermark if each.offset is None else each.offset
             if each.error is None and first is not None:
                 firsts[at] = self._ends.get((at, each.incarnation), first)

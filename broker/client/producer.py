@@ -114,7 +114,7 @@ class Producer:
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self.stream = stream.name
-        self._partition_count = len(stream.partitions)
+        self._partition_count = stream.partition_count
         if partition is not None and whole(partition) is None:
             raise InvalidRequest(f"partition={partition!r}: must be a whole number")
         if partition is not None and not 0 <= partition < self._partition_count:

@@ -129,7 +129,7 @@ class TableReading:
         self._calls = calls
         self._describe = describe
         self._incarnation = description.incarnation
-        self.schema = reader_schema(columns, with_partition=len(description.partitions) > 1)
+        self.schema = reader_schema(columns, with_partition=description.partition_count > 1)
         wanted = {*self.schema.names, *_NEEDED} - {PARTITION_FIELD.name}
         self._shape = Shape([name for name in SCHEMA.names if name in wanted])
         self._session = FetchSession(brokers=calls.brokers)

@@ -159,10 +159,10 @@ class TableTask:
     def _check_partitioned(self, description: StreamDescription) -> None:
         """Whether equal keys are in one partition (B3)."""
         by = description.settings.get("partition_by")
-        if len(description.partitions) == 1 or by == "key" or self._options.keeps_shared_keys:
+        if description.partition_count == 1 or by == "key" or self._options.keeps_shared_keys:
             return
         raise InvalidSetting(
-            f"option sharedKeys='refuse': stream {description.name!r} has {len(description.partitions)} partitions and"
+            f"option sharedKeys='refuse': stream {description.name!r} has {description.partition_count} partitions and"
             f" partition_by={by}, so a key may be in several of them; keep gives the newest row of each key and"
             " partition, tombstones included, and the query takes the newest of them",
             key="sharedKeys",
@@ -171,7 +171,7 @@ class TableTask:
 
     def _check_at_home(self, wanted: Range, description: StreamDescription, rows: Sequence[pa.RecordBatch]) -> None:
         """Whether each key is where its hash says: nobody else has it then (B3)."""
-        count = len(description.partitions)
+        count = description.partition_count
         if count == 1:
             return
         for batch in rows:

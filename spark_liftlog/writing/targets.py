@@ -93,7 +93,7 @@ def find(calls: Calls, stream: str) -> Target:
             calls.brokers.note_leader((stream, each.partition), each.leader.http)
     return Target(
         stream=stream,
-        partition_count=len(found.partitions),
+        partition_count=found.partition_count,
         incarnation=found.incarnation,
         record_bytes_max=int(found.settings["record_bytes_max"]),
         subject=default_subject(found),

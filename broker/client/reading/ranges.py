@@ -31,7 +31,7 @@ def plan_read(
     Raises:
         UnknownPartition, OffsetOutOfRange, InvalidRequest: as `Client.read`.
     """
-    stream, count = description.name, len(description.partitions)
+    stream, count = description.name, description.partition_count
     numbers = list(range(count)) if partitions is None else partition_numbers(partitions)
     if not numbers:
         raise InvalidRequest("partitions=[]: name at least one, or None for all")

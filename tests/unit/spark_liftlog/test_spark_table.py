@@ -128,7 +128,7 @@ def test_nothing_of_a_table_comes_from_a_leader_of_before() -> None:
             address = f"127.0.0.1:{server.port}"
             return records_of(wanted, gathering, address, None, True, Interrupt(), epoch=epoch, epochs=epochs)
 
-        stream: Any = SimpleNamespace(name="s", settings={"partition_by": "key"}, partitions=[0])
+        stream: Any = SimpleNamespace(name="s", settings={"partition_by": "key"}, partition_count=1)
         partition: Any = SimpleNamespace(superseded_to=0, high_watermark=8, leader_epoch=2)
         options = TableOptions(is_as_of=True, keeps_shared_keys=False)
         task = TableTask(
