@@ -2,7 +2,8 @@
 
 earliest   at the first record that is there
 latest     behind what was there when `read` was called. A partition that was added since, or is of a stream that was
-           deleted and made anew, has nothing but records that came later: it begins at its first record
+           deleted and made anew, has nothing but records that came later: it begins at its first record. So does one of
+           which that end is gone by now
 datetime   at the first record that is not older; where there is none yet, at the next one that comes
 """
 
@@ -67,5 +68,5 @@ class GroupStart:
                 raise each.error
             first = each.high_watermark if each.offset is None else each.offset
             if each.error is None and first is not None:
-                firsts[at] = self._ends.get((at, each.incarnation), first)
+                firsts[at] = max(first, self._ends.get((at, each.incarnation), first))
         return firsts

@@ -249,6 +249,14 @@ def test_who_begins_with_what_comes_has_all_of_a_stream_that_was_made_anew(order
         assert read(reader, 2) == Counter({(1, 0): 1, (1, 1): 1})
 
 
+def test_who_begins_with_what_comes_begins_at_the_first_that_is_still_there(orders: Orders) -> None:
+    """Retention went past the end of then, before this member held the partition, or asked for its first batch."""
+    with orders.read(start="latest") as reader:
+        orders.append(1, 3)
+        orders.client.trim(orders.name, before=27, partitions=[1])
+        assert read(reader, 1) == Counter({(1, 27): 1})
+
+
 def test_a_group_may_begin_at_a_time(orders: Orders) -> None:
     orders.append(1, 3)
     [late] = orders.client.read(orders.name, partitions=[1], start=25)
