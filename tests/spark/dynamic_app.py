@@ -50,7 +50,7 @@ def passing(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.Reco
     folder.joinpath(f"executor-{os.getppid()}").touch()
     if context.partitionId() == 0 and rows and not folder.joinpath("waited").exists():
         folder.joinpath("waited").touch()
-        eventually(folder.joinpath("gone").exists, timeout_s=120, what="an executor goes")
+        eventually(folder.joinpath("gone").exists, timeout_s=480, what="an executor goes")
     yield from rows
 
 
@@ -76,11 +76,12 @@ def main(broker: str, folder: str, master: str) -> None:
         return int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1  # the driver counts
 
     def watch() -> None:
+        """The task that waits has an executor for itself, so the other one gets another, which notes that it ran."""
         eventually(where.joinpath("waited").exists, timeout_s=240, what="a task waits")
+        eventually(lambda: len(list(where.glob("executor-*"))) == 2, timeout_s=240, what="a task on another executor")
         eventually(lambda: executors() == 1, timeout_s=240, what="one of two executors goes")
         where.joinpath("gone").touch()
 
-    eventually(lambda: executors() == 2, timeout_s=120, what="two executors")
     watching = threading.Thread(target=watch)
     watching.start()
     options = {"brokers": broker, "stream": SOURCE, "startingOffsets": "earliest"}
