@@ -108,6 +108,7 @@ def _columns(lines: Sequence[Line]) -> list[str]:
         wanted += [target["of"].rpartition(":")[2] for target in line["targets"] if "/" not in target["of"]]
     wanted += [
         "rate_whole",
+        "more_us_error",
         "p50_ms",
         "p99_ms",
         "p99.9_ms",
