@@ -31,7 +31,7 @@ install: $(INSTALLED)
 # First what builds; then what lies here is compiled on one core while all of requirements.lock is fetched and unpacked on
 # the other. Each file that is fetched has a known hash, and the lock is whole: nothing is resolved. What is installed is
 # compiled to bytecode on all cores in the end: pip would do that file by file, and for the tests of others, too.
-$(INSTALLED): pyproject.toml setup.py requirements.lock requirements-build.lock $(wildcard broker/ingest/*.p[xy][xi] broker/ingest/*.h broker/client/*/*.p[xy][xi] broker/serving/*/*.p[xy][xi])
+$(INSTALLED): pyproject.toml setup.py requirements.lock requirements-build.lock $(wildcard broker/*/*.p[xy][xi] broker/*/*.h broker/*/*/*.p[xy][xi])
 	@sh .ci/prerequisites $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-build.lock
