@@ -12,16 +12,29 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from broker.replication.messages import AskEnd, AskState, Fetch
-from broker.runtime.cluster.codec import HEARTBEAT, PREAMBLE, Asked, Ended, Hello, LinkFrame, Proof, Welcome, encode
+from broker.runtime.cluster.codec import (
+    HEARTBEAT,
+    PREAMBLE,
+    Asked,
+    Ended,
+    Hello,
+    LinkFrame,
+    Proof,
+    Welcome,
+    decode,
+    encode,
+)
 from broker.runtime.cluster.link import door as door_module
 from broker.runtime.cluster.link import server as server_module
 from broker.runtime.cluster.link.door import STRANGERS_MAX
+from broker.runtime.cluster.link.framed import Framed
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, key_of
-from broker.runtime.cluster.link.server import PURPOSE, QUESTION_BYTES_MAX, STREAMS_EACH_MAX
+from broker.runtime.cluster.link.server import PURPOSE, QUESTION_BYTES_MAX, STREAMS_EACH_MAX, FollowerStream
 from tests.support.doors import RawCall
 from tests.support.linked import SECRET, Linked, linked
 from tests.support.processes import eventually
@@ -211,6 +224,25 @@ def test_a_new_stream_of_a_broker_ends_its_old_one(one: Linked) -> None:
     finally:
         if new is not None:
             new.close()
+
+
+def test_a_stream_has_begun_before_its_broker_hears_so(one: Linked) -> None:
+    """Else a later one may begin before it, and is ended by it."""
+    server, order = one.nodes["a"].link.server, list[str]()
+    let_in_there, write = server.let_in, Framed.write
+
+    def noted(framed: Framed, frame: LinkFrame) -> None:
+        if frame.head and isinstance(decode(frame), Welcome):
+            order.append("welcome")
+        write(framed, frame)
+
+    def begun(stream: FollowerStream) -> None:
+        order.append("begun")
+        let_in_there(stream)
+
+    with patch.object(Framed, "write", noted), patch.object(server, "let_in", begun):
+        let_in(one).close()
+    assert order == ["begun", "welcome"]
 
 
 def test_a_broker_asks_for_itself_alone(one: Linked) -> None:

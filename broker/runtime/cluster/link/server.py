@@ -180,8 +180,7 @@ class Server:
             return
         try:
             door.let_in(visitor)
-            framed.write(welcome)
-            self._serve(peer, framed)
+            self._serve(peer, framed, welcome)
         finally:
             with self._lock:
                 self._under_way[peer.broker_id] -= 1
@@ -193,9 +192,14 @@ class Server:
                 raise Refused("RESOURCE_EXHAUSTED", "busy", text)
             self._under_way[peer.broker_id] += 1
 
-    def _serve(self, peer: Peer, framed: Framed) -> None:
+    def _serve(self, peer: Peer, framed: Framed, welcome: LinkFrame) -> None:
         stream = FollowerStream(peer, self._now_s)
-        self.let_in(stream)
+        self.let_in(stream)  # before it is told so: a later one of this broker, which then begins, is to end this one
+        try:
+            framed.write(welcome)
+        except BaseException:
+            self.over(stream)
+            raise
         sender = threading.Thread(
             target=self._say, args=(stream, framed), name=f"link-answers-{peer.broker_id}", daemon=True
         )
