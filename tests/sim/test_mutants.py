@@ -15,6 +15,16 @@ COSTLY = (
     "takes a copy of a compacted log for whole",
     "leads on in its epoch when the replicas become others",
     "learns nothing from the log when it begins to lead",
+    "keeps who was moved away in the ISR",
+    "forgets in a snapshot who was removed",
+    "lets a restarted leader lead on in its epoch",
+    "cuts nothing",
+    "forgets who has failed below the minimum",
+    "moves replicas to whoever is named",
+    "joins batches of two epochs",
+    "runs on although it was removed",
+    "asks in who has not fsynced it",
+    "tells an end before the start of its epoch is committed",
 )
 COSTLY_STAGED = (
     "believes an old file of epochs",
@@ -26,8 +36,21 @@ COSTLY_STAGED = (
     "lets a renewal make a session shorter",
     "takes records away before it says by how much",
     "forgets that it is behind before anybody was told",
+    "begins anew as if nothing had been told",
+    "ends a rescue that somebody is missing in",
+    "tells of what it has removed only while it removes",
+    "serves nothing below the minimum",
+    "takes a folder back that was replaced",
+    "asks to step out in vain",
+    "lets tombstones go below the least durable end",
+    "lets the shortest log lead after a rescue",
+    "goes on when a step-out does not come through",
+    "does not say who was excused",
+    "counts who is unheard as done",
+    "counts the in-sync replicas for tombstones",
+    "follows with a damaged log",
 )
-"""They take more than a second each: most of the time of all."""
+"""They take half a second each, or more: most of the time of all."""
 
 
 @pytest.mark.parametrize("mutant", short_but(MUTANTS, COSTLY), ids=lambda mutant: mutant.name)
