@@ -7,6 +7,8 @@ C1  What has come and is not taken holds up the client, by the window of its str
     with: a message that is not whole, and one that its call was given, do as well (`multiplexed.H3`).
 C2  A status is sent once, and last.
 C3  A deadline of the client's (`grpc-timeout`) holds; without one, calls that are answered once have `TIMEOUT_S`.
+C4  When the broker stops, a call that has nothing to do until its client says more ends with UNAVAILABLE. What has come
+    is answered before.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class Call:
         self._has_ended = False
         self._wrong: StatusError | None = None
         self._news: asyncio.Future[None] | None = None
-        self._has_begun = self._is_over = False
+        self._has_begun = self._is_over = self._is_stopping = False
 
     @property
     def has_ended(self) -> bool:
@@ -105,11 +107,16 @@ class Call:
             self._wrong = StatusError(Code.INTERNAL, "the last message is cut off")
         self._wake()
 
+    def stop(self) -> None:
+        """The broker stops (C4)."""
+        self._is_stopping = True
+        self._wake()
+
     async def messages(self) -> list[bytes]:
         """All that have come since, at least one; empty: that was all. Those of before are done with.
 
         Raises:
-            StatusError: what has come is wrong.
+            StatusError: what has come is wrong, or the broker stops.
         """
         self._free(self._given)
         return await self._next()
@@ -120,6 +127,8 @@ class Call:
                 raise self._wrong
             if self._has_ended:
                 return []
+            if self._is_stopping:
+                raise StatusError(Code.UNAVAILABLE, "this broker stops")
             self._news = asyncio.get_running_loop().create_future()
             with self._stream.waiting():
                 await self._news

@@ -29,6 +29,7 @@ _PREFACE_BYTES: Final = 24
 _HEAD: Final = struct.Struct(">IBI")
 """Of a frame: its length (3 bytes) and kind (1), flags, stream."""
 _DATA: Final = 0
+_GOAWAY: Final = 7
 _END_STREAM: Final = 1
 
 
@@ -40,11 +41,16 @@ class Frames:
 
     F1  A frame's length is judged by its head (`multiplexed.H1`).
     F2  Data is joined up to `FRAME_BYTES_MAX`, without padding, and nothing behind the end of its stream.
+    F3  A client's GOAWAY is kept from h2, which would send nothing any more (`multiplexed.H7`).
+
+    Attributes:
+        has_gone_away: Whether the client has said so.
     """
 
     def __init__(self) -> None:
         self._preface_left = _PREFACE_BYTES
         self._rest = bytearray()
+        self.has_gone_away = False
 
     def feed(self, data: bytes) -> bytes:
         """What h2 has to be given now. Raises ValueError: a frame is too long."""
@@ -65,11 +71,14 @@ class Frames:
             start, end = at + _HEAD.size, at + _HEAD.size + size
             if end > len(rest):
                 break
-            is_plain = sized & 0xFF == _DATA and not flags & ~_END_STREAM
+            kind = sized & 0xFF
+            is_plain = kind == _DATA and not flags & ~_END_STREAM
             if joined and (not is_plain or stream != of_stream or length + size > FRAME_BYTES_MAX):
                 found += (_HEAD.pack(length << 8, 0, of_stream), *joined)
                 joined, length = [], 0
-            if not is_plain:
+            if kind == _GOAWAY:  # F3
+                self.has_gone_away = True
+            elif not is_plain:
                 found.append(rest[at:end])
             else:
                 of_stream = stream

@@ -19,8 +19,8 @@ H4  While a client takes nothing, nothing of what it sends is read: answers to p
 H5  What is no HTTP/2 ends the connection, by GOAWAY, with one line in the log.
 H6  The call of a client that has been given bytes and takes none for `sending.STALLED_S` ends. What is closed is gone
     in `closing.LINGER_S`, also if its client does not take the end (`connections.N9`).
-H7  Who is told that the connection ends still gets the answers to what is under way. h2 sends nothing behind its own
-    GOAWAY, so that one is sent past it.
+H7  Who is told that the connection ends, or says so, still gets the answers to what is under way. h2 sends nothing
+    behind a GOAWAY, whoever says it, so these go past it.
 H8  Others have the loop after each `READ_BYTES`: small frames are what costs most. (Over TLS it is `tls.BUFFER_BYTES`.)
 """
 
@@ -36,7 +36,6 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
-    ConnectionTerminated,
     DataReceived,
     RemoteSettingsChanged,
     RequestReceived,
@@ -181,6 +180,9 @@ class Http2Connection(asyncio.Protocol):
         for event in events:
             self._happened(event)
         self.flush()
+        if self._frames.has_gone_away and not self._is_draining:
+            self._is_draining = True
+            self._quiet()
 
     def _bound_settings(self) -> None:
         """H1. Raises ValueError."""
@@ -207,9 +209,6 @@ class Http2Connection(asyncio.Protocol):
             case RemoteSettingsChanged():
                 self._owner.head_done(self)
                 self._wake()
-            case ConnectionTerminated():
-                self._is_draining = True
-                self._quiet()
 
     def pause_writing(self) -> None:
         self._is_full = True
@@ -244,6 +243,12 @@ class Http2Connection(asyncio.Protocol):
             self._h2.close_connection()
             self.flush()
         self._quiet()
+
+    def stop(self) -> None:
+        """`drain`, and calls that wait for their client end (`call.C4`)."""
+        self.drain()
+        for stream in self._streams.values():
+            stream.call.stop()
 
     async def ended(self) -> None:
         """Return when no call is under way."""

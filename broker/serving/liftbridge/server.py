@@ -1,7 +1,8 @@
 """The port of Liftbridge's API: what the data plane starts and stops, and what answers each call.
 
 S1  It runs on the loop that serves HTTP, beside that port: its calls are requests to the same application (door.py).
-S2  A stop takes no new call, and cuts what is under way after `STOP_S`, as HTTP does. Subscriptions end at once.
+S2  A stop takes no new call, and cuts what is under way after `STOP_S`, as HTTP does. Subscriptions end at once, and so
+    do calls that wait for their client.
 S3  A call is answered only as gRPC: with another content type a browser's page could ask.
 """
 
@@ -106,7 +107,7 @@ class LiftbridgePort:
         """S2."""
         self._is_ending = True
         for connection in list(self._open):
-            connection.drain()
+            connection.stop()
         ends = [asyncio.ensure_future(connection.ended()) for connection in self._open]
         if ends:
             _, late = await asyncio.wait(ends, timeout=STOP_S)

@@ -17,7 +17,7 @@ pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbrid
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import ConnectionTerminated, Event, StreamEnded
+from h2.events import ConnectionTerminated, DataReceived, Event, StreamEnded
 from h2.settings import SettingCodes
 
 from broker.api.proto import liftbridge_pb2 as pb
@@ -25,7 +25,7 @@ from broker.serving.http.app import CONNECTIONS
 from broker.serving.http.connections import ConnectionLimits
 from broker.serving.liftbridge import multiplexed
 from broker.serving.liftbridge import server as port_module
-from broker.serving.liftbridge.frames import READ_BYTES, SENT_TABLE_BYTES
+from broker.serving.liftbridge.frames import GOODBYE, READ_BYTES, SENT_TABLE_BYTES, Frames
 from broker.serving.liftbridge.messages import MESSAGE_BYTES_MAX, PREFIX, Messages, framed
 from broker.serving.liftbridge.statuses import StatusError
 from tests.support.liftbridge import Opened, client_of, opened
@@ -54,7 +54,13 @@ class Raw:
         self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
         self.h2.initiate_connection()
         self.events: list[Event] = []
+        self.past_goodbye: Frames | None = None
         self.flush()
+
+    def read_on(self) -> None:
+        """Also behind a GOAWAY, behind which h2 takes nothing."""
+        self.past_goodbye = Frames()
+        self.past_goodbye._preface_left = 0
 
     def flush(self) -> None:
         self.socket.sendall(self.h2.data_to_send())
@@ -79,7 +85,7 @@ class Raw:
                     return event
             data = self.socket.recv(1 << 16)
             assert data, "the connection is closed"
-            self.events += self.h2.receive_data(data)
+            self.events += self.h2.receive_data(data if self.past_goodbye is None else self.past_goodbye.feed(data))
             self.flush()
 
     def status(self, number: int) -> str:
@@ -212,13 +218,15 @@ def test_who_opens_calls_and_resets_them_is_cut(port: Opened, monkeypatch: pytes
 def test_a_connection_counts_among_those_of_http_and_says_its_settings_in_time(server: Server, port: Opened) -> None:
     owner = server.app[CONNECTIONS]
     before = owner._open_count
+    with socket.create_connection(("127.0.0.1", port.port), timeout=30):
+        eventually(lambda: owner._open_count == before + 1)
+    eventually(lambda: owner._open_count == before)
 
     async def hurry() -> None:
         owner.limits = ConnectionLimits(header_timeout_s=0.1)
 
     server.call(hurry())
     silent = socket.create_connection(("127.0.0.1", port.port), timeout=30)
-    eventually(lambda: owner._open_count == before + 1)
     assert read_to_the_end(silent)
     eventually(lambda: owner._open_count == before)
 
@@ -346,10 +354,40 @@ def test_what_a_client_sets_costs_little(port: Opened) -> None:
 def test_a_stop_says_goodbye_and_cuts_what_does_not_end(server: Server) -> None:
     with opened(server) as port:
         client = Raw(port.port)
-        client.begin()
-        eventually(lambda: any(connection._tasks for connection in port.served._open))
+        client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        client.flush()
+        client.say(client.begin("/grpc.health.v1.Health/Check"), framed([b""]))  # it takes no answer
+        eventually(lambda: any(connection._waiting_count for connection in port.served._open))
     client.until(lambda event: isinstance(event, ConnectionTerminated))
     assert client.is_closed()
+
+
+def test_a_stop_ends_what_waits_for_its_client(server: Server) -> None:
+    """go-liftbridge keeps one PublishAsync open for as long as it lives: each stop waited for it, and cut it."""
+    with opened(server) as port:
+        with client_of(port.port) as one:
+            one.call("CreateStream", name="s", subject="s")
+        client = Raw(port.port)
+        asks, publishes = client.begin(), client.begin("/proto.API/PublishAsync")
+        client.say(publishes, framed([pb.Publish(stream="s", value=b"v").SerializeToString()]), ends=False)
+        client.until(lambda event: isinstance(event, DataReceived) and event.stream_id == publishes)
+        client.read_on()
+    assert client.status(asks) == client.status(publishes) == "14"
+    assert client.is_closed()
+
+
+def test_who_says_goodbye_gets_the_answers_to_what_is_under_way(port: Opened) -> None:
+    with client_of(port.port) as one:
+        one.call("CreateStream", name="s", subject="s")
+    client = Raw(port.port)
+    number = client.begin("/proto.API/PublishAsync")
+    eventually(lambda: any(connection._tasks for connection in port.served._open))
+    client.socket.sendall(GOODBYE + bytes(8))
+    client.say(number, framed([pb.Publish(stream="s", value=b"v").SerializeToString()]))
+    assert client.status(number) == "0"
+    assert any(isinstance(event, DataReceived) for event in client.events)
+    assert client.is_closed()
+    assert works(port)
 
 
 def test_messages_are_whole_however_they_come() -> None:
