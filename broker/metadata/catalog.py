@@ -94,7 +94,7 @@ from broker.metadata.activity import Activity
 from broker.metadata.cluster import ACTIVE, FENCES_ABOVE, Cluster, Touched
 from broker.metadata.group_commands import EPOCH_BITS, Counts
 from broker.metadata.groups import ConsumerGroup, Groups
-from broker.metadata.info import BrokerInfo, StreamInfo, advice_on, differing, growth_of, info_from
+from broker.metadata.info import BrokerInfo, StreamInfo, acks_off, advice_on, differing, growth_of, info_from
 from broker.metadata.overlap import SubjectTree, subjects_of
 from broker.metadata.producers import NamedProducer, Producers
 
@@ -602,9 +602,7 @@ class Catalog:
                 continue
             if settings.group is not None and settings.group == other.settings.group:
                 continue
-            return False, [
-                f"acks are off: stream {other.name!r} on {other.settings.subject!r} answers the same subjects"
-            ]
+            return False, [acks_off(other.name, other.settings.subject)]
         return True, []
 
     def snapshot(self) -> dict[str, Any]:

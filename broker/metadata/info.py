@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 from broker.api.errors import StaleIncarnation
 from broker.api.stream import StreamSettings, settings_from
@@ -185,6 +186,20 @@ def differing(left: StreamSettings, right: StreamSettings) -> dict[str, tuple[An
     """The settings that differ: key -> (left, right)."""
     a, b = left.as_dict(), right.as_dict()
     return {key: (a[key], b[key]) for key in a if a[key] != b[key]}
+
+
+_ACKS_OFF: Final = re.compile(r"acks are off: stream '([^']+)' on ")
+
+
+def acks_off(name: str, subject: str | None) -> str:
+    """Why a stream sends no acks: another one does. Catalogs keep the sentence, so all releases say the same."""
+    return f"acks are off: stream {name!r} on {subject!r} answers the same subjects"
+
+
+def answered_by(warning: str) -> str | None:
+    """The other stream that such a sentence names; None: it is another sentence."""
+    found = _ACKS_OFF.match(warning)
+    return None if found is None else found[1]
 
 
 def growth_of(info: StreamInfo) -> list[str]:

@@ -52,8 +52,9 @@ _ERRORS: Final = (InvalidName, UnknownStream, UnknownPartition, StaleIncarnation
 )
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """All consumers with their lag, by name."""
-    entries = {}
-    for consumer in access_now.get().seen("consumer:read", serving.backend.offsets.consumers(), str):
+    entries, access = {}, access_now.get()
+    there = () if access.is_strangers("consumer:read") else serving.backend.offsets.consumers()
+    for consumer in access.seen("consumer:read", there, str):
         with suppress(UnknownConsumer):  # forgotten meanwhile
             entries[consumer] = serving.backend.offsets.get(consumer)
     return web.json_response({"consumers": await describe_all(serving, request, entries)})

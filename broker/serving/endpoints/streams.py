@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +24,7 @@ from broker.api.misfit import Misfit
 from broker.api.permissions import of_answer, of_body, of_catalog, of_path
 from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
-from broker.metadata.info import growth_of
+from broker.metadata.info import answered_by, growth_of
 from broker.metadata.session import lapse_ms
 from broker.serving.contract.acts import NO_ACT, SETTINGS, Act
 from broker.serving.contract.backend import Backend, PartitionHandle, Whereabouts
@@ -50,6 +51,7 @@ SETTINGS_BYTES_MAX: Final = 64 << 10
 """JSON body with the settings of a stream."""
 SERVED_S: Final = 3.0
 SERVED_PAUSE_S: Final = 0.05
+ACKS_OFF: Final = "acks are off: another stream answers the same subjects"
 SHOWN_COUNT: Final = 16
 """Partitions that a warning names."""
 ENDPOINTS: Final = Endpoints()
@@ -288,11 +290,22 @@ async def answer_one(
 
 def _gather(backend: Backend, info: StreamInfo) -> Gathered:
     """Gather the facts; on the loop. A stream that is offline says why, and has no partitions."""
+    info = _as_told(info)
     try:
         where = backend.whereabouts(info.name)
         return Gathered(info, where, {handle.partition: handle for handle in backend.partitions(info.name)}, [])
     except LiftlogError as error:
         return Gathered(info, (), {}, [f"offline ({error.reason}): {error}"])
+
+
+def _as_told(info: StreamInfo) -> StreamInfo:
+    """Without the names of other streams that the caller may not see."""
+    named = {other for warning in info.warnings if (other := answered_by(warning)) is not None}
+    hidden = named - {*access_now.get().seen("stream:read", named, str)}
+    if not hidden:
+        return info
+    told = (ACKS_OFF if answered_by(warning) in hidden else warning for warning in info.warnings)
+    return replace(info, warnings=tuple(told))
 
 
 def _as_led(gathered: Gathered) -> Gathered:

@@ -603,7 +603,8 @@ class Asking:
         return self.is_refused and not self.gate.is_admin(self.caller.principal)
 
     def is_strangers(self, action: str) -> bool:
-        """Whether nobody in particular asks, who may do this to nothing."""
+        """Whether nobody in particular asks, who may do this to nothing. What is asked of another broker
+        for a list would tell him of that one."""
         return self.is_refused and self.caller.principal == ANONYMOUS and not self._may_any(action)
 
     def seen(self, action: str, things: Iterable[T], name: Callable[[T], str]) -> list[T]:

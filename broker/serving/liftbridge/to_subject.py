@@ -8,6 +8,8 @@ T2  The caller may append to every stream that captures the subject, or nothing 
 T3  Of the streams of a queue group one has the record, as of a message from NATS; so have all others that take records.
 T4  It is answered when all of them have it, with the ack of the first by name. If one fails, the caller is told: which
     one, why, and which ones have it. One that is gone, or takes no records any more, captures nothing (T3).
+T5  A refusal does not name the streams that capture a subject: its caller has named none. Who is nobody, or may append
+    to nothing, does not hear whether there are any. The log has the name.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import asyncio
 import io
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 
@@ -65,19 +67,53 @@ async def publish_to_subject(asking: Handling) -> None:
         for info in asking.serving.backend.streams()
         for number, heard in captured(info, asked.subject, asked.key)
     ]
-    if not found:
-        if not (await asking.ask("whoami")).is_told:
-            raise StatusError(Code.UNAUTHENTICATED, "unauthenticated", "unauthenticated")
-        if acks != "none":
-            raise StatusError(Code.DEADLINE_EXCEEDED, f"no stream captures {asked.subject!r}: no ack comes")
-    if len(found) > CAPTURES_MAX:
-        raise StatusError(Code.INVALID_ARGUMENT, f"over {CAPTURES_MAX} streams capture {asked.subject!r}")
-    if len(found) > 1:
-        for info, number, _ in found:
-            await _judged(asking, info.name, number)
-    ack = await _published(asking, asked, acks, [*_of_groups(found)]) if found else None
+    ack = None
+    try:
+        if found:
+            ack = await _appended(asking, asked, acks, found)
+        else:
+            await _captured_by_none(asking, asked, acks)
+    except Unauthorized:  # T5
+        await _refuse(asking, asked)
     answer = pb.PublishedToSubject() if acks == "none" else pb.PublishedToSubject(ack=ack)
     await asking.call.send([answer.SerializeToString()])
+
+
+async def _appended(asking: Handling, asked: Any, acks: str, found: list[Captured]) -> Any:
+    """The ack. Raises LiftlogError, StatusError: T2, T4."""
+    if len(found) > 1:
+        for info, number, _ in found[: CAPTURES_MAX + 1]:
+            await _judged(asking, info.name, number)
+    if len(found) > CAPTURES_MAX:
+        raise StatusError(Code.INVALID_ARGUMENT, f"over {CAPTURES_MAX} streams capture {asked.subject!r}")
+    return await _published(asking, asked, acks, [*_of_groups(found)])
+
+
+async def _captured_by_none(asking: Handling, asked: Any, acks: str) -> None:
+    """Raises StatusError: no ack comes, or T5."""
+    gate = asking.serving.gate
+    if gate.is_enforced and not await _may_append(asking):
+        await _refuse(asking, asked)
+    if acks != "none":
+        raise StatusError(Code.DEADLINE_EXCEEDED, f"no stream captures {asked.subject!r}: no ack comes")
+
+
+async def _may_append(asking: Handling) -> bool:
+    """Whether the caller may append to anything."""
+    gate = asking.serving.gate
+    await asking.ask("whoami")  # which says for whom it asks
+    principal = asking.door.principal
+    if not gate.allows_any(principal, "stream:append"):
+        await gate.hear_all()  # `access.A8`
+    return gate.allows_any(principal, "stream:append")
+
+
+async def _refuse(asking: Handling, asked: Any) -> NoReturn:
+    """T5. Raises StatusError."""
+    if not (await asking.ask("whoami")).is_told:
+        raise StatusError(Code.UNAUTHENTICATED, "unauthenticated", "unauthenticated")
+    needs = f"stream:append of each stream that captures {asked.subject!r} is needed"
+    raise StatusError(Code.PERMISSION_DENIED, needs, Unauthorized.reason)
 
 
 def _check(subject: str) -> None:

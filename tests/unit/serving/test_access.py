@@ -24,7 +24,7 @@ import pytest
 from click.testing import CliRunner
 
 from broker.api import http as names
-from broker.api.errors import InvalidRequest, NotReady
+from broker.api.errors import InvalidRequest, NotLeader, NotReady
 from broker.api.permissions import BROKERS_ALONE, Need, Where
 from broker.api.principals import Token, check_grant, new_token
 from broker.cli.main import app
@@ -264,6 +264,8 @@ def test_lists_tell_what_the_caller_may_see_and_nothing_else(tmp_path: Path) -> 
             enforced.call("POST", f"/v1/sinks/{name}/open", ADMIN, body={"owner": "me"})
             offsets = {"offsets": [{"stream": name, "partition": 0, "offset": 0}]}
             assert enforced.call("POST", f"/v1/consumers/{name}/offsets", ADMIN, body=offsets)[0] == 200
+            member = {"member": "m", "streams": [name]}
+            assert enforced.call("POST", f"/v1/groups/{name}/members", ADMIN, body=member)[0] == 200
         actions = ("stream:read", "producer:write", "consumer:read", "sink:read")
         reader = enforced.grant("user:reader", *((action, OWN) for action in actions), ("metrics", ""))
         both = enforced.grant("user:both", *((action, f"{OWN}*") for action in actions))
@@ -272,6 +274,7 @@ def test_lists_tell_what_the_caller_may_see_and_nothing_else(tmp_path: Path) -> 
             ("/v1/streams?internal=true", "streams", "name"),
             ("/v1/producers", "producers", "name"),
             ("/v1/consumers", "consumers", "consumer"),
+            ("/v1/groups", "groups", "group"),
             ("/v1/sinks", "sinks", "sink"),
             ("/v1/sinks?staged=true", "sinks", "sink"),
         ]
@@ -288,6 +291,26 @@ def test_lists_tell_what_the_caller_may_see_and_nothing_else(tmp_path: Path) -> 
         assert f"/{OWN}/" in page
         assert f"/{OTHER}/" not in page
         assert enforced.call("GET", "/v1/streams/__offsets/partitions/0/records", both)[0] == 403
+
+
+def test_a_warning_names_no_stream_that_the_caller_may_not_see(tmp_path: Path) -> None:
+    """Of two that capture the same subjects one answers, and the other one says so."""
+    with enforcing(tmp_path) as enforced:
+        assert enforced.call("POST", "/v1/streams", ADMIN, body={"name": OTHER, "subject": "pay.>"})[0] == 201
+        may = ("stream:create", OWN), ("subject:capture", "pay.1"), ("stream:read", OWN), ("stream:admin", OWN)
+        creator = enforced.grant("user:creator", *may)
+        both = enforced.grant("user:both", *may, ("stream:read", OTHER))
+        path, calls = f"/v1/streams/{OWN}", list[tuple[str, str, Any]]()
+        calls += [("POST", "/v1/streams", {"name": OWN, "subject": "pay.1"}), ("GET", path, None)]
+        calls += [("PATCH", path, {"retention_ms": 1000}), ("POST", f"{path}/pause", None)]
+        for method, where, body in calls:
+            said = enforced.call(method, where, creator, body=body)[2]
+            assert said["warnings"] == ["acks are off: another stream answers the same subjects"], (method, where)
+            assert "pay.>" not in str(said)
+            for token in (both, ADMIN):
+                assert f"stream '{OTHER}' on 'pay.>'" in enforced.call("GET", path, token)[2]["warnings"][0]
+        [listed] = enforced.call("GET", "/v1/streams", creator)[2]["streams"]
+        assert f"'{OTHER}'" not in str(listed)
 
 
 def test_what_a_call_does_beside_its_path_is_judged_too(tmp_path: Path) -> None:
@@ -786,6 +809,31 @@ def test_a_certificate_names_its_principal_and_ends_with_it(tmp_path: Path) -> N
         assert asked(peer, "GET", "/readyz")[0] == 200, "as `up` asks, with the broker's own files"
         assert asked(several, "GET", "/v1/auth/whoami")[1]["principal"] == "broker:broker-0", "one of them is known"
         assert asked(several, "GET", "/v1/auth/grants")[1]["reason"] == "unauthorized"
+
+
+@pytest.mark.parametrize("path", ["/v1/groups", "/v1/consumers", "/v1/sinks", "/v1/sinks?staged=true"])
+def test_a_list_that_another_broker_keeps_tells_strangers_of_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    def elsewhere(*_: Any) -> Any:
+        raise NotLeader("broker b at b:1 leads it", leader={"id": "b", "http": "b:1"})
+
+    with enforcing(tmp_path) as enforced:
+        backend = enforced.server.backend
+        for kept, call in (
+            (backend.offsets, "group_names"),
+            (backend.offsets, "consumers"),
+            (backend.sinks, "states"),
+            (backend.sinks, "described"),
+        ):
+            monkeypatch.setattr(kept, call, elsewhere)
+        status, _, said = enforced.call("GET", path)
+        assert (status, [*said.values()]) == (200, [[]])
+        for token in (ADMIN, enforced.grant("user:ana")):
+            assert enforced.call("GET", path, token)[2]["leader"]["http"] == "b:1"
+        action = "sink:read" if "sinks" in path else "consumer:read"
+        enforced.grant("anonymous", (action, "own"))
+        assert enforced.call("GET", path)[2]["leader"]["http"] == "b:1", "who may see some of it goes there"
 
 
 def test_who_is_let_in_is_told_of_the_other_brokers_and_nobody_else(

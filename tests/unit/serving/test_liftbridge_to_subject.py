@@ -215,7 +215,7 @@ def test_nothing_is_stored_if_one_of_the_streams_is_closed_to_the_caller(tmp_pat
         assert server.api.post("/v1/auth/tokens", asked, headers=admin).status == 200
         grant(server, admin, "open")
         with client_of(port.port) as stranger:
-            assert stranger.refusal("PublishToSubject", subject="s", value=b"v")[0] == "PERMISSION_DENIED"
+            assert stranger.refusal("PublishToSubject", subject="s", value=b"v")[0] == "UNAUTHENTICATED"
             assert stranger.refusal("PublishToSubject", subject="nobody", value=b"v")[0] == "UNAUTHENTICATED"
         with client_of(port.port, metadata=[("authorization", f"Bearer {ana.text}")]) as client:
             assert client.refusal("PublishToSubject", subject="s", value=b"v")[0] == "PERMISSION_DENIED"
@@ -226,6 +226,42 @@ def test_nothing_is_stored_if_one_of_the_streams_is_closed_to_the_caller(tmp_pat
             assert server.api.read("open", headers=admin).rows().num_rows == 1
 
 
-def grant(server: Server, admin: dict[str, str], stream: str) -> None:
-    asked = {"principal": "user:ana", "add": [{"action": "stream:append", "name": stream}]}
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_refusal_does_not_tell_who_captures_a_subject(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Nor, to who may append to nothing, whether somebody does."""
+    monkeypatch.setattr(to_subject, "CAPTURES_MAX", 2)
+    token = new_token()
+    rules = AuthRules(mode="enforce", admin_token=(token.id, token.sha256))
+    admin = {"Authorization": f"Bearer {token.text}"}
+    with running(tmp_path, auth=rules) as server, opened(server) as port:
+        for number in range(count):
+            settings = {"name": f"hushed-{number}", "subject": "s", "reply_acks": False}
+            assert server.api.post("/v1/streams", settings, headers=admin).status == 201
+        assert server.api.post("/v1/streams", {"name": "open"}, headers=admin).status == 201
+        ana, soon = new_token(), int(time.time() * 1000) + 60_000
+        asked = {"id": ana.id, "sha256": ana.sha256, "principal": "user:ana", "expires_ms": soon}
+        assert server.api.post("/v1/auth/tokens", asked, headers=admin).status == 200
+        grant(server, admin, "open", "stream:read")
+
+        def told(client: Client, policy: Any) -> list[tuple[str, str]]:
+            asked = {"value": b"v", "ack_policy": policy}
+            refusals = [client.refusal("PublishToSubject", subject=subject, **asked) for subject in ("s", "t")]
+            assert "hushed" not in str(refusals)
+            return [(code, text.replace("'t'", "'s'")) for code, text in refusals]
+
+        with client_of(port.port) as stranger:
+            for policy in (pb.ALL, pb.NONE):
+                assert told(stranger, policy) == [("UNAUTHENTICATED", "unauthenticated")] * 2
+        with client_of(port.port, metadata=[("authorization", f"Bearer {ana.text}")]) as reader:
+            for policy in (pb.ALL, pb.NONE):
+                needs = "stream:append of each stream that captures 's' is needed"
+                assert told(reader, policy) == [("PERMISSION_DENIED", needs)] * 2
+            grant(server, admin, "open")
+            assert [code for code, _ in told(reader, pb.ALL)] == ["PERMISSION_DENIED", "DEADLINE_EXCEEDED"]
+
+
+def grant(server: Server, admin: dict[str, str], stream: str, action: str = "stream:append") -> None:
+    asked = {"principal": "user:ana", "add": [{"action": action, "name": stream}]}
     assert server.api.post("/v1/auth/grants", asked, headers=admin).status == 200
