@@ -34,7 +34,6 @@ from broker import ingest
 from broker.api.certificate_faults import Tell, tell_nobody
 from broker.api.errors import InvalidSetting
 from broker.api.nats_url import shown_urls
-from broker.api.tls_files import unbelieved_in
 from broker.ingest.answers import addressed
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import Config
@@ -43,6 +42,7 @@ from broker.runtime.elapsed import MACHINE, Clocks
 from broker.runtime.intake.captures import Attachment, Captures
 from broker.runtime.intake.flush import Flusher, FlushSlot
 from broker.runtime.intake.nats_seam import WideTransport, barrier, make_client
+from broker.runtime.intake.unbelieved import tell_of
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.sync import SyncExecutor
 
@@ -261,10 +261,8 @@ class IntakeDriver:
     async def _on_error(self, client: nats.aio.client.Client, error: Exception) -> None:
         self.counts["nats_errors"] += 1
         text = repr(error)
-        if found := unbelieved_in(error, is_called=True):
+        if found := tell_of(client, error, self._tell):  # I5
             text = found.why
-            tried = max(client._server_pool, key=lambda each: each.last_attempt or 0.0)
-            self._tell(tried.uri.hostname or "", found)  # I5
         if self.state != "connected":
             self.state = f"cannot connect: {text}"
         if text != self._error_shown:  # once, not at each of the tries

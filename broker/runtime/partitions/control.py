@@ -24,6 +24,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from broker.api.certificate_faults import Tell, tell_nobody
 from broker.api.errors import InvalidSetting, LiftlogError, NotReady, StorageFailed, partly
 from broker.api.stream import REPLICATION, check_new_subject, replication_of
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo, info_from
@@ -64,6 +65,7 @@ class Control:
         intake: None: nothing is captured.
         take_in: Called with the partitions of a stream that came online, before anybody else sees them; may block.
         on_removed: Called with the partitions of a deleted stream before their logs are closed; may block.
+        tell: Told of a NATS server that is not believed.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Control:
         *,
         take_in: Callable[[Sequence[Partition]], None],
         on_removed: Callable[[Sequence[Partition]], None],
+        tell: Tell = tell_nobody,
     ) -> None:
         self._config = config
         self._streams = streams
@@ -82,6 +85,7 @@ class Control:
         self._hub = hub
         self._take_in = take_in
         self._on_removed = on_removed
+        self._not_believed = tell
         self._loop = asyncio.get_running_loop()
         self._begun = asyncio.Event()
         self._is_closed = False
@@ -259,7 +263,7 @@ class Control:
         subjects = subjects_of(info.settings)
         if not subjects or not info.reply_acks_effective:
             return info
-        others = await jetstream_on(self._config, subjects[0])
+        others = await jetstream_on(self._config, subjects[0], self._not_believed)
         if not others:
             return info
         text = f"JetStream captures {subjects[0]!r} too ({', '.join(others)}): publishers get two answers and see one"

@@ -19,6 +19,7 @@ from broker.runtime.config.configuration import load
 from broker.runtime.config.jwks import RETRY_S, Jwks
 from broker.runtime.config.settings import JwtConfig
 from broker.runtime.intake.driver import IntakeDriver
+from broker.runtime.intake.jetstream import jetstream_on
 from broker.runtime.partitions.sync import SyncPool
 from tests.support.certificates import Authority
 from tests.support.processes import eventually, free_port
@@ -100,6 +101,27 @@ def test_a_nats_server_that_is_not_believed_is_told_of(
         lines = [text for record in caplog.records if "nats_error" in (text := record.getMessage())]
         assert len(lines) == 1, "once, not at each try"
         assert SAID[fault] in lines[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_look_for_jetstream_tells_of_a_server_that_is_not_believed(way: str, ours: Authority) -> None:
+    for fault in SAID if way == "tls" else (EXPIRED, MALFORMED):
+        told = Told()
+        with showing(shown(fault, ours), WAYS[way]) as port:
+            scheme = "tls" if way == "tls-first" else way
+            given = {"nats.urls": [f"{scheme}://127.0.0.1:{port}"], "nats.tls_ca": ours.ca}
+            config = load(None, {}, given | {"nats.tls_first": way == "tls-first"})
+            assert await jetstream_on(config, "s", told.tell) == []
+        assert told.faults() == {("127.0.0.1", fault, True)}
+
+
+async def test_of_what_fails_otherwise_the_look_for_jetstream_tells_nothing(ours: Authority) -> None:
+    told = Told()
+    with showing(shown("", ours), b"no TLS\r\n") as plain:
+        for port in (free_port(), plain):
+            config = load(None, {}, {"nats.urls": [f"tls://127.0.0.1:{port}"], "nats.tls_ca": ours.ca})
+            assert await jetstream_on(config, "s", told.tell) == []
+    assert told == []
 
 
 def test_of_what_fails_otherwise_nothing_is_told(ours: Authority, pool: SyncPool) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from broker.api.certificate_faults import FOREIGN, Tell, Unbelieved
 from broker.api.errors import (
     DiskFull,
     InvalidSetting,
@@ -182,6 +183,22 @@ async def test_a_create_that_fails_leaves_nothing_and_may_be_repeated(
         assert intake.told.count(("attach", "s")) == 1
     async with running(tmp_path) as broker:
         assert await append(broker, "s", 2) == 1
+
+
+async def test_a_nats_server_that_the_look_for_jetstream_does_not_believe_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, found = list[object](), Unbelieved(FOREIGN, "why", is_called=True)
+
+    async def looks(config: object, subject: str, tell: Tell) -> list[str]:
+        tell("nats.example", found)
+        return []
+
+    monkeypatch.setattr(control, "jetstream_on", looks)
+    monkeypatch.setattr(Broker, "_kept_out", lambda _, *said: told.append(said))
+    async with running(tmp_path, Intake()) as broker:
+        await broker.create_stream("s", {"subject": "s"})
+    assert told == [("nats", "nats.example", found)]
 
 
 async def test_no_stream_is_created_over_the_servers_own_subjects(tmp_path: Path) -> None:
