@@ -90,10 +90,9 @@ async def _appended(asking: Handling, asked: Any, acks: str, found: list[Capture
 
 
 async def _captured_by_none(asking: Handling, asked: Any, acks: str) -> None:
-    """Raises StatusError: no ack comes, or T5."""
-    gate = asking.serving.gate
-    if gate.is_enforced and not await _may_append(asking):
-        await _refuse(asking, asked)
+    """Raises StatusError: no ack comes. Unauthorized: T5."""
+    if asking.serving.gate.is_enforced and not await _may_append(asking):
+        await _judged(asking, asked.subject, 0)  # by which the refusal is recorded
     if acks != "none":
         raise StatusError(Code.DEADLINE_EXCEEDED, f"no stream captures {asked.subject!r}: no ack comes")
 

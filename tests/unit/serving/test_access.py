@@ -7,6 +7,7 @@ of the grants missing, not without a token.
 
 from __future__ import annotations
 
+import hmac
 import http.client
 import json
 import re
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,14 +28,14 @@ from click.testing import CliRunner
 from broker.api import http as names
 from broker.api.errors import InvalidRequest, NotLeader, NotReady
 from broker.api.permissions import BROKERS_ALONE, Need, Where
-from broker.api.principals import Token, check_grant, new_token
+from broker.api.principals import Token, check_grant, digest_of, new_token
 from broker.cli.main import app
 from broker.runtime.config.certificates import Certificates
 from broker.runtime.config.configuration import load
 from broker.serving.contract.endpoint import Endpoint
 from broker.serving.http import access
 from broker.serving.http.access import AuthRules, peer_key, proof_of
-from broker.serving.http.app import ENDPOINTS
+from broker.serving.http.app import ENDPOINTS, SERVING
 from tests.support.certificates import Issued
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import stream_of, values
@@ -636,6 +638,76 @@ def test_nothing_is_kept_by_names_that_callers_choose(tmp_path: Path) -> None:
         enforced.grant("user:ana")
         assert not gate.allows("user:ana", "stream:read", "s9")
         assert not gate.editions._granted
+
+
+def test_tokens_are_found_by_their_ids_and_compared_in_constant_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No table is asked for the secret, nor for its hash; and what is kept is compared by nothing else."""
+    looked_up, compared = set[str](), list[tuple[str, str]]()
+
+    class Kept(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            looked_up.add(key)
+            return super().get(key, default)
+
+        def __getitem__(self, key: str) -> Any:
+            looked_up.add(key)
+            return super().__getitem__(key)
+
+        def __contains__(self, key: object) -> bool:
+            looked_up.add(str(key))
+            return super().__contains__(key)
+
+    class Digest(str):
+        """What is kept of a token."""
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("compared byte by byte")
+
+        __hash__ = str.__hash__
+
+    real = hmac.compare_digest
+
+    def compares(left: Any, right: Any) -> bool:
+        compared.append((str(left), str(right)))
+        return real(str(left), str(right))
+
+    with enforcing(tmp_path) as enforced:
+        ana, bob = enforced.grant("user:ana"), enforced.grant("user:bob")
+        drop = {"kind": "drop_token", "token_id": bob.id, "by": "user:ops"}
+        enforced.server.backend._execute(drop)
+        kept = enforced.server.backend.access
+        for table in ("tokens", "revoked"):
+            told = getattr(kept, table)
+            guarded = {each: _guarded(value, Digest) for each, value in told.items()}
+            monkeypatch.setattr(kept, table, Kept(guarded))
+        monkeypatch.setattr(access.hmac, "compare_digest", compares)
+        monkeypatch.setattr(access, "compare_digest", compares)
+        gate, admin = enforced.server.app[SERVING].gate, (ADMIN.id, Digest(ADMIN.sha256))
+        monkeypatch.setattr(gate, "rules", replace(gate.rules, admin_token=admin))
+        for shown, status, against in (
+            (ana.text, 200, ana.sha256),
+            (f"llg_{ana.id}_{'0' * 64}", 401, ana.sha256),
+            (f"llg_{'a' * 12}_{'0' * 64}", 401, "0" * 64),
+            (bob.text, 401, bob.sha256),
+            (f"llg_{bob.id}_{'0' * 64}", 401, bob.sha256),
+            (ADMIN.text, 200, ADMIN.sha256),
+            (f"llg_{ADMIN.id}_{'0' * 64}", 401, ADMIN.sha256),
+        ):
+            compared.clear()
+            assert enforced.call("GET", "/v1/auth/whoami", shown)[0] == status
+            assert (digest_of(shown), against) in compared, shown
+        assert looked_up == {ana.id, bob.id, "a" * 12}, "and so by nothing that is a secret"
+        compared.clear()
+        for _ in range(2):
+            assert enforced.call("GET", "/v1/auth/whoami", ana.text)[0] == 200
+        bearer = f"Bearer {ana.text}"
+        assert (bearer, bearer) in compared, "a connection remembers its last caller"
+
+
+def _guarded(value: Any, digest: type[str]) -> Any:
+    return digest(value) if isinstance(value, str) else value._replace(sha256=digest(value.sha256))
 
 
 def test_nobody_but_the_bearer_of_the_configured_token_is_the_admin(tmp_path: Path) -> None:

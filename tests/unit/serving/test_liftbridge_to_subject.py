@@ -6,6 +6,7 @@ caller may not append to. Method: the application as a broker runs it, asked by 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -258,8 +259,18 @@ def test_a_refusal_does_not_tell_who_captures_a_subject(
             for policy in (pb.ALL, pb.NONE):
                 needs = "stream:append of each stream that captures 's' is needed"
                 assert told(reader, policy) == [("PERMISSION_DENIED", needs)] * 2
+            told_of = refusals_in(server, admin)
+            for named in ("hushed-0", "t"):  # whether it is captured or not
+                assert told_of.count(("user:ana", "stream:append", named)) == 2
             grant(server, admin, "open")
             assert [code for code, _ in told(reader, pb.ALL)] == ["PERMISSION_DENIED", "DEADLINE_EXCEEDED"]
+
+
+def refusals_in(server: Server, admin: dict[str, str]) -> list[tuple[str, str, str]]:
+    """Who was refused what in the audit."""
+    rows = server.api.read("__audit", headers=admin).rows().to_pydict()["value"]
+    told = [each for each in map(json.loads, rows) if each["kind"] == "refusal"]
+    return [(each["principal"], each["asked"]["needs"], each["asked"].get("name", "")) for each in told]
 
 
 def grant(server: Server, admin: dict[str, str], stream: str, action: str = "stream:append") -> None:
