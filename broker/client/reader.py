@@ -20,13 +20,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from broker.api.answers import Watch
+from broker.api.answers import ResolvedPositions, Watch
 from broker.api.columns import columns_in
 from broker.api.conditions import ALL, Conditions
-from broker.api.errors import InvalidRequest, LiftlogError, OffsetOutOfRange, StaleIncarnation
+from broker.api.errors import (
+    InvalidRequest,
+    LiftlogError,
+    OffsetOutOfRange,
+    Retryable,
+    StaleIncarnation,
+    UnknownStream,
+)
 from broker.api.schema import SCHEMA
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
+from broker.client.positions import Position
 from broker.client.reading.fetch import PartitionFetch
 from broker.client.reading.session import ANSWER_BYTES, FetchSession
 
@@ -312,10 +320,25 @@ class _Reading:
             for partition in sorted(stream.partitions.keys() - self._fetches.keys()):
                 self._spans[partition] = Span(start=0, end=0, from_earliest=True)
                 self._fetches = {**self._fetches, partition: self._fetch(partition)}
+        if not stream.partitions and self._fetches:
+            self._check_online(min(self._fetches))
         read = {p: head for p, head in stream.partitions.items() if p in self._fetches}
         for partition, head in read.items():
             self._calls.brokers.note_leader((self.stream, partition), head.leader.http)
         return watch.version, {partition: head.high_watermark for partition, head in read.items()}
+
+    def _check_online(self, partition: int) -> None:
+        """Nobody tells of any partition: raises why, where that does not pass."""
+        body = {"positions": [Position(self.stream, partition, "earliest").as_json()]}
+        try:
+            value = self._calls.json("POST", path("offsets", "resolve"), body, interrupt=self._interrupt)
+        except LiftlogError:
+            if self._interrupt.is_set:
+                return
+            raise
+        for found in understand(ResolvedPositions, value, where=f"watching {self.stream}").positions:
+            if found.error is not None and not isinstance(found.error, (Retryable, UnknownStream)):
+                raise found.error
 
     def _answer(
         self, partition: int, end: int | None, *, max_wait_ms: int = 0

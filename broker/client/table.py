@@ -223,10 +223,11 @@ class TableReading:
                     incarnation=found.incarnation,
                 )
             known = {part.partition: part for part in found.partitions if part.partition in numbers}
-            if all(part.superseded_to is not None for part in known.values()):
+            unknown = [n for n in numbers if n not in known or known[n].superseded_to is None]
+            if not unknown:
                 return known
-            which = next(number for number, part in known.items() if part.superseded_to is None)
-            if known[which].high_watermark is not None:
+            which = unknown[0]
+            if which in known and known[which].high_watermark is not None:
                 raise NotSupported(f"{self.stream}/{which}: the broker is of a release without compaction points")
             patience.pause(NotReady(f"nobody can tell of {self.stream}/{which} now"))
 

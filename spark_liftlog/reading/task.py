@@ -265,11 +265,12 @@ def described(
     while True:
         found = understand(StreamDescription, calls.json("GET", path("streams", wanted.stream)), where=brokers)
         partition = next((each for each in found.partitions if each.partition == wanted.partition), None)
-        if partition is None:
+        if wanted.partition >= found.partition_count:
             raise missing(key)
         if found.incarnation != wanted.incarnation:
-            raise recreated(wanted.stream, wanted.incarnation, found.incarnation, partition.log_start_offset or 0)
-        if partition.high_watermark is not None:
+            begin = 0 if partition is None else partition.log_start_offset or 0
+            raise recreated(wanted.stream, wanted.incarnation, found.incarnation, begin)
+        if partition is not None and partition.high_watermark is not None:
             return found, partition
         patience.pause(NotReady(f"nobody can tell of partition {wanted.partition} now"))
 

@@ -190,7 +190,8 @@ def sources_of(client: Client, stream: str, wanted: Wanted) -> list[Source]:
             stream=stream, incarnation=description.incarnation, partition=partition, read=read, lost=lambda: lost
         )
 
-    return [source(p.partition, p.lost_ranges) for p in description.partitions]
+    damaged = {p.partition: p.lost_ranges for p in description.partitions}
+    return [source(number, damaged.get(number, ())) for number in range(description.partition_count)]
 
 
 def _resolved(client: Client, stream: str, partition: int, wanted: Wanted) -> tuple[int, int]:

@@ -60,7 +60,7 @@ def list_(
                 stream.name,
                 stream.settings.get("subject"),
                 stream.state,
-                len(stream.partitions),
+                stream.partition_count,
                 _replicas_text(stream),
                 stream.record_count,
                 bytes_text(stream.bytes),
@@ -230,7 +230,7 @@ def add_partitions(
     """Raise the number of partitions."""
     with client_of(ctx, brokers) as client:
         stream = client.add_partitions(name, count)
-    _show_change(ctx, stream, json, f"stream {name} has {counted(len(stream.partitions), 'partition')}")
+    _show_change(ctx, stream, json, f"stream {name} has {counted(stream.partition_count, 'partition')}")
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:

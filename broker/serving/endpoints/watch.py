@@ -188,7 +188,11 @@ def state(backend: Backend, patterns: Patterns | None, heads: PolledHeads | None
     for info in _selected(backend, patterns, access):
         try:
             handles = backend.partitions(info.name)
-        except LiftlogError:  # offline, or deleted meanwhile
+        except UnknownStream:  # deleted meanwhile, or not open yet
+            continue
+        except LiftlogError:  # offline: it is there, and each of its partitions says why
+            unknown = list(range(info.settings.partitions))
+            found[info.name] = {"incarnation": info.incarnation, "partitions": {}, "unknown": unknown}
             continue
         told = {
             str(handle.partition): {

@@ -332,7 +332,13 @@ def described(incarnation: str, *lost: tuple[int, int], partitions: int = 1) -> 
         for number in range(partitions)
     )
     return StreamDescription(
-        name="s", incarnation=incarnation, created_ms=0, internal=False, settings={}, warnings=(), partitions=parts
+        name="s",
+        incarnation=incarnation,
+        created_ms=0,
+        internal=False,
+        settings={"partitions": len(parts)},
+        warnings=(),
+        partitions=parts,
     )
 
 
