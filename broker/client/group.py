@@ -427,8 +427,7 @@ class GroupReader:
     def _begin(self, granted: Mapping[Place, HeldPartition]) -> None:
         firsts = self._start.offsets(list(granted))
         rows = [
-            {"stream": at[0], "partition": at[1], "epoch": granted[at].epoch, "first": first}
-            for at, first in firsts.items()
+            {"stream": at[0], "partition": at[1], "epoch": granted[at].epoch, **first} for at, first in firsts.items()
         ]
         if not rows:
             return

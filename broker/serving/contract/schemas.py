@@ -195,6 +195,7 @@ class GroupFirst:
     partition: PartitionNumber
     epoch: Offset
     first: Annotated[Offset, Rule(limit=(0, INT64_MAX), doc="Where it begins if the group has never read it")] = 0
+    incarnation: Annotated[Incarnation, Rule(doc="Of the stream that `first` was found in; empty: of any")] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

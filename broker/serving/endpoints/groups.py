@@ -11,7 +11,8 @@ B1  A broker without a session answers no poll: what it knows may be old, and th
     all went elsewhere at once would be what keeps the next session from lasting.
 B2  A begin or a commit of several partitions is judged one by one: each has an answer or an error of its own.
 B3  A step is of the incarnation that the stream has when it is judged. A grant of before a stream was made anew has
-    another epoch than one of after, so neither counts for the other.
+    another epoch than one of after, so neither counts for the other. A begin says in which one `first` was found: a
+    broker that is behind may have told it, and what is before it in the new one was never read.
 B4  Who has news to hear takes no place among the long polls of its caller. Others of that caller may have all places,
     and take them again at once; and what it would not hear may be what it has to give up.
 """
@@ -254,7 +255,8 @@ async def begin(serving: Serving, request: web.Request, query: Query) -> web.Str
 
 async def _begin_one(serving: Serving, name: str, member: str, asked: GroupFirst) -> tuple[int, str]:
     backend, at = serving.backend, (asked.stream, asked.partition)
-    entry = checked(serving, name, CommitOffset(stream=at[0], partition=at[1], offset=asked.first), "first")
+    place: dict[str, Any] = {"stream": at[0], "partition": at[1], "incarnation": asked.incarnation}
+    entry = checked(serving, name, CommitOffset(**place, offset=asked.first), "first")
 
     def decide(newest: GroupProgress) -> Decided:
         last = backend.groups.last  # before the grants (`groups.G11`)

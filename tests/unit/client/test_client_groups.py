@@ -9,16 +9,18 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 
+from broker.api.answers import Resolved
 from broker.api.errors import (
     GroupFenced,
     GroupInUse,
@@ -33,6 +35,8 @@ from broker.api.group_answers import GroupDescription
 from broker.api.validation import build
 from broker.client import Client, connect
 from broker.client.group import GroupReader
+from broker.client.group_start import GroupStart
+from broker.client.positions import Position
 from broker.client.reading.fetch import PartitionFetch
 from broker.groups.fencing import CommitVerdict
 from broker.serving.contract.schemas import GroupPoll
@@ -255,6 +259,43 @@ def test_who_begins_with_what_comes_begins_at_the_first_that_is_still_there(orde
         orders.append(1, 3)
         orders.client.trim(orders.name, before=27, partitions=[1])
         assert read(reader, 1) == Counter({(1, 27): 1})
+
+
+def test_nothing_of_a_stream_that_was_made_anew_is_passed_over_by_what_was_told_of_before(orders: Orders) -> None:
+    """By a broker that is behind: who begins was granted the new one, and hears of the end of the former one."""
+    with orders.read(start="latest") as reader:
+        of_before = orders.client.resolve([Position(orders.name, 1, "latest")])
+        orders.client.delete_stream(orders.name)
+        orders.client.create_stream(orders.name, partitions=4)
+        orders.append(1, 30)
+        resolve, asked = reader._start._resolve, list[int]()
+
+        def behind(positions: Iterable[Position]) -> list[Resolved]:
+            found = resolve(wanted := list(positions))
+            asked.extend(each.partition for each in wanted)
+            return found if asked.count(1) > 1 else [of_before[0] if at.partition == 1 else at for at in found]
+
+        with patch.object(reader._start, "_resolve", behind):
+            assert read(reader, 1) == Counter((1, offset) for offset in range(30))
+
+
+@pytest.mark.parametrize("later", [0, 20, 60])
+def test_who_begins_with_what_comes_has_all_that_was_written_anew(later: int) -> None:
+    """An unclean election, or a power cut, took the tail that was there when `read` was called."""
+    of: dict[str, Any] = {"stream": "orders", "partition": 0, "incarnation": "i", "leader_epoch": 3}
+    of |= {"log_start_offset": 10, "bytes_ahead": 0, "timestamp_us": None}
+    end = Resolved(**of, offset=100, high_watermark=100)
+
+    def resolve(positions: Iterable[Position]) -> list[Resolved]:
+        asked = list(positions)
+        assert [each.at for each in asked] in (["earliest"], [{"epoch": 3}])
+        return [Resolved(**of, offset=10 if each.at == "earliest" else 80, high_watermark=80 + later) for each in asked]
+
+    described: Any = SimpleNamespace(partition_count=1)
+    start = GroupStart(
+        lambda stream: described, resolve, lambda positions: [end for _ in positions], "latest", ["orders"]
+    )
+    assert start.offsets([("orders", 0)]) == {("orders", 0): {"first": 80, "incarnation": "i"}}
 
 
 def test_a_group_may_begin_at_a_time(orders: Orders) -> None:

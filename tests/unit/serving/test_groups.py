@@ -264,6 +264,8 @@ def test_a_stream_that_is_made_anew_is_read_from_its_start(orders: Api) -> None:
     a.take(a.poll())
     assert a.held[0]["epoch"] > before["epoch"]
     assert reason(a.commit(begun, 4, 5)) == "stale_incarnation"
+    found = {"first": 1, "incarnation": begun["incarnation"]}
+    assert reason(a.begin(0, **found)) == "stale_incarnation", "that is no place in the new one"
     anew = a.begin(0)
     assert (anew["offset"], anew["incarnation"] != begun["incarnation"]) == (0, True)
     a.held[0] = before
