@@ -16,6 +16,8 @@ K4  After a failed fsync the file is not asked again. Linux tells the error once
     them. All that was answered is in memory, so it is written to a new file.
 K5  On a disk without a free byte the commands that lead to room are still taken: the catalog with
     the command in it goes into the blocks of a spare file (`broker/storage/disk/spare_files.py`), whole.
+K6  A command that an earlier release refuses comes in a new file, unless the snapshot of the one that is there stops
+    that release already. It would go on without the command, as with any that was refused; its next file would lack it.
 """
 
 from __future__ import annotations
@@ -115,7 +117,7 @@ class CatalogStore:
                 self.catalog.judge(command)
                 self._write(_line_of(command), command)
                 result = self.catalog.apply(command)
-                self._renew_if_long(at_once=_level_of_command(command) > self._level)
+                self._renew_if_long()
         self.on_applied()
         return result["ok"]
 
@@ -128,15 +130,22 @@ class CatalogStore:
 
     def _write(self, line: bytes, command: Mapping[str, Any]) -> None:
         """Make a command durable, or leave the file as it was."""
+        frees = command["kind"] in FREEING
         if not self._is_whole:
             try:
-                self._renew(frees=command["kind"] in FREEING)
+                self._renew(frees=frees)
             except OSError as error:
                 raise storage_error(error, f"mend {self._path}") from error
+        if _level_of_command(command) > self._level:  # K6
+            try:
+                self._renew(command, frees=frees)
+            except OSError as error:
+                raise self._refusal(error) from error
+            return
         try:
             self._write_once(line)
         except OSError as error:
-            if error.errno not in NO_SPACE or command["kind"] not in FREEING:
+            if error.errno not in NO_SPACE or not frees:
                 raise self._refusal(error) from error
             try:
                 self._renew(command, frees=True)
@@ -179,10 +188,8 @@ class CatalogStore:
             told.fields["sent"] = True
         return told
 
-    def _renew_if_long(self, *, at_once: bool = False) -> None:
-        """`at_once`: after a command that an earlier release refuses, whom the snapshot of the file does not stop yet.
-        It goes on without the command, as with any that was refused, and its next new file would lack the stream."""
-        if at_once or self._size >= self._renew_at:
+    def _renew_if_long(self) -> None:
+        if self._size >= self._renew_at:
             try:
                 self._renew()
             except OSError as error:
@@ -192,7 +199,7 @@ class CatalogStore:
         """Put a new file in the place of the old one: the catalog as it is in memory, as one line (K2).
 
         Args:
-            command: As if it were applied already (K5).
+            command: As if it were applied already (K5, K6).
             frees: As `Disk.replace_file` takes it.
         """
         catalog = self.catalog

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker.api.errors import CorruptLog, StreamExists
+from broker.api.errors import CorruptLog, DiskFull, StreamExists
 from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.storage.disk import OsDisk
+from tests.support.simdisk import CHANGES, SimDisk
 from tests.unit.metadata.test_catalog import REGISTER, create
 
 
@@ -138,3 +141,27 @@ def test_a_setting_of_later_releases_is_a_new_file_again_where_the_file_has_none
     again.execute(create("later", envelopes="open"))
     assert path.read_bytes().count(b"\n") == 1
     again.close()
+
+
+@pytest.mark.parametrize("call", sorted({*CHANGES, "open"}))
+@pytest.mark.parametrize("after", range(4))
+def test_what_an_earlier_release_would_pass_over_is_answered_when_it_is_stopped(call: str, after: int) -> None:
+    """It was answered also where the new file had failed, as on a disk that is nearly full: the line was in the old
+    one, and who went back to an earlier release had a stream less, without a word."""
+    disk = SimDisk()
+    disk.makedirs("/data")
+    store = CatalogStore(disk, "/data/catalog.log")
+    store.execute({"v": 1, **REGISTER})
+    store.execute(create("a"))
+    disk.fail(call, errno.ENOSPC, after=after, times=9)
+    is_answered = False
+    with suppress(DiskFull):
+        store.execute(create("b", envelopes="open"))
+        is_answered = True
+    [first, *_] = disk.after_kill().read_file("/data/catalog.log").splitlines()
+    assert not is_answered or b'"envelopes":"open"' in first
+    assert ("b" in store.catalog.streams) == is_answered
+    disk.heal()
+    store.execute(create("b", envelopes="open"))
+    again = CatalogStore(disk.after_crash("lost"), "/data/catalog.log")
+    assert sorted(again.catalog.streams) == ["a", "b"]
