@@ -98,6 +98,7 @@ class CatalogStore:
         if "snapshot" in line:
             try:
                 self.catalog = Catalog.restore(line["snapshot"])
+                self.catalog.snapshot()  # what can be no snapshot again is none
             except (LiftlogError, KeyError, TypeError, ValueError, AttributeError) as error:
                 raise CorruptLog(f"{self._path}: unreadable snapshot: {error}") from error
         else:
