@@ -328,7 +328,12 @@ class PartitionLag:
         int | None,
         Rule(limit=(0, INT64_MAX), doc="Age of the first record not read, to within a batch; 0: none; null: unknown"),
     ] = None
-    unknown: Annotated[bool, Rule(doc="Its leader cannot be asked now; `high_watermark` and `lag` are null")] = False
+    unknown: Annotated[
+        bool,
+        Rule(
+            doc="Its leader cannot be asked now, or it could not open the stream; `high_watermark` and `lag` are null"
+        ),
+    ] = False
     leader_epoch: LeaderEpoch
     incarnation: str
     committed_ms: int

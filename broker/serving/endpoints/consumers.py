@@ -232,10 +232,10 @@ UNKNOWN: Final = _End("?", None)
 def _end_here(backend: Backend, stream: str, partition: int) -> _End:
     try:
         handle = backend.partition(stream, partition)
-    except (NotLeader, NotReady):
-        return UNKNOWN
-    except LiftlogError:  # gone or offline
+    except (UnknownStream, UnknownPartition):
         return GONE
+    except LiftlogError:  # not led here, or offline
+        return UNKNOWN
     end = handle.end
     return UNKNOWN if end is None else _End(handle.incarnation, end)
 

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-from broker.api.errors import NotReady
+from broker.api.errors import CorruptLog, NotReady
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Answer, Api, Server
 
@@ -111,6 +111,15 @@ def test_of_a_partition_that_is_gone_there_is_no_lag(orders: Api, recreate: bool
     found = orders.get("/v1/consumers/spark").json()
     assert found["lag"] == 0
     assert [(p["offset"], p["high_watermark"], p["lag"]) for p in found["partitions"]] == [(4, None, None)]
+    assert not found["partitions"][0]["unknown"]
+
+
+def test_of_a_stream_that_is_offline_the_lag_is_unknown(server: Server, orders: Api) -> None:
+    """It was told as one that is gone is: nothing to read, and nothing wrong."""
+    commit(orders, "spark", (0, 4))
+    server.backend.offline["orders"] = CorruptLog("partition.json is damaged", stream="orders", offline=True)
+    (found,) = orders.get("/v1/consumers/spark").json()["partitions"]
+    assert (found["offset"], found["lag"], found["unknown"]) == (4, None, True)
 
 
 @pytest.mark.parametrize(
