@@ -237,6 +237,32 @@ def test_a_call_needs_all_that_the_table_says_and_for_this_thing(enforced: Enfor
     assert (reason in REFUSED) is is_brokers, said
 
 
+@pytest.fixture(scope="module")
+def peopled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Enforced]:
+    """There is a stream, a producer, a sink, a consumer, a pin and a group of the name `other`."""
+    with enforcing(tmp_path_factory.mktemp("peopled")) as made:
+        for path, body in (
+            ("/v1/streams", {"name": OTHER, "subject": OTHER}),
+            ("/v1/producers", {"name": OTHER}),
+            (f"/v1/sinks/{OTHER}/open", {"owner": "me"}),
+            (f"/v1/consumers/{OTHER}/offsets", {"offsets": [{"stream": OTHER, "partition": 0, "offset": 0}]}),
+            (f"/v1/pins/{OTHER}", {"text": "x", "version": 0}),
+            (f"/v1/groups/{OTHER}/members", {"member": "m", "streams": [OTHER]}),
+        ):
+            assert made.call("POST", path, ADMIN, body=body)[0] < 300
+        yield made
+
+
+@pytest.mark.parametrize("endpoint", JUDGED, ids=of)
+def test_a_refusal_does_not_tell_whether_the_thing_is_there(peopled: Enforced, endpoint: Endpoint) -> None:
+    absent = "o" * len(OTHER)
+    token = peopled.grant("user:own", *(grant for grant in granted(endpoint.permission, OWN) if grant[1]))
+    for shown in (None, token):
+        status, reason, there = peopled.ask(endpoint, OTHER, shown)
+        assert (status, reason) == (403, "unauthorized")
+        assert json.dumps(there).replace(OTHER, absent) == json.dumps(peopled.ask(endpoint, absent, shown)[2])
+
+
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=of)
 def test_what_a_caller_shows_that_does_not_hold_is_refused_everywhere(enforced: Enforced, endpoint: Endpoint) -> None:
     """Not taken for anonymous. The answer does not say why."""

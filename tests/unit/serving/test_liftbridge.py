@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import grpc
 import pytest
@@ -216,3 +218,93 @@ def test_over_tls_a_certificate_says_who_calls(tmp_path: Path) -> None:
             assert [stream.name for stream in client.call("FetchMetadata").streams] == ["s", "__cursors"]
         with client_of(port.port) as plain:
             assert plain.refusal("FetchMetadata")[0] == "UNAVAILABLE"
+
+
+HIDDEN: Final = "hushed"
+"""A stream that the caller has no grant for, its subject, a consumer and a group, whose member reads it."""
+
+
+def test_no_refusal_tells_whether_a_thing_is_there(tmp_path: Path) -> None:
+    """To a stranger, and to the reader of another stream: each call says the same of what is there and what is not."""
+    token, reader = new_token(), new_token()
+    rules = AuthRules(mode="enforce", admin_token=(token.id, token.sha256))
+    admin = {"Authorization": f"Bearer {token.text}"}
+
+    def asked(path: str, body: object) -> None:
+        assert server.api.post(path, body, headers=admin).status < 300, path
+
+    with running(tmp_path, auth=rules) as server, opened(server) as port:
+        for name in (HIDDEN, "own"):
+            asked("/v1/streams", {"name": name, "subject": name})
+        asked(f"/v1/consumers/{HIDDEN}/offsets", {"offsets": [{"stream": HIDDEN, "partition": 0, "offset": 0}]})
+        asked(f"/v1/groups/{HIDDEN}/members", {"member": "m", "streams": [HIDDEN]})
+        of = {"id": reader.id, "sha256": reader.sha256, "principal": "user:reader"}
+        asked("/v1/auth/tokens", {**of, "expires_ms": int(time.time() * 1000) + 60_000})
+        grants = [{"action": "stream:read", "name": "own"}, {"action": "consumer:read", "name": "own"}]
+        asked("/v1/auth/grants", {"principal": "user:reader", "add": grants})
+        for shown in ([], [("authorization", f"Bearer {reader.text}")]):
+            with client_of(port.port, metadata=shown) as client:
+                there, absent = answers_of(client, HIDDEN), answers_of(client, "absent")
+                assert [*there] == [*absent]
+                for call, answer in there.items():
+                    assert answer.replace(HIDDEN, "absent") == absent[call], call
+                    if shown and not call.startswith("FetchMetadata"):
+                        assert "PERMISSION_DENIED" in answer, call
+
+
+def answers_of(client: Client, name: str) -> dict[str, str]:
+    """What each call says of a stream, subject, consumer and group of this name."""
+    at, group = {"stream": name, "partition": 0}, {"group_id": name, "consumer_id": "m"}
+    own = {"stream": "own", "partition": 0}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("CreateStream", {"name": name, "subject": name}),
+        ("DeleteStream", {"name": name}),
+        ("PauseStream", {"name": name}),
+        ("PauseStream", {"name": name, "partitions": [0]}),
+        ("SetStreamReadonly", {"name": name}),
+        ("FetchMetadata", {"streams": [name], "groups": [name]}),
+        ("FetchPartitionMetadata", at),
+        ("FetchPartitionMetadata", {"stream": name, "partition": 9}),
+        ("Publish", {**at, "ack_policy": pb.ALL, "expected_offset": 3}),
+        ("Publish", {**at, "ack_policy": pb.NONE}),
+        ("PublishToSubject", {"subject": name, "ack_policy": pb.ALL}),
+        ("PublishToSubject", {"subject": name, "ack_policy": pb.NONE}),
+        ("JoinConsumerGroup", {**group, "streams": ["own"]}),
+        ("LeaveConsumerGroup", group),
+        ("FetchConsumerGroupAssignments", {**group, "epoch": 1}),
+        ("ReportConsumerGroupCoordinator", {**group, "epoch": 1, "coordinator": "broker-0"}),
+        ("SetCursor", {**at, "cursor_id": "own"}),
+        ("SetCursor", {**own, "cursor_id": name}),
+        ("SetCursor", {**own, "cursor_id": f"__group:{name}"}),
+        ("FetchCursor", {**own, "cursor_id": name}),
+        ("FetchCursor", {**own, "cursor_id": f"__group:{name}"}),
+        ("FetchCursor", {**at, "cursor_id": f"__group:{name}"}),
+    ]
+    said = {f"{call} {fields}".replace(name, "…"): answer_of(client, call, fields) for call, fields in calls}
+    member = pb.Member(**group, group_epoch=1 << 40)
+    for more in (
+        {**at, "start": pb.EARLIEST, "stop": pb.AT_LATEST},
+        {**at, "start": pb.TIMESTAMP},
+        {**at, "reverse": True},
+        {**at, "resume": True},
+        {**at, "from_replica": True},
+        {**own, "consumer": member},
+    ):
+        said[f"Subscribe {more}".replace(name, "…")] = refusal_of(client.subscribe(**more))
+    record = pb.Publish(**at, expected_offset=3, ack_policy=pb.ALL)
+    said["PublishAsync"] = refusal_of(client.publish_async(iter([record])))
+    return said
+
+
+def answer_of(client: Client, call: str, fields: dict[str, Any]) -> str:
+    try:
+        return str(client.call(call, **fields))
+    except grpc.RpcError as error:
+        return f"{error.code().name} {error.details()}"
+
+
+def refusal_of(call: Any) -> str:
+    try:
+        return " ".join(map(str, call))
+    except grpc.RpcError as error:
+        return f"{error.code().name} {error.details()}"
