@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -76,6 +76,14 @@ def found(node: LinkedNode, at: Place) -> None:
 def damage(node: LinkedNode, at: Place, *offsets: int) -> None:
     flip(node, at, *offsets)
     found(node, at)
+
+
+def damage_all(nodes: Collection[LinkedNode], at: Place, *offsets: int) -> None:
+    """Nobody has it whole for the first one that asks."""
+    for node in nodes:
+        flip(node, at, *offsets)
+    for node in nodes:
+        found(node, at)
 
 
 def mended(three: Linked, at: Place) -> None:
@@ -217,8 +225,7 @@ def test_all_are_damaged_in_the_same_place_and_each_stays(three: Linked) -> None
     leader, one, two = leader_and_others(three, at)
     kept = Path(two.log(at).folder)
     shutil.copytree(kept, kept.parent / "copy")
-    for node in (leader, one, two):
-        damage(node, at, 12)
+    damage_all((leader, one, two), at, 12)
     for node in (leader, one, two):
         in_vain(node, at)
         assert node.log(at).lost_ranges == ((12, 13),)
@@ -238,8 +245,7 @@ def test_all_are_damaged_in_the_same_place_and_each_stays(three: Linked) -> None
 def test_what_nobody_has_is_given_up_on_the_leader_and_the_others_copy_that(three: Linked) -> None:
     at = filled(three)
     leader, one, two = leader_and_others(three, at)
-    for node in (leader, one, two):
-        damage(node, at, 12)
+    damage_all((leader, one, two), at, 12)
     for node in (leader, one, two):
         in_vain(node, at)
     partition = leader.partition(at)
@@ -286,8 +292,7 @@ def test_a_log_that_is_compacted_takes_nothing_from_aside_and_lowers_its_mark_fi
     folder = Path(two.log(at).folder)
     shutil.copytree(folder, str(folder) + ASIDE)
     have_compacted(three, at)
-    for node in (leader, one, two):
-        damage(node, at, 12)
+    damage_all((leader, one, two), at, 12)
     for node in (leader, one, two):
         in_vain(node, at)
         assert load_clean_state(node.log(at).disk, node.log(at).folder).cleaned_to == 12
@@ -330,8 +335,7 @@ def test_a_fetch_that_comes_behind_the_question_raises_no_mark(three: Linked, mo
     are_late = True
     leader.partition(at).append_now([rows(b"x")], Waiter())
     eventually(lambda: len(late) == 2, what="fetches")
-    for node in (leader, one, two):
-        damage(node, at, 12)
+    damage_all((leader, one, two), at, 12)
     for node in (one, two):
         in_vain(node, at)
     followers = leader.partition(at)._core.in_sync.followers  # type: ignore[union-attr]
@@ -443,8 +447,7 @@ def test_whoever_is_done_lets_others_ask(three: Linked) -> None:
         three.same(at)
     node = three.nodes["a"]
     for at in places[:4]:
-        for each in three.nodes.values():
-            damage(each, at, 1)
+        damage_all(three.nodes.values(), at, 1)
     for at in places[:4]:
         in_vain(node, at)
     for at in places[:4]:
