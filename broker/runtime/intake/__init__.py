@@ -10,4 +10,5 @@ nats_seam.py  how our parser gets behind nats-py
 pacing.py     loopback connections are not paced
 unbelieved.py  of a server whose certificate is not believed the audit is told
 uncommitted.py  what is durable here and waits for followers, and its bound
+websocket.py  NATS over WebSocket
 """

@@ -43,6 +43,7 @@ from broker.runtime.intake.captures import Attachment, Captures
 from broker.runtime.intake.flush import Flusher, FlushSlot
 from broker.runtime.intake.nats_seam import WideTransport, barrier, make_client
 from broker.runtime.intake.unbelieved import tell_of
+from broker.runtime.intake.websocket import SendingWebSocket
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.sync import SyncExecutor
 
@@ -489,7 +490,9 @@ class IntakeDriver:
 
     def _sends_too_slowly(self) -> bool:
         transport = self._client._transport if self._client is not None else None
-        return isinstance(transport, WideTransport) and transport.write_buffer_bytes() > WRITE_PENDING_BYTES_MAX
+        if not isinstance(transport, WideTransport | SendingWebSocket):
+            return False
+        return transport.write_buffer_bytes() > WRITE_PENDING_BYTES_MAX
 
 
 def _load(implementation: str) -> ModuleType:

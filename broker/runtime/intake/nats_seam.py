@@ -33,6 +33,7 @@ from broker.ingest import Intake, IntakeProtocolError
 from broker.runtime.elapsed import MACHINE, Clocks
 from broker.runtime.intake.inbox import Inbox
 from broker.runtime.intake.pacing import unpace_loopback
+from broker.runtime.intake.websocket import SendingWebSocket
 
 log = logging.getLogger(__name__)
 
@@ -222,8 +223,7 @@ def make_client(
     client = insist_on_tls(nats.aio.client.Client())
     seam = ParserSeam(client, intake, after_feed, is_held_up, may_read, clocks=clocks)
     client._ps = seam  # type: ignore[assignment]
-    if wide:
-        client._transport = WideTransport(seam)
+    client._transport = WideTransport(seam) if wide else SendingWebSocket(seam)
     return client
 
 
