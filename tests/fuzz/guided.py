@@ -101,7 +101,8 @@ def run(only: str | None, *, minutes: float, inputs_max: int = INPUTS_MAX, work:
             return 1 if failed else 0
         name = min(sorted(left), key=lambda each: left[each].seconds)
         count = min(left[name].left, inputs_max - left[name].inputs)
-        is_good = one_round(decoders[name], count, min(ROUND_S, left_s), work / name)
+        round_s = ROUND_S if inputs_max >= INPUTS_MAX else left_s  # who says how many gets the same on any machine
+        is_good = one_round(decoders[name], count, min(round_s, left_s), work / name)
         now = progress_of(name, work)
         print(f"{name}: {now.inputs} inputs, {now.edges} edges, the last new one at {now.last_new}", flush=True)
         if not is_good:
