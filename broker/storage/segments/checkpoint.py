@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 FORMAT_VERSION: Final = 1
 PARTITION_FILE: Final = "partition.json"
 CHECKPOINT_FILE: Final = "checkpoint"
+OFFSET_MAX: Final = 1 << 62
+"""No log gets there. Behind a greater one there would be no room for what is appended next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +170,7 @@ class Checkpoint:
             offsets += [self.tail.base_offset, self.tail.entry_count, self.tail.bytes]
         return (
             all(map(is_offset, offsets))
+            and max(self.high_watermark, self.recovery_point) <= OFFSET_MAX
             and self.log_start_offset <= self.high_watermark
             and (self.clean_boot_id is None or self.high_watermark <= self.recovery_point)
             and -1 <= self.leader_epoch < 1 << 32
