@@ -244,19 +244,32 @@ def test_records_of_a_place_stay_in_order(monkeypatch: pytest.MonkeyPatch, is_co
     assert rounds_of(asked) == by_policy, "whatever acks they ask for"
 
 
-def test_what_is_under_way_at_a_stop_is_answered(server: Server) -> None:
+def test_what_is_under_way_at_a_stop_is_answered(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: Queue[Any] = Queue()
+    held, append = list[int](), publish.append
+    go = asyncio.Event()
+
+    async def held_up(asking: Any, place: Destination, records: Any) -> Any:
+        held.append(len(records))
+        await go.wait()
+        return await append(asking, place, records)
+
     with opened(server) as port, client_of(port.port) as client:
         client.call("CreateStream", name="s", subject="s.in")
         answers = client.publish_async(iter(asked.get, None))
         asked.put(pb.Publish(stream="s"))
         assert next(answers).ack.offset == 0
+        monkeypatch.setattr(publish, "append", held_up)
+        asked.put(pb.Publish(stream="s"))
+        eventually(lambda: held == [1])
         closing = asyncio.run_coroutine_threadsafe(port.served.close(), server.loop)
         eventually(lambda: port.served._is_ending)
-        asked.put(pb.Publish(stream="s"))
+        server.loop.call_soon_threadsafe(go.set)
         assert next(answers).ack.offset == 1
+        with pytest.raises(grpc.RpcError) as ended:
+            next(answers)
+        assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
         asked.put(None)
-        assert not list(answers)
         closing.result(30)
 
 

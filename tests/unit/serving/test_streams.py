@@ -75,7 +75,9 @@ def test_an_offline_stream_does_not_hide_the_others(server: Server, api: Api) ->
     assert a["warnings"] == ["offline (storage_failed): the disk is gone"]
     assert b["partitions"]
     assert api.read("a").reason == "storage_failed"
-    assert set(api.get("/v1/watch").json()["streams"]) == {"b"}
+    streams = api.get("/v1/watch").json()["streams"]
+    assert (streams["a"]["partitions"], streams["a"]["unknown"]) == ({}, [0])
+    assert (streams["b"]["partitions"].keys(), streams["b"]["unknown"]) == ({"0"}, [])
 
 
 def test_altered_settings_are_there_at_once(api: Api) -> None:
