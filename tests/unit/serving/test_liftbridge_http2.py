@@ -218,16 +218,17 @@ def test_who_opens_calls_and_resets_them_is_cut(port: Opened, monkeypatch: pytes
 def test_a_connection_counts_among_those_of_http_and_says_its_settings_in_time(server: Server, port: Opened) -> None:
     owner = server.app[CONNECTIONS]
     before = owner._open_count
-    with socket.create_connection(("127.0.0.1", port.port), timeout=30):
-        eventually(lambda: owner._open_count == before + 1)
-    eventually(lambda: owner._open_count == before)
 
-    async def hurry() -> None:
-        owner.limits = ConnectionLimits(header_timeout_s=0.1)
+    async def allow(seconds: float) -> None:
+        owner.limits = ConnectionLimits(header_timeout_s=seconds)
 
-    server.call(hurry())
+    server.call(allow(0.1))
     silent = socket.create_connection(("127.0.0.1", port.port), timeout=30)
     assert read_to_the_end(silent)
+    eventually(lambda: owner._open_count == before)
+    server.call(allow(60))
+    with socket.create_connection(("127.0.0.1", port.port), timeout=30):
+        eventually(lambda: owner._open_count == before + 1)
     eventually(lambda: owner._open_count == before)
 
 
