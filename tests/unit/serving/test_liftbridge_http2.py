@@ -17,7 +17,7 @@ pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbrid
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import ConnectionTerminated, DataReceived, Event, StreamEnded
+from h2.events import ConnectionTerminated, DataReceived, Event, ResponseReceived, StreamEnded
 from h2.settings import SettingCodes
 
 from broker.api.proto import liftbridge_pb2 as pb
@@ -358,7 +358,7 @@ def test_a_stop_says_goodbye_and_cuts_what_does_not_end(server: Server) -> None:
         client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
         client.flush()
         client.say(client.begin("/grpc.health.v1.Health/Check"), framed([b""]))  # it takes no answer
-        eventually(lambda: any(connection._waiting_count for connection in port.served._open))
+        client.until(lambda event: isinstance(event, ResponseReceived))
     client.until(lambda event: isinstance(event, ConnectionTerminated))
     assert client.is_closed()
 
