@@ -49,7 +49,7 @@ LOCK = $(TOOLS)/bin/uv pip compile --quiet --universal --upgrade --generate-hash
 lock:
 	$(PYTHON) -m venv $(TOOLS) && $(TOOLS)/bin/pip install --quiet "uv>=0.9,<1"
 	$(LOCK) --all-extras pyproject.toml -o requirements.lock
-	printf '%s\n' "pip>=24" "setuptools>=77" wheel "Cython>=3.1,<4" | \
+	printf '%s\n' "pip>=24" "setuptools>=84.1" wheel "Cython>=3.1,<4" | \
 		$(LOCK) --allow-unsafe --constraint requirements.lock - -o requirements-build.lock
 
 sbom: install
