@@ -6,9 +6,10 @@ The secret of a token is made by who asks for it, and does not travel: the broke
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
@@ -22,7 +23,7 @@ from broker.api.auth_answers import (
     Tokens,
     WhoAmI,
 )
-from broker.api.errors import InvalidRequest, UnknownToken
+from broker.api.errors import InvalidRequest, LiftlogError, UnknownToken
 from broker.api.permissions import ACTIONS, OPEN, UNNAMED, kind_of, needs
 from broker.api.principals import MODES, TOKEN_ID_PATTERN, check_grant, check_principal
 from broker.serving.contract.acts import NO_ACT, Act
@@ -34,6 +35,15 @@ from broker.serving.http.waiting import unbroken
 ENDPOINTS: Final = Endpoints()
 TTL_MS_MAX: Final = 366 * 24 * 3_600_000
 """No token lives longer than so."""
+_THINGS: Final = {"stream": "stream", "producer": "producer", "sink": "sink", "consumer": "consumer or group"}
+"""What a grant can be for and might not be there, by the kind of its action."""
+
+
+class _Names(NamedTuple):
+    """The names of one kind, as far as this broker knows them. `all_known`: there are no others."""
+
+    there: Collection[str]
+    all_known: bool
 
 
 @ENDPOINTS.add("GET", "/v1/auth/whoami", "whoami", answer("The caller.", "WhoAmI"), permission=OPEN, act=NO_ACT)
@@ -142,8 +152,8 @@ async def change_grants(serving: Serving, request: web.Request, query: Query) ->
     asked = await serving.asked(request, GrantsAsked)
     check_principal(asked.principal)
     add, remove = (_pairs(asked.principal, each) for each in (asked.add, asked.remove))
-    there = [info.name for info in serving.backend.streams(internal=True)]
-    warnings = tuple(filter(None, (_missing(there, *each) for each in add)))
+    there = {kind: await _names(serving, kind) for kind in {kind_of(action) for action, _ in add} & _THINGS.keys()}
+    warnings = tuple(filter(None, (_missing(serving, there, *each) for each in add)))
     return await _change(serving, "put_grants", warnings=warnings, principal=asked.principal, add=add, remove=remove)
 
 
@@ -197,15 +207,41 @@ def _pairs(principal: str, grants: Iterable[GrantAsked]) -> list[list[str]]:
     return found
 
 
-def _missing(there: list[str], action: str, name: str) -> str:
-    """What to say of a grant if no stream has its name; empty: nothing. Others come and go with who uses them."""
-    if kind_of(action) != "stream" or action == "stream:create":
+async def _names(serving: Serving, kind: str) -> _Names:
+    """Consumers and sinks are kept by one broker of a cluster. A grant does not wait for it."""
+    backend, there, all_known = serving.backend, set[str](), False
+    if kind == "consumer":
+        there.update(backend.groups.named)
+    with suppress(LiftlogError):
+        match kind:
+            case "stream":
+                there.update(info.name for info in backend.streams(internal=True))
+            case "producer":
+                there.update(backend.producers())
+            case "sink":
+                there.update(state.sink for state in await backend.sinks.states())
+            case "consumer":
+                there.update(backend.offsets.consumers(), backend.offsets.group_names())
+        all_known = True
+    return _Names(there, all_known)
+
+
+def _missing(serving: Serving, there: Mapping[str, _Names], action: str, name: str) -> str:
+    """What to say of a grant for a name that nothing has; empty: nothing."""
+    kind = kind_of(action)
+    if kind not in there or action == "stream:create":
         return ""
-    prefix = name.removesuffix("*")
-    if name in there or (prefix != name and any(each.startswith(prefix) for each in there)):
+    found, prefix = there[kind], name.removesuffix("*")
+    if name in found.there or (prefix != name and any(each.startswith(prefix) for each in found.there)):
         return ""
-    which = f"has the name {name!r}" if prefix == name else f"begins with {prefix!r}"
-    return f"no stream {which} yet: the grant holds once there is one"
+    what, which = _THINGS[kind], f"has the name {name!r}" if prefix == name else f"begins with {prefix!r}"
+    if not found.all_known:
+        return f"whether a {what} {which} is not known to this broker: the grant holds once there is one"
+    if kind == "consumer" and prefix == name:
+        with suppress(LiftlogError):
+            if serving.backend.offsets.pin(name).version:
+                return ""
+    return f"no {what} {which} yet: the grant holds once there is one"
 
 
 def _grants(grants: Iterable[tuple[str, str]]) -> tuple[GrantDescription, ...]:

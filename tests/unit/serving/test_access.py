@@ -19,14 +19,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import pytest
 from click.testing import CliRunner
 
 from broker.api import http as names
-from broker.api.errors import InvalidRequest, NotLeader, NotReady
+from broker.api.errors import InvalidRequest, LiftlogError, NotLeader, NotReady
 from broker.api.permissions import BROKERS_ALONE, Need, Where
 from broker.api.principals import Token, check_grant, digest_of, new_token
 from broker.cli.main import app
@@ -582,28 +582,76 @@ def test_a_broker_is_believed_by_its_proof_alone_and_judged_for_whom_it_asks(tmp
         assert enforced.call("GET", grants, headers=proven("GET", grants, port))[1] == "unauthorized"
 
 
-def test_a_grant_for_a_stream_that_is_not_there_is_accepted_and_said(tmp_path: Path) -> None:
+def test_a_grant_for_a_name_that_is_not_there_is_accepted_and_said(tmp_path: Path) -> None:
+    there = {
+        "stream": ("/v1/streams", {"name": OWN}),
+        "producer": ("/v1/producers", {"name": OWN}),
+        "sink": (f"/v1/sinks/{OWN}/open", {"owner": "me"}),
+        "consumer": (f"/v1/consumers/{OWN}/offsets", {"offsets": [{"stream": OWN, "partition": 0, "offset": 0}]}),
+        "a group": ("/v1/groups/team/members", {"member": "m", "streams": [OWN]}),
+        "a pin": ("/v1/pins/held", {"text": "x", "version": 0}),
+    }
     with enforcing(tmp_path) as enforced:
-        enforced.call("POST", "/v1/streams", ADMIN, body={"name": OWN})
+        for path, asked in there.values():
+            assert enforced.call("POST", path, ADMIN, body=asked)[0] in (200, 201)
         for action, name, is_there in (
-            ("stream:read", OWN, True),
-            ("stream:read", f"{OWN[:2]}*", True),
-            ("stream:read", "nowhere", False),
-            ("stream:append", "nowhere*", False),
+            *((f"{kind}:{what}", OWN, True) for kind, what in SEEN),
+            *((f"{kind}:{what}", f"{OWN[:2]}*", True) for kind, what in SEEN),
+            *((f"{kind}:{what}", "nowhere", False) for kind, what in SEEN),
+            *((f"{kind}:{what}", "nowhere*", False) for kind, what in SEEN),
+            ("consumer:read", "team", True),
+            ("consumer:read", "te*", True),
+            ("consumer:read", "held", True),
             ("stream:create", "nowhere", True),
-            ("consumer:read", "nowhere", True),
+            ("subject:capture", "nowhere", True),
+            ("metrics", "", True),
         ):
-            add = [{"action": action, "name": name}]
+            add = [{"action": action, **({"name": name} if name else {})}]
             status, _, said = enforced.call(
                 "POST", "/v1/auth/grants", ADMIN, body={"principal": "user:ana", "add": add}
             )
-            assert (status, [name.rstrip("*") in each for each in said["warnings"]]) == (
-                200,
-                [] if is_there else [True],
-            )
+            told = [repr(name.rstrip("*")) in each for each in said["warnings"]]
+            assert (status, told) == (200, [] if is_there else [True]), (action, name, said)
         assert enforced.call("DELETE", "/v1/auth/tokens/nothing", ADMIN)[:2] == (404, "unknown_token")
         with pytest.raises(InvalidRequest, match=r"did you mean 'stream:read'"):
             check_grant("user:ana", "stream:reed", OWN)
+
+
+SEEN = [("stream", "read"), ("producer", "write"), ("sink", "read"), ("sink", "write"), ("consumer", "read")]
+
+
+@pytest.mark.parametrize("error", [NotLeader("elsewhere", leader="127.0.0.1:1"), NotReady("not yet")], ids=str)
+def test_a_grant_is_accepted_though_another_broker_knows_the_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: LiftlogError
+) -> None:
+    """Of consumers and sinks: in a cluster one broker keeps these. Groups are in the catalog."""
+
+    def elsewhere(*_: object) -> NoReturn:
+        raise error
+
+    with enforcing(tmp_path) as enforced:
+        enforced.call("POST", "/v1/streams", ADMIN, body={"name": OWN})
+        enforced.call("POST", "/v1/groups/team/members", ADMIN, body={"member": "m", "streams": [OWN]})
+        backend = enforced.server.backend
+        for view, call in (
+            (backend.offsets, "consumers"),
+            (backend.offsets, "group_names"),
+            (backend.offsets, "pin"),
+            (backend.sinks, "states"),
+        ):
+            monkeypatch.setattr(view, call, elsewhere)
+        names = [("consumer:read", "team"), ("consumer:read", "nowhere"), ("sink:read", "no*"), ("stream:read", "none")]
+        add = [{"action": action, "name": name} for action, name in names]
+        status, _, said = enforced.call("POST", "/v1/auth/grants", ADMIN, body={"principal": "user:ana", "add": add})
+        assert status == 200
+        assert said["warnings"] == [
+            f"{what}: the grant holds once there is one"
+            for what in (
+                "whether a consumer or group has the name 'nowhere' is not known to this broker",
+                "whether a sink begins with 'no' is not known to this broker",
+                "no stream has the name 'none' yet",
+            )
+        ]
 
 
 def test_tokens_and_grants_are_the_admins_in_every_mode(tmp_path: Path) -> None:
