@@ -555,8 +555,8 @@ class LimitsConfig:
 
     caller_names_per_minute: int = _key(
         3_000,
-        "New names a minute of one caller, of streams, producers, consumers, pins and sinks together. So many may come"
-        " at once.",
+        "New names a minute of one caller, of streams, producers, consumers, groups, pins and sinks together. So many"
+        " may come at once.",
         limit=(1, 1 << 20),
     )
     caller_audit_bytes_per_hour: int = _key(
@@ -569,12 +569,13 @@ class LimitsConfig:
     caller_streams_max: int = _key(
         7_500,
         "Streams that one caller has made, at this broker since its start, and that are there. Not with auth.mode ="
-        " off; nor are the three below.",
+        " off; nor are the four below.",
         limit=(1, 1_000_000),
     )
     caller_producers_max: int = _key(7_500, "Likewise names of producers.", limit=(1, 1_000_000))
     caller_consumers_max: int = _key(10_000, "Likewise consumers.", limit=(1, 1_000_000))
     caller_sinks_max: int = _key(10_000, "Likewise sinks.", limit=(1, 1_000_000))
+    caller_groups_max: int = _key(1_500, "Likewise consumer groups.", limit=(1, 1_000_000))
 
     def of_callers(self, connections_max: int) -> CallerLimits:
         """What one caller may take of a broker that has so many connections: never all of them."""
@@ -593,6 +594,7 @@ class LimitsConfig:
                 "producers": self.caller_producers_max,
                 "consumers": self.caller_consumers_max,
                 "sinks": self.caller_sinks_max,
+                "groups": self.caller_groups_max,
             },
         )
 

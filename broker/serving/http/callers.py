@@ -66,6 +66,7 @@ _WHAT: Final = {
     "caller_producers_max": "names of producers that it has made",
     "caller_consumers_max": "consumers that it has made",
     "caller_sinks_max": "sinks that it has made",
+    "caller_groups_max": "consumer groups that it has made",
 }
 
 

@@ -1,9 +1,9 @@
 """New names: how many a caller makes in a minute, and has made.
 
-    create, register, commit, open ─► is the name there? ──yes──► nothing is counted
-                                             │ no
-                                             ▼
-                           one of those of this minute ─► one of those that its caller has made ─► made
+    create, register, commit, open, join ─► is the name there? ──yes──► nothing is counted
+                                                   │ no
+                                                   ▼
+                                 one of those of this minute ─► one of those that its caller has made ─► made
 
 N1  A minute's worth may come at once, and then as many as come in a minute, evenly: who is beyond it waits a moment,
     and goes on. Each broker counts those that are asked of it.

@@ -613,6 +613,12 @@ MAKING = {
         lambda name: {"offsets": [{"stream": "own", "partition": 0, "offset": 0}]},
     ),
     "sinks": ("sink:write", "POST", "/v1/sinks/{name}/open", lambda name: {"owner": "me"}),
+    "groups": (
+        "consumer:write",
+        "POST",
+        "/v1/groups/{name}/members",
+        lambda name: {"member": "m", "streams": ["own"], "timeout_ms": 60_000},
+    ),
 }
 
 
@@ -628,18 +634,24 @@ def test_a_caller_makes_so_many_of_each_kind(tmp_path: Path, kind: str) -> None:
             return enforced.call(method, path.format(name=name), token, body=body_of(name))
 
         for name in ("x1", "x2", "x1", "x2"):
-            assert make(ana, name)[0] in (200, 201)
+            status, _, answer = make(ana, name)
+            assert status in (200, 201)
+            if kind == "groups" and name == "x1":
+                session = answer["session"]
         _, reason, problem = make(ana, "x3")
         assert (reason, problem.get("key")) == ("limit_reached", f"limits.caller_{kind}_max"), problem
         assert make(bob, "x4")[0] in (200, 201)
         assert make(ana, "x4")[0] in (200, 201)
+        if kind == "groups":
+            assert enforced.call("POST", "/v1/groups/x1/members/m/leave", ana, body={"session": session})[0] == 204
+            assert make(ana, "x3")[1] == "limit_reached", "one without members is there"
         assert enforced.call("DELETE", f"/v1/{kind}/x1", ADMIN)[0] == 204
         enforced.server.serving.names._kinds[kind].looked_s = 0.0
         assert make(ana, "x3")[0] in (200, 201)
 
 
 def test_new_names_of_each_kind_have_one_pace(tmp_path: Path) -> None:
-    with running(tmp_path, caller_limits=CallerLimits(names_per_minute=5)) as server:
+    with running(tmp_path, caller_limits=CallerLimits(names_per_minute=6)) as server:
         api = server.api
         made = [
             lambda name: api.post("/v1/streams", {"name": name}),
@@ -647,6 +659,7 @@ def test_new_names_of_each_kind_have_one_pace(tmp_path: Path) -> None:
             lambda name: api.post(f"/v1/consumers/{name}/offsets", {"offsets": [COMMITTED]}),
             lambda name: api.post(f"/v1/sinks/{name}/open", {"owner": "me"}),
             lambda name: api.post(f"/v1/pins/{name}", {"text": "x", "version": 0}),
+            lambda name: api.post(f"/v1/groups/{name}/members", {"member": "m", "streams": ["own"]}),
         ]
         assert made[0]("own").status == 201
         for make in made[1:]:
@@ -654,8 +667,8 @@ def test_new_names_of_each_kind_have_one_pace(tmp_path: Path) -> None:
         for make in made:
             answer = make("y")
             assert (answer.status, answer.json()["key"]) == (429, "limits.caller_names_per_minute")
-            assert answer.headers["Retry-After"] == "12"
-        for make in made[1:4]:
+            assert answer.headers["Retry-After"] == "10"
+        for make in (*made[1:4], made[5]):
             assert make("x").status == 200
         assert made[0]("own").status == 200
 
