@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
-from broker.api.certificate_faults import FOREIGN, Unbelieved
+from broker.api.certificate_faults import FOREIGN, MALFORMED, Unbelieved
 from broker.api.errors import Unavailable
 from broker.api.stream import AUDIT_STREAM
 from tests.support.certificates import Authority, Issued
@@ -70,6 +72,41 @@ def test_each_that_is_not_believed_is_recorded_and_nobody_else(tmp_path: Path, m
             assert (record["principal"], record["how"], record["address"]) == ("anonymous", "nothing", "127.0.0.1")
             assert (record["broker"], record["status"], record["count"]) == ("broker-0", None, 1)
         assert len(records(server)) == 4, "the port scan, the noise and the alert are in the log alone"
+
+
+def test_one_that_cannot_be_read_is_recorded_as_malformed(tmp_path: Path) -> None:
+    """No client loads such a one: under TLS 1.2, where a certificate can be seen, its bytes are changed on the way."""
+    ours = Authority(tmp_path / "ours")
+    good = ours.issue("good")
+    der = x509.load_pem_x509_certificate(Path(good.cert).read_bytes()).public_bytes(Encoding.DER)
+    context = ours.client_context(good)
+    context.maximum_version = context.minimum_version = ssl.TLSVersion.TLSv1_2
+    with running(tmp_path / "data", body_bytes_max=1 << 20) as server:
+        tls = Tls(server, ours, tls_client_ca=ours.ca, tls_min_version="1.2")
+        to_client, from_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = context.wrap_bio(to_client, from_client, server_hostname="127.0.0.1")
+        changed, alert = 0, ""
+        with tls.raw() as wire:
+            while not alert:
+                try:
+                    client.do_handshake()
+                except ssl.SSLWantReadError:
+                    pass
+                except ssl.SSLError as error:
+                    alert = error.reason
+                said = from_client.read()
+                changed += said.count(der)
+                wire.sendall(said.replace(der, bytes(len(der))))
+                if not alert:
+                    heard = wire.recv(1 << 16)
+                    assert heard, "the end without an alert"
+                    to_client.write(heard)
+        assert changed == 1
+        assert "ALERT" in alert
+        eventually(lambda: len(told(server)) == 1)
+        (record,) = told(server)
+        assert record["asked"]["certificate"] == MALFORMED
+        assert (record["result"], record["reason"], record["address"]) == ("refused", "unauthenticated", "127.0.0.1")
 
 
 def test_a_broker_that_is_asked_is_recorded_as_one_that_asks(tmp_path: Path) -> None:
