@@ -1,6 +1,6 @@
 """Each endpoint says what its caller needs. A matrix over the table of endpoints: it has no hole.
 
-That callers are refused by it: `test_access.py`.
+That callers are refused by it: `test_matrix.py`.
 """
 
 from __future__ import annotations
