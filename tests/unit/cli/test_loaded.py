@@ -47,7 +47,7 @@ STREAM: dict[str, Any] = {
     "incarnation": "i",
     "created_ms": 1,
     "internal": False,
-    "settings": {},
+    "settings": {"partitions": 1},
     "warnings": [],
     "partitions": [],
 }

@@ -60,6 +60,7 @@ between reads: of an encrypted log these are others, and its clean open looks at
 `test_encrypted_recovery.py` have what holds of it instead."""
 
 
+@pytest.mark.timeout(1_200)
 def test_the_other_tests_of_this_folder_hold_of_encrypted_logs() -> None:
     chosen = f"not ({' or '.join(LOOK_AT_BYTES)})"
     lane = "not process and not slow and not long"
