@@ -29,7 +29,7 @@ from broker.api.batch import BatchHeader, decode_batch, encode_batch, read_heade
 from broker.api.checked import verified, verified_known
 from broker.api.columns import known_of
 from broker.api.compression import PACKED_HEADER_BYTES
-from broker.api.errors import BadBatch, CorruptLog, InvalidRequest, UnknownFormatVersion
+from broker.api.errors import BadBatch, CorruptLog, InvalidRequest, KeyMissing, UnknownFormatVersion
 from broker.api.schema import SCHEMA_BYTES
 from broker.cli.commands.broker import assigned
 from broker.cli.local.datafolder import UpFolder
@@ -528,7 +528,7 @@ FILES: Final = (
         name="file-partition.json",
         modules=("broker/storage/segments/checkpoint.py",),
         **meet_file("partition.json"),
-        errors=CORRUPT,
+        errors=(*CORRUPT, KeyMissing),  # it may say that the log is encrypted
         form="json",
         words=JSON_WORDS,
         weight=20,

@@ -13,6 +13,9 @@ V1  A decoder is done after `INPUTS_MIN` inputs, or `CPU_MIN_S` of one core, whi
 V2  What is compiled by Cython is not seen. Its inputs are guided by the Python around it; the count is all there is.
 V3  Each round is a process of its own, as blind ones are: its death is a finding. It is forked off one that has loaded
     all of the code, as to rewrite that takes ten seconds.
+V4  An edge is new once: by its place in the code, over all rounds (`edges` in the decoder's folder). libFuzzer's own
+    number does for guidance, but not for this: it counts what was taken between two inputs, by a timer of a broker or
+    by a thread that still ended what the last input began, with whichever input is under way when it looks.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ import os
 import random
 import re
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from tests.fuzz.decoder import Decoder
@@ -43,7 +48,7 @@ MEMORY_MIB: Final = 4_096
 LENGTH_MAX: Final = 1 << 16
 INSTRUMENTED: Final = ["broker", "spark_liftlog", "tests.fuzz.planted"]
 
-_LINE: Final = re.compile(r"^#(\d+)\s+(\w+)\s+cov: (\d+) ft: \d+")
+_LINE: Final = re.compile(r"^#(\d+)\s+\w+\s+cov: \d+ ft: \d+", re.MULTILINE)
 
 
 @dataclass
@@ -53,7 +58,7 @@ class Progress:
     Attributes:
         inputs: So many it has met.
         edges: So many were taken.
-        last_new: Of the inputs, the one that took the last of these; 0: one of the corpus.
+        last_new: Of the inputs, the one that took the last of these.
         seconds: Of one core, the start of its processes included.
     """
 
@@ -68,19 +73,55 @@ class Progress:
         fewest = INPUTS_MIN if self.seconds < CPU_MIN_S else 0
         return min(max(fewest, 2 * self.last_new), INPUTS_MAX) - self.inputs
 
-    def take(self, told: str) -> None:
-        """Add a round, by what libFuzzer has said of it. The inputs of before are met again first, and take no new
-        edge."""
-        begun, is_begun = self.inputs, False
-        for line in told.splitlines():
-            if (found := _LINE.match(line)) is None:
-                continue
-            number, kind, edges = int(found[1]), found[2], int(found[3])
-            if is_begun and edges > self.edges:
-                self.last_new = begun + number
-            is_begun = is_begun or kind == "INITED"
-            self.inputs = begun + number
-            self.edges = max(self.edges, edges)
+    def take(self, told: str, edges: Sequence[str]) -> None:
+        """Add a round, by what libFuzzer has said of it, and all edges up to now (V4)."""
+        self.edges = len(edges)
+        self.last_new = max((int(each.split()[0]) for each in edges), default=0)
+        counted = max((int(number) for number in _LINE.findall(told)), default=0)
+        self.inputs = max(self.inputs + counted, self.last_new)  # which one ended the process, it does not say
+
+
+class Edges:
+    """Those that a decoder has ever taken: a line each, with the number of the input that took it first (V4).
+
+    Thread-safe.
+    """
+
+    def __init__(self, path: Path, inputs: int) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._known = {each.split()[1] for each in path.read_text().splitlines()}
+        self._seen = set[int]()
+        self._lock = threading.Lock()
+        self._number = inputs
+
+    def begin_input(self) -> None:
+        self._number += 1
+
+    def followed(self, count: Callable[[int], None]) -> Callable[[int], None]:
+        """What Atheris calls at each edge, with the number that the edge has in this process."""
+        seen = self._seen
+
+        def follow(edge: int) -> None:
+            if edge not in seen:
+                seen.add(edge)
+                self._take(sys._getframe(1))
+            count(edge)
+
+        return follow
+
+    def _take(self, frame: FrameType) -> None:
+        code = frame.f_code
+        path = code.co_filename.removeprefix(f"{ROOT}/")
+        place = f"{path}:{code.co_firstlineno}:{code.co_qualname}:{frame.f_lasti}"
+        with self._lock:
+            if place not in self._known:
+                self._known.add(place)
+                os.write(self._file, f"{self._number} {place}\n".encode())
+
+
+def edges_of(folder: Path) -> list[str]:
+    path = folder / "edges"
+    return path.read_text().splitlines() if path.exists() else []
 
 
 def progress_of(name: str, work: Path = WORK) -> Progress:
@@ -145,23 +186,29 @@ def one_round(decoder: Decoder, count: int, seconds: float, folder: Path) -> boo
     sys.stdout.flush()
     if not (child := os.fork()):
         os.dup2(os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-        fuzz(decoder, arguments)
+        fuzz(decoder, arguments, Edges(folder / "edges", progress.inputs))
         raise SystemExit(1)  # as it ends libFuzzer keeps what it was at
     _, status, used = os.wait4(child, 0)
     progress.seconds += used.ru_utime + used.ru_stime
-    progress.take((folder / "said").read_text(errors="replace"))
+    progress.take((folder / "said").read_text(errors="replace"), edges_of(folder))
     (folder / "progress.json").write_text(json.dumps(asdict(progress)))
     return status == 0
 
 
-def fuzz(decoder: Decoder, arguments: Sequence[str]) -> None:
+def fuzz(decoder: Decoder, arguments: Sequence[str], edges: Edges) -> None:
     """Meet inputs until libFuzzer ends this process."""
     import atheris
 
     with open(os.devnull, "w") as nowhere:
         logging.basicConfig(stream=nowhere, level=logging.WARNING)  # lines are made, and not shown
 
+        follow = None
+
         def meet(data: bytes) -> None:
+            nonlocal follow
+            if atheris._trace_branch is not follow:  # `Fuzz` sets its own
+                follow = atheris._trace_branch = edges.followed(atheris._trace_branch)
+            edges.begin_input()
             decoder.meet_once(data)
 
         def change(data: bytes, length_max: int, seed: int) -> bytes:
