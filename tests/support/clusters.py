@@ -106,7 +106,8 @@ class RealCluster:
         try:
             eventually(self.brokers[broker].is_ready, timeout_s=WAIT_S, what=f"broker {broker} ready")
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.brokers[broker].output()[-4000:]}") from None
+            ended = {name: each.output()[-1000:] for name, each in self.running.items() if each.has_ended}
+            raise AssertionError(f"{error}\n{self.brokers[broker].output()[-4000:]}\nhave ended: {ended}") from None
 
     def stop(self) -> None:
         """The last one is killed: it has no majority to hand over to, and would look for one for 6 s."""

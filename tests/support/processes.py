@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -25,6 +26,7 @@ T = TypeVar("T")
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _luck = random.SystemRandom()  # not the common generator: Hypothesis sets its seed, and two test runs would agree
 _given: set[int] = set()
+_locks: int | None = None
 
 
 def eventually(condition: Callable[[], T], *, timeout_s: float = 60.0, what: str = "") -> T:
@@ -67,20 +69,29 @@ def _is_stopped(task: Path) -> bool:
 def free_port(count: int = 1) -> int:
     """The first of `count` TCP ports in a row that nobody listens on now and that were not handed out before.
 
-    They lie below those that the system gives to outgoing connections, and apart from those of other workers of the
-    same run: nobody gets one by chance before it is used, or while the process that used it is started again.
+    They lie below those that the system gives to outgoing connections, and other processes of these tests get none of
+    them while this one lives, also of another run: a broker may be stopped and started again.
     """
-    end = min(20_000, int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 20_000)
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    share = end // 2 // workers
-    begin = end // 2 + share * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    end = min(30_000, int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 30_000)
     for _ in range(1_000):
-        first = _luck.randrange(begin, begin + share - count)
+        first = _luck.randrange(end // 2, end - count)
         ports = range(first, first + count)
-        if _given.isdisjoint(ports) and all(map(_is_free, ports)):
+        if _given.isdisjoint(ports) and _are_locked(ports) and all(map(_is_free, ports)):
             _given.update(ports)
             return first
     raise AssertionError(f"no {count} free ports in a row")
+
+
+def _are_locked(ports: range) -> bool:
+    """One byte of a file for each port, locked while this process lives; not by those that it forks or starts."""
+    global _locks
+    if _locks is None:
+        _locks = os.open(f"/tmp/liftlog-tests-{os.getuid()}.ports", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(_locks, fcntl.LOCK_EX | fcntl.LOCK_NB, len(ports), ports.start)
+    except OSError:
+        return False
+    return True
 
 
 def _is_free(port: int) -> bool:
@@ -223,6 +234,11 @@ class BrokerProcess:
         except AssertionError as error:
             self.kill9()
             raise AssertionError(f"{error}\n{self.output()[-4000:]}") from None
+
+    @property
+    def has_ended(self) -> bool:
+        """By itself."""
+        return self.process is not None and self.process.popen.poll() is not None
 
     def is_ready(self) -> bool:
         """Whether it says so; AssertionError: it has ended."""
