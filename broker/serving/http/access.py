@@ -24,7 +24,8 @@ A4  Within `LOOK_S` of a change here no request goes on that could not begin now
 A5  A refusal says which permission is missing, and not whether the thing is there. That a caller is not known is said
     without a reason; the log has it.
 A6  Who asks for somebody else is believed if it is a broker that has proven it, and for changes alone: the broker that
-    carries it out judges the caller again. What brokers only ask, they ask for themselves, having judged before.
+    carries it out judges the caller again. What brokers only ask, they ask for themselves, having judged before. A
+    certificate proves nothing here: whoever took one of a broker could ask for `ADMIN`.
 A7  A proof holds for one method, target, host, asker and caller, and for `PROOF_S`. It does not cover a body, and may
     come twice: who can read or change packets is kept out by TLS. A proxy between brokers has to leave target and
     `Host` as they are.
@@ -398,6 +399,8 @@ class Gate:
             raise InvalidRequest(f"several {http.BEHALF} headers")
         if not said:
             return caller
+        if caller.how != "broker":
+            raise InvalidRequest(f"{http.BEHALF} takes a proof of the cluster's secret, not a broker's certificate")
         return Identified(principal=check_caller(said[0]), how=caller.how, through=caller.principal)
 
     # -- what it may -------------------------------------------------------------------------------------------

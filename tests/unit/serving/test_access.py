@@ -928,7 +928,10 @@ def test_a_certificate_names_its_principal_and_ends_with_it(tmp_path: Path) -> N
         assert asked(ops, "GET", "/v1/auth/whoami", **{names.BEHALF: "user:ana"})[0] == 401
         assert asked(stranger, "GET", "/v1/auth/whoami")[0] == 401
         assert asked(peer, "GET", "/v1/auth/whoami")[1]["principal"] == "broker:broker-0"
-        assert asked(peer, "GET", "/v1/auth/whoami", **{names.BEHALF: "user:ops"})[1]["principal"] == "user:ops"
+        for whom in ("user:ops", "admin", "anonymous"):
+            assert asked(peer, "GET", "/v1/auth/whoami", **{names.BEHALF: whom})[0] == 401, "it proves no secret"
+        theirs = proven("GET", "/v1/auth/whoami", port, behalf="user:ops")
+        assert asked(peer, "GET", "/v1/auth/whoami", **theirs)[1]["principal"] == "user:ops"
         assert asked(peer, "GET", "/v1/auth/grants")[1]["reason"] == "unauthorized"
         assert asked(peer, "GET", "/readyz")[0] == 200, "as `up` asks, with the broker's own files"
         assert asked(several, "GET", "/v1/auth/whoami")[1]["principal"] == "broker:broker-0", "one of them is known"

@@ -229,7 +229,7 @@ def test_a_certificate_is_remembered_if_it_names_a_user(
             assert one.ask() == "unauthorized"
         else:
             gate = enforced.server.serving.gate
-            assert one.ask(**{names.BEHALF: "user:bo"}) == "unauthorized"
+            assert one.ask(**{names.BEHALF: "user:bo"}) == "unauthenticated"
             monkeypatch.setattr(gate, "_brokers", lambda: {"broker-1"})
             assert one.ask() == "unauthenticated"
         client.close()
