@@ -11,8 +11,9 @@ E4  A broker with TLS asks over TLS alone, shows its own certificate, and believ
     `http.tls` is `accept` it asks in plain text: others may not speak TLS yet.
 E5  A question may name how far the catalog is applied where it is asked. Who is not that far refuses it: its words
     would be of an earlier time.
-E6  Who is refused where this broker asks for itself is this broker. For its client the other one does not answer: he
-    may do what he asks for, and the audit must not say that he was refused.
+E6  Who is refused where this broker asks for itself is this broker, and so is who is not known where it asks for its
+    client: that one has shown nothing there. For the client the other one does not answer: he may do what he asks for,
+    and the audit must not say that he was refused.
 E7  A broker that takes TLS alone, where this one asks in plain text, does not answer either: its words are for clients.
 E8  One whose certificate this broker does not believe gets no question. That is told, as of one that calls here.
 """
@@ -150,7 +151,8 @@ class Peers:
                 problem = from_problem(value)
                 if self._tls is None and problem.fields.get("tls") is True:  # E7
                     raise Unavailable(f"{address} is asked in plain text, and {problem}", address=address, sent=False)
-                if behalf is None and isinstance(problem, Unauthenticated | Unauthorized):  # E6
+                is_own = isinstance(problem, Unauthenticated) or (behalf is None and isinstance(problem, Unauthorized))
+                if is_own:  # E6
                     sent = bool(problem.fields.get("sent"))
                     raise Unavailable(f"{address} refuses this broker: {problem}", address=address, sent=sent)
                 raise problem

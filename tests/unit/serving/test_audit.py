@@ -27,7 +27,6 @@ from broker.api.errors import (
     NotLeader,
     NotReady,
     Overloaded,
-    Unauthenticated,
     Unavailable,
 )
 from broker.api.principals import new_token, shown
@@ -693,10 +692,15 @@ def test_a_broker_that_is_refused_itself_refuses_no_client(tmp_path: Path) -> No
         peers, there = asks.server.serving.peers, f"127.0.0.1:{refuses.server.port}"
         peers._key = b"another secret"
         with pytest.raises(Unavailable) as error:
-            asks.server.call(peers.ask(there, "GET", "/v1/cluster/replicas"))
+            asks.server.call(peers.ask(there, "GET", "/v1/cluster/replicas", timeout_s=60))
         assert error.value.fields["sent"] is False
-        with pytest.raises(Unauthenticated):
-            asks.server.call(peers.ask(there, "DELETE", "/v1/streams/s", behalf="user:ana"))
+        with pytest.raises(Unavailable, match="refuses this broker: unauthenticated") as error:
+            asks.server.call(peers.ask(there, "DELETE", "/v1/streams/s", behalf="user:ana", timeout_s=60))
+        assert error.value.fields["sent"] is False, "for somebody, too: it was not believed that a broker asks"
+        peers._key = refuses.server.serving.peers._key
+        with pytest.raises(LiftlogError) as refused:
+            asks.server.call(peers.ask(there, "DELETE", "/v1/streams/s", behalf="user:ana", timeout_s=60))
+        assert not isinstance(refused.value, Unavailable), refused.value
 
 
 def test_a_right_that_is_taken_back_amid_an_act_leaves_it_in_doubt(
