@@ -8,7 +8,8 @@ objects of one run, as Spark's tasks have in one process, renew together, and th
 last one ended.
 
 N1  Nothing here raises, nor waits: a sign of life that is lost is one of many.
-N2  A run that brokers know no more is left alone: superseded, deleted, or at brokers that know of no renewing.
+N2  A run that brokers know no more is left alone: superseded, deleted, or at brokers that know of no renewing. One that
+    they refuse for who asks is there all the same: a token is renewed too late, a grant comes back.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from broker.api.errors import LiftlogError, Retryable
+from broker.api.errors import LiftlogError, Retryable, Unauthenticated, Unauthorized
 from broker.client.http.forks import renew_after_fork
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Renewing:
             over, every_s = False, 0.0
             try:
                 every_s = sink.renew() / 1000
-            except Retryable as error:
+            except (Retryable, Unauthenticated, Unauthorized) as error:
                 log.debug("sink.renew_failed sink=%s error=%s", sink.sink, error)
             except LiftlogError as error:
                 log.info("sink.renew_ended sink=%s error=%s", sink.sink, error)

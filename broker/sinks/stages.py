@@ -157,10 +157,9 @@ class StageTable:
         if stage is None:
             return False
         if (stage.sink, stage.epoch) != (note.sink, note.epoch):
+            whose = f"epoch {stage.epoch}" if stage.sink == note.sink else "another sink"
             raise InvalidRequest(
-                f"stage {note.stage} belongs to sink {stage.sink!r}, epoch {stage.epoch}, not to {note.sink!r},"
-                f" epoch {note.epoch}",
-                stage=note.stage,
+                f"stage {note.stage} belongs to {whose}, not to {note.sink!r}, epoch {note.epoch}", stage=note.stage
             )
         if (part := stage.parts.get(note.part)) is not None:
             if part.rows != note.rows or (stage.last_part == note.part) != note.is_last:
@@ -220,7 +219,7 @@ class StageTable:
             why = self._gone[stage][1] if stage in self._gone else "not there"
             raise StageLost(f"stage {stage} is {why}; nothing was decided", stage=stage, why=why)
         if found.sink != sink:
-            raise InvalidRequest(f"stage {stage} belongs to sink {found.sink!r}, not {sink!r}", stage=stage)
+            raise InvalidRequest(f"stage {stage} belongs to another sink than {sink!r}", stage=stage)
         if not found.is_sealed or parts not in (None, len(found.parts)):
             raise StageLost(
                 f"stage {stage} is incomplete: it has {len(found.parts)} parts"

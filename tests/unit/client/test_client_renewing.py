@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.api.errors import SinkFenced, Unavailable
+from broker.api.errors import LiftlogError, SinkFenced, Unauthenticated, Unauthorized, Unavailable
 from broker.client.renewing import Renewing
 from tests.support.processes import eventually
 
@@ -96,6 +96,19 @@ def test_a_failure_is_tried_again_and_a_refusal_ends_it() -> None:
     assert fenced.count == 1
     added(renewing, fenced)  # it was opened anew
     eventually(lambda: fenced.count == 2, timeout_s=30, what="it is tried once more")
+
+
+@pytest.mark.parametrize("refusal", [Unauthenticated("unauthenticated"), Unauthorized("sink:write of 's' is needed")])
+def test_a_right_that_is_away_for_a_moment_ends_nothing(refusal: LiftlogError) -> None:
+    """A token that is renewed too late, a grant that is taken back by mistake: the run is there all the same."""
+    renewing, refusals = Renewing(), [refusal, refusal]
+
+    def answer() -> int:
+        if refusals:
+            raise refusals.pop()
+        return 1
+
+    more(added(renewing, FakeSink(answer=answer)), 4)
 
 
 @pytest.mark.process
