@@ -66,9 +66,13 @@ class AccessCalls:
         """
         return self._change(principal, "add", action, name)
 
-    def revoke(self, principal: str, action: str, name: str = "") -> None:
-        """Take a grant back. The name is the one that was granted."""
-        self._change(principal, "remove", action, name)
+    def revoke(self, principal: str, action: str, name: str = "") -> tuple[str, ...]:
+        """Take a grant back. The name is the one that was granted.
+
+        Returns:
+            Warnings: grants that overlap with it are left, such as `orders*` where `orders` is taken back.
+        """
+        return self._change(principal, "remove", action, name)
 
     def test_access(self, principal: str, action: str, name: str = "") -> bool:
         """Whether a principal may do this."""

@@ -121,7 +121,9 @@ def revoke(
 ) -> None:
     """Take a grant back, by the name that was granted."""
     with client_of(ctx, brokers) as client:
-        client.revoke(principal, action, name)
+        warnings = client.revoke(principal, action, name)
+    for warning in warnings:
+        note(f"warning: {warning}")
     said = {"principal": principal, "action": action, "name": name}
     answer(ctx, json, {**said, "granted": False}, f"{principal} is not granted {action} {name}".rstrip())
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from broker.api import http
-from broker.api.errors import InvalidRequest, LiftlogError, NotLeader, Unavailable, from_problem
+from broker.api.errors import InvalidRequest, LiftlogError, NotLeader, Unauthenticated, Unavailable, from_problem
 from broker.api.plain import parse_json
 from broker.client.http.address import Address, Addresses, parse_address, parse_addresses
 from broker.client.http.forks import renew_after_fork
@@ -161,7 +161,7 @@ class Brokers:
             is_answered = True
             if 200 <= exchange.status < 300:
                 return exchange
-            problem = read_problem(exchange)
+            problem = self._problem(exchange)
             may_be_done = may_be_done or exchange.is_repeat or bool(problem.fields.get("sent"))
             if may_be_done:
                 problem.fields["sent"] = True
@@ -198,7 +198,15 @@ class Brokers:
         self._note_answer(exchange)
         if 200 <= exchange.status < 300:
             return exchange
-        raise read_problem(exchange)
+        raise self._problem(exchange)
+
+    def _problem(self, exchange: Exchange) -> LiftlogError:
+        """As `read_problem`. A broker does not say why it does not know a client; what it was shown is said here."""
+        found = read_problem(exchange)
+        if not isinstance(found, Unauthenticated):
+            return found
+        why = "The broker's log says why (http.unauthenticated)"
+        return Unauthenticated(f"{exchange.address} does not take {self.pool.shown}. {why}", **found.fields)
 
     def named(self, address: str) -> Address | None:
         """The broker that another one names (B5), None if it is none."""

@@ -237,6 +237,11 @@ class Pool:
         self._is_closed = False
         renew_after_fork(self)
 
+    @property
+    def shown(self) -> str:
+        """By what brokers know this client, in words for whom they do not."""
+        return "the certificate of this client" if self._token is None else str(self._token)
+
     def exchange(self, address: Address, request: Request, *, in_haste: bool = False) -> Exchange:
         """Send a request and read the head of its answer.
 

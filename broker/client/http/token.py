@@ -6,8 +6,8 @@ W1  A token goes to no address without TLS, but to this machine's own: whoever c
     profile does not even go there, if it is for brokers with TLS (`profiles.P3`).
 W2  A file that every user of the machine can read is refused (`token_files`).
 W3  The file is read again when it has changed, so a token can be replaced while its client runs. One that cannot be
-    read any more leaves the last one in use. So does one that somebody has written to in the last `SETTLED_S`: half a
-    JWT looks like one, and a call that shows it is refused.
+    read any more leaves the last one in use, which is logged. So does one that somebody has written to in the last
+    `SETTLED_S`: half a JWT looks like one, and a call that shows it is refused.
 W5  A call that is refused while the file has another token by now is made once more with that, if it is idempotent: a
     long poll may outlive a token that was renewed in time.
 W4  No error, log line, repr or pickle has the token.
@@ -15,6 +15,7 @@ W4  No error, log line, repr or pickle has the token.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ from broker.api.errors import InvalidRequest, InvalidSetting
 from broker.api.http import is_loopback
 from broker.api.token_files import bearer_in
 from broker.client.http.address import Address
+
+log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
 SETTLED_S: Final = 1.0
@@ -43,6 +46,8 @@ class TokenFile:
         self._looked_s = time.monotonic()
         self._seen = _seen(path)
         self._text = bearer_in(KEY, path)
+        self._unread = ""
+        """Why the file cannot be used as it is now; empty: it can."""
 
     def __repr__(self) -> str:
         return f"TokenFile({self.path!r})"
@@ -63,6 +68,13 @@ class TokenFile:
         self._look()
         return {"Authorization": f"Bearer {self._text}"}
 
+    def __str__(self) -> str:
+        """As it is named where a broker has refused it."""
+        unread = (
+            f"; that file cannot be used now, so an earlier token was shown: {self._unread}" if self._unread else ""
+        )
+        return f"the token of {self.path!r}: it is unknown, has expired or was revoked{unread}"
+
     def is_renewed(self, shown: Mapping[str, str]) -> bool:
         """Whether the file has another token by now than these headers (W5). Waits for one that is just written."""
         if (seen := _seen(self.path)) != self._seen and (left_s := _settles_in_s(seen)) > 0:
@@ -81,9 +93,11 @@ class TokenFile:
             if seen != self._seen and _settles_in_s(seen) <= 0:
                 text = bearer_in(KEY, self.path)
                 if _seen(self.path) == seen:
-                    self._text, self._seen = text, seen
-        except (OSError, InvalidSetting):
-            return
+                    self._text, self._seen, self._unread = text, seen, ""
+        except (OSError, InvalidSetting) as error:
+            if str(error) != self._unread:
+                log.warning("client.token_not_read error=%s", error)
+            self._unread = str(error)
 
 
 def _settles_in_s(seen: tuple[int, int, int, int]) -> float:

@@ -152,8 +152,13 @@ async def change_grants(serving: Serving, request: web.Request, query: Query) ->
     asked = await serving.asked(request, GrantsAsked)
     check_principal(asked.principal)
     add, remove = (_pairs(asked.principal, each) for each in (asked.add, asked.remove))
+    left = {*serving.gate.access().grants.get(asked.principal, ()), *map(tuple, add)} - set(map(tuple, remove))
     there = {kind: await _names(serving, kind) for kind in {kind_of(action) for action, _ in add} & _THINGS.keys()}
-    warnings = tuple(filter(None, (_missing(serving, there, *each) for each in add)))
+    said = [
+        *(_missing(serving, there, *each) for each in add),
+        *(_left(asked.principal, left, *each) for each in remove),
+    ]
+    warnings = tuple(filter(None, said))
     return await _change(serving, "put_grants", warnings=warnings, principal=asked.principal, add=add, remove=remove)
 
 
@@ -242,6 +247,16 @@ def _missing(serving: Serving, there: Mapping[str, _Names], action: str, name: s
             if serving.backend.offsets.pin(name).version:
                 return ""
     return f"no {what} {which} yet: the grant holds once there is one"
+
+
+def _left(principal: str, left: Collection[tuple[str, ...]], action: str, name: str) -> str:
+    """What to say of a grant that is taken back if others, which are left, overlap with it; empty: none does."""
+    found = [other for of, other in sorted(left) if of == action and (_covers(other, name) or _covers(name, other))]
+    return f"{principal} still has {action} of {', '.join(found)}, which was granted apart" if found else ""
+
+
+def _covers(granted: str, name: str) -> bool:
+    return name.startswith(granted[:-1]) if granted.endswith("*") else name == granted
 
 
 def _grants(grants: Iterable[tuple[str, str]]) -> tuple[GrantDescription, ...]:

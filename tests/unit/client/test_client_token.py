@@ -129,6 +129,40 @@ def test_a_call_that_outlives_its_token_is_made_again_with_the_one_that_is_in_th
     assert shown == [TOKEN.text, TOKEN.text, first, first, first, second]
 
 
+def test_who_is_not_known_hears_which_file_was_not_taken(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker says nothing. The new token is in a file that cannot be used: that is said before the old one ends."""
+    monkeypatch.setattr(client_token, "LOOK_S", 0.0)
+    refused = b'{"reason": "unauthenticated", "title": "x", "status": 401, "detail": "unauthenticated", "sent": true}'
+
+    def handle(request: Request, reply: Reply) -> None:
+        reply.answer(401, refused, {"Content-Type": "application/problem+json"})
+
+    later = new_token()
+    with RawServer(handle) as server, connect(server.address, token_file=str(file), deadline_s=0) as client:
+        with pytest.raises(Unauthenticated, match=f"{server.address} does not take the token of '{file}'") as first:
+            client.whoami()
+        file.write_text(later.text)
+        os.utime(file, ns=(1, 1))
+        file.chmod(0o644)
+        for _ in range(2):
+            with pytest.raises(Unauthenticated, match=r"an earlier token was shown: .*chmod 600") as second:
+                client.whoami()
+    assert first.value.fields["sent"] is second.value.fields["sent"] is True
+    told = [each.getMessage() for each in caplog.records if "client.token_not_read" in each.getMessage()]
+    assert len(told) == 1, "once"
+    for each in (*told, str(first.value), str(second.value)):
+        assert TOKEN.text not in each
+        assert later.text not in each
+    with (
+        RawServer(handle) as server,
+        connect(server.address, deadline_s=0) as client,
+        pytest.raises(Unauthenticated, match="does not take the certificate of this client"),
+    ):
+        client.whoami()
+
+
 def test_a_change_that_outlives_its_token_is_in_doubt_though_nobody_is_there_any_more(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -762,6 +762,37 @@ def _guarded(value: Any, digest: type[str]) -> Any:
     return digest(value) if isinstance(value, str) else value._replace(sha256=digest(value.sha256))
 
 
+def test_a_grant_that_is_taken_back_beside_others_that_overlap_is_warned_of(tmp_path: Path) -> None:
+    """Whoever takes `orders` back where `orders*` was granted would think that it is closed."""
+    with enforcing(tmp_path) as enforced:
+        granted = [
+            ("stream:read", "orders*"),
+            ("stream:read", "orders.eu"),
+            ("stream:append", "orders"),
+            ("metrics", ""),
+        ]
+        enforced.grant("user:ana", *granted)
+
+        def taken_back(action: str, name: str) -> list[str]:
+            asked = {"principal": "user:ana", "remove": [{"action": action, "name": name}]}
+            status, _, said = enforced.call("POST", "/v1/auth/grants", ADMIN, body=asked)
+            assert status == 200
+            return list(said["warnings"])
+
+        for _ in range(2):  # a call may be made twice
+            assert taken_back("stream:read", "orders") == [
+                "user:ana still has stream:read of orders*, which was granted apart"
+            ]
+        assert "of orders.eu," in taken_back("stream:read", "orders*")[0]
+        for last in (
+            ("stream:read", "orders.eu"),
+            ("stream:append", "orders"),
+            ("stream:read", "other"),
+            ("metrics", ""),
+        ):
+            assert taken_back(*last) == []
+
+
 def test_nobody_but_the_bearer_of_the_configured_token_is_the_admin(tmp_path: Path) -> None:
     """Q4. Neither a token nor a grant can be made for it, and a user of this name is one like others."""
     with enforcing(tmp_path) as enforced:
