@@ -329,7 +329,8 @@ class Pool:
             response = connection.getresponse()
             assert isinstance(response, _Response)
         except (OSError, http.client.HTTPException) as error:
-            raise unavailable(address, error, sent=True, is_first=is_new) from error
+            cause = error.with_traceback(None)  # `http.client` has the bytes that it sends in a variable: `token.W4`
+            raise unavailable(address, error, sent=True, is_first=is_new) from cause
         if response.length is None and not response.chunked:  # C4
             response.close()
             raise unavailable(address, "the answer was cut short, or does not say how long it is", sent=True)

@@ -10,7 +10,7 @@ W3  The file is read again when it has changed, so a token can be replaced while
     `SETTLED_S`: half a JWT looks like one, and a call that shows it is refused.
 W5  A call that is refused while the file has another token by now is made once more with that, if it is idempotent: a
     long poll may outlive a token that was renewed in time.
-W4  No error, log line, repr or pickle has the token.
+W4  No error, log line, repr or pickle has the token, nor does a traceback with all locals.
 """
 
 from __future__ import annotations
@@ -31,6 +31,15 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 1.0
 SETTLED_S: Final = 1.0
 KEY: Final = "token_file"
+
+
+class _Shown(str):
+    """The value of a header, which does not show itself to whoever prints variables (W4)."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<a token>"
 
 
 class TokenFile:
@@ -66,7 +75,7 @@ class TokenFile:
                 key=KEY,
             )
         self._look()
-        return {"Authorization": f"Bearer {self._text}"}
+        return {"Authorization": _Shown(f"Bearer {self._text}")}
 
     def __str__(self) -> str:
         """As it is named where a broker has refused it."""

@@ -6,7 +6,10 @@ import contextlib
 import json
 import os
 import pickle
+from collections.abc import Callable
+from http.client import HTTPConnection
 from pathlib import Path
+from traceback import TracebackException
 from typing import Any
 
 import pytest
@@ -22,6 +25,14 @@ from broker.client.http.token import TokenFile
 from tests.unit.client.rawserver import RawServer, Reply, Request
 
 TOKEN = new_token()
+
+
+def refuses(*_: Any) -> None:
+    raise ConnectionRefusedError
+
+
+def resets(*_: Any) -> None:
+    raise ConnectionResetError
 
 
 @pytest.fixture
@@ -190,6 +201,24 @@ def test_a_change_that_outlives_its_token_is_in_doubt_though_nobody_is_there_any
         client.delete_stream("orders")
     assert error.value.fields["sent"] is True
     assert len(tries) == 2
+
+
+@pytest.mark.parametrize(("call", "fails"), [("connect", refuses), ("send", resets), ("getresponse", resets)])
+def test_a_traceback_with_all_locals_has_no_token(
+    file: Path, monkeypatch: pytest.MonkeyPatch, call: str, fails: Callable[..., None]
+) -> None:
+    """W4. As debuggers, notebooks and those who collect errors print them."""
+    with RawServer(lambda _, reply: reply.answer(200, b"{}")) as server:
+        monkeypatch.setattr(HTTPConnection, call, fails)
+        with (
+            connect(f"127.0.0.1:{server.port}", deadline_s=0.1, token_file=str(file)) as client,
+            pytest.raises(Unavailable) as error,
+        ):
+            client.delete_stream("orders")
+    told = "".join(TracebackException.from_exception(error.value, capture_locals=True).format())
+    assert "request = Request(method='DELETE'" in told
+    assert "Authorization" in told
+    assert TOKEN.text.rpartition("_")[2] not in told
 
 
 def test_nothing_that_is_shown_or_pickled_has_the_token(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
