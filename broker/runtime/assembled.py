@@ -431,8 +431,8 @@ class Assembled:
         return not missing, missing
 
     def warnings(self) -> dict[str, str]:
-        """As `Backend.warnings`. Alone, there is nobody to warn of."""
-        return {}
+        """As `Backend.warnings`."""
+        return {} if self._intake is None else self._intake.warnings()
 
     def metrics(self) -> bytes:
         """Prometheus text."""

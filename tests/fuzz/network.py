@@ -51,6 +51,7 @@ from broker.runtime.cluster.plane.forming import answer_to
 from broker.runtime.cluster.plane.identity import Identity
 from broker.runtime.cluster.plane.membership import Membership
 from broker.runtime.intake.nats_seam import make_client
+from broker.runtime.intake.rights import refusal_in
 from broker.serving.endpoints.append import encode
 from broker.serving.http.app import ENDPOINTS
 from broker.serving.http.body import JSON_MEDIA, BodyBudget, Reservation
@@ -92,7 +93,10 @@ def check_lines(data: bytes) -> None:
     headers = parse_headers(data)
     assert headers is None or all(name for name, _ in headers)
     read_control_line(data, 4096)
-    read_operation(data)
+    operation = read_operation(data)
+    if operation[0] == "ERR" and (refusal := refusal_in(operation[1])):
+        assert refusal == refusal_in(operation[1])
+        assert str(refusal)
 
 
 def check_info(data: bytes) -> None:
@@ -714,7 +718,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="nats-lines",
-        modules=("broker/ingest/control.py",),
+        modules=("broker/ingest/control.py", "broker/runtime/intake/rights.py"),
         check=check_lines,
         errors=(),
         words=(b"MSG ", b"HMSG ", b"NATS/1.0\r\n", b":", b"\t"),

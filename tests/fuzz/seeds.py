@@ -266,6 +266,8 @@ def of_nats() -> Inputs:
     yield "nats-lines", "headers", b"NATS/1.0\r\nA: b\r\nA:c\r\n\r\n"
     yield "nats-lines", "control", b"HMSG a.b 1 reply 12 15\r\n"
     yield "nats-lines", "error", b"-ERR 'Authorization Violation'\r\n"
+    refused = b'Permissions Violation for Subscription to "a.>" using queue "g"'
+    yield "nats-lines", "refused", b"-ERR '" + refused + b"'"
     info = {"server_id": "s", "version": "2.11.0", "headers": True, "max_payload": 1 << 20, "connect_urls": ["h:4222"]}
     for target in ("nats-info", "nats-greeting"):
         yield target, "usual", js({**info, "client_id": 5, "tls_required": False, "ldm": True})

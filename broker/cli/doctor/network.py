@@ -29,6 +29,7 @@ from broker.runtime.config.settings import HttpConfig
 SKEW_MAX_S: Final = 2.0
 _ADVICE: Final = {
     "auth": "docs/guides/security.md says how all brokers get to enforce, and stay there",
+    "nats": "docs/guides/operations.md, Rights on the NATS server, says which ones it needs",
     "keys": "docs/guides/security.md, Keys that are lost, says what to do",
 }
 """By the key of a broker's warning."""

@@ -411,7 +411,7 @@ class ClusterBroker(Assembled):
 
     def warnings(self) -> dict[str, str]:
         """As `Backend.warnings`."""
-        warnings, weaker, shut = {}, self._modes.weaker(), sorted(self._replicas.shut().values())
+        warnings, weaker, shut = super().warnings(), self._modes.weaker(), sorted(self._replicas.shut().values())
         if weaker:
             told = ", ".join(f"{broker} ({mode})" for broker, mode in sorted(weaker.items()))
             warnings["auth"] = f"brokers whose auth.mode is weaker than {self.config.auth.mode}: {told}"

@@ -8,6 +8,7 @@ inbox.py      the two blocks of memory that a connection is read into
 jetstream.py  whether a JetStream stream captures the same subject
 nats_seam.py  how our parser gets behind nats-py
 pacing.py     loopback connections are not paced
+rights.py     what the NATS server does not let the broker's user do
 unbelieved.py  of a server whose certificate is not believed the audit is told
 uncommitted.py  what is durable here and waits for followers, and its bound
 websocket.py  NATS over WebSocket

@@ -11,6 +11,7 @@ I5  Of a server whose certificate is not believed it is told at each try, for th
 I6  Nothing of ours is sent before nats-py has done its handshake: a server takes no message before CONNECT, and ends
     the connection. What it does not take from us is bounded: messages are not read meanwhile, and of records that came
     otherwise no inbox is told.
+I7  What the server does not let this user do is told as long as it is so (rights.py): in the log, and by `warnings`.
 
 Everything but `attach`, `alter`, `detach`, `stop`, `tell_inbox` and reading counters runs on the thread's own loop.
 """
@@ -42,6 +43,7 @@ from broker.runtime.elapsed import MACHINE, Clocks
 from broker.runtime.intake.captures import Attachment, Captures
 from broker.runtime.intake.flush import Flusher, FlushSlot
 from broker.runtime.intake.nats_seam import WideTransport, barrier, make_client
+from broker.runtime.intake.rights import MissingRight
 from broker.runtime.intake.unbelieved import tell_of
 from broker.runtime.intake.websocket import SendingWebSocket
 from broker.runtime.partitions.leader import Partition
@@ -54,6 +56,12 @@ RETRY_S_MAX = 5.0
 WRITE_PENDING_BYTES_MAX = 8 << 20
 CONFIRM_TIMEOUT_S = 5.0
 RATE_WINDOW_S = 1.0
+REFUSED_INTERVAL_S = 1.0
+"""So often at most it is logged that acks may not be published; all are counted."""
+REFUSED_TOLD_S = 600.0
+"""So long `warnings` tells of one."""
+REFUSED_SHOWN = 3
+"""So many subjects that may not be subscribed to are named by `warnings`; the log has all."""
 DRAIN_GRACE_S = 5.0
 """Beyond its time-out a drain has so long to notice it; and then its tasks to end."""
 
@@ -100,9 +108,13 @@ class IntakeDriver:
                 "nats_errors",
                 "missing_estimated_records",
                 "inboxes_not_told",
+                "acks_refused",
             ),
             0,
         )
+        self._refused_sids: set[int] = set()  # I7
+        self._refused_ack: tuple[float, MissingRight] | None = None  # the last one, and when
+        self._acks_shown = (-REFUSED_INTERVAL_S, 0)  # when, and how many there were
         self._loop = loop or asyncio.new_event_loop()
         self._flusher = Flusher(
             self._intake,
@@ -169,6 +181,26 @@ class IntakeDriver:
     def message_counts(self) -> dict[str, int]:
         """Messages, bytes and refusals as the parser counts them."""
         return {**self._intake.counters, **self._flusher.counts}
+
+    def not_captured(self, stream: str | None = None) -> list[str]:
+        """A sentence for each subject, or each of one stream, that the server does not let us subscribe to (I7)."""
+        refused = set(self._refused_sids)
+        return [
+            f"{_refusal(each, subject)}: stream {each.info.name!r} captures nothing there"
+            for each in (list(self._streams.values()) if refused else ())
+            if stream in (None, each.info.name)
+            for sid, (subject, _) in zip(list(each.sids), each.subscriptions, strict=False)
+            if sid in refused
+        ]
+
+    def warnings(self) -> dict[str, str]:
+        """As `Backend.warnings`."""
+        told, ack = self.not_captured(), self._refused_ack
+        if len(told) > REFUSED_SHOWN:
+            told[REFUSED_SHOWN:] = [f"and {len(told) - REFUSED_SHOWN} others"]
+        if ack is not None and self._clocks.now_s() - ack[0] < REFUSED_TOLD_S:
+            told.append(f"{ack[1]}: records are stored, and publishers get no ack")
+        return {"nats": "; ".join(told)} if told else {}
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         try:
@@ -261,6 +293,9 @@ class IntakeDriver:
 
     async def _on_error(self, client: nats.aio.client.Client, error: Exception) -> None:
         self.counts["nats_errors"] += 1
+        if isinstance(error, MissingRight):
+            self._note_refused(error)
+            return
         text = repr(error)
         if found := tell_of(client, error, self._tell):  # I5
             text = found.why
@@ -270,7 +305,26 @@ class IntakeDriver:
             self._error_shown = text
             log.warning("intake.nats_error error=%s", text)
 
+    def _note_refused(self, refusal: MissingRight) -> None:
+        """I7."""
+        if refusal.does == "subscribe":
+            for attachment in self._streams.values():
+                for sid, (subject, _) in zip(attachment.sids, attachment.subscriptions, strict=False):
+                    if sid not in self._refused_sids and _refusal(attachment, subject) == refusal:
+                        self._refused_sids.add(sid)
+                        name, group = attachment.info.name, refusal.group
+                        log.error("intake.not_captured stream=%s subject=%s group=%s", name, subject, group)
+            return
+        self.counts["acks_refused"] += 1
+        now_s, (shown_s, count) = self._clocks.now_s(), self._acks_shown
+        self._refused_ack = now_s, refusal
+        if now_s - shown_s >= REFUSED_INTERVAL_S:
+            self._acks_shown = now_s, self.counts["acks_refused"]
+            since = self.counts["acks_refused"] - count
+            log.error("intake.acks_refused count=%d subject=%s", since, refusal.subject)
+
     async def _on_disconnected(self) -> None:
+        self._refused_sids.clear()  # the next connection asks anew
         if self._stopping:
             return
         self.state = "disconnected"
@@ -410,6 +464,7 @@ class IntakeDriver:
     def _unroute(self, attachment: Attachment) -> None:
         for sid in attachment.sids:
             self._intake.unroute(sid)
+            self._refused_sids.discard(sid)
         attachment.sids.clear()
 
     async def _drain(self, timeout_s: float) -> None:
@@ -504,6 +559,11 @@ def _load(implementation: str) -> ModuleType:
             key="intake.implementation",
             value=implementation,
         ) from error
+
+
+def _refusal(attachment: Attachment, subject: str) -> MissingRight:
+    """What the server says if it does not let us make this subscription."""
+    return MissingRight("subscribe", subject, attachment.info.settings.group or "")
 
 
 async def _set(event: asyncio.Event) -> None:

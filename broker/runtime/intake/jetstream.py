@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from typing import Final
 
 import nats.aio.client
 
@@ -17,6 +18,8 @@ from broker.runtime.intake.unbelieved import tell_of
 log = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 1.0
+INBOX: Final = "_INBOX.liftlog"
+"""Where the answer comes: no broker needs the right to hear the answers of others."""
 
 
 async def jetstream_on(config: Config, subject: str, tell: Tell = tell_nobody) -> list[str]:
@@ -28,13 +31,17 @@ async def jetstream_on(config: Config, subject: str, tell: Tell = tell_nobody) -
         tell: Told of a server that is not believed, as the intake tells (`driver.I5`).
     """
     client = nats.aio.client.Client()
+    refused: list[str] = []
 
     async def note(error: Exception) -> None:
         tell_of(client, error, tell)
+        if "permissions violation" in str(error):
+            refused.append(str(error))
 
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S * 2):
-            await client.connect(**connect_options(config.nats), allow_reconnect=False, error_cb=note)
+            options = connect_options(config.nats)
+            await client.connect(**options, allow_reconnect=False, error_cb=note, inbox_prefix=INBOX)
             try:
                 request = json.dumps({"subject": subject}).encode()
                 answer = await client.request("$JS.API.STREAM.NAMES", request, timeout=ASK_TIMEOUT_S)
@@ -42,7 +49,10 @@ async def jetstream_on(config: Config, subject: str, tell: Tell = tell_nobody) -
             finally:
                 await client.close()
     except Exception as error:  # whatever it is (nkeys has errors of its own): the stream was made, this is advice
-        log.debug("stream.jetstream_unknown subject=%s error=%r", subject, error)
+        if refused:
+            log.warning("stream.jetstream_not_asked subject=%s error=%s", subject, refused[0])
+        else:
+            log.debug("stream.jetstream_unknown subject=%s error=%r", subject, error)
         return []
 
 

@@ -33,6 +33,7 @@ from broker.ingest import Intake, IntakeProtocolError
 from broker.runtime.elapsed import MACHINE, Clocks
 from broker.runtime.intake.inbox import Inbox
 from broker.runtime.intake.pacing import unpace_loopback
+from broker.runtime.intake.rights import refusal_in
 from broker.runtime.intake.websocket import SendingWebSocket
 
 log = logging.getLogger(__name__)
@@ -190,7 +191,10 @@ class ParserSeam:
             case ("PONG",):
                 await self.nc._process_pong()
             case ("ERR", text):
-                await self.nc._process_err(text.lower())
+                if refusal := refusal_in(text):  # nats-py would go on, too, but with the subject in lower case
+                    await self.nc._error_cb(refusal)
+                else:
+                    await self.nc._process_err(text.lower())
             case ("INFO", raw):
                 try:
                     info = parse_json(raw)

@@ -254,10 +254,12 @@ class Control:
                 await self._open_again(info)
 
     def _warned_of_nats(self, info: StreamInfo) -> StreamInfo:
-        if self._intake is None or info.settings.subject is None or info.paused or self._intake.state == "connected":
+        if self._intake is None or info.settings.subject is None or info.paused:
             return info
-        text = f"not connected to NATS ({self._intake.state}): nothing is captured until the broker is"
-        return replace(info, warnings=(*info.warnings, text))
+        if self._intake.state != "connected":
+            text = f"not connected to NATS ({self._intake.state}): nothing is captured until the broker is"
+            return replace(info, warnings=(*info.warnings, text))
+        return replace(info, warnings=(*info.warnings, *self._intake.not_captured(info.name)))
 
     async def _warned_of_jetstream(self, info: StreamInfo) -> StreamInfo:
         subjects = subjects_of(info.settings)
