@@ -126,7 +126,10 @@ AUTH: Final[Mapping[str, Leaf | Branch]] = {
     "test": Leaf(_AUTH, "may", "Say whether a principal may do something."),
 }
 SECRET: Final = {
-    "new": Leaf(f"{_COMMANDS}.secret", "new", "Write a new secret to a file that only its owner can read.")
+    "new": Leaf(f"{_COMMANDS}.secret", "new", "Write a new secret to a file that only its owner can read."),
+    "master-key": Leaf(
+        f"{_COMMANDS}.secret", "master_key", "Write a new master key to a file that only its owner can read."
+    ),
 }
 LOG: Final = {
     "verify": Leaf(_LOG, "verify", "Check every batch, index and small file."),
@@ -148,7 +151,7 @@ COMMANDS: Final[Mapping[str, Leaf | Branch]] = {
     "cluster": Branch(CLUSTER, "The cluster: its brokers, who keeps what, and moving it."),
     "certs": Branch(CERTS, "A private CA, and certificates of it for brokers and clients."),
     "auth": Branch(AUTH, "Who may do what: tokens and grants."),
-    "secret": Branch(SECRET, "The secret by which the brokers of a cluster know each other."),
+    "secret": Branch(SECRET, "The secret by which the brokers of a cluster know each other, and master keys."),
     "log": Branch(LOG, "Files of a log: verify, dump, repair, export."),
     "doctor": Leaf(
         "broker.cli.doctor.command", "doctor", "Check folder, disk, limits, ports, NATS, clocks and versions."

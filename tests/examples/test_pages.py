@@ -12,13 +12,15 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import free_port
+from broker.runtime.config.master_keys import from_file
+from tests.support.processes import BrokerProcess, eventually, free_port
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
@@ -149,6 +151,36 @@ def test_the_calls_of_the_http_page_work_as_they_stand(reader: Reader) -> None:
     assert len(commands) >= 9
     for command in commands:
         reader.types(f"{command} --silent --show-error --fail-with-body")
+
+
+def test_the_section_on_encryption_works_as_it_stands(tmp_path: Path) -> None:
+    """Its commands and files, one after the other, with a broker that is started again after each other file."""
+    section = SECURITY.partition("## Encryption on disk")[2].partition("**Files.**")[0]
+    section = section.replace("/etc/liftlog", str(tmp_path))
+    section = section.replace(section.partition("**From a KMS.**")[2].partition("**Another master key.**")[0], "")
+    blocks = re.findall(r"(?:^    .+\n)+", section, re.MULTILINE)
+    config, reader = tmp_path / "broker.toml", Reader(tmp_path)
+    command = ("broker.cli.main", "broker", "--config", str(config))
+    broker = BrokerProcess(tmp_path / "broker", None, command=command, port=reader.base + 1)
+    files = 0
+    try:
+        for block in (textwrap.dedent(each) for each in blocks):
+            if block.startswith("["):
+                assert broker.stop() == 0
+                config.write_text(block)
+                broker.start()
+                files += 1
+            else:
+                reader.types(block)
+        assert files == 2
+        assert '"encryption":"aes-256-gcm"' in re.sub(r"\s", "", reader.types("liftlog stream describe orders --json"))
+        of_old = from_file(str(tmp_path / "master.key"), setting="x").id
+        name = f'liftlog_encryption_logs{{master="{of_old}"}}'
+        eventually(
+            lambda: f"{name} 0.0" in broker.get("/metrics").decode().splitlines(), what="no log needs the old key"
+        )
+    finally:
+        broker.stop()
 
 
 def test_the_pages_agree_on_how_to_install() -> None:

@@ -13,7 +13,7 @@ producer.py  `liftlog producer …`: the names of idempotent producers
 publish.py   `liftlog publish`: messages to a NATS subject, and their acks counted
 records.py   records as text, for people or as JSON
 rescue.py    `liftlog cluster rescue …`: the way on when a majority of the voters is lost for good
-secret.py    `liftlog secret new`: the secret of a cluster
+secret.py    `liftlog secret …`: the secret of a cluster, master keys
 settings.py  the settings of a stream as options
 sink.py      `liftlog sink …`: what each sink committed last; reset, adopt, delete
 stream.py    `liftlog stream …`: create, list, describe, alter, pause, trim, delete

@@ -7,9 +7,11 @@ former_key_files           those before it, until every log is wrapped anew
 from __future__ import annotations
 
 import os
+import selectors
 import shlex
 import stat
 import subprocess
+import time
 from typing import TYPE_CHECKING, Final
 
 from broker.api.errors import InvalidSetting
@@ -24,9 +26,11 @@ COMMAND_S: Final = 60
 KEY_FILE_BYTES_MAX: Final = 4_096
 
 
-def load_keyring(config: EncryptionConfig) -> Keyring | None:
+def load_keyring(config: EncryptionConfig, *, command_s: float = COMMAND_S) -> Keyring | None:
     """The master keys; None: none is named.
 
+    Args:
+        command_s: So long `key_command` may take.
     Raises:
         InvalidSetting: one cannot be read, others can read its file, or it is no key.
         NotSupported: this system cannot serve what is encrypted.
@@ -38,7 +42,7 @@ def load_keyring(config: EncryptionConfig) -> Keyring | None:
 
     check_machine()
     first = (
-        _from_command(config.key_command)
+        _from_command(config.key_command, command_s)
         if config.key_file is None
         else from_file(config.key_file, setting="encryption.key_file")
     )
@@ -78,20 +82,61 @@ def from_file(path: str, *, setting: str) -> MasterKey:
     return MasterKey.parse(text, where=f"{setting}: {path}")
 
 
-def _from_command(command: tuple[str, ...]) -> MasterKey:
+def _from_command(command: tuple[str, ...], patience_s: float) -> MasterKey:
     """What a command prints; what it says on stderr is the error. No shell reads it."""
     from broker.storage.encrypted.keys import MasterKey
 
     setting = "encryption.key_command"
+
+    def wrong(why: str) -> InvalidSetting:
+        return InvalidSetting(f"{setting}: {command[0]} {why}", key=setting)
+
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_S, check=False, close_fds=True
+        running = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, close_fds=True
         )
-    except OSError as error:
-        raise InvalidSetting(f"{setting}: {command[0]} cannot be run: {error.strerror}", key=setting) from error
-    except subprocess.TimeoutExpired:
-        raise InvalidSetting(f"{setting}: {command[0]} has not ended in {COMMAND_S} s", key=setting) from None
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[-500:]
-        raise InvalidSetting(f"{setting}: {command[0]} ended with {done.returncode}: {said}", key=setting)
-    return MasterKey.parse(done.stdout, where=setting)
+    except (OSError, ValueError) as error:  # the latter: a NUL in a word
+        raise wrong(f"cannot be run: {getattr(error, 'strerror', None) or error}") from error
+    with running:
+        try:
+            printed, said = _read_bounded(running, time.monotonic() + patience_s)
+        except TimeoutError:
+            raise wrong(f"has not ended in {patience_s:g} s") from None
+        finally:
+            running.kill()  # if it has not ended
+    if len(printed) > KEY_FILE_BYTES_MAX:
+        raise wrong(f"prints more than {KEY_FILE_BYTES_MAX:,} bytes, which is no master key")
+    if running.returncode:
+        raise wrong(f"ended with {running.returncode}: {said.decode(errors='replace').strip()[-500:]}")
+    return MasterKey.parse(printed, where=f"{setting}: {command[0]}")
+
+
+def _read_bounded(running: subprocess.Popen[bytes], until_s: float) -> tuple[bytes, bytes]:
+    """What a process prints, and the end of what it says on stderr, until it has ended or has printed too much.
+
+    Raises:
+        TimeoutError: it goes on.
+    """
+    assert running.stdout is not None
+    assert running.stderr is not None
+    streams = {stream.fileno(): b"" for stream in (running.stdout, running.stderr)}
+    of_stdout = running.stdout.fileno()
+    with selectors.DefaultSelector() as selector:
+        for each in streams:
+            selector.register(each, selectors.EVENT_READ)
+        while selector.get_map() and len(streams[of_stdout]) <= KEY_FILE_BYTES_MAX:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            for key, _ in selector.select(left_s):
+                data = os.read(key.fd, KEY_FILE_BYTES_MAX + 1)
+                streams[key.fd] = (streams[key.fd] + data)[-(KEY_FILE_BYTES_MAX + 1) :]
+                if not data:
+                    selector.unregister(key.fd)
+    if len(streams[of_stdout]) <= KEY_FILE_BYTES_MAX:
+        try:
+            running.wait(max(0.0, until_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+    printed, said = streams.values()
+    return printed, said

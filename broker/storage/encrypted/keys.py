@@ -54,7 +54,7 @@ class MasterKey:
             key = b""
         if len(key) != KEY_BYTES:
             raise InvalidSetting(
-                f"{where}: a master key is {KEY_BYTES} random bytes in base64, as `openssl rand -base64 32` prints",
+                f"{where}: a master key is {KEY_BYTES} random bytes in base64; `liftlog secret master-key` makes one",
                 key=where,
             )
         return cls(key)

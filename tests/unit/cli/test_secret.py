@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from broker.api.errors import InvalidRequest
-from broker.cli.commands.secret import write_secret
+from broker.cli.commands.secret import write_master_key, write_secret
 from broker.cli.local.datafolder import Record, UpFolder
 from broker.cli.local.processes import ProcessIdentity
 from broker.cli.local.up import Ports, _keep_secret, _plan
@@ -21,6 +21,8 @@ from broker.cli.main import app
 from broker.runtime.broker import check_asserts
 from broker.runtime.cluster.plane.identity import check_secret, identity_from
 from broker.runtime.config.configuration import load
+from broker.runtime.config.master_keys import from_file, load_keyring
+from broker.runtime.config.settings import EncryptionConfig
 
 COMMAND: click.Command = app
 
@@ -36,6 +38,25 @@ def test_a_new_secret_is_its_owners_alone_and_a_broker_takes_it(tmp_path: Path) 
     assert identity is not None
     check_secret(identity.secret)
     assert identity.secret == file.read_text().strip()
+
+
+def test_a_new_master_key_is_its_owners_alone_and_a_broker_takes_it(tmp_path: Path) -> None:
+    files = [tmp_path / "master.key", tmp_path / "master-2.key"]
+    for file in files:
+        done = CliRunner().invoke(COMMAND, ["secret", "master-key", str(file)])
+        assert done.exit_code == 0
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert file.read_text().strip() not in done.output
+    first, second = map(str, files)
+    keyring = load_keyring(EncryptionConfig(key_file=first, former_key_files=(second,)))
+    assert keyring is not None
+    assert from_file(first, setting="x").id == keyring.current != from_file(second, setting="x").id
+    before = files[0].read_bytes()
+    again = CliRunner().invoke(COMMAND, ["secret", "master-key", first])
+    assert again.exit_code != 0
+    assert files[0].read_bytes() == before
+    with pytest.raises(InvalidRequest, match="exists: it may be the master key of records"):
+        write_master_key(first)
 
 
 def test_a_secret_is_not_replaced(tmp_path: Path) -> None:
