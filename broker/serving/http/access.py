@@ -375,7 +375,15 @@ class Gate:
             raise _NotKnown(f"token {token.id} is not known: it is forged, or has expired or was revoked long ago")
         return Identified(principal=kept.principal, how="token", token_id=token.id, until_ms=kept.expires_ms)
 
-    def _proven(self, request: web.Request, proofs: Collection[str]) -> Identified:
+    def is_peer(self, request: web.BaseRequest) -> bool:
+        """Whether a broker has proven that it asks (A7), for the room that is kept for those (`connections.N5`)."""
+        proofs = request.headers.getall(http.PROOF, ())
+        try:
+            return bool(proofs) and self._proven(request, proofs) is not None
+        except InvalidRequest:
+            return False
+
+    def _proven(self, request: web.BaseRequest, proofs: Collection[str]) -> Identified:
         """A7."""
         key, parts = self.rules.peer_key, next(iter(proofs)).split(" ")
         if key is None or len(proofs) > 1 or len(parts) != 3:

@@ -171,7 +171,7 @@ def build_app(
     app[SERVING] = serving
     app[METERS] = meters
     app[BODY_TIMEOUT_S] = limits.body_timeout_s
-    app[CONNECTIONS] = Connections(limits, meters, callers, partial(serving.audit.kept_out, "http"))
+    app[CONNECTIONS] = Connections(limits, meters, callers, partial(serving.audit.kept_out, "http"), gate.is_peer)
     for endpoint in ENDPOINTS:
         handler = endpoint.bind(serving)
         if endpoint.method == "GET":

@@ -21,7 +21,8 @@ N4  When `connections_max` are open, each new one cuts the one that has been wit
     a head or between two requests.
 N5  While all of them have requests under way, `ROOM_MAX` more are taken, for questions after the broker's health and
     for other brokers alone: whoever holds all others, by long polls say, hides neither. Brokers take `PEERS_MAX` of
-    them, so that some are left for health. Other requests get 503 there.
+    them, so that some are left for health, and have to prove that they are brokers (`access.A7`). Other requests get
+    503 there.
 N6  A client that ends its sending side behind a whole request is still answered (RFC 9112, section 9.6), for
     `HALF_CLOSED_S`: whether it listens or is gone cannot be told. There is no half-close under TLS.
 N7  Who is told that his request is refused may send it again: it is never carried out. So a request counts as under way
@@ -123,13 +124,25 @@ class Counted(Protocol):
 
 
 class Connections:
-    """All connections of one application. On the loop that serves. `tell`: whose certificate is not believed."""
+    """All connections of one application. On the loop that serves.
 
-    def __init__(self, limits: ConnectionLimits, meters: Meters, callers: Callers, tell: Tell = tell_nobody) -> None:
+    Args:
+        tell: Whose certificate is not believed.
+        is_peer: Whether a broker of this cluster has proven that a request is its own.
+    """
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        meters: Meters,
+        callers: Callers,
+        tell: Tell = tell_nobody,
+        is_peer: Callable[[web.BaseRequest], bool] = lambda request: False,
+    ) -> None:
         self.limits = limits
         self.meters = meters
         self._callers = callers
-        self._tell = tell
+        self._tell, self._is_peer = tell, is_peer
         self._places = CountedAddresses()
         self._open_count = 0
         self._idle: dict[Counted, None] = {}  # without a request under way: the longest first
@@ -218,7 +231,7 @@ class Connections:
         connection.is_extra = connection.is_extra and is_over
         if not connection.is_extra or request.path in HEALTH:
             return None
-        if http.ASKED_BY in request.headers and len(self._peers) < PEERS_MAX:
+        if http.ASKED_BY in request.headers and len(self._peers) < PEERS_MAX and self._is_peer(request):
             self._peers.add(connection)
             return None
         assert connection.transport is not None

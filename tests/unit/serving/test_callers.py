@@ -401,7 +401,9 @@ def test_connections_of_one_address_leave_room_for_others(tmp_path: Path) -> Non
 
 
 def test_whoever_holds_all_connections_of_an_address_hides_no_health(tmp_path: Path) -> None:
-    with running(tmp_path, caller_limits=CallerLimits(connections_max=2)) as server, ExitStack() as stack:
+    limits = CallerLimits(connections_max=2)
+    with enforcing(tmp_path, "off", caller_limits=limits) as enforced, ExitStack() as stack:
+        server = enforced.server
         server.api.create("own")
         server.api.close()
         eventually(lambda: server.app[CONNECTIONS]._open_count == 0)
@@ -413,8 +415,10 @@ def test_whoever_holds_all_connections_of_an_address_hides_no_health(tmp_path: P
             assert (problem["key"], problem["caller"]) == ("limits.address_connections_max", "127.0.0.2")
         with sent(server, "/livez", source="127.0.0.2") as client:
             assert said(client)[0] == 200
-        with sent(server, POLL, source="127.0.0.2", headers={names.ASKED_BY: "b2"}):
-            polls(server, 3, by="127.0.0.2")
+        with sent(server, POLL, source="127.0.0.2", headers={names.ASKED_BY: "b2"}) as client:
+            assert said(client)[0] == 429
+        with sent(server, POLL, source="127.0.0.2", headers=proven("GET", POLL, server.port)):
+            eventually(lambda: len(server.app[CONNECTIONS]._peers) == 1, what="a broker's is under way")
         assert server.api.get("/v1/streams").status == 200
         held[0].close()
         polls(server, 1, by="127.0.0.2")

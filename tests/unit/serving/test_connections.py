@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 
 from broker.api.http import ARROW_STREAM, PROBLEM_JSON
 from broker.serving.http import closing, connections, gone
+from broker.serving.http.access import peer_key, proof_of
 from broker.serving.http.app import CONNECTIONS
 from broker.serving.http.body import ROOM_MADE_BYTES
 from broker.serving.http.callers import CallerLimits
@@ -33,7 +35,7 @@ from broker.serving.http.connections import (
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import stream_of, values
 from tests.unit.serving.server import Api, Server, running
-from tests.unit.serving.test_access import ADMIN, Enforced, enforcing
+from tests.unit.serving.test_access import ADMIN, KEY, Enforced, enforcing
 
 POLL = b"GET /v1/streams/orders/partitions/0/records?max_wait_ms=60000 HTTP/1.1\r\nHost: [::1]\r\n\r\n"
 
@@ -380,17 +382,35 @@ def test_a_request_that_has_come_is_not_refused_and_carried_out(tmp_path: Path) 
 def test_whoever_holds_all_connections_hides_neither_health_nor_brokers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The room for brokers is for those that prove that they know the secret of the cluster (`access.A7`).
+
+    Seen before: whoever sent the header of a broker took that room.
+    """
     monkeypatch.setattr(connections, "PEERS_MAX", 1)
-    with running(tmp_path, limits=ConnectionLimits(connections_max=2)) as server, ExitStack() as stack:
+
+    def by_broker(key: bytes = KEY) -> bytes:
+        target, now_ms = POLL.split(b" ")[1].decode(), time.time_ns() // 1_000_000
+        proof = proof_of(key, "b2", "[::1]", "GET", target, now_ms, "")
+        return f"Liftlog-Asked-By: b2\r\nLiftlog-Proof: {proof}\r\n".encode()
+
+    limits = ConnectionLimits(connections_max=2)
+    with enforcing(tmp_path, mode="off", limits=limits) as enforced, ExitStack() as stack:
+        server = enforced.server
         server.api.create("orders")
         server.api.close()
         held = [stack.enter_context(polling(server)) for _ in range(2)]
         with connected(server) as client:
             client.sendall(b"GET /v1/streams HTTP/1.1\r\nHost: [::1]\r\n\r\n")
             assert problem_in(heard(client), 503)["key"] == "http.connections_max"
-        stack.enter_context(polling(server, b"Liftlog-Asked-By: b2\r\n"))
+        unproven = (b"Liftlog-Asked-By: b2\r\n", b"Liftlog-Asked-By: b2\r\nLiftlog-Proof: b2 1 0\r\n")
+        for headers in (*unproven, by_broker(peer_key(b"of another cluster"))):
+            with connected(server) as client:
+                client.sendall(POLL[:-2] + headers + b"\r\n")
+                assert problem_in(heard(client), 503)["key"] == "http.connections_max"
+        assert not owner_of(server)._peers
+        stack.enter_context(polling(server, by_broker()))
         with connected(server) as client:
-            client.sendall(POLL[:-2] + b"Liftlog-Asked-By: b2\r\n\r\n")
+            client.sendall(POLL[:-2] + by_broker() + b"\r\n")
             assert problem_in(heard(client), 503)["key"] == "http.connections_max"
         with connected(server) as client:
             answered(client)
