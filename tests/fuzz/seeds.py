@@ -378,6 +378,9 @@ def of_http() -> Inputs:
     }
     for name, head in bundles.items():
         yield "http-bundle", name, len(head).to_bytes(2, "big") + head + streams["all-columns"]
+    head = js({"parts": [{"partition": 0, "rows": 5}]})
+    for name, data in streams.items():
+        yield "http-bundle", f"of-{name}", len(head).to_bytes(2, "big") + head + data
     for name, data in (("text", "é".encode()), ("binary", b"\xff\0\xfe"), ("quotes", b'"\\\n\r\t\x7f'), ("none", b"")):
         yield "ndjson", name, data
 
