@@ -11,7 +11,7 @@ X2  Files that are wrong now may be right later without a change, as a certifica
     read at each look until they are; the log has one line for each change.
 X3  A certificate that expires while it is in use stays in use, and a broker starts with one that has expired: clients
     say what is wrong, and messages from NATS are taken meanwhile. A broker that did not come up after a crash would
-    miss them. It is an ERROR in the log, and what is asked before a start refuses it (`certificates_of`).
+    miss them. It is an ERROR in the log, once, and what is asked before a start refuses it (`certificates_of`).
 X5  Lists of revoked certificates are files as the others. One whose date has passed stays in force (`revocations.L1`),
     and is an ERROR in the log. A broker's own certificate that is revoked for other brokers is refused as a wrong one.
     What is revoked is taken also while another file is wrong, or the broker's own certificate has expired. The lists of
@@ -189,6 +189,7 @@ class Certificates:
         self._now = now
         self._in_use = self._seen = self._files()
         self._said: Files | None = None  # which the log has a line about
+        self._said_expired: datetime | None = None  # X3
         self._said_late: Revocations | None = None  # X5
         self._said_older: Files | None = None
         self._loaded = load_files(self._wanted, now())
@@ -207,8 +208,8 @@ class Certificates:
         self._taken()
         if self._wanted.mode != "required":
             log.warning("tls.plain_taken setting=%s.tls value=%s", self._wanted.section, self._wanted.mode)
-        if (error := self.out_of_date) is not None:  # X3
-            log.error("tls.certificate_refused error=%s", f"{error}: others refuse this broker")
+        if (error := self.out_of_date) is not None:
+            self._say_expired(error)
         self._loop.start()
 
     def stop(self) -> None:
@@ -243,6 +244,7 @@ class Certificates:
     def look(self) -> None:
         """Take files that have changed. The log says why they are not taken."""
         self._see_lists()
+        self._see_date()
         files, before = self._files(), self._seen
         self._seen = files
         if files == self._in_use or files != before:
@@ -294,6 +296,16 @@ class Certificates:
             setting, path = LISTS_EXPIRE[self._wanted.section][1], self._wanted.crl and self._wanted.crl.path
             log.error("tls.revocations_older setting=%s file=%s", setting, path)
         return kept
+
+    def _see_date(self) -> None:
+        """X3."""
+        if self.expires != self._said_expired and self.expires.timestamp() < self._now():
+            which = "the certificate in use, or another of its chain,"
+            self._say_expired(unusable(*self._wanted.cert, f"{which} has expired at {self.expires.isoformat()}"))
+
+    def _say_expired(self, error: InvalidSetting) -> None:
+        self._said_expired = self.expires
+        log.error("tls.certificate_refused error=%s", f"{error}: others refuse this broker")
 
     def _see_lists(self) -> None:
         """X5."""

@@ -332,15 +332,34 @@ async def test_a_broker_starts_with_one_that_has_expired_and_says_so(
     assert certificates.out_of_date is None
 
 
-def test_one_that_expires_while_it_is_in_use_stays(authority: Authority) -> None:
-    """X3."""
+@pytest.mark.parametrize("section", ["http", "cluster"])
+def test_one_that_expires_while_it_is_in_use_stays_and_that_is_an_error(
+    authority: Authority, caplog: pytest.LogCaptureFixture, section: str
+) -> None:
+    """X3: one line, when it expires. A renewed one that expires in its turn has another."""
     now_s = [NOW.timestamp()]
+
+    def errors() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
     issued = authority.issue("broker", not_before=NOW - DAY, not_after=NOW + DAY)
-    certificates = Certificates(load(None, {}, authority.settings(issued)).http, now=lambda: now_s[0])
+    config = load(None, {}, {**authority.settings(issued), **authority.cluster_settings(issued)})
+    certificates = Certificates(config.http if section == "http" else config.cluster, now=lambda: now_s[0])
+    looks(certificates)
+    assert errors() == []
     now_s[0] += 2 * DAY.total_seconds()
     looks(certificates, 3)
     assert certificates.expires.timestamp() < now_s[0]
     assert certificates.contexts.server() is not None
+    [line] = errors()
+    assert line.startswith("tls.certificate_refused ")
+    assert all(each in line for each in (f"{section}.tls_cert", issued.cert, certificates.expires.isoformat()))
+    authority.issue("broker", not_before=NOW - DAY, not_after=NOW + 3 * DAY)
+    looks(certificates, 3)
+    assert len(errors()) == 1
+    now_s[0] += 2 * DAY.total_seconds()
+    looks(certificates, 3)
+    assert len(errors()) == 2
 
 
 def test_where_names_are_required_a_broker_shows_one(authority: Authority) -> None:
