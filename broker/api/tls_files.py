@@ -96,7 +96,7 @@ def why_kept_out(error: OSError) -> str:
     if "ALERT" in reason:
         return f"it refuses this broker's certificate: {said(error)} (cluster.tls_cert)"
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"):
-        return "it does not speak TLS there: it has no cluster.tls_cert, or is no broker"
+        return "it does not speak TLS there: it has no cluster.tls_cert, or cluster.tls is accept, or is no broker"
     if isinstance(error, ssl.SSLEOFError):
         return ENDED_AMID
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":

@@ -368,7 +368,7 @@ def test_renewed_files_are_taken_by_new_connections_and_old_ones_go_on(
 @pytest.mark.parametrize("how", ["plain", "noise", "no certificate", "another CA's"])
 def test_a_stranger_is_cut_and_said(tmp_path: Path, ours: Authority, other: Authority, how: str) -> None:
     says = {
-        "plain": "it does not speak TLS there",
+        "plain": "it does not speak TLS there: it has no cluster.tls_cert, or cluster.tls is accept, or is no broker",
         "noise": "no TLS with it: ",
         "no certificate": "it shows no certificate",
         "another CA's": "its certificate is not believed",
