@@ -58,10 +58,11 @@ PartitionKey = tuple[str, int]
 
 @dataclass(slots=True)
 class Down:
-    """A broker that could not be reached: when it was tried last, and how long nobody has to try it."""
+    """A broker that could not be reached: when it was tried last, how long nobody has to try it, and why."""
 
     tried_s: float
     pause_s: float
+    why: str = ""
 
     def is_over(self, *, named: bool = False) -> bool:
         """Whether it is asked as any other. `named`: as a leader, by another broker (B3)."""
@@ -173,8 +174,8 @@ class Brokers:
             if leader is None or leader in asked[-1:] or len(asked) > len(self.addresses) + REDIRECTS_MAX:
                 self._note_failure(address, key)
                 raise problem
-            if self._is_down(leader):  # B2: the election is not over, or it is on its way back
-                raise problem
+            if (state := self._down_now(leader)) is not None:  # B2: the election is not over, or it is on its way back
+                raise NotLeader(f"{problem.message}; it was asked a moment ago: {state.why}", **problem.fields)
             if key is not None:
                 self.note_leader(key, leader)
             queue.insert(0, leader)
@@ -187,7 +188,7 @@ class Brokers:
             Unavailable: it does not answer, or did not a short while ago.
             LiftlogError: what its problem body says.
         """
-        if self._is_down(address):
+        if self._down_now(address) is not None:
             raise unavailable(address, "it did not answer a moment ago", sent=False)
         self._note_try(address)
         try:
@@ -225,10 +226,10 @@ class Brokers:
             leader = leader.get("http")
         return self.named(leader) if isinstance(leader, str) else None
 
-    def _is_down(self, leader: Address) -> bool:
+    def _down_now(self, leader: Address) -> Down | None:
         with self._lock:
             state = self._down.get(leader)
-            return state is not None and not state.is_over(named=True)
+            return None if state is None or state.is_over(named=True) else state
 
     def _is_known(self, address: Address) -> bool:
         """B4: whether it lives, as far as anybody can tell before it is handed something."""
@@ -266,7 +267,7 @@ class Brokers:
                 before = self._down.get(address)
                 is_dear = before is not None and error.timed_out  # B3
                 pause_s = min(2 * before.pause_s, SILENT_MOST_S) if before is not None and is_dear else DOWN_S
-                self._down[address] = Down(time.monotonic(), pause_s)
+                self._down[address] = Down(time.monotonic(), pause_s, error.message)
             if key is not None and self._leaders.get(key) == address:
                 del self._leaders[key]
             if self._circle()[0] == address:

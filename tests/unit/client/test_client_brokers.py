@@ -241,6 +241,20 @@ def test_a_leader_that_is_gone_is_not_tried_again_because_somebody_names_it(monk
         assert brokers.candidates(("orders", 0)) == [parse_address(other.address), parse_address(gone)]
 
 
+def test_who_gives_up_on_a_leader_hears_why_it_was_not_asked() -> None:
+    """B2: the broker that names it has no fault, and cannot say."""
+    gone = f"127.0.0.1:{free_port()}"
+    with RawServer(problem(NotLeader(f"s/0: broker b at {gone} leads it", leader=gone))) as other:
+        api = calls(gone, other.address, deadline_s=0)
+        for _ in range(2):
+            with pytest.raises(NotLeader) as met:
+                api.json("GET", "/v1/x", key=("s", 0))
+            said, leads = str(met.value), f"s/0: broker b at {gone} leads it"
+            assert said.startswith(f"{leads}; it was asked a moment ago: {gone}: ")
+            assert "refused" in said.removeprefix(leads)
+            assert met.value.fields["leader"] == gone
+
+
 def test_a_lone_broker_is_asked_however_often_it_was_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.client.http.brokers.DOWN_S", 3600.0)
     with RawServer(answers(b"{}")) as server:
