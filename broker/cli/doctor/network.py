@@ -33,6 +33,8 @@ _ADVICE: Final = {
     "keys": "docs/guides/security.md, Keys that are lost, says what to do",
 }
 """By the key of a broker's warning."""
+_AT_ANOTHER_TIME: Final = (9, 10)
+"""X509_V_ERR_CERT_NOT_YET_VALID and _HAS_EXPIRED of OpenSSL: the certificate is good at another time."""
 
 
 def files_of(given: TlsFiles, config: HttpConfig) -> TlsFiles:
@@ -62,7 +64,9 @@ def check_broker(address: str, *, in_use: bool, source: str = "", tls: TlsFiles 
         advice = (
             f"start that broker, or set {source}: every command but `up` and `down` goes there" if source else advice
         )
-        if isinstance(error, ssl.SSLError | InvalidRequest):
+        if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _AT_ANOTHER_TIME:
+            advice = "renew it (files that change are taken without a restart), or set the clock that is wrong"
+        elif isinstance(error, ssl.SSLError | InvalidRequest):
             advice = "name the CA of its certificate with LIFTLOG_TLS_CA, and its address as https:// if it has one"
         found = f"{address}{from_it}: {_text(error)}"
         yield Check("broker", WRONG, found, advice)

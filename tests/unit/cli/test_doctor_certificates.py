@@ -6,8 +6,12 @@ Method: certificates of a CA of the test that end so many days from the time tha
 from __future__ import annotations
 
 import json
+import socket
+import ssl
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,9 @@ from click.testing import CliRunner
 
 from broker.cli.doctor import command, machine
 from broker.cli.doctor.checks import OK, WARNING, WRONG
+from broker.cli.doctor.network import check_broker
 from broker.cli.main import app
+from broker.client.http.tls import TlsFiles
 
 COMMAND: click.Command = app
 AUTHORITY = trustme.CA()
@@ -90,8 +96,38 @@ def test_one_that_has_expired_is_wrong(tmp_path: Path, section: str) -> None:
     assert check["advice"]
 
 
+@pytest.mark.parametrize(
+    ("days", "says", "advice"),
+    [(-1, "expired", "renew it"), (500, "not yet valid", "renew it"), (100, "", "name the CA of its certificate")],
+)
+def test_what_to_do_about_a_brokers_certificate_that_is_refused(
+    tmp_path: Path, days: int, says: str, advice: str
+) -> None:
+    """Where it is good at another time, its CA is none of the trouble."""
+    own = files(tmp_path, "http", datetime.now(UTC) + timedelta(days=days))
+    ca = tmp_path / "other.pem"
+    ca.write_bytes((AUTHORITY if says else trustme.CA()).cert_pem.bytes())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own["http.tls_cert"], own["http.tls_key"])
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        meets = threading.Thread(target=refused_by_one, args=(context, port))
+        meets.start()
+        address = f"https://127.0.0.1:{port.getsockname()[1]}"
+        (check,) = check_broker(address, in_use=False, source="LIFTLOG_BROKERS", tls=TlsFiles(ca=str(ca)))
+        meets.join()
+    assert check.status == WRONG
+    assert says in check.found
+    assert check.advice.startswith(advice)
+
+
+def refused_by_one(context: ssl.SSLContext, port: socket.socket) -> None:
+    connection, _ = port.accept()
+    with connection, suppress(OSError):
+        context.wrap_socket(connection, server_side=True)
+
+
 def test_the_line_is_exact_at_its_limit() -> None:
-    now_s = time.time()
+    now_s = float(int(time.time()))  # a datetime has whole microseconds
     for left_s, status in ((machine.EXPIRES_SOON_S, OK), (machine.EXPIRES_SOON_S - 1, WARNING)):
         (check,) = machine.check_certificate("of x", datetime.fromtimestamp(now_s + left_s, UTC), now_s)
         assert check.status == status
