@@ -23,7 +23,7 @@ from broker.cli.output import bytes_text, counted
 
 PYTHON_LEAST: Final = (3, 11)
 LEAST: Final = {"pyarrow": (18,), "numpy": (1, 26), "crc32c": (2, 7), "nats-py": (2, 16), "aiohttp": (3, 14, 4)}
-BELOW: Final = {"nats-py": (2, 17), "aiohttp": (4,)}
+BELOW: Final = {"nats-py": (2, 17), "aiohttp": (3, 15)}
 """The versions that pyproject.toml asks for; a test compares."""
 
 FREE_SHARE_WRONG: Final = 0.01
