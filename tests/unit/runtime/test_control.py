@@ -91,6 +91,9 @@ class Intake:
     def extend(self, info: StreamInfo, partitions: Sequence[Partition]) -> Future[None]:
         return self._done("extend", info.name)
 
+    def not_captured(self, stream: str) -> list[str]:
+        return []
+
     def _done(self, what: str, *streams: str) -> Future[None]:
         self.told += [(what, stream) for stream in streams]
         future: Future[None] = Future()

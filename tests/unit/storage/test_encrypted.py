@@ -229,7 +229,7 @@ def test_no_nonce_comes_twice() -> None:
 def test_a_master_key_is_32_bytes_in_base64() -> None:
     text = base64.b64encode(KEY)
     assert MasterKey.parse(b"\n " + text + b"\n", where="f").id == MasterKey(KEY).id
-    for bad in (b"", b"secret", text[:-4], base64.b64encode(bytes(31)), text + b" x", bytes(300)):
+    for bad in (b"", b"pa55word", text[:-4], base64.b64encode(bytes(31)), text + b" x", bytes(300)):
         with pytest.raises(InvalidSetting) as raised:
             MasterKey.parse(bad, where="f")
         assert not bad or bad.decode() not in str(raised.value)
