@@ -27,6 +27,7 @@ from broker.metadata.groups import ConsumerGroup, Grant
 from broker.serving.endpoints.resolve import leader_named
 from broker.serving.liftbridge.calls import Handling
 from broker.serving.liftbridge.groups import found, member_of
+from broker.serving.liftbridge.reading import Stretch
 from broker.serving.liftbridge.statuses import Code, StatusError
 
 CURSOR: Final = "__group:"
@@ -63,11 +64,11 @@ class BegunPartition(NamedTuple):
             raise _not_held(self.group, self.member, self.at)
 
 
-async def begun(asking: Handling, asked: Any, first: int) -> BegunPartition | None:
+async def begun(asking: Handling, asked: Any, span: Stretch) -> BegunPartition | None:
     """Begin the partition of a subscription; None: it is of no group.
 
     Args:
-        first: Where it begins if its group has never read it.
+        span: Where it begins if its group has never read it.
     Raises:
         StatusError, LiftlogError: its consumer does not hold it.
     """
@@ -89,8 +90,7 @@ async def begun(asking: Handling, asked: Any, first: int) -> BegunPartition | No
     is_of_now = member is not None and consumer.group_epoch >= member.session
     epoch = grant.epoch if grant is not None and held and is_of_now else 0  # 0: refused by the operation
     has_been_told = consumer.group_epoch >= epoch
-    if asked.start == pb.OFFSET and not has_been_told:  # X2
-        first = 0
+    first = span.log_start if asked.start == pb.OFFSET and not has_been_told else span.start  # X2
     place = {"stream": asked.stream, "partition": asked.partition, "epoch": epoch}
     try:
         step = await _begin(

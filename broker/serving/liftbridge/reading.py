@@ -34,11 +34,16 @@ HELD_FACTOR: Final = 2
 
 
 class Stretch(NamedTuple):
-    """From which offset on, to which (None: for ever), of which incarnation of the stream."""
+    """From which offset on, to which (None: for ever), of which incarnation of the stream.
+
+    Attributes:
+        log_start: The first offset that was there when it was resolved.
+    """
 
     start: int
     end: int | None
     incarnation: str
+    log_start: int = 0
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

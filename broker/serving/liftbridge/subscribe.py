@@ -4,7 +4,8 @@
                                                         ▲    └─ nothing new: wait ◄──────────────┘
 
 B1  Only what is committed is sent, in order, each record once.
-B2  A start below the log start is the log start, one above the end is the end; so is one that retention overtakes.
+B2  A start below the log start is the log start, one above the end is the end; so is one that retention overtakes. A
+    consumer group passes over nothing: where its place is gone it is told so, with OUT_OF_RANGE, until it is reset.
 B3  A stop that is reached, and the end of a read-only partition, are RESOURCE_EXHAUSTED, as in Liftbridge.
 B4  What a client has not taken yet is in memory: of all subscriptions together no more than answers of JSON lines may
     take, and a slow reader is cut when others need it (`ndjson.L2`).
@@ -57,7 +58,7 @@ async def subscribe(asking: Handling) -> None:
     span = await span_of(asking, asked)
     if asked.resume and asking.serving.backend.stream(asked.stream).paused:
         await asking.ask("resume_stream", path={"stream": asked.stream})
-    holding = await begun(asking, asked, span.start)
+    holding = await begun(asking, asked, span)
     if holding is not None:
         span = of_group(asked, span, holding)
     offset, first = span.start, await _read_on(asking, asked, span, span.start)
@@ -90,7 +91,9 @@ def of_group(asked: Any, span: Stretch, holding: BegunPartition) -> Stretch:
     if holding.incarnation != span.incarnation:
         raise StatusError(Code.UNAVAILABLE, f"stream {asked.stream!r} was just made anew")
     is_beyond = asked.start == pb.OFFSET and holding.has_been_told
-    start = max(holding.offset, span.start) if is_beyond else holding.offset
+    start = max(holding.offset, min(span.start, asked.start_offset)) if is_beyond else holding.offset
+    if start < span.log_start:
+        raise _gone(asked, start, span.log_start)
     if span.end is not None and span.end <= start:
         raise StatusError(Code.RESOURCE_EXHAUSTED, "the stop position is reached")
     return span._replace(start=start)
@@ -126,7 +129,18 @@ async def _read_on(asking: Handling, asked: Any, span: Stretch, offset: int, *, 
         start = error.fields.get("log_start_offset")
         if not isinstance(start, int) or start <= offset:
             raise
+        if asked.consumer.group_id:
+            raise _gone(asked, offset, start) from None
         return await reading.whole(asking, asked, span, start)
+
+
+def _gone(asked: Any, offset: int, log_start: int) -> StatusError:
+    """B2, of a group."""
+    where = f"group {asked.consumer.group_id!r} is at offset {offset} of {asked.stream}/{asked.partition}"
+    how = "`liftlog group reset` says where it goes on"
+    return StatusError(
+        Code.OUT_OF_RANGE, f"{where}, and the first that is there is {log_start}: {how}", OffsetOutOfRange.reason
+    )
 
 
 # --- positions --------------------------------------------------------------------------------------------------------
@@ -139,7 +153,7 @@ async def span_of(asking: Handling, asked: Any) -> Stretch:
     start = _start(asked, now, first, end)
     match asked.stop:
         case pb.ON_CANCEL:
-            return Stretch(start, None, now["incarnation"])
+            return Stretch(start, None, now["incarnation"], first)
         case pb.AT_OFFSET:
             stop = asked.stop_offset + 1
         case pb.AT_LATEST:
@@ -154,7 +168,7 @@ async def span_of(asking: Handling, asked: Any) -> Stretch:
             raise StatusError(Code.INVALID_ARGUMENT, f"Unknown StopPosition {asked.stop}")
     if stop <= start:
         raise StatusError(Code.INVALID_ARGUMENT, f"stop offset {stop - 1} is below start offset {start}")
-    return Stretch(start, stop, now["incarnation"])
+    return Stretch(start, stop, now["incarnation"], first)
 
 
 def _start_at(asked: Any) -> Any:

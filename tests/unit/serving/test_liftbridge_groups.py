@@ -17,10 +17,11 @@ import pytest
 
 pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbridge`")
 
+from broker.api.errors import OffsetOutOfRange
 from broker.api.principals import new_token
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.serving.http.access import AuthRules
-from broker.serving.liftbridge import subscribe
+from broker.serving.liftbridge import reading, subscribe
 from broker.serving.liftbridge.shares import SHARES_MAX, Consumer, Shares
 from tests.support.liftbridge import Client, client_of, opened
 from tests.unit.serving.arrow import values
@@ -105,7 +106,8 @@ def test_two_share_a_stream_and_the_other_goes_on_where_one_was(client: Client) 
     assert next(reading[kept]).offset == 4
     b.leave()
     assert a.fetch() == {0, 1}
-    assert a.epoch == epoch or a.cursor(lost) == 2
+    assert a.epoch > epoch, "its client begins anew (W1)"
+    assert a.cursor(lost) == 2
     reading[kept].cancel()
 
 
@@ -195,6 +197,74 @@ def test_who_has_not_heard_of_a_stream_made_anew_passes_over_nothing_there(clien
     a.fetch()
     assert a.cursor(0) == -1
     assert offsets(a.subscribe(0, start=pb.OFFSET, start_offset=2), 1) == [2], "it has heard"
+
+
+def ended(call: Any) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as refused:
+        list(call)
+    return refused.value.code().name, refused.value.details()
+
+
+def test_a_place_that_retention_has_overtaken_is_told_until_somebody_says_where_to_go_on(
+    client: Client, server: Server
+) -> None:
+    """Nothing is passed over without a word, whatever start its client asks for. Who is in no group is not told."""
+    a = Stock(client, "a")
+    a.fetch()
+    assert offsets(a.subscribe(0), 4) == [0, 1, 2, 3]
+    a.commit(0, 2)
+    assert server.api.post("/v1/streams/s/trim", {"before": {"offset": 7}, "partitions": [0]}).status == 200
+    how = "the first that is there is 7: `liftlog group reset` says where it goes on"
+    for more, at in (
+        ({}, 3),
+        ({"start": pb.EARLIEST}, 3),
+        ({"start": pb.NEW_ONLY}, 3),
+        ({"start": pb.OFFSET, "start_offset": 5}, 5),
+    ):
+        said = ended(a.subscribe(0, **more))
+        assert said == ("OUT_OF_RANGE", f"group 'g' is at offset {at} of s/0, and {how}"), more
+    assert a.cursor(0) == 2
+    assert offsets(a.subscribe(0, start=pb.OFFSET, start_offset=8), 1) == [8], "it has read up to there"
+    assert offsets(a.subscribe(1), 1) == [0], "the others go on"
+    assert offsets(client.subscribe(stream="s", start=pb.OFFSET, start_offset=3), 1) == [7]
+    a.leave()
+    assert server.api.post("/v1/groups/g/reset", {"stream": "s", "to": "earliest"}).status == 200
+    b = Stock(client, "b")
+    b.fetch()
+    assert offsets(b.subscribe(0), 2) == [7, 8]
+
+
+def test_a_subscription_of_a_group_that_retention_overtakes_ends(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, reads = reading.read, list[int]()
+
+    async def overtaken(asking: Any, asked: Any, span: Any, offset: int, *, wait_ms: int) -> Any:
+        reads.append(offset)
+        if len(reads) == 2:
+            raise OffsetOutOfRange("gone", log_start_offset=offset + 5, high_watermark=offset + 9)
+        return await real(asking, asked, span, offset, wait_ms=wait_ms)
+
+    a = Stock(client, "a")
+    a.fetch()
+    monkeypatch.setattr(reading, "read", overtaken)
+    call = a.subscribe(0)
+    assert offsets(call, 10) == [*range(10)]
+    where = "group 'g' is at offset 10 of s/0, and the first that is there is 15"
+    assert ended(call) == ("OUT_OF_RANGE", f"{where}: `liftlog group reset` says where it goes on")
+
+
+def test_who_has_not_heard_of_a_stream_made_anew_begins_at_the_first_that_is_there(
+    client: Client, server: Server
+) -> None:
+    a = Stock(client, "a")
+    a.fetch()
+    assert offsets(a.subscribe(0), 1) == [0]
+    client.call("DeleteStream", name="s")
+    client.call("CreateStream", name="s", subject="s", partitions=2)
+    server.api.append("s", values(5), 0)
+    assert server.api.post("/v1/streams/s/trim", {"before": {"offset": 2}, "partitions": [0]}).status == 200
+    assert offsets(a.subscribe(0, start=pb.OFFSET, start_offset=4), 1) == [2]
 
 
 # --- codes ----------------------------------------------------------------------------------------------------------
