@@ -3,6 +3,9 @@
     job           sink spark-job-<uuid>, for one batch, made with the writer: every task and retry has the same
     transaction   sink spark-txn-<hash of stream and txnAppId>, its batch ids are the user's txnVersions (Delta's names)
 
+A job without rows is committed, too: its tasks have opened the sink, which vanishes an hour after its batch, and only
+after a day if there is none. A query that writes an empty frame in each batch would fill the brokers.
+
 A job that is run again appends again: nothing tells it from another one. With txnAppId and txnVersion it does not: a
 version that was written, or is below one that was, is skipped with a warning; and refused, if the stream was deleted
 and made anew since.
@@ -93,7 +96,7 @@ class Job:
     def _commit(self, messages: Sequence[Any], brokers: Brokers, deadline_s: float) -> None:
         written = all_written(messages)
         stages = [stage for message in written for stage in message.stages]
-        if self.version is None and not stages:
+        if self.version is None and not written:
             return
         if any(message.is_skipped for message in written):
             # Another job wrote this version meanwhile: the rest of the rows is not there, so nothing may be decided.

@@ -570,9 +570,32 @@ def test_two_jobs_of_one_transaction_at_once_write_it_once(stream: Stream) -> No
     assert found(stream) == ["v1", "v2"]
 
 
-def test_a_job_without_rows_leaves_no_sink(stream: Stream, client: Client) -> None:
-    run_job(job(stream), values())
+def test_a_job_without_rows_is_committed_so_that_its_sink_goes_with_the_others(stream: Stream, client: Client) -> None:
+    """A one-shot sink that never commits stays for a day: an empty frame in each micro-batch would fill the brokers."""
+    one = job(stream)
+    run_job(one, values(), values())
     assert found(stream) == []
+    assert one._job is not None
+    sink = client.sink(one._job.run.sink).describe()
+    assert sink.one_shot
+    assert sink.last is not None
+    assert (sink.last.rows, sink.last.complete) == (0, True)
+
+
+def test_tasks_without_rows_are_no_reason_to_refuse_a_job(stream: Stream) -> None:
+    for tasks in ((values(), values("a")), (values("b"), values()), (values(), values("c"), values(), values("d"))):
+        run_job(job(stream), *tasks)
+    assert found(stream) == ["a", "b", "c", "d"]
+
+
+def test_a_transaction_without_rows_is_written_too(stream: Stream, client: Client) -> None:
+    """Its version counts as done."""
+    one = job(stream, txnAppId="none", txnVersion="3")
+    run_job(one, values(), values())
+    assert one._job is not None
+    last = client.sink(one._job.run.sink).describe().last
+    assert last is not None
+    assert (last.batch_id, last.rows) == (3, 0)
 
 
 def test_at_least_once_appends_at_once(stream: Stream) -> None:
