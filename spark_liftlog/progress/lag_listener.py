@@ -46,7 +46,7 @@ NO_PROGRESS: Final = "no progress yet"
 
 @dataclass(slots=True)
 class _Query:
-    """What is known of one query that runs.
+    """What is known of one run of a query.
 
     Attributes:
         stirred_s: When it began, made progress, or said that it is idle.
@@ -65,6 +65,9 @@ class _Query:
 class LagListener(StreamingQueryListener):
     """Knows the lag of each query of a session, as it is when it is asked. Thread-safe.
 
+    Spark tells of a start before `start()` returns, and of all else later, from a thread of its own. So the end of a
+    run may be told after the start of the next one of the same query: what is known is known of runs.
+
     Args:
         clock: Seconds.
     """
@@ -73,31 +76,31 @@ class LagListener(StreamingQueryListener):
         self._clock = clock
         self._lock = threading.Lock()
         self._asking = threading.Lock()  # one at a time: the others find what it has found
-        self._queries: dict[str, _Query] = {}
+        self._runs: dict[str, _Query] = {}  # by their ids, in the order in which they began
         self._server: ThreadingHTTPServer | None = None
 
     def onQueryStarted(self, event: Any) -> None:
         """It has no lag yet, but it has to make progress from now on."""
         with self._lock:
-            self._queries[str(event.id)] = _Query(event.name or str(event.id), self._clock())
+            self._runs[str(event.runId)] = _Query(event.name or str(event.id), self._clock())
 
     def onQueryProgress(self, event: Any) -> None:
         """A batch is complete: the lag counts from its end."""
         progress = parse_json(event.progress.json)
         name, found = progress.get("name") or str(progress["id"]), lag(progress)
         with self._lock:
-            self._queries[str(progress["id"])] = _Query(name, self._clock(), progress, found, self._clock())
+            self._runs[str(progress["runId"])] = _Query(name, self._clock(), progress, found, self._clock())
 
     def onQueryIdle(self, event: Any) -> None:
         """There is nothing new, or less than the query waits for."""
         with self._lock:
-            if (query := self._queries.get(str(event.id))) is not None:
+            if (query := self._runs.get(str(event.runId))) is not None:
                 query.stirred_s = self._clock()
 
     def onQueryTerminated(self, event: Any) -> None:
-        """A query that ended has no lag any more."""
+        """A run that ended has no lag any more. The query may run again by now."""
         with self._lock:
-            self._queries.pop(str(event.id), None)
+            self._runs.pop(str(event.runId), None)
 
     def lags(self) -> dict[str, Lag]:
         """The lag now, by the query's name, or by its id if it has none. What no broker tells is as it was last."""
@@ -142,7 +145,7 @@ class LagListener(StreamingQueryListener):
         """The queries, with the lag that each has now."""
         with self._asking:
             with self._lock:
-                queries = dict(self._queries)
+                queries = {query.name: query for query in self._runs.values()}  # the newest run of each
             for query in queries.values():
                 if query.progress is None or self._clock() - query.asked_s < FRESH_S:
                     continue

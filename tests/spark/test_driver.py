@@ -159,7 +159,7 @@ def test_only_what_was_learned_is_published(stream: Stream) -> None:
 def progress_of(reader: LiftlogStreamReader, end: dict[str, Any]) -> dict[str, Any]:
     """What Spark tells of a batch that is complete."""
     report, end_text = json.dumps(reader.reportLatestOffset()), json.dumps(end)
-    return {"id": "7", "name": "q", "sources": [{"latestOffset": report, "endOffset": end_text}]}
+    return {"id": "7", "runId": "a", "name": "q", "sources": [{"latestOffset": report, "endOffset": end_text}]}
 
 
 def lags_at_the_broker(stream: Stream, consumer: str) -> list[int | None]:
@@ -181,7 +181,7 @@ def test_the_lag_of_a_query_is_what_brokers_have_now(reader: LiftlogStreamReader
     end = reader.latestOffset(reader.initialOffset(), ALL)
     progress = progress_of(reader, end)
     listener = LagListener()
-    listener.onQueryStarted(SimpleNamespace(id="7", name="q"))
+    listener.onQueryStarted(SimpleNamespace(id="7", runId="a", name="q"))
     listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=json.dumps(progress))))
     stream.append(100, partitions=[1])
     assert lag(progress) == Lag({(stream.name, partition): 0 for partition in range(3)}), "at its moment"

@@ -80,8 +80,8 @@ def test_what_is_not_the_users_fault_keeps_its_cause() -> None:
 
 def test_a_listener_tells_prometheus_the_lag_of_each_query_that_runs() -> None:
     listener = LagListener()
-    named = {"id": "1", "name": 'orders "eu"', **progress(REPORT)}
-    for value in (named, {"id": "2", "name": None, **progress("no json")}):
+    named = {"id": "1", "runId": "a", "name": 'orders "eu"', **progress(REPORT)}
+    for value in (named, {"id": "2", "runId": "b", "name": None, **progress("no json")}):
         listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=json.dumps(value))))
     assert list(listener.lags()) == ['orders "eu"'], "of a query without a liftlog source nothing is told"
     port = listener.serve(0)
@@ -91,19 +91,65 @@ def test_a_listener_tells_prometheus_the_lag_of_each_query_that_runs() -> None:
     finally:
         listener.close()
     assert 'spark_liftlog_lag_records{query="orders \\"eu\\"",stream="orders",partition="0"} 150\n' in text
-    listener.onQueryTerminated(SimpleNamespace(id="1"))
+    listener.onQueryTerminated(SimpleNamespace(id="1", runId="a"))
     assert listener.lags() == {}
+
+
+@pytest.mark.parametrize("has_progress", [True, False])
+def test_a_query_that_is_started_again_at_once_is_told_of_also_while_it_hangs(has_progress: bool) -> None:
+    """Spark tells of a start in the thread that starts it, and of all else through its bus: the end of the former run,
+    and what it did last, come after the start of the new one."""
+    now_s = 100.0
+    listener = LagListener(clock=lambda: now_s)
+
+    def progressed(run: str, records: int) -> None:
+        told = report({("orders", 0): 0}, {("orders", 0): records}, brokers="")
+        value = {"id": "1", "runId": run, "name": "q", **progress(told)}
+        listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=json.dumps(value))))
+
+    listener.onQueryStarted(SimpleNamespace(id="1", runId="a", name="q"))
+    listener.onQueryStarted(SimpleNamespace(id="1", runId="b", name="q"))
+    if has_progress:
+        progressed("a", 7)
+        listener.onQueryIdle(SimpleNamespace(id="1", runId="a"))
+    listener.onQueryTerminated(SimpleNamespace(id="1", runId="a"))
+    now_s = 130.0
+    text = listener.prometheus()
+    assert 'spark_liftlog_progress_age_seconds{query="q"} 30.000\n' in text
+    assert text.count('spark_liftlog_progress_age_seconds{query="q"}') == 1
+    progressed("b", 9)
+    assert listener.lags() == {"q": Lag({("orders", 0): 9})}
+    listener.onQueryTerminated(SimpleNamespace(id="1", runId="b"))
+    assert listener.lags() == {}
+    assert 'query="q"' not in listener.prometheus()
+
+
+def test_two_runs_of_a_query_have_one_line_each_metric() -> None:
+    """While the end of the former run is on its way: Prometheus refuses what is there twice."""
+    listener = LagListener(clock=lambda: 100.0)
+    for run, records in (("a", 7), ("b", 9)):
+        listener.onQueryStarted(SimpleNamespace(id="1", runId=run, name="q"))
+        value = {
+            "id": "1",
+            "runId": run,
+            "name": "q",
+            **progress(report({("orders", 0): 0}, {("orders", 0): records}, brokers="")),
+        }
+        listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=json.dumps(value))))
+    lines = [line for line in listener.prometheus().splitlines() if not line.startswith("#")]
+    assert len(lines) == len({line.rpartition(" ")[0] for line in lines}) == 3
+    assert 'spark_liftlog_lag_records{query="q",stream="orders",partition="0"} 9' in lines
 
 
 def test_a_query_that_makes_no_progress_is_seen_by_its_age() -> None:
     """Its first batch hangs: there is no progress, so there is no lag either."""
     now_s = 100.0
     listener = LagListener(clock=lambda: now_s)
-    listener.onQueryStarted(SimpleNamespace(id="1", name="q"))
+    listener.onQueryStarted(SimpleNamespace(id="1", runId="a", name="q"))
     now_s = 130.0
     assert 'spark_liftlog_progress_age_seconds{query="q"} 30.000\n' in listener.prometheus()
     assert "spark_liftlog_lag_age_seconds{" not in listener.prometheus()
-    listener.onQueryIdle(SimpleNamespace(id="1"))
+    listener.onQueryIdle(SimpleNamespace(id="1", runId="a"))
     assert 'spark_liftlog_progress_age_seconds{query="q"} 0.000\n' in listener.prometheus()
 
 
@@ -112,7 +158,7 @@ def test_a_lag_that_no_broker_tells_grows_old() -> None:
     listener = LagListener(clock=lambda: now_s)
     nobody = report({("orders", 0): 1}, {("orders", 0): 3}, brokers="127.0.0.1:9")
     end = {"v": 1, "consumer": "c", "streams": {"orders": {"incarnation": "a", "partitions": {"0": [1, 0]}}}}
-    value = {"id": "1", "name": "q", "sources": [{"latestOffset": nobody, "endOffset": json.dumps(end)}]}
+    value = {"id": "1", "runId": "a", "name": "q", "sources": [{"latestOffset": nobody, "endOffset": json.dumps(end)}]}
     listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=json.dumps(value))))
     now_s = 130.0
     text = listener.prometheus()
