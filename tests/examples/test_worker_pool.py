@@ -18,6 +18,7 @@ def test_every_job_is_done_and_few_again(tmp_path: Path) -> None:
     try:
         counts = worker_pool.run(broker.address, 4_000)
         assert set(counts) == {b"%d" % job for job in range(4_000)}
-        assert max(counts.values()) <= 2
+        again = sum(counts.values()) - 4_000
+        assert again <= 4_000 // worker_pool.PARTITIONS, "one batch, which is a partition at most"
     finally:
         broker.stop()

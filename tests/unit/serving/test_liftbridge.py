@@ -25,6 +25,7 @@ from broker.serving.http.access import AuthRules
 from broker.serving.liftbridge.calls import OPEN, Method
 from broker.serving.liftbridge.server import METHODS
 from broker.serving.liftbridge.statuses import CODES, Code, code_of
+from broker.serving.liftbridge.streams import settings_of
 from tests.support.certificates import Authority
 from tests.support.liftbridge import Client, client_of, opened
 from tests.unit.serving.server import Server, running
@@ -77,6 +78,18 @@ def test_settings_of_a_stream_are_those_of_here(client: Client, server: Server) 
     assert (settings.retention_bytes, settings.retention_records, settings.retention_ms) == (1 << 30, 10, None)
     assert (settings.segment_bytes, settings.segment_age_ms) == (1 << 20, 5_000)
     assert (settings.cleanup, settings.group, settings.partitions) == ("both", "g", 1)
+
+
+def test_a_stream_may_be_encrypted_and_wait_for_replicas() -> None:
+    """Both are refused by a broker that has no key, or is alone."""
+    asked = pb.CreateStream(subject="s", min_isr=pb.Int32(value=2), encryption=pb.Bool(value=True))
+    nobody: Any = None
+    assert settings_of(asked, nobody) == {
+        "subject": "s",
+        "partition_by": "subject_suffix",
+        "min_insync_replicas": 2,
+        "encryption": "aes-256-gcm",
+    }
 
 
 IMPOSSIBLE: list[tuple[dict[str, object], str]] = [

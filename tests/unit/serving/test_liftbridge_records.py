@@ -21,10 +21,12 @@ import pytest
 
 pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbridge`")
 
+from broker.api.errors import NotLeader
 from broker.api.principals import new_token
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.serving.http.access import AuthRules
 from broker.serving.liftbridge import publish, reading, records, subscribe
+from broker.serving.liftbridge.messages import PREFIX
 from broker.serving.liftbridge.records import Destination, in_order
 from tests.support.liftbridge import Client, client_of, opened
 from tests.support.processes import eventually
@@ -273,6 +275,32 @@ def test_what_is_under_way_at_a_stop_is_answered(server: Server, monkeypatch: py
         closing.result(30)
 
 
+def test_what_comes_while_an_append_is_made_is_the_next_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Queue[Any] = Queue()
+    made, append, go = list[int](), publish.append, asyncio.Event()
+
+    async def held_up(asking: Any, place: Destination, records: Any) -> Any:
+        made.append(len(records))
+        await go.wait()
+        return await append(asking, place, records)
+
+    monkeypatch.setattr(publish, "append", held_up)
+    more = [pb.Publish(stream="s", correlation_id=str(i)) for i in range(200)]
+    with opened(server) as port, client_of(port.port) as client:
+        client.call("CreateStream", name="s", subject="s.in")
+        answers = client.publish_async(iter(asked.get, None))
+        asked.put(pb.Publish(stream="s"))
+        eventually(lambda: made == [1])
+        for each in more:
+            asked.put(each)
+        total = sum(PREFIX.size + each.ByteSize() for each in more)
+        eventually(lambda: port.served.held >= total, what="they have come")
+        server.loop.call_soon_threadsafe(go.set)
+        assert [each.ack.offset for each in islice(answers, 201)] == [*range(201)]
+        assert made == [1, 200]
+        asked.put(None)
+
+
 def test_what_its_place_refuses_is_not_tried_record_by_record(
     client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +345,24 @@ def test_a_subscription_begins_where_it_is_told(five: Client, server: Server) ->
         call = five.subscribe(stream="s", **fields)
         assert [record.offset for record in of_stream(call, len(offsets))] == offsets, fields
         call.cancel()
+
+
+def test_times_are_those_of_the_records_and_both_ends_count(client: Client, server: Server) -> None:
+    times = list[int]()
+    while len(set(times)) < 3:
+        client.call("Publish", stream="s", value=b"")
+        times = server.api.read("s").rows()["timestamp"].cast(pa.int64()).to_pylist()
+    for ns in sorted(at * 1_000 + more for at in set(times) for more in (-1, 0, 1, 999)):
+        behind = [offset for offset, at in enumerate(times) if at * 1_000 >= ns]
+        if behind:
+            call = client.subscribe(stream="s", start=pb.TIMESTAMP, start_timestamp=ns)
+            assert [record.offset for record in of_stream(call, len(behind))] == behind, ns
+            call.cancel()
+        before = [offset for offset, at in enumerate(times) if at * 1_000 <= ns]
+        if before:
+            call = client.subscribe(stream="s", start=pb.EARLIEST, stop=pb.AT_TIMESTAMP, stop_timestamp=ns)
+            assert [record.offset for record in of_stream(call, len(before))] == before, ns
+            assert end_of(call)[0] == "RESOURCE_EXHAUSTED", ns
 
 
 def test_new_records_come_as_they_are_committed(five: Client, server: Server) -> None:
@@ -533,3 +579,18 @@ def test_a_cursor_is_an_offset_of_a_consumer(five: Client, server: Server) -> No
     assert five.refusal("SetCursor", offset=3, stream="s", cursor_id="")[0] == "INVALID_ARGUMENT"
     assert five.refusal("SetCursor", offset=3, stream="t", cursor_id="mine")[0] == "NOT_FOUND"
     assert five.refusal("FetchCursor", stream="", cursor_id="mine")[0] == "NOT_FOUND"
+
+
+def test_a_cursor_at_a_broker_that_does_not_keep_them_is_looked_for_elsewhere(
+    five: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By this code clients look up the metadata, which names who leads `__cursors`, and ask there."""
+
+    def elsewhere(backend: Any) -> Any:
+        raise NotLeader("another broker leads __offsets/0")
+
+    monkeypatch.setattr(type(server.backend), "offsets", property(elsewhere), raising=False)
+    for cursor_id in ("mine", "__group:g"):
+        at = {"stream": "s", "partition": 0, "cursor_id": cursor_id}
+        assert five.refusal("SetCursor", offset=3, **at)[0] == "FAILED_PRECONDITION", cursor_id
+        assert five.refusal("FetchCursor", **at)[0] == "FAILED_PRECONDITION", cursor_id
