@@ -5,7 +5,9 @@ Method: both twins, whole and in pieces; what an envelope may look like is in ve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from zlib import crc32
@@ -16,10 +18,20 @@ from broker.ingest.envelope import HEADERS_MAX
 from broker.ingest.rules import ENVELOPE_PEEK_BYTES_MAX
 from tests.unit.ingest.envelopes import envelope, message
 from tests.unit.ingest.twins import CUTS, TWINS, Route, builder, run
+from tests.unit.ingest.vectors import VECTORS
 from tests.unit.ingest.wire import answers_in, hmsg, msg
 
+NONE = "no envelope: "
 Cut = Callable[[bytes], list[bytes]]
 cuts = pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.__name__)
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "liftbridge.md"
+
+
+def test_the_reference_names_each_payload_that_is_no_envelope() -> None:
+    """Vectors of these names say what becomes of each, and the last one is below."""
+    said = re.findall(r"^\| (.+) \|$", PAGE.read_text().partition("### Payloads that are no envelope")[2], re.M)
+    faults = [each.name.removeprefix(NONE) for each in VECTORS if each.name.startswith(NONE)]
+    assert said == ["fault", *faults, f"more than {HEADERS_MAX:,} headers"]
 
 
 @cuts

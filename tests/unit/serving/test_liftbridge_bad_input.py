@@ -16,12 +16,13 @@ import pytest
 pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbridge`")
 
 from broker.api.proto import liftbridge_pb2 as pb
+from broker.serving.http.access import AuthRules
 from tests.support.liftbridge import Client, client_of, opened
 from tests.unit.serving.arrow import values
-from tests.unit.serving.server import Server
+from tests.unit.serving.server import Server, running
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "liftbridge.md"
-SECTION = PAGE.read_text().partition("\n## Bad input\n")[2].partition("\n## ")[0]
+SECTION = PAGE.read_text().partition("\n## Bad input\n")[2].partition("\n### ")[0]
 ROWS = {
     case: (over_grpc, over_http)
     for case, over_grpc, over_http in re.findall(r"^\| (.+?) \| `?(.+?)`? \| `?(.+?)`? \|", SECTION, re.M)
@@ -81,6 +82,23 @@ def stale(client: Client, server: Server) -> str:
     return found
 
 
+def overtaken(client: Client, server: Server) -> str:
+    group = {"group_id": "h", "consumer_id": "a"}
+    epoch = client.call("JoinConsumerGroup", **group, streams=["kept"]).epoch
+    asked = {"stream": "kept", "start": pb.EARLIEST, "consumer": pb.Member(**group, group_epoch=epoch)}
+    assert subscribed(client, **asked) == "RESOURCE_EXHAUSTED", "it has begun"
+    assert server.api.post("/v1/streams/kept/trim", {"before": {"offset": 2}}).status == 200
+    return subscribed(client, **asked)
+
+
+def foreign_cursor(folder: Path) -> tuple[str, str]:
+    """At a broker that asks who comes."""
+    with running(folder, auth=AuthRules(mode="enforce")) as server, opened(server) as port:
+        server.call(server.backend.create_stream("s", {}))
+        with client_of(port.port) as client:
+            return cursor(client), committed(server).reason
+
+
 Case = tuple[Callable[[Client, Server], str], Callable[[Server], str]]
 DONE: dict[str, Case] = {
     "a stream that is not there": (
@@ -133,6 +151,7 @@ DONE: dict[str, Case] = {
         lambda c, s: cursor(c, cursor_id="__group:g"),
         lambda s: place(s),
     ),
+    "the place of a group that retention has overtaken": (overtaken, lambda s: s.api.read("kept", offset=0).reason),
     "a stale epoch of a group": (stale, lambda s: poll(s, 1).reason),
     "a consumer that holds nothing": (
         lambda c, s: subscribed(c, start=pb.EARLIEST, consumer=pb.Member(**GROUP)),
@@ -141,13 +160,15 @@ DONE: dict[str, Case] = {
 }
 
 
-def test_each_bad_input_has_the_code_of_the_table(server: Server) -> None:
+def test_each_bad_input_has_the_code_of_the_table(server: Server, tmp_path: Path) -> None:
     with opened(server) as port, client_of(port.port) as client:
-        for name in ("s", "small", "counted", "closed"):
+        for name in ("s", "small", "counted", "closed", "kept"):
             optimistic = pb.Bool(value=name == "counted")
             client.call("CreateStream", name=name, subject=name, expects_offsets=optimistic)
         server.api.append("s", values(3))
+        server.api.append("kept", values(3))
         assert server.api.request("PATCH", "/v1/streams/small", json_body={"record_bytes_max": 100}).status == 200
         client.call("SetStreamReadonly", name="closed", readonly=True)
         done = {case: (over_grpc(client, server), over_http(server)) for case, (over_grpc, over_http) in DONE.items()}
+    done["a cursor of a name that the caller may not use"] = foreign_cursor(tmp_path / "enforcing")
     assert done == {case: codes for case, codes in ROWS.items() if case != "case"}
