@@ -70,7 +70,12 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The goal of a figure: a ratio (`liftlog/jetstream`), our measure (`rss_mib`) or a side's (`drain:rate`)."""
+    """The goal of a figure.
+
+    Attributes:
+        of: A ratio (`liftlog/jetstream`), a difference (`liftlog - null`), our measure (`rss_mib`) or that of a side
+            (`drain:rate`).
+    """
 
     of: str
     least: float | None = None
@@ -167,11 +172,11 @@ def run_case(case: Case, *, tiny: bool, repeats: int, data: Path | None) -> dict
         "skipped": skipped,
     }
     line["ratios"] = _ratios(turns, case.metric)
-    line["targets"] = [] if tiny else [_judged(target, line) for target in case.targets]
+    line["targets"] = [] if tiny else [judged(target, line) for target in case.targets]
     for name, ratio in line["ratios"].items():
         print(f"  {name} = {ratio['median']:.3g}", flush=True)
-    for judged in line["targets"]:
-        print(f"  {judged['text']}", flush=True)
+    for goal in line["targets"]:
+        print(f"  {goal['text']}", flush=True)
     return line
 
 
@@ -204,9 +209,15 @@ def _ratios(turns: Mapping[str, Sequence[Measures]], metric: str) -> dict[str, A
     return found
 
 
-def _judged(target: Target, line: Mapping[str, Any]) -> dict[str, Any]:
+def judged(target: Target, line: Mapping[str, Any]) -> dict[str, Any]:
+    """A target as it stands in a line."""
     if "/" in target.of:
         seen = line["ratios"].get(target.of, {}).get("median")
+    elif " - " in target.of:
+        sides = [line["sides"].get(side, {}).get(line["metric"]) for side in target.of.split(" - ")]
+        ours, theirs = ([] if side is None else side["values"] for side in sides)
+        pairs = list(zip(ours, theirs, strict=False))
+        seen = _rounded(median([a - b for a, b in pairs])) if pairs else None
     else:
         side, _, measure = target.of.rpartition(":")
         seen = line["sides"].get(side or OURS, {}).get(measure, {}).get("median")

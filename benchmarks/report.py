@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import OURS, RESULTS, ROOT, WORKLOADS
+from benchmarks.harness import OURS, RESULTS, ROOT, WORKLOADS, cases_of, judged
 
 DOCS = ROOT / "docs"
 NOTES = Path(__file__).with_name("notes.md")
@@ -58,13 +58,16 @@ def write(results: Path = RESULTS, docs: Path = DOCS) -> Path:
 
 
 def latest(results: Path) -> list[Line]:
-    """The newest line of each case, in the order of the files and of first appearance."""
+    """The newest line of each case, in the order of the files and of first appearance, judged by the goals of today."""
     found: dict[tuple[str, str], Line] = {}
     for workload in WORKLOADS:
         file = results / f"{workload}.jsonl"
+        goals = {case.name: case.targets for case in cases_of(workload, tiny=False)}
         for text in file.read_text().splitlines() if file.exists() else []:
             line = json.loads(text)
             if not line["tiny"]:
+                if line["case"] in goals:
+                    line["targets"] = [judged(target, line) for target in goals[line["case"]]]
                 found[line["benchmark"], line["case"]] = line
     return list(found.values())
 
@@ -133,12 +136,15 @@ def _targets(line: Line, side: str) -> str:
     found = []
     for target in line["targets"]:
         of = target["of"]
-        its_own = "/" not in of and (of.rpartition(":")[0] or OURS) == side
-        if its_own or of == f"{OURS}/{side}":
+        is_of_side = "/" not in of and " - " not in of
+        its_own = is_of_side and (of.rpartition(":")[0] or OURS) == side
+        is_more = of == f"{OURS} - {side}"
+        if its_own or is_more or of == f"{OURS}/{side}":
             bound = f"≥ {target['least']:g}" if target["least"] is not None else f"≤ {target['most']:g}"
             name = f"{of.rpartition(':')[2]} " if its_own else ""
+            more = f" {line['unit']} more" if is_more else ""
             state = {None: "not measured", True: "reached", False: "**not reached**"}[target["reached"]]
-            found.append(f"{name}{bound}: {state}")
+            found.append(f"{name}{bound}{more}: {state}")
     return "; ".join(found)
 
 

@@ -34,7 +34,8 @@ SIZE = 100
 
 def cases(*, tiny: bool) -> Sequence[Case]:
     rows = 10_000 if tiny else 8_000_000
-    start = Case(name="spark-start", metric="ms", unit="ms", parameters={"rows": 1}, open=_starts)
+    most = (Target(of="liftlog - null", most=100),)
+    start = Case(name="spark-start", metric="ms", unit="ms", parameters={"rows": 1}, open=_starts, targets=most)
     return [
         Case(
             name=f"spark-{kind}-{tasks}task",

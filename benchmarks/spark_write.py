@@ -51,9 +51,9 @@ def cases(*, tiny: bool) -> Sequence[Case]:
             parameters={"value_bytes": SIZE, "rows": rows, "tasks": TASKS, "partitions": TASKS},
             open=_opener(_writes, kind, rows),
             targets=(
-                (Target(of="liftlog/null", least=0.8), Target(of="liftlog/kafka", least=2.0))
+                (Target(of="liftlog/null", least=0.6), Target(of="liftlog/kafka", least=2.0))
                 if kind == "append"
-                else (Target(of="liftlog/append", least=0.7), Target(of="liftlog/kafka", least=1.5))
+                else (Target(of="liftlog/append", least=0.7), Target(of="liftlog/kafka", least=2.0))
             ),
         )
         for kind in GUARANTEES

@@ -74,9 +74,12 @@ def test_targets_are_judged_by_medians(tmp_path: Path) -> None:
         Target(of="liftlog/jetstream", least=3.1),
         Target(of="rate", most=12),
         Target(of="jetstream:rate", least=4),
+        Target(of="liftlog - jetstream", most=7),
+        Target(of="liftlog - drain", most=7),
     )
     line = run_case(Sides(liftlog=6, jetstream=2).case(targets=targets), tiny=False, repeats=3, data=tmp_path)
-    assert [target["reached"] for target in line["targets"]] == [False, True, True]
+    assert [target["reached"] for target in line["targets"]] == [False, True, True, False, None]
+    assert [target["seen"] for target in line["targets"]] == [3.0, 12.0, 4.0, 8.0, None]
 
 
 def test_line_says_where_a_figure_comes_from_but_not_the_host(tmp_path: Path) -> None:
@@ -123,6 +126,30 @@ def test_report_shows_the_newest_line_of_each_case_and_no_tiny_one(tmp_path: Pat
     assert "| 7,000 |" not in page, "a tiny line"
     assert (tmp_path / "docs" / "benchmarks" / "intake.png").read_bytes().startswith(b"\x89PNG")
     assert "](benchmarks/intake.png)" in page
+
+
+def test_the_page_judges_by_the_goals_of_today(tmp_path: Path) -> None:
+    """A line keeps those of its run, which may have been lower, or none."""
+
+    def line(name: str, *targets: Target) -> dict[str, object]:
+        case = Sides(liftlog=700, memory=900, null=500).case(name=name, targets=targets)
+        return run_case(case, tiny=False, repeats=1, data=tmp_path)
+
+    results = tmp_path / "results"
+    lines(
+        results,
+        "spark_read",
+        line("spark-batch-2task", Target(of="liftlog/memory", least=0.5)),
+        line("spark-start"),
+        line("a-case-of-before", Target(of="liftlog/memory", least=0.5)),
+    )
+    rows = report.write(results, tmp_path / "docs").read_text().splitlines()
+    goals = [row.split("|")[-2].strip() for row in rows if row.startswith("|  | memory |") or "| null |" in row]
+    assert goals == [
+        *("≥ 0.85: **not reached**", ""),
+        *("", "≤ 100 messages/s more: **not reached**"),
+        *("≥ 0.5: reached", ""),
+    ]
 
 
 def test_unknown_names_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
