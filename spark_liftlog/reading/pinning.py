@@ -5,8 +5,8 @@
 
 Q1  The leader of the offset stream compares and stores. It is waited for while it is away: a batch that does not know
     its state would read another one.
-Q2  A broker that does not know pins, and a frame that is too large for one, are told once. Each task looks for itself
-    then, as it did before there were pins.
+Q2  A broker that does not know pins, a frame that is too large for one, and one that a batch loads too often, are told
+    once. Each task looks for itself then, as it did before there were pins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from broker.api.errors import InvalidRequest
 from broker.client.consumers import OFFSETS
 from broker.client.http.calls import Calls, path, understand
 from spark_liftlog.reading.advance import Heads
-from spark_liftlog.reading.pins import Agreed, Batch, agreed, decoded, encoded, pin
+from spark_liftlog.reading.pins import LOADS_MAX, Agreed, Batch, agreed, decoded, encoded, pin
 from spark_liftlog.reading.refresh import FramePlan
 
 QUERY_ID: Final = "sql.streaming.queryId"
@@ -68,7 +68,12 @@ def agree(calls: Calls, frame: FramePlan, batch: Batch, now: Callable[[], Heads]
             known = agreed(pinned, batch, frame.load)
             if known is not None:
                 return known
-            pinned, made = pin(pinned, batch, frame.load, frame.plan, now)
+            before = pinned
+            pinned, made = pin(before, batch, frame.load, frame.plan, now)
+            if pinned == before:  # it is one of too many loads
+                if not any(made.state in one.states for one in pinned):
+                    _not_pinned(frame, f"a batch has more than {LOADS_MAX} loads of it")
+                return made
             text = encoded(pinned)
             if len(text) > PIN_LENGTH_MAX:
                 text = encoded(pinned[-1:])

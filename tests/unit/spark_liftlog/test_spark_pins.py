@@ -240,3 +240,25 @@ def test_a_broker_that_knows_no_pins_and_a_frame_that_is_too_large_pin_nothing(
     large = FramePlan(name="large", load="l", selection=Selection(names=("s",)), plan=vast)
     assert [agree(Store(0), large, batch, lambda: vast) for _ in range(3)] == [None] * 3
     assert [line.message.split(" reason=")[0] for line in caplog.records] == ["source.not_pinned streams='s'"] * 2
+
+
+def test_a_load_beyond_those_that_are_kept_is_told_unless_its_state_is(caplog: pytest.LogCaptureFixture) -> None:
+    """Tasks of such a load, and replays, may find another end each: nobody may take it for pinned."""
+    store, batch, end = Store(0), Batch(query="q", number=7, run="a"), [10]
+    store.rng.random = lambda: 1.0  # type: ignore[method-assign]  # no answer is lost
+
+    def read(load: str, plan: int) -> int:
+        one = FramePlan(name="of many loads", load=load, selection=Selection(names=("s",)), plan=heads(plan))
+        found = agree(store, one, batch, lambda: heads(end[0]))
+        assert found is not None
+        return found.state.partitions[KEY].high_watermark
+
+    for number in range(LOADS_MAX):
+        assert read(f"{number}", 10) == 10
+    placed = store.placed
+    end[0] = 90
+    assert [read("one more", 10), read("another", 7)] == [10, 10], "what is pinned reaches as far"
+    assert "source.not_pinned" not in caplog.text
+    assert read("with what was appended", 13) == 90
+    assert f"more than {LOADS_MAX} loads" in caplog.text
+    assert store.placed == placed, "there is nothing to keep"
