@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceReader
 
 from broker.api.errors import (
     InvalidName,
@@ -127,6 +129,13 @@ def test_an_unknown_option_is_refused_with_the_nearest(key: str, nearest: str | 
 def test_what_is_not_there_yet_is_refused_by_name(given: dict[str, str], says: str) -> None:
     with pytest.raises(NotSupported, match=says):
         source_options({"stream": "s", **given}, "batch")
+
+
+def test_spark_has_no_hooks_that_this_package_does_not_use() -> None:
+    """If this fails, Spark offers more to a Python source than it did: see decision record 213."""
+    hooks = {name for name in dir(DataSourceReader) if not name.startswith("_")}
+    assert hooks == {"partitions", "pushFilters", "read"}
+    assert not [name for name in dir(datasource) if "metric" in name.lower()]
 
 
 def test_subjects_and_the_time_for_a_log_to_catch_up_are_read() -> None:
