@@ -10,6 +10,7 @@ from broker.api.plain import INT64_MAX
 from broker.api.validation import Rule
 
 MaybeOffset = Annotated[int | None, Rule(limit=(0, INT64_MAX))]
+MaybeEpoch = Annotated[int | None, Rule(limit=(-1, INT64_MAX))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ class GroupStep:
     Attributes:
         offset: The next one to be read, durable. None: it failed.
         incarnation: Of the stream; empty: it failed.
+        leader_epoch: Of the record before `offset`, as the group read it; -1: not known. None: it failed, or a broker
+            of the cluster is of a release that cannot keep it: then commit none.
         error: A problem; None: it is done.
     """
 
@@ -60,6 +63,7 @@ class GroupStep:
     epoch: Count
     offset: MaybeOffset
     incarnation: str = ""
+    leader_epoch: MaybeEpoch = None
     error: Any = None
 
 

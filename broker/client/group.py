@@ -9,7 +9,9 @@ one is committed.
 M1  A batch is committed when the next one is asked for, or by `commit`; nothing else says that its work is done. One
     whose work raised, or whose loop was left by `break`, is not: another member, or the next run, reads it again.
 M2  Nothing is read before its begin is durable, and nothing is committed that another member has begun since.
-M3  An offset that is gone is an error (OffsetOutOfRange), never a jump: `reset` the group to go on elsewhere.
+M3  An offset that is gone is an error (OffsetOutOfRange), never a jump: `reset` the group to go on elsewhere. So is one
+    below which other records were written since it was committed (`fetch.R6`): a commit has the leader epoch of the
+    last record that was handed out. It has none where offsets behind that were left out: not all replicas know those'.
 M4  A member that was taken for dead joins again, and goes on with what it is granted then. One whose instance another
     process has joined under ends with GroupFenced: both would take each other's place for ever.
 M5  A reader that nobody holds any more leaves its group, on a thread of its own: the search for cycles finds it in the
@@ -258,12 +260,34 @@ def _leave_all() -> None:
 
 
 class _Held:
-    """A partition that has begun. `done`: committed up to there; `read`: handed out up to there."""
+    """A partition that has begun. `done`: committed up to there; `read`: handed out up to there.
+
+    Attributes:
+        epoch_before: The leader epoch of the record before `read`; -1: not known.
+        is_kept: Brokers keep it with a commit.
+    """
 
     def __init__(self, step: GroupStep, fetch: PartitionFetch) -> None:
         assert step.offset is not None, "it has begun"
         self.epoch, self.incarnation, self.fetch = step.epoch, step.incarnation, fetch
         self.done = self.read = step.offset
+        self.is_kept = step.leader_epoch is not None
+        self.epoch_before = -1 if step.leader_epoch is None else step.leader_epoch
+        self.go_back()
+
+    def hand_out(self, rows: pa.RecordBatch) -> None:
+        """These rows are handed out."""
+        self.read = rows.column("offset")[-1].as_py() + 1
+        self.epoch_before = self.fetch.epoch_before
+
+    def pass_over(self) -> None:
+        """What is gone behind the last row is passed over."""
+        if self.fetch.position > self.read:
+            self.read, self.epoch_before = self.fetch.position, -1
+
+    def go_back(self) -> None:
+        """Read on behind what was handed out."""
+        self.fetch.position, self.fetch.epoch_before = self.read, self.epoch_before
 
 
 class GroupReader:
@@ -317,21 +341,22 @@ class GroupReader:
         held = self._held.get(at)
         if held is None or self._life.news.is_set():
             if held is not None:
-                held.fetch.position = held.read
+                held.go_back()
             self._answer = None
             return None
         try:
             for found in rows:
                 if found.num_rows:
-                    held.read = found.column("offset")[-1].as_py() + 1
+                    held.hand_out(found)
                     self.at, self._found_any = at, True
                     return found
-            held.read = held.fetch.position  # and what is gone behind the last row
+            held.pass_over()
         except (UnknownStream, UnknownPartition, StaleIncarnation) as error:  # the catalog says so in a moment
             log.info("group.stream_gone group=%s partition=%s/%d error=%s", self._life.group, *at, error)
             del self._held[at]
         except BaseException:  # of a signal, perhaps, when rows were read and not handed out yet
-            held.fetch.position, self._answer = held.read, None
+            held.go_back()
+            self._answer = None
             raise
         self._answer = None
         return None
@@ -374,6 +399,7 @@ class GroupReader:
                 "start": held.done,
                 "offset": held.read,
                 "incarnation": held.incarnation,
+                **({"leader_epoch": held.epoch_before} if held.is_kept else {}),
             }
             for at, held in due.items()
         ]

@@ -23,20 +23,29 @@ from enum import Enum
 from typing import NamedTuple
 
 
+class OffsetAndEpoch(NamedTuple):
+    """Where a partition of a group is to be. As `GroupProgress` has them."""
+
+    offset: int | None
+    leader_epoch: int = -1
+
+
 class GroupProgress(NamedTuple):
     """The newest record of one partition of a group, as the leader has appended it.
 
     Attributes:
         epoch: 0: there is no record.
         offset: None: nobody has begun yet, or it was removed.
+        leader_epoch: Of the record before `offset`, as it was read; -1: not known.
     """
 
     epoch: int = 0
     offset: int | None = None
+    leader_epoch: int = -1
 
-    def at(self, first: int) -> int:
+    def at(self, first: int) -> OffsetAndEpoch:
         """Where a member begins; `first`: if nobody has before."""
-        return first if self.offset is None else self.offset
+        return OffsetAndEpoch(first) if self.offset is None else OffsetAndEpoch(self.offset, self.leader_epoch)
 
 
 class CommitVerdict(Enum):

@@ -7,6 +7,9 @@ A1  No consumer can be stored under such a key: no part of a consumer's key is e
     begins and commits under its epochs, whatever consumers are called.
 A2  A stream that is made anew has another incarnation: its group begins anew there, and what was committed of the
     former one moves nothing.
+A3  A record has the leader epoch of the record before its offset where its member has read that. Whoever begins there
+    sees by it whether other records were written in the place of those that are done. Releases below feature level 15
+    take a record with it for none of theirs, so it is stored when all brokers know it.
 
 Format: docs/reference/storage.md, section "Offset stream".
 """
@@ -35,6 +38,7 @@ class GroupOffset:
 
     Attributes:
         offset: The next one that is to be read; None: the group's offsets were removed.
+        leader_epoch: Of the record before `offset`, as it was read; -1: not known (A3).
         epoch: Of the grant under which it was stored.
         stream: The name of the stream.
         timestamp_us: When it was stored.
@@ -47,6 +51,7 @@ class GroupOffset:
     offset: int | None
     stream: str
     timestamp_us: int = 0
+    leader_epoch: int = -1
 
     @property
     def key(self) -> bytes:
@@ -60,7 +65,10 @@ class GroupOffset:
 
     def value(self) -> bytes:
         """The record's value."""
-        fields = {"offset": self.offset, "epoch": self.epoch, "stream": self.stream, "timestamp_us": self.timestamp_us}
+        fields: dict[str, Any] = {"offset": self.offset, "epoch": self.epoch, "stream": self.stream}
+        fields["timestamp_us"] = self.timestamp_us
+        if self.leader_epoch >= 0:
+            fields["leader_epoch"] = self.leader_epoch
         return json.dumps({"v": PROGRESS_VERSION, **fields}, separators=(",", ":")).encode()
 
 
@@ -119,7 +127,7 @@ class GroupTable:
     def progress(self, group: str, read: Read) -> GroupProgress:
         """Where a partition is."""
         found = self._rows.get(group, {}).get(read)
-        return GroupProgress() if found is None else GroupProgress(found.epoch, found.offset)
+        return GroupProgress() if found is None else GroupProgress(found.epoch, found.offset, found.leader_epoch)
 
     def removed(self, before_us: int) -> list[GroupOffset]:
         """Those without an offset that were stored before a time: nobody can hold a grant of before any more."""

@@ -357,7 +357,7 @@ class Catalog:
     def _check_beside(self, settings: StreamSettings, known: Iterable[str]) -> None:
         """Whoever creates a stream was judged by the streams of its group that were known then. Raises NotReady: there
         are others by now, so it has to be judged again."""
-        if settings.group is None or not (self.cluster.feature_level >= BESIDE_SINCE or self.cluster.is_alone):
+        if settings.group is None or not self.cluster.knows(BESIDE_SINCE):
             return
         names = {*known}
         others = (info for name, info in self.streams.items() if name not in names)
@@ -456,7 +456,7 @@ class Catalog:
     @property
     def _has_fences_above(self) -> bool:
         """M8."""
-        return self.cluster.is_alone or self.cluster.feature_level >= FENCES_ABOVE
+        return self.cluster.knows(FENCES_ABOVE)
 
     def _add_partitions(self, command: Mapping[str, Any]) -> dict[str, Any]:
         existing = self._live(command["name"])

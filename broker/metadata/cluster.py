@@ -31,7 +31,7 @@ from broker.metadata.partition import PartitionState, Place, Who, state_from
 from broker.metadata.placement import candidates, place
 from broker.metadata.session import SESSION_MS, session_ms
 
-FEATURE_LEVEL: Final = 14
+FEATURE_LEVEL: Final = 15
 """The level of this release."""
 LONG_SESSIONS: Final = 4
 """From this level on sessions are longer with many partitions (`session.S5`)."""
@@ -41,6 +41,8 @@ ACTIVE: Final = 13
 """From this level on there may be `__activity`, and `expired` in `end_members`."""
 FENCES_ABOVE: Final = 14
 """From this level on fences are above those of streams that are gone (`catalog.M12`)."""
+EPOCHS_OF_GROUPS: Final = 15
+"""From this level on a group's offsets may have the leader epoch of the record before (`groups.progress.A3`)."""
 FEATURE_LEVEL_FIRST: Final = 1
 """The level at which a catalog begins, in every release: one that began with its own would replay the journal of
 another release to another end. `form_cluster` may say more."""
@@ -97,6 +99,10 @@ class Cluster:
     def is_alone(self) -> bool:
         """It is of a broker without a Raft group, which has no feature level that others have to know."""
         return bool(self.brokers) and not any(broker.raft for broker in self.brokers.values())
+
+    def knows(self, level: int) -> bool:
+        """Whether all of its brokers know what came with a feature level."""
+        return self.is_alone or self.feature_level >= level
 
     def copy(self) -> Cluster:
         """One that may be changed without changing this one."""

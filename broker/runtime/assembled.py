@@ -365,6 +365,10 @@ class Assembled:
         """The level that all brokers of the cluster know."""
         return self._catalog.cluster.feature_level
 
+    def knows(self, level: int) -> bool:
+        """As `Backend.knows`."""
+        return self._catalog.cluster.knows(level)
+
     async def votes(self) -> list[Vote]:
         """The votes of the brokers that keep the catalog: this one, where it is alone."""
         return [Vote(broker=self.broker_id, valid=True, live=True)]

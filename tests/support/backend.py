@@ -73,6 +73,10 @@ class LogBackend:
         self.admin = AloneAdmin(self.broker_id, lambda: [p for parts in self._partitions.values() for p in parts])
         self.sinks = SinkService(self._disk, commits, self.partition, self._incarnation_of)
 
+    def knows(self, level: int) -> bool:
+        """As `Backend.knows`, of a broker alone."""
+        return True
+
     def close(self) -> None:
         self.sinks.close()
         self._appender.shutdown()

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from broker.api.batch import decode_batch
 from broker.api.errors import GroupFenced, NotReady, Overloaded
-from broker.groups.fencing import CommitVerdict, GroupProgress
+from broker.groups.fencing import CommitVerdict, GroupProgress, OffsetAndEpoch
 from broker.groups.offsets import ConsumerOffset, OffsetTable, offset_rows
 from broker.groups.pins import Pin, PinTable
 from broker.groups.progress import GroupOffset, GroupTable, Read
@@ -30,7 +30,7 @@ from broker.runtime.partitions.leader import Partition
 from broker.storage.rows import RowBatch
 
 Entry = tuple[bytes, bytes | None]
-Decided = tuple[CommitVerdict, int | None]
+Decided = tuple[CommitVerdict, OffsetAndEpoch]
 WAITING_BYTES_MAX: Final = 64 << 20
 """Of commits that wait for the one on its way. One more is refused, unless none waits."""
 AT_ONCE: Final = 2_000
@@ -137,7 +137,7 @@ class Consumers:
         """Store what is decided of a partition of a group; returns where it is then, committed.
 
         Args:
-            decide: Called with what is committed: the verdict, and the offset that is to be stored.
+            decide: Called with what is committed: the verdict, and the place that is to be stored.
         Raises:
             GroupFenced: for good. NotReady: the catalog is behind here.
         """
@@ -145,7 +145,7 @@ class Consumers:
         while (before := self._moving.get(at)) is not None:
             await before.wait()
         newest = self._groups.progress(group, read)
-        verdict, offset = decide(newest)
+        verdict, place = decide(newest)
         where = f"group {group!r}, {stream}/{read[1]}"
         if verdict is CommitVerdict.FENCED:
             raise GroupFenced(
@@ -165,7 +165,8 @@ class Consumers:
             incarnation=read[0],
             partition=read[1],
             epoch=epoch,
-            offset=offset,
+            offset=place.offset,
+            leader_epoch=place.leader_epoch,
             stream=stream,
             timestamp_us=self._partition.replica.wall_us(),
         )
@@ -174,7 +175,7 @@ class Consumers:
         finally:
             del self._moving[at]
             done.set()
-        return GroupProgress(epoch, offset)
+        return GroupProgress(epoch, *place)
 
     async def expire_groups(self, before_us: int) -> None:
         """Forget records of groups whose offsets were removed before a time."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, Unpack
 from broker.api.answers import LeaderAddress
 from broker.api.errors import LiftlogError
 from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaEnd, RescueEnded, RescueState, Vote
-from broker.groups.fencing import CommitVerdict, GroupProgress
+from broker.groups.fencing import CommitVerdict, GroupProgress, OffsetAndEpoch
 from broker.groups.offsets import ConsumerOffset
 from broker.groups.pins import Pin
 from broker.groups.progress import GroupOffset, Read
@@ -35,8 +35,8 @@ from broker.storage.inspect.scrub import PIECE_BYTES, Piece
 from broker.storage.log import AppendResult, Encodable, PartitionLog
 from broker.storage.rows import Measured
 
-Decided = tuple[CommitVerdict, int | None]
-"""What becomes of a step of a group, and the offset that is stored."""
+Decided = tuple[CommitVerdict, OffsetAndEpoch]
+"""What becomes of a step of a group, and the place that is stored."""
 
 
 class PartitionHandle(Protocol):
@@ -395,6 +395,9 @@ class Backend(StreamChanges, Protocol):
     @property
     def feature_level(self) -> int:
         """The level that all brokers of the cluster know."""
+
+    def knows(self, level: int) -> bool:
+        """Whether all brokers of the cluster know what came with a feature level; a broker alone knows all."""
 
     def streams(self, *, internal: bool = False) -> list[StreamInfo]:
         """By name; `internal`: with those that begin with `__`."""

@@ -216,6 +216,7 @@ class GroupDone:
     start: Offset
     offset: Offset
     incarnation: Incarnation
+    leader_epoch: Annotated[int, Rule(limit=(-1, INT64_MAX), doc="Of the record before `offset`; -1: not known")] = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

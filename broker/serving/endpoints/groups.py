@@ -59,8 +59,9 @@ from broker.api.group_answers import (
 from broker.api.group_polls import longest_poll_ms
 from broker.api.permissions import of_answer, of_body, of_catalog, of_path
 from broker.api.stream import check_name
-from broker.groups.fencing import CommitVerdict, GroupProgress, judge_begin, judge_commit, judge_fence
+from broker.groups.fencing import CommitVerdict, GroupProgress, OffsetAndEpoch, judge_begin, judge_commit, judge_fence
 from broker.groups.offsets import ConsumerOffset
+from broker.metadata.cluster import EPOCHS_OF_GROUPS
 from broker.metadata.groups import ConsumerGroup, Member, change_key
 from broker.serving.contract.acts import NO_ACT, Act
 from broker.serving.contract.backend import Decided
@@ -73,7 +74,6 @@ from broker.serving.contract.schemas import (
     GroupFirst,
     GroupJoin,
     GroupLeave,
-    GroupPlace,
     GroupPoll,
     Position,
     Reset,
@@ -250,10 +250,10 @@ async def begin(serving: Serving, request: web.Request, query: Query) -> web.Str
     await access_now.get().need("stream:read", {one.stream for one in asked.partitions})
     serving.backend.offsets.group_offsets(name)  # or who leads them
     _check_once(asked.partitions)
-    return await _steps(_step(_begin_one(serving, name, asked.member, one), one) for one in asked.partitions)
+    return await _steps(_step(serving, _begin_one(serving, name, asked.member, one), one) for one in asked.partitions)
 
 
-async def _begin_one(serving: Serving, name: str, member: str, asked: GroupFirst) -> tuple[int, str]:
+async def _begin_one(serving: Serving, name: str, member: str, asked: GroupFirst) -> tuple[OffsetAndEpoch, str]:
     backend, at = serving.backend, (asked.stream, asked.partition)
     place: dict[str, Any] = {"stream": at[0], "partition": at[1], "incarnation": asked.incarnation}
     entry = checked(serving, name, CommitOffset(**place, offset=asked.first), "first")
@@ -295,15 +295,16 @@ async def commit(serving: Serving, request: web.Request, query: Query) -> web.St
     await access_now.get().need("stream:read", {one.stream for one in asked.partitions})
     serving.backend.offsets.group_offsets(name)  # or who leads them
     _check_once(asked.partitions)
-    return await _steps(_step(_commit_one(serving, name, one), one) for one in asked.partitions)
+    return await _steps(_step(serving, _commit_one(serving, name, one), one) for one in asked.partitions)
 
 
-async def _commit_one(serving: Serving, name: str, asked: GroupDone) -> tuple[int, str]:
+async def _commit_one(serving: Serving, name: str, asked: GroupDone) -> tuple[OffsetAndEpoch, str]:
     at: dict[str, Any] = {"stream": asked.stream, "partition": asked.partition, "incarnation": asked.incarnation}
     entry = checked(serving, name, CommitOffset(**at, offset=asked.offset), "offset")
+    done = OffsetAndEpoch(asked.offset, asked.leader_epoch if serving.backend.knows(EPOCHS_OF_GROUPS) else -1)
 
     def decide(newest: GroupProgress) -> Decided:
-        return judge_commit(newest, asked.epoch, asked.start, asked.offset), asked.offset
+        return judge_commit(newest, asked.epoch, asked.start, asked.offset), done
 
     read = entry.incarnation, asked.partition
     found = await serving.backend.offsets.move_group(name, asked.stream, read, asked.epoch, decide)
@@ -315,14 +316,17 @@ def _check_once(asked: Sequence[GroupFirst] | Sequence[GroupDone]) -> None:
         raise InvalidRequest("partitions: one is given twice", field="partitions")
 
 
-async def _step(step: Coroutine[Any, Any, tuple[int, str]], asked: GroupFirst | GroupDone | GroupPlace) -> GroupStep:
+async def _step(
+    serving: Serving, step: Coroutine[Any, Any, tuple[OffsetAndEpoch, str]], asked: GroupFirst | GroupDone
+) -> GroupStep:
     """B2."""
     of: dict[str, Any] = {"stream": asked.stream, "partition": asked.partition, "epoch": asked.epoch}
     try:
-        offset, incarnation = await step
+        place, incarnation = await step
     except LiftlogError as error:
         return GroupStep(**of, offset=None, error=error.to_problem())
-    return GroupStep(**of, offset=offset, incarnation=incarnation)
+    leader_epoch = place.leader_epoch if serving.backend.knows(EPOCHS_OF_GROUPS) else None
+    return GroupStep(**of, offset=place.offset, incarnation=incarnation, leader_epoch=leader_epoch)
 
 
 async def _steps(steps: Iterator[Coroutine[Any, Any, GroupStep]]) -> web.Response:
@@ -447,7 +451,7 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
     for each in found:
         offset = each["high_watermark"] if each["offset"] is None else each["offset"]
         read = each["incarnation"], each["partition"]
-        await unbroken(_move(serving, name, asked.stream, read, epoch, offset))
+        await unbroken(_move(serving, name, asked.stream, read, epoch, OffsetAndEpoch(offset)))
     return await _described(serving, request, name)
 
 
@@ -470,7 +474,7 @@ async def forget(serving: Serving, request: web.Request, query: Query) -> web.St
     for read, row in serving.backend.offsets.group_offsets(name).items():
         if row.offset is not None:
             with suppress(GroupFenced):  # somebody has joined since, and begun: it is another group's
-                await unbroken(_move(serving, name, row.stream, read, epoch, None))
+                await unbroken(_move(serving, name, row.stream, read, epoch, OffsetAndEpoch(None)))
     return web.Response(status=204)
 
 
@@ -479,8 +483,8 @@ async def _fence(serving: Serving, name: str, *, forget: bool) -> int:
     return int((await unbroken(serving.backend.change_group("fence_group", values)))["epoch"])
 
 
-def _move(serving: Serving, name: str, stream: str, read: tuple[str, int], epoch: int, offset: int | None) -> Any:
+def _move(serving: Serving, name: str, stream: str, read: tuple[str, int], epoch: int, place: OffsetAndEpoch) -> Any:
     def decide(newest: GroupProgress) -> Decided:
-        return judge_fence(newest, epoch), offset
+        return judge_fence(newest, epoch), place
 
     return serving.backend.offsets.move_group(name, stream, read, epoch, decide)

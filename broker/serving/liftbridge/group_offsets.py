@@ -170,7 +170,7 @@ async def place(asking: Handling, group: str, stream: str, partition: int) -> in
 async def _commit(asking: Handling, group: str, stream: str, partition: int, offset: int) -> Any:
     """Move a group on; to where it is, if that is further on."""
     incarnation, now = _progress(asking, group, stream, partition)
-    start = now.at(0)
+    start = 0 if now.offset is None else now.offset
     step = {
         "stream": stream,
         "partition": partition,

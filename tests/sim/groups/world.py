@@ -136,8 +136,8 @@ class World:
         verdict = fencing.judge_begin(newest, client, epoch, None if grant is None else grant[:2], known.last)
         self.saw[f"begin {verdict.value}"] += 1
         if verdict is CommitVerdict.APPEND:
-            self.log.append(Record(partition, epoch, newest.at(0), newest.offset, client))
-        self._answer(verdict, "begun", client=client, partition=partition, epoch=epoch, offset=newest.at(0))
+            self.log.append(Record(partition, epoch, newest.at(0).offset, newest.offset, client))
+        self._answer(verdict, "begun", client=client, partition=partition, epoch=epoch, offset=newest.at(0).offset)
 
     def on_fence(self, *, epoch: int, offset: int | None) -> None:
         for partition in sorted({record.partition for record in self.log}):
@@ -377,7 +377,7 @@ class World:
         everything = {(name, number) for name, count in self.counts.items() for number in range(count)}
         if group is None or not group.is_at_rest or set(group.grants) != everything:
             return False
-        if any(self.newest(partition).at(0) < RECORDS for partition in everything):
+        if any(self.newest(partition).at(0).offset < RECORDS for partition in everything):
             return False
         loads = Counter(grant.member for grant in group.grants.values())
         both = [loads[client.name] for client in self.clients if len(self._streams(client)) == 2]

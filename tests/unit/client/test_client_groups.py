@@ -38,7 +38,7 @@ from broker.client.group import GroupReader
 from broker.client.group_start import GroupStart
 from broker.client.positions import Position
 from broker.client.reading.fetch import PartitionFetch
-from broker.groups.fencing import CommitVerdict
+from broker.groups.fencing import CommitVerdict, OffsetAndEpoch
 from broker.serving.contract.schemas import GroupPoll
 from tests.support.processes import eventually
 from tests.unit.client.rawserver import RawServer, Reply, Request
@@ -206,7 +206,11 @@ def test_a_grant_that_the_log_has_seen_later_ones_of_is_given_back_for_another(o
         read(reader, 100)
         reader.commit()
     with orders.read() as reader:
-        backend, epoch, later = server.backend, server.backend.groups.last + 1, (CommitVerdict.APPEND, 20)
+        backend, epoch, later = (
+            server.backend,
+            server.backend.groups.last + 1,
+            (CommitVerdict.APPEND, OffsetAndEpoch(20)),
+        )
         at = next(each for each in backend.offsets.group_offsets(orders.name) if each[1] == 2)
         server.call(backend.offsets.move_group(orders.name, orders.name, at, epoch, lambda _: later))
         rows = next(reader)
@@ -296,6 +300,54 @@ def test_who_begins_with_what_comes_has_all_that_was_written_anew(later: int) ->
         lambda stream: described, resolve, lambda positions: [end for _ in positions], "latest", ["orders"]
     )
     assert start.offsets([("orders", 0)]) == {("orders", 0): {"first": 80, "incarnation": "i"}}
+
+
+def replaced(server: Server, orders: Orders, end: int) -> int:
+    """Partition 1 has others from `end` on, ten of them, as after an unclean election. Returns the epoch of what it
+    had."""
+    partition = server.backend.partition(orders.name, 1)
+    epoch = partition.leader_epoch
+    partition.log.log.follow(epoch + 1)
+    assert partition.log.truncate(end) == end
+    partition.lead(epoch + 4)
+    orders.append(1, 10)
+    return epoch
+
+
+def test_records_in_the_place_of_those_that_are_done_are_not_passed_over(orders: Orders, server: Server) -> None:
+    """M3: an operator had a broker lead that lacked the end of what the group had committed."""
+    orders.append(1, 5)
+    with orders.read() as reader:
+        read(reader, 105)
+        reader.commit()
+    epoch = replaced(server, orders, 25)
+    with orders.read() as reader, pytest.raises(OffsetOutOfRange, match="/1/30: records before this offset") as told:
+        read(reader, 1)
+    assert told.value.fields["parted_epoch"] == epoch
+    [parted] = orders.client.resolve([Position(orders.name, 1, {"epoch": epoch})])
+    orders.reset({"offset": parted.offset})
+    with orders.read() as reader:
+        assert read(reader, 10) == Counter((1, offset) for offset in range(25, 35))
+
+
+def test_what_is_appended_after_a_change_of_leaders_is_read_on(orders: Orders, server: Server) -> None:
+    """And behind what was committed while a broker of the cluster could not keep an epoch."""
+    with orders.read() as reader:
+        read(reader, 100)
+        reader.commit()
+    replaced(server, orders, 25)
+    with orders.read() as reader:
+        assert read(reader, 10) == Counter((1, offset) for offset in range(25, 35))
+        reader.commit()
+    with patch.object(server.backend, "knows", lambda level: False), orders.read() as reader:
+        orders.append(1, 2)
+        assert read(reader, 2) == Counter({(1, 35): 1, (1, 36): 1})
+        reader.commit()
+    [row] = [row for row in server.backend.offsets.group_offsets(orders.name).values() if row.partition == 1]
+    assert (row.offset, row.leader_epoch) == (37, -1)
+    replaced(server, orders, 35)
+    with orders.read() as reader:
+        assert read(reader, 8) == Counter((1, offset) for offset in range(37, 45))
 
 
 def test_a_group_may_begin_at_a_time(orders: Orders) -> None:

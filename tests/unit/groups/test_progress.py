@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +13,7 @@ import pytest
 
 from broker.api.errors import GroupFenced, NotEnoughReplicas
 from broker.api.stream import OFFSETS_STREAM
-from broker.groups.fencing import CommitVerdict, GroupProgress, judge_begin, judge_commit, judge_fence
+from broker.groups.fencing import CommitVerdict, GroupProgress, OffsetAndEpoch, judge_begin, judge_commit, judge_fence
 from broker.groups.offsets import ConsumerOffset, OffsetTable, decode_offset, offset_rows
 from broker.groups.pins import PinTable, decode_pin
 from broker.groups.progress import GroupOffset, GroupTable, decode_group_offset
@@ -33,6 +34,18 @@ def test_a_record_has_the_bytes_of_the_release_before() -> None:
     assert found is not None
     assert found.offset is None
     assert found.value() == removed
+
+
+def test_the_epoch_of_the_record_before_is_stored_if_it_is_known() -> None:
+    """A3."""
+    entry = replace(ENTRY, leader_epoch=7)
+    assert entry.value() == BYTES[:-1] + b',"leader_epoch":7}'
+    assert decode_group_offset(entry.key, entry.value()) == entry
+    table = GroupTable()
+    table.apply(offset_rows([(entry.key, entry.value())], timestamp_us=1))
+    progress = table.progress("billing", entry.read)
+    assert (progress.at(0), ENTRY.leader_epoch) == (OffsetAndEpoch(42, 7), -1)
+    assert decode_group_offset(entry.key, entry.value().replace(b":7}", b":null}")) is None
 
 
 @pytest.mark.parametrize(
@@ -80,7 +93,7 @@ def test_a_removal_keeps_its_epoch_until_nobody_can_be_that_late() -> None:
     assert judge_commit(newest, 9, 0, 5) is CommitVerdict.FENCED
     assert judge_begin(newest, "m", 10, ("m", 10), 10) is CommitVerdict.APPEND
     assert (newest.at(4), judge_fence(newest, 9), judge_fence(newest, 10)) == (
-        4,
+        OffsetAndEpoch(4),
         CommitVerdict.FENCED,
         CommitVerdict.APPEND,
     )
@@ -93,9 +106,9 @@ async def test_steps_are_judged_by_what_is_committed_and_are_there_after_a_resta
     kept, seen, at = backend.offsets, list[GroupProgress](), ("i1", 0)
 
     def step(epoch: int, offset: int | None) -> Coroutine[Any, Any, GroupProgress]:
-        def decide(newest: GroupProgress) -> tuple[CommitVerdict, int | None]:
+        def decide(newest: GroupProgress) -> tuple[CommitVerdict, OffsetAndEpoch]:
             seen.append(newest)
-            return judge_fence(newest, epoch), offset
+            return judge_fence(newest, epoch), OffsetAndEpoch(offset)
 
         return kept.move_group("g", "orders", at, epoch, decide)
 
