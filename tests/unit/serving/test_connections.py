@@ -297,6 +297,13 @@ def polling(server: Server, headers: bytes = b"") -> Iterator[socket.socket]:
         yield client
 
 
+def by_broker(key: bytes = KEY) -> bytes:
+    """Headers by which a request of `POLL` is one of a broker's."""
+    target, now_ms = POLL.split(b" ")[1].decode(), time.time_ns() // 1_000_000
+    proof = proof_of(key, "b2", "[::1]", "GET", target, now_ms, "")
+    return f"Liftlog-Asked-By: b2\r\nLiftlog-Proof: {proof}\r\n".encode()
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_connection_too_many_hears_so_and_the_others_go_on(
@@ -304,11 +311,13 @@ def test_a_connection_too_many_hears_so_and_the_others_go_on(
 ) -> None:
     """All have requests under way, and so have those in the room for brokers."""
     monkeypatch.setattr(connections, "ROOM_MAX", 1)
-    with running(tmp_path, limits=ConnectionLimits(connections_max=3)) as server, ExitStack() as stack:
+    limits = ConnectionLimits(connections_max=3)
+    with enforcing(tmp_path, mode="off", limits=limits) as enforced, ExitStack() as stack:
+        server = enforced.server
         server.api.create("orders")
         server.api.close()
         others = [stack.enter_context(polling(server)) for _ in range(3)]
-        stack.enter_context(polling(server, b"Liftlog-Asked-By: b2\r\n"))
+        stack.enter_context(polling(server, by_broker()))
         for _ in range(10):
             with connected(server) as client:
                 client.sendall(b"GET /livez HTTP/1.1\r\nHost: [::1]\r\n\r\n" + b"x" * 100_000)
@@ -387,12 +396,6 @@ def test_whoever_holds_all_connections_hides_neither_health_nor_brokers(
     Seen before: whoever sent the header of a broker took that room.
     """
     monkeypatch.setattr(connections, "PEERS_MAX", 1)
-
-    def by_broker(key: bytes = KEY) -> bytes:
-        target, now_ms = POLL.split(b" ")[1].decode(), time.time_ns() // 1_000_000
-        proof = proof_of(key, "b2", "[::1]", "GET", target, now_ms, "")
-        return f"Liftlog-Asked-By: b2\r\nLiftlog-Proof: {proof}\r\n".encode()
-
     limits = ConnectionLimits(connections_max=2)
     with enforcing(tmp_path, mode="off", limits=limits) as enforced, ExitStack() as stack:
         server = enforced.server

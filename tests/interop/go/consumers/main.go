@@ -70,6 +70,18 @@ func consumer(address, group, name string) (lift.Client, *lift.Consumer) {
 	return client, made
 }
 
+// Leave the group. A Close of go-liftbridge 2.3.0 never returns if its consumer was asking for its share just then: that
+// ends with the call's context, and is asked again at once, for ever. It has left by then.
+func left(consumer *lift.Consumer, name string) {
+	done := make(chan error, 1)
+	go func() { done <- consumer.Close() }()
+	select {
+	case err := <-done:
+		check(err, "close "+name)
+	case <-time.After(20 * time.Second):
+	}
+}
+
 func main() {
 	address, name := os.Args[1], os.Args[2]
 	ctx, cancel := context.WithTimeout(context.Background(), 180*time.Second)
@@ -101,7 +113,7 @@ func main() {
 		return of["second"] >= 20
 	})
 	eventually("all by two", func() bool { found, _ := all.count(); return found == total })
-	check(second.Close(), "close second")
+	left(second, "second")
 	_, before := all.count()
 	publish(40)
 	eventually("all by the one that stays", func() bool { found, _ := all.count(); return found == total })
@@ -111,7 +123,7 @@ func main() {
 		os.Exit(1)
 	}
 	time.Sleep(300 * time.Millisecond) // a checkpoint of the last ones
-	check(first.Close(), "close first")
+	left(first, "first")
 	for number := int32(0); number < partitions; number++ {
 		at, err := client.FetchCursor(ctx, "__group:group-"+name, name, number)
 		check(err, "cursor")
