@@ -28,7 +28,7 @@
     failOnDataLoss                      batch  stream    true                 true, false
     truncationTimeoutMs                        stream    5000                 milliseconds, 0 to 86,400,000
     subjects                            batch  stream    all                  NATS subjects, wildcards; comma separated
-    key                                 batch            all                  a record's key, as text
+    key                                 batch  stream    all                  a record's key, as text
     columns                             batch  stream    all                  names of a row's columns, comma separated
     pushFilters                         batch            false                true, false
     readFrom                            batch  stream    leader               leader, nearest
@@ -121,7 +121,7 @@ _SOURCE: Final[Mapping[str, frozenset[str]]] = {
     "failOnDataLoss": _BOTH,
     "truncationTimeoutMs": _STREAM,
     "subjects": _BOTH,
-    "key": _BATCH,
+    "key": _BOTH,
     "columns": _BOTH,
     "pushFilters": _BATCH,
     "readFrom": _BOTH,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 
@@ -124,6 +126,45 @@ def test_partitions_and_subjects_that_are_left_out_are_told(stream: Stream, capl
     with reading(stream.address, stream=stream.name, **options) as reader:
         latest(reader, three)
     assert filtered.format("subjects=a.*,no.>", "all") in caplog.messages
+
+
+def test_a_query_of_one_key_reads_its_rows_and_is_told_when_that_changes(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of subjects: other rows are passed over for good, and count for limits. Who sees consumers sees no key."""
+    keys, offsets = [b"a", None, b"b", b"a", b"", b"aa"], range(6)
+
+    def append() -> None:
+        rows = {"key": pa.array(keys, pa.binary()), "value": [b"v"] * 6, "subject": ["x", "y"] * 3}
+        stream.client.append(stream.name, 0, pa.RecordBatch.from_pydict(rows))
+        stream.counts[0] += 6
+
+    def wanted(base: int, key: bytes, *subjects: int) -> list[tuple[str, int, int]]:
+        return [(stream.name, 0, base + n) for n in offsets if keys[n] == key and (not subjects or n % 2 in subjects)]
+
+    options = {"stream": stream.name, "consumer": stream.name}
+    append()
+    with reading(stream.address, key="a", startingOffsets="earliest", maxOffsetsPerTrigger="4", **options) as reader:
+        one = latest(reader)
+        assert rows_of(reader, None, one) == wanted(0, b"a")
+        two = latest(reader, one)
+        assert rows_of(reader, one, two) == []
+        latest(reader, two)
+    (kept,) = {p.metadata for p in stream.client.consumer(stream.name).partitions if p.partition == 0}
+    assert re.fullmatch("key=sha256:[0-9a-f]{32}", kept)
+    append()
+    with reading(stream.address, key="", subjects="x", **options) as reader:
+        three = eventually(lambda: (end := latest(reader, two)) != two and end, what="it goes on")
+        assert rows_of(reader, two, three) == wanted(6, b"", 0)
+        latest(reader, three)
+    assert (
+        f"source.subjects_changed from={kept} to=key=sha256:e3b0c44298fc1c149afbf4c8996fb924 subjects=x" in caplog.text
+    )
+    caplog.clear()
+    append()
+    with reading(stream.address, key="", subjects="x", **options) as reader:
+        latest(reader, three)
+    assert "source.subjects_changed" not in caplog.text, "the same filter"
 
 
 def test_only_the_partitions_that_are_named_are_read(stream: Stream) -> None:

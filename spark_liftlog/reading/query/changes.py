@@ -1,12 +1,13 @@
 """Options that are others than when the checkpoint was written: which of them are refused, and which are told.
 
-Streams, partitions and subjects may be added to a query and left out. A checkpoint has the positions of streams and
-partitions, and not the filter; so the filter is kept beside the published progress (`note`), in whose absence nothing
-is told.
+Streams, partitions, subjects and the key may be added to a query and left out. A checkpoint has the positions of
+streams and partitions, and not the filter; so the filter is kept beside the published progress (`note`), in whose
+absence nothing is told. Of a key a digest is kept: whoever may see consumers need not see keys.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from typing import Final
 
@@ -30,7 +31,7 @@ class OptionChanges:
         cluster: Is asked once for what was published.
 
     Attributes:
-        note: What is kept with published progress; empty: all subjects are read.
+        note: What is kept with published progress; empty: all subjects and keys are read.
     """
 
     def __init__(self, options: SourceOptions, cluster: Cluster) -> None:
@@ -38,7 +39,9 @@ class OptionChanges:
         self._cluster = cluster
         self._told: set[str] = set()
         self._knows_subjects = not options.commit_offsets
-        self.note = ("subjects=" + ",".join(sorted(options.subjects)))[:TEXT_MAX] if options.subjects else ""
+        key = [] if options.key is None else [f"key=sha256:{hashlib.sha256(options.key).hexdigest()[:32]}"]
+        subjects = ["subjects=" + ",".join(sorted(options.subjects))] if options.subjects else []
+        self.note = " ".join(key + subjects)[:TEXT_MAX]
 
     def check(self, at: Offset) -> None:
         """Compare the options with a position, and tell what changed, once.

@@ -153,6 +153,7 @@ def test_a_key_is_text() -> None:
     assert source_options({"stream": "s", "key": "é"}, "batch").key == "é".encode()
     assert source_options({"stream": "s", "key": ""}, "batch").key == b""
     assert source_options({"stream": "s", "key": "k" * 1536}, "batch").key == b"k" * 1536
+    assert source_options({"stream": "s", "key": "k"}, "stream").key == b"k"
     assert source_options({"stream": "s"}, "batch").key is None
     with pytest.raises(InvalidSetting, match=r"option key='k.*: must have no more than 2048 characters in base64"):
         source_options({"stream": "s", "key": "k" * 1537}, "batch")
@@ -160,7 +161,7 @@ def test_a_key_is_text() -> None:
         source_options({"stream": "s", "key": "k", "mode": "table"}, "batch")
 
 
-@pytest.mark.parametrize("name", ["endingOffsets", "key"])
+@pytest.mark.parametrize("name", ["endingOffsets", "resolve"])
 def test_an_option_of_batch_reads_is_refused_in_a_stream(name: str) -> None:
     with pytest.raises(UnknownSetting, match=r"spark\.read only"):
         source_options({"stream": "s", name: "latest"}, "stream")
