@@ -3,13 +3,18 @@
 A Python source cannot fill `sources[].metrics`; what it reports as its latest offset lands verbatim in the progress.
 So that report carries what somebody needs who looks at the query from outside:
 
-    {"v": 1, "brokers": "localhost:9293", "streams": {"orders": {"0": {"high_watermark": 250, "lag": 150}}}}
+    {"v": 1, "brokers": "localhost:9293", "reads": {"streams": ["orders"]},
+     "streams": {"orders": {"0": {"high_watermark": 250, "lag": 150}}}}
 
-and, where options name files of TLS or a profile, their paths and its name: `"tls": {"ca": "/etc/ssl/ca.pem"}`.
+and, where options name files of TLS or a profile, their paths and its name: `"tls": {"ca": "/etc/ssl/ca.pem"}`. `reads`
+is what the options choose: `{"pattern": "orders-.*"}`, or names of streams, and `"partitions": {"orders": [0, 1]}`.
 
 L1  A progress tells of its own moment: `lag` counts from the end of its batch. There is none while a batch runs, or
     while a query waits for records, however many come meanwhile. So the lag of a query is asked of the brokers
     (`lag_now`): from the end of its last batch that is complete.
+L2  It counts what the query reads. Partitions and streams that were added since that batch count from their first
+    record, as they will be read. (Those that options name later begin where options say, and do not count before.)
+    Positions that the options leave out are kept, and do not count.
 
 The brokers' own view, by what was published: `liftlog consumer describe`.
 """
@@ -23,10 +28,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker.api.errors import LiftlogError
 from broker.api.plain import parse_json
+from broker.client.client import Client
 from broker.client.http.tls import TlsFiles
 from broker.client.positions import Position
 from spark_liftlog.place import Place, client_at, files_of
-from spark_liftlog.reading.offsets import VERSION, Key, decode
+from spark_liftlog.reading.offsets import VERSION, Key, Offset, decode
+from spark_liftlog.reading.selection import Selection
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -65,7 +72,9 @@ class Lag:
         return max(self.ages.values(), default=None)
 
 
-def report(ends: Mapping[Key, int], high_watermarks: Mapping[Key, int], *, brokers: str) -> dict[str, Any]:
+def report(
+    ends: Mapping[Key, int], high_watermarks: Mapping[Key, int], *, brokers: str, selection: Selection | None = None
+) -> dict[str, Any]:
     """The JSON for `reportLatestOffset`: per partition the high watermark and what lies before it."""
     streams: dict[str, dict[str, Any]] = {}
     for (stream, partition), high_watermark in sorted(high_watermarks.items()):
@@ -73,7 +82,27 @@ def report(ends: Mapping[Key, int], high_watermarks: Mapping[Key, int], *, broke
         entry = {"high_watermark": high_watermark, "lag": lag_records}
         streams.setdefault(stream, {})[str(partition)] = entry
     files = {name: path for name, path in asdict(files_of(brokers)).items() if name in _FILES and path is not None}
-    return {"v": VERSION, "brokers": brokers, "streams": streams, **({"tls": files} if files else {})}
+    reads = {} if selection is None else {"reads": _reads(selection)}
+    return {"v": VERSION, "brokers": brokers, **reads, "streams": streams, **({"tls": files} if files else {})}
+
+
+def _reads(selection: Selection) -> dict[str, Any]:
+    if selection.pattern is not None:
+        return {"pattern": selection.pattern}
+    only = {stream: sorted(numbers) for stream, numbers in (selection.partitions or {}).items()}
+    return {"streams": list(selection.names), **({"partitions": only} if only else {})}
+
+
+def _selection(reads: Any) -> Selection | None:
+    """What a report says that is read; None: it does not say that."""
+    if not isinstance(reads, dict):
+        return None
+    pattern, streams, only = reads.get("pattern"), reads.get("streams"), reads.get("partitions", {})
+    if isinstance(pattern, str):
+        return Selection(pattern=pattern)
+    if not isinstance(streams, list) or not isinstance(only, dict):
+        return None
+    return Selection(names=tuple(streams), partitions={stream: frozenset(numbers) for stream, numbers in only.items()})
 
 
 def lag(of: StreamingQuery | Mapping[str, Any], *, brokers: str | None = None) -> Lag | None:
@@ -102,7 +131,7 @@ def lag_now(progress: Mapping[str, Any], *, brokers: str | None = None) -> Lag |
             continue
         is_ours = True
         asked = brokers or _place(value)
-        now = {} if asked is None else _asked(source.get("endOffset"), asked)
+        now = {} if asked is None else _asked(source.get("endOffset"), asked, value)
         for key, records in (_entries(value) | {key: records for key, (records, _) in now.items()}).items():
             found[key] = found.get(key, 0) + records  # who cannot be asked has what was reported, at least
         for key, (_, age_s) in now.items():
@@ -123,26 +152,49 @@ def _reported(progress: Mapping[str, Any]) -> Lag | None:
     return Lag(found) if is_ours else None
 
 
-def _asked(end_value: Any, brokers: str) -> dict[Key, tuple[int, float | None]]:
-    """The records behind the end of a batch, and the age of the first, by partition; of those that brokers tell of."""
+def _asked(end_value: Any, brokers: str, value: Mapping[str, Any]) -> dict[Key, tuple[int, float | None]]:
+    """The records behind the end of a batch, and the age of the first, by partition; of those that brokers tell of.
+
+    Args:
+        value: The report of the source.
+    """
     try:
         end = decode(parse_json(end_value) if isinstance(end_value, str) else end_value)
     except (ValueError, LiftlogError):
         return {}
     if end is None:
         return {}
-    places = sorted(end.positions.items())
+    selection = _selection(value.get("reads"))
+    places = {key: at.offset for key, at in end.positions.items() if selection is None or _is_read(selection, key)}
     with client_at(brokers, timeout_s=ASK_S, deadline_s=0) as client:
-        answers = client.resolve([Position(*key, {"offset": at.offset}) for key, at in places])
+        if selection is not None:
+            places |= _added(client, end, selection)
+        answers = client.resolve([Position(*key, {"offset": offset}) for key, offset in sorted(places.items())])
     found: dict[Key, tuple[int, float | None]] = {}
-    for (key, at), answer in zip(places, answers, strict=True):
+    for (key, offset), answer in zip(sorted(places.items()), answers, strict=True):
         if answer.high_watermark is None or answer.log_start_offset is None:
             continue
-        is_same = answer.incarnation == end.incarnations[key[0]]
-        records = max(0, answer.high_watermark - (at.offset if is_same else answer.log_start_offset))
+        is_same = answer.incarnation == end.incarnations.get(key[0], answer.incarnation)
+        records = max(0, answer.high_watermark - (offset if is_same else answer.log_start_offset))
         age_s = None if answer.timestamp_us is None else max(0.0, time.time() - answer.timestamp_us / 1e6)
         found[key] = (records, age_s if records else 0.0)
     return found
+
+
+def _is_read(selection: Selection, key: Key) -> bool:
+    return selection.has(key[0]) and selection.takes(key)
+
+
+def _added(client: Client, end: Offset, selection: Selection) -> dict[Key, int]:
+    """Where partitions begin that the query reads and has no position in (L2)."""
+    return {
+        (stream, number): head.log_start_offset
+        for stream, found in client.watch(streams=selection.watched).streams.items()
+        if (stream in end.incarnations and selection.is_whole(stream)) or selection.pattern is not None
+        if selection.has(stream)
+        for number, head in found.partitions.items()
+        if (stream, number) not in end.positions
+    }
 
 
 def _entries(value: Mapping[str, Any]) -> dict[Key, int]:

@@ -38,6 +38,7 @@ from spark_liftlog.reading.offsets import decode
 from spark_liftlog.reading.stream_reader import LiftlogStreamReader
 from spark_liftlog.reading.task import TaskRanges, read_task
 from spark_liftlog.schema import ROW, Projection
+from tests.spark.reading_tasks import latest, reading
 from tests.spark.streams import Stream, published, wait_published
 from tests.support.processes import BrokerProcess, eventually
 
@@ -213,6 +214,52 @@ def test_a_partition_that_no_broker_tells_of_keeps_its_reported_lag(
 
     monkeypatch.setattr(Client, "resolve", without_heads)
     assert lag(query) == Lag({(stream.name, partition): 2 for partition in range(3)})  # type: ignore[arg-type]
+
+
+def test_partitions_and_streams_that_came_since_the_last_batch_count_and_those_left_out_do_not(
+    stream: Stream, client: Client
+) -> None:
+    """While a batch hangs nobody asks the source. Seen before: they counted for nothing, and what options leave out
+    over a checkpoint was a lag for ever."""
+
+    def behind(reader: LiftlogStreamReader, end: dict[str, Any]) -> dict[tuple[str, int], int]:
+        found = lag(SimpleNamespace(lastProgress=progress_of(reader, end)))  # type: ignore[arg-type]
+        assert found is not None
+        assert found.ages.keys() <= found.partitions.keys()
+        return {key: records for key, records in found.partitions.items() if records}
+
+    stream.append(5)
+    pattern = f"{stream.name}(-more)?"
+    with reading(stream.address, streamPattern=pattern, startingOffsets="earliest") as reader:
+        end = latest(reader)
+        progress = progress_of(reader, end)
+        more = Stream.create(client, f"{stream.name}-more", partitions=1)
+        more.append(7)
+        other = Stream.create(client, f"{stream.name}-other", partitions=1)
+        other.append(1)
+        client.add_partitions(stream.name, 4)
+        stream.counts.append(0)
+        stream.append(2, partitions=[1, 3])
+        now = lag(SimpleNamespace(lastProgress=progress))  # type: ignore[arg-type]
+        assert now is not None
+        assert {key: records for key, records in now.partitions.items() if records} == {
+            (stream.name, 1): 2,
+            (stream.name, 3): 2,
+            (more.name, 0): 7,
+        }
+        assert now.ages[more.name, 0] > 0
+    only = json.dumps({stream.name: [0, 1]})
+    with reading(stream.address, partitions=only) as reader:
+        narrower = eventually(lambda: (found := latest(reader, end)) != end and found, what="partition 1 goes on")
+        assert behind(reader, narrower) == {}
+        stream.append(3)
+        assert behind(reader, narrower) == {(stream.name, 0): 3, (stream.name, 1): 3}
+    with reading(stream.address, stream=stream.name) as reader:
+        whole = eventually(lambda: (found := latest(reader, narrower)) != narrower and found, what="all go on")
+        assert behind(reader, whole) == {}
+    with reading(stream.address, streams=f"{stream.name},{other.name}") as reader:
+        latest(reader, whole)
+        assert behind(reader, whole) == {}, "a stream that options name since begins where they say"
 
 
 def test_a_query_that_has_only_begun_may_begin_again(stream: Stream) -> None:

@@ -164,6 +164,7 @@ class StreamDriver:
                 self._ends,
                 {key: head.high_watermark for key, head in heads.partitions.items()},
                 brokers=self._options.brokers,
+                selection=self._options.selection,
             )
             self._reported = (self._ends, heads, found)
         return self._reported[2]
