@@ -31,6 +31,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/cli/local/readiness.py": "re-indents JSON for a message; what is none is shown as it is",
     "broker/serving/http/json_text.py": "JSON of request bodies (target http-body)",
     "broker/serving/liftbridge/backward.py": "the head of a batch that reading.py has verified (target batch)",
+    "broker/serving/liftbridge/outgoing.py": "batches that reading.py has verified (target batch)",
     "broker/serving/liftbridge/reading.py": "Arrow that this broker has made itself (target segment)",
     "broker/serving/liftbridge/door.py": "JSON that this broker has made itself",
     "broker/serving/liftbridge/activity.py": "JSON that brokers have written themselves; what is none is handed out",

@@ -16,6 +16,7 @@ health.py       gRPC's health
 messages.py     gRPC's framing of messages
 metadata.py     FetchMetadata, FetchPartitionMetadata
 multiplexed.py  connections: HTTP/2 by h2, flow control, limits
+outgoing.py     records as messages of Subscribe (compiled: _outgoing.pxi)
 publish.py      Publish, PublishAsync
 reading.py      what Subscribe reads, and sends
 records.py      published records as runs, columns and acks (compiled: _records.pyx)

@@ -1,5 +1,6 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""Records of PublishAsync, compiled: from messages as they came to columns, and to the acks that go back.
+"""Records of PublishAsync, compiled: from messages as they came to columns, and to the acks that go back. And records
+of Subscribe, from columns to messages (_outgoing.pxi).
 
 Each message is read in place, three times: for where it goes, for its columns, for its ack. That is cheaper than an
 object of it, made once. A message that is not plain (a field that is not known or has another kind, names that are not
@@ -462,3 +463,6 @@ def whole(bytearray data not None, Py_ssize_t bytes_max):
         found.append(PyBytes_FromStringAndSize(<const char*>start + at + 5, length))
         at += 5 + length
     return found, at
+
+
+include "_outgoing.pxi"

@@ -1,33 +1,27 @@
 """What Subscribe reads and sends, forward and backward: batches of a partition, and each record a message.
 
-A range is read, judged by its CRC (`subscribe.B8`), taken apart, and sent as the client takes it (`subscribe.B4`).
+A range is read, judged by its CRC (`subscribe.B8`), taken apart (outgoing.py), and sent as the client takes it
+(`subscribe.B4`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
-
-import pyarrow as pa
 
 from broker.api import http
 from broker.api.batch import HEADER_BYTES, message_bytes, verify_batch
 from broker.api.errors import BadBatch, LiftlogError, NotLeader, Unauthenticated, Unauthorized, from_problem
-from broker.api.proto import liftbridge_pb2 as pb
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
-from broker.api.stream import ACTIVITY_STREAM
 from broker.serving.endpoints.records import verify
 from broker.serving.http.sending import STALLED_S
-from broker.serving.liftbridge.activity import as_liftbridge_has_it
 from broker.serving.liftbridge.calls import Handling
 from broker.serving.liftbridge.door import Within
-from broker.serving.liftbridge.messages import framed
+from broker.serving.liftbridge.outgoing import encoded
 from broker.serving.liftbridge.statuses import Code, StatusError
 
 READ_BYTES: Final = 512 << 10
 """Of batches, at a time; a single one may be larger."""
-WRITE_RECORDS: Final = 1_024
 LOOK_S: Final = 1.0
 HELD_FACTOR: Final = 2
 """So many times an answer is taken while it is sent: as it was read, and as messages."""
@@ -141,47 +135,3 @@ async def _taken(asking: Handling, asked: Any, written: bytes) -> None:
         await sending
     finally:
         sending.cancel()
-
-
-def encoded(asked: Any, body: bytes, offset: int, end: int | None, *, is_backward: bool = False) -> Iterator[bytes]:
-    """The records of an answer in [offset, end), framed, some at a time; from the last to the first, if so wanted."""
-    with pa.ipc.open_stream(pa.BufferReader(body)) as reader:
-        for batch in reversed(list(reader)) if is_backward else reader:
-            yield from _encoded_batch(asked, batch, offset, end, is_backward)
-
-
-def _encoded_batch(
-    asked: Any, batch: pa.RecordBatch, offset: int, end: int | None, is_backward: bool
-) -> Iterator[bytes]:
-    offsets = batch.column("offset").to_pylist()
-    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
-    subjects, replies = batch.column("subject").to_pylist(), batch.column("reply").to_pylist()
-    keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
-    if asked.stream == ACTIVITY_STREAM:
-        values = [as_liftbridge_has_it(value) for value in values]
-    headers = batch.column("headers")
-    given = headers.to_pylist() if headers.null_count < len(headers) else [None] * len(headers)
-    columns = (offsets, times, subjects, replies, keys, values, given)
-    written: list[bytes] = []
-    for at, time_us, subject, reply, key, value, named in zip(
-        *(map(reversed, columns) if is_backward else columns), strict=True
-    ):
-        if at < offset or (end is not None and at >= end):
-            continue
-        record = pb.Record(
-            offset=at,
-            key=key,
-            value=value,
-            timestamp=time_us * 1_000,
-            stream=asked.stream,
-            partition=asked.partition,
-            subject=subject,
-            reply=reply,
-            headers=None if named is None else {each["key"]: each["value"] or b"" for each in named},
-        )
-        written.append(record.SerializeToString())
-        if len(written) == WRITE_RECORDS:
-            yield framed(written)
-            written = []
-    if written:
-        yield framed(written)
