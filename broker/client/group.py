@@ -12,6 +12,7 @@ M2  Nothing is read before its begin is durable, and nothing is committed that a
 M3  An offset that is gone is an error (OffsetOutOfRange), never a jump: `reset` the group to go on elsewhere. So is one
     below which other records were written since it was committed (`fetch.R6`): a commit has the leader epoch of the
     last record that was handed out. It has none where offsets behind that were left out: not all replicas know those'.
+    So is a range that a disk has lost: who has heard of it and asks for the next batch goes on behind it.
 M4  A member that was taken for dead joins again, and goes on with what it is granted then. One whose instance another
     process has joined under ends with GroupFenced: both would take each other's place for ever.
 M5  A reader that nobody holds any more leaves its group, on a thread of its own: the search for cycles finds it in the
@@ -45,6 +46,7 @@ from broker.api.errors import (
     GroupFenced,
     InvalidRequest,
     LiftlogError,
+    OffsetOutOfRange,
     Retryable,
     StaleIncarnation,
     Unavailable,
@@ -265,12 +267,13 @@ class _Held:
     Attributes:
         epoch_before: The leader epoch of the record before `read`; -1: not known.
         is_kept: Brokers keep it with a commit.
+        told: What is lost up to there was said.
     """
 
     def __init__(self, step: GroupStep, fetch: PartitionFetch) -> None:
         assert step.offset is not None, "it has begun"
         self.epoch, self.incarnation, self.fetch = step.epoch, step.incarnation, fetch
-        self.done = self.read = step.offset
+        self.done = self.read = self.told = step.offset
         self.is_kept = step.leader_epoch is not None
         self.epoch_before = -1 if step.leader_epoch is None else step.leader_epoch
         self.go_back()
@@ -288,6 +291,21 @@ class _Held:
     def go_back(self) -> None:
         """Read on behind what was handed out."""
         self.fetch.position, self.fetch.epoch_before = self.read, self.epoch_before
+
+    def check_lost(self, at: Place) -> None:
+        """Raises OffsetOutOfRange: a disk has lost what comes next (M3)."""
+        for first, end in self.fetch.lost:
+            if end > max(self.read, self.told):
+                self.told = end
+                raise OffsetOutOfRange(
+                    f"{at[0]}/{at[1]}: a disk has lost the records from offset {first} to {end - 1}: ask for the next"
+                    " batch to go on behind them",
+                    stream=at[0],
+                    partition=at[1],
+                    offset=self.read,
+                    high_watermark=self.fetch.high_watermark,
+                    lost=[first, end],
+                )
 
 
 class GroupReader:
@@ -346,10 +364,12 @@ class GroupReader:
             return None
         try:
             for found in rows:
+                held.check_lost(at)
                 if found.num_rows:
                     held.hand_out(found)
                     self.at, self._found_any = at, True
                     return found
+            held.check_lost(at)
             held.pass_over()
         except (UnknownStream, UnknownPartition, StaleIncarnation) as error:  # the catalog says so in a moment
             log.info("group.stream_gone group=%s partition=%s/%d error=%s", self._life.group, *at, error)

@@ -232,6 +232,49 @@ def test_an_offset_that_is_gone_is_an_error_and_no_jump(orders: Orders) -> None:
         assert sum(read(reader, 60).values()) == 60
 
 
+@pytest.mark.parametrize("is_last", [False, True])
+def test_what_a_disk_has_lost_is_told_before_it_is_passed_over(orders: Orders, server: Server, is_last: bool) -> None:
+    """By a member, once; what is behind it is read then, and nothing of that is committed before."""
+    orders.append(1, 10)
+    if not is_last:
+        orders.append(1, 10)
+    damage(server.backend.partition(orders.name, 1).log.read(25, end=35))
+    found = Counter[tuple[int, int]]()
+    with orders.read() as reader:
+        with pytest.raises(OffsetOutOfRange, match="from offset 25 to 34") as told:
+            read_on(reader, found)
+        assert (told.value.lost, told.value.partition, told.value.offset) == ([25, 35], 1, 25)
+        reader.commit()
+        assert orders.described().partitions[1].offset == 25
+
+        def goes_on() -> bool:
+            orders.append(0, 1)
+            found.update(read(reader, 1))
+            reader.commit()
+            return orders.described().partitions[1].lag == 0
+
+        eventually(goes_on, what="the end of the partition")
+    assert max(found.values()) == 1
+    assert {offset for number, offset in found if number == 1} == {*range(25), *(() if is_last else range(35, 45))}
+
+
+def read_on(reader: GroupReader, found: Counter[tuple[int, int]]) -> None:
+    """For ever."""
+    while True:
+        found.update(read(reader, 1))
+
+
+def damage(plan: Any) -> None:
+    """Change a byte of what a read would hand out."""
+    (stored,) = plan.ranges
+    plan.close()
+    with open(stored.path, "r+b") as file:
+        file.seek(stored.position + stored.length - 100)
+        [byte] = file.read(1)
+        file.seek(stored.position + stored.length - 100)
+        file.write(bytes([byte ^ 0xFF]))
+
+
 def test_a_group_may_begin_with_what_comes_from_now_on(orders: Orders) -> None:
     with orders.read(start="latest") as reader:
         orders.append(1, 3)
