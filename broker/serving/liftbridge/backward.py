@@ -81,7 +81,7 @@ async def subscribe(asking: Handling, asked: Any) -> None:
         try:
             piece = await _before(asking, asked, span, end, step)
         except NotLeader as error:  # `subscribe.B9`
-            raise StatusError(Code.UNAVAILABLE, error.message, error.reason) from None
+            raise StatusError(Code.UNAVAILABLE, error.message, error.reason, error.fields) from None
 
 
 def _next_step(step: int, byte_count: int) -> int:

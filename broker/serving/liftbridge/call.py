@@ -14,10 +14,12 @@ C4  When the broker stops, a call that has nothing to do until its client says m
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Final, Protocol
+from types import MappingProxyType
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 from broker.serving.liftbridge.messages import Messages, framed
@@ -29,6 +31,8 @@ CONTENT_TYPE: Final = re.compile(r"application/grpc(\+proto)?(\s*;.*)?")
 _TIMEOUT: Final = re.compile(r"(\d{1,8})([HMSmun])")
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 STATUS_LENGTH_MAX: Final = 1_000
+FIELDS_LENGTH_MAX: Final = 2_000
+"""Of the trailer `liftlog-fields`. (A client takes 8 KiB of all of them.)"""
 AT_ONCE_MAX: Final = 4_096
 """Messages that a call works on before others have the loop."""
 ASKED_BYTES_MAX: Final = 64 << 10
@@ -189,8 +193,10 @@ class Call:
             self._has_begun = True
             self._stream.send_headers([(":status", "200"), ("content-type", "application/grpc")], is_last=False)
 
-    def end(self, code: Code, message: str = "", reason: str = "") -> None:
-        """The status (C2)."""
+    def end(
+        self, code: Code, message: str = "", reason: str = "", fields: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """The status (C2). Fields that are too long together are left out."""
         if self._is_over:
             return
         self._is_over = True
@@ -201,6 +207,8 @@ class Call:
             trailers.append(("grpc-message", quote(message[:STATUS_LENGTH_MAX], safe=" !#$&'()*+,/:;=?@[]\"<>|{}^`")))
         if reason:
             trailers.append(("liftlog-reason", reason))
+        if fields and len(told := json.dumps(fields, default=str)) <= FIELDS_LENGTH_MAX:
+            trailers.append(("liftlog-fields", told))
         self._stream.send_headers([*head, *trailers], is_last=True)
 
     # --- how long -------------------------------------------------------------------------------------------------

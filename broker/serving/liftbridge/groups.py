@@ -49,7 +49,7 @@ async def join(asking: Handling) -> None:
     try:
         said = (await asking.ask("join_group", path={"group": asked.group_id}, body=body)).json()
     except UnknownStream as error:
-        raise StatusError(Code.FAILED_PRECONDITION, error.message, error.reason) from None
+        raise StatusError(Code.FAILED_PRECONDITION, error.message, error.reason, error.fields) from None
     answer = pb.JoinedGroup(
         coordinator=coordinator_of(asking.serving.backend),
         epoch=said["session"],
@@ -108,7 +108,7 @@ async def report(asking: Handling) -> None:
         await _poll(asking, asked, await _session(asking, asked))
     except StatusError as error:
         code = Code.FAILED_PRECONDITION if error.code is Code.NOT_FOUND else error.code
-        raise StatusError(code, error.message, error.reason) from None
+        raise StatusError(code, error.message, error.reason, error.fields) from None
     if asked.coordinator != (now := coordinator_of(asking.serving.backend)):
         raise StatusError(Code.FAILED_PRECONDITION, f"the coordinator is {now!r} now")
     await asking.call.send([_EMPTY])
@@ -146,7 +146,7 @@ async def _judge(asking: Handling, asked: Any) -> None:
 def _no_member(asking: Handling, asked: Any, error: LiftlogError) -> StatusError:
     if not asking.serving.backend.groups.named.get(asked.group_id, _NONE).members:
         return StatusError(Code.NOT_FOUND, f"no consumer group {asked.group_id!r}", "unknown_group")
-    return StatusError(Code.FAILED_PRECONDITION, error.message, error.reason)
+    return StatusError(Code.FAILED_PRECONDITION, error.message, error.reason, error.fields)
 
 
 def member_of(asking: Handling, asked: Any) -> Member | None:

@@ -136,10 +136,10 @@ class LiftbridgePort:
                 await method.answer(asking)
             call.end(Code.OK)
         except StatusError as error:
-            call.end(error.code, error.message, error.reason)
+            call.end(error.code, error.message, error.reason, error.fields)
         except LiftlogError as error:
             status = refused(error)
-            call.end(status.code, status.message, status.reason)
+            call.end(status.code, status.message, status.reason, status.fields)
         except TimeoutError:
             call.end(Code.DEADLINE_EXCEEDED, f"{call.path}: no answer in time", "deadline_exceeded")
         except ConnectionError:

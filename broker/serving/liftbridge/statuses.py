@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 from broker.api.errors import (
     DeadlineExceeded,
@@ -91,11 +92,14 @@ class StatusError(Exception):
 
     Attributes:
         reason: Of the error, as over HTTP, for the trailer `liftlog-reason`; empty: there is none.
+        fields: The facts behind its text, as over HTTP, for the trailer `liftlog-fields`.
     """
 
-    def __init__(self, code: Code, message: str, reason: str = "") -> None:
+    def __init__(
+        self, code: Code, message: str, reason: str = "", fields: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         super().__init__(code, message, reason)
-        self.code, self.message, self.reason = code, message, reason
+        self.code, self.message, self.reason, self.fields = code, message, reason, fields
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.message}"
@@ -108,4 +112,4 @@ def code_of(error: LiftlogError) -> Code:
 
 def refused(error: LiftlogError) -> StatusError:
     """The status that stands for an error."""
-    return StatusError(code_of(error), error.message, error.reason)
+    return StatusError(code_of(error), error.message, error.reason, error.fields)

@@ -83,7 +83,7 @@ async def subscribe(asking: Handling) -> None:
         try:
             first = await _read_on(asking, asked, span, offset, wait_ms=WAIT_MS)
         except NotLeader as error:  # B9
-            raise StatusError(Code.UNAVAILABLE, error.message, error.reason) from None
+            raise StatusError(Code.UNAVAILABLE, error.message, error.reason, error.fields) from None
 
 
 def of_group(asked: Any, span: Stretch, holding: BegunPartition) -> Stretch:
@@ -138,9 +138,9 @@ def _gone(asked: Any, offset: int, log_start: int) -> StatusError:
     """B2, of a group."""
     where = f"group {asked.consumer.group_id!r} is at offset {offset} of {asked.stream}/{asked.partition}"
     how = "`liftlog group reset` says where it goes on"
-    return StatusError(
-        Code.OUT_OF_RANGE, f"{where}, and the first that is there is {log_start}: {how}", OffsetOutOfRange.reason
-    )
+    told = f"{where}, and the first that is there is {log_start}: {how}"
+    fields = {"offset": offset, "log_start_offset": log_start}
+    return StatusError(Code.OUT_OF_RANGE, told, OffsetOutOfRange.reason, fields)
 
 
 # --- positions --------------------------------------------------------------------------------------------------------

@@ -313,11 +313,11 @@ def answer_of(client: Client, call: str, fields: dict[str, Any]) -> str:
     try:
         return str(client.call(call, **fields))
     except grpc.RpcError as error:
-        return f"{error.code().name} {error.details()}"
+        return f"{error.code().name} {error.details()} {sorted(error.trailing_metadata())}"
 
 
 def refusal_of(call: Any) -> str:
     try:
         return " ".join(map(str, call))
     except grpc.RpcError as error:
-        return f"{error.code().name} {error.details()}"
+        return f"{error.code().name} {error.details()} {sorted(error.trailing_metadata())}"

@@ -8,6 +8,7 @@ broker runs it, asked by grpcio, and what it stores read over HTTP.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -26,8 +27,10 @@ from broker.api.principals import new_token
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.serving.http.access import AuthRules
 from broker.serving.liftbridge import publish, reading, records, subscribe
+from broker.serving.liftbridge.call import Call
 from broker.serving.liftbridge.messages import PREFIX
 from broker.serving.liftbridge.records import Destination, in_order
+from broker.serving.liftbridge.statuses import Code
 from tests.support.liftbridge import Client, client_of, opened
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import values
@@ -550,6 +553,42 @@ def test_a_read_only_stream_has_not_ended_before_what_is_still_to_be_committed(
     five.call("SetStreamReadonly", name="s", readonly=True)
     assert end_of(call)[1] == "End of readonly partition"
     assert len(looked) >= 3, "B6"
+
+
+def test_an_error_has_its_reason_and_the_facts_behind_its_text(five: Client, controlled: Client) -> None:
+    at = {"stream": "s", "partition": 0, "cursor_id": "mine"}
+    for call, fields, reason, facts in (
+        ("SetCursor", {**at, "offset": 50}, "offset_out_of_range", {"log_start_offset": 0, "high_watermark": 5}),
+        ("Publish", {"stream": "o", "expected_offset": 7}, "expectation_failed", {"next_offset": 0}),
+        ("Publish", {"stream": "s", "partition": 9}, "unknown_partition", {"partitions": 2}),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            five.call(call, **fields)
+        told = dict(refused.value.trailing_metadata())
+        assert told["liftlog-reason"] == reason
+        assert facts.items() <= json.loads(told["liftlog-fields"]).items(), call
+
+
+class Taken:
+    """The headers of a call's end."""
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+
+    def send_headers(self, headers: Any, *, is_last: bool) -> None:
+        self.headers = dict(headers)
+
+    def acknowledge(self, byte_count: int) -> None: ...
+
+    def freed(self, byte_count: int) -> None: ...
+
+
+def test_facts_are_ascii_and_too_many_are_left_out() -> None:
+    for fields, told in (({"name": "ü"}, r'{"name": "\u00fc"}'), ({"name": "x" * 2_000}, None), ({}, None)):
+        taken: Any = Taken()
+        Call(taken, "/proto.API/Publish", {}, ()).end(Code.NOT_FOUND, "no", "unknown_stream", fields)
+        assert taken.headers["liftlog-reason"] == "unknown_stream"
+        assert taken.headers.get("liftlog-fields") == told
 
 
 # --- cursors ----------------------------------------------------------------------------------------------------------
