@@ -19,7 +19,7 @@ T6  The table equals what `apply` gives for the notes of the log, from any start
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -185,17 +185,7 @@ class StageTable:
         """Raise StagesFull when so much is staged that no more is taken."""
         if self.byte_count >= bytes_max:
             largest = sorted(self.holdings(), key=lambda each: -each.byte_count)[:HOLDERS_NAMED]
-            held = ", ".join(f"sink {each.sink!r} ({each.byte_count} bytes)" for each in largest)
-            raise StagesFull(
-                f"{self.byte_count} bytes are staged in this partition: at most sinks.stage_bytes_max={bytes_max}."
-                f" Most of it is held by {held}. Room comes with their commits, and when a run has been silent for"
-                " sinks.owner_silent_ms; `liftlog sink list` shows who is silent, and `liftlog sink delete` frees what"
-                " a dead job holds",
-                key="sinks.stage_bytes_max",
-                limit=bytes_max,
-                value=self.byte_count,
-                sinks=[each.sink for each in largest],
-            )
+            raise stages_full(self.byte_count, bytes_max, [(each.sink, each.byte_count) for each in largest])
 
     def check_share(self, stage: str, byte_count: int, bytes_max: int) -> None:
         """Raise RequestTooLarge when a stage of so many bytes more could never be committed."""
@@ -293,6 +283,38 @@ class StageTable:
         """The hidden log begins there now."""
         self.freed_bytes = 0
         self._gone = {stage: gone for stage, gone in self._gone.items() if gone[0] >= log_start_offset}
+
+
+def stages_full(
+    byte_count: int, bytes_max: int, held: Sequence[tuple[str, int]], *, others: bool = False
+) -> StagesFull:
+    """The error of a partition with so much staged that no more is taken.
+
+    Args:
+        held: Sinks that hold most of it, and how many bytes.
+        others: So do further ones, which are not named.
+    """
+    by = ", ".join(f"sink {sink!r} ({size} bytes)" for sink, size in held)
+    if others:
+        by = f"others, and by {by}" if held else "others"
+    return StagesFull(
+        f"{byte_count} bytes are staged in this partition: at most sinks.stage_bytes_max={bytes_max}. Most of it is"
+        f" held by {by}. Room comes with their commits, and when a run has been silent for sinks.owner_silent_ms;"
+        " `liftlog sink list` shows who is silent, and `liftlog sink delete` frees what a dead job holds",
+        key="sinks.stage_bytes_max",
+        limit=bytes_max,
+        value=byte_count,
+        sinks=[sink for sink, _ in held],
+        sink_bytes=[size for _, size in held],
+    )
+
+
+def stages_full_seen(error: StagesFull, is_seen: Callable[[str], bool]) -> StagesFull:
+    """The error for a caller who may not be told of all sinks."""
+    fields = error.fields
+    held = list(zip(fields["sinks"], fields["sink_bytes"], strict=True))
+    seen = [each for each in held if is_seen(each[0])]
+    return error if seen == held else stages_full(fields["value"], fields["limit"], seen, others=True)
 
 
 def too_much_at_once(byte_count: int, bytes_max: int, what: str) -> RequestTooLarge:

@@ -53,6 +53,7 @@ from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving,
 from broker.serving.contract.schemas import AppendBundle, AppendedPart, Bundle, BundledPart
 from broker.serving.endpoints.append import DECODED_FACTOR, appendable, default_subject
 from broker.serving.endpoints.records import INCARNATION, stale
+from broker.serving.endpoints.sinks import holders_seen
 from broker.serving.http.body import Lent, Reservation, check_media, read_body, reservation_now
 from broker.serving.http.gone import check_asker
 from broker.serving.http.waiting import unbroken
@@ -132,7 +133,8 @@ async def stage_bundle(serving: Serving, request: web.Request, query: Query) -> 
         if part.partition in handles
     ]
     loans = [rows.loan for rows in batches]
-    gone = await unbroken(serving.backend.sinks.stage_bundle(info.name, given), loans)
+    with holders_seen(sink):
+        gone = await unbroken(serving.backend.sinks.stage_bundle(info.name, given), loans)
     elsewhere = {part.partition for part in parts} - handles.keys() | set(gone)
     return web.json_response({"elsewhere": sorted(elsewhere)})
 

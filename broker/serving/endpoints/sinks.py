@@ -9,7 +9,8 @@ The protocol, state by state: docs/explain/sinks.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from operator import attrgetter
 from typing import Any, Final
@@ -81,6 +82,7 @@ from broker.serving.http.waiting import unbroken
 from broker.sinks.destinations import destinations
 from broker.sinks.ledger import CommitRequest
 from broker.sinks.silence import Holding, Owner, Silence
+from broker.sinks.stages import stages_full_seen
 from broker.sinks.state import SinkState
 
 STAGES_BYTES_MAX: Final = 16 << 20
@@ -237,22 +239,33 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
     del body, arguments, encoded
     record_count = sum(batch.record_count for batch in batches)
     find(serving, request, query, again=handle)
-    is_new = await unbroken(
-        serving.backend.sinks.stage(
-            handle.stream,
-            handle.partition,
-            batches,
-            sink=check_name(query["sink"], what="sink"),
-            epoch=query["epoch"],
-            stage=query["stage"],
-            part=query["part"],
-            is_last=query["last"] == "true",
-        ),
-        [batches.loan],
-    )
+    with holders_seen(query["sink"]):
+        is_new = await unbroken(
+            serving.backend.sinks.stage(
+                handle.stream,
+                handle.partition,
+                batches,
+                sink=check_name(query["sink"], what="sink"),
+                epoch=query["epoch"],
+                stage=query["stage"],
+                part=query["part"],
+                is_last=query["last"] == "true",
+            ),
+            [batches.loan],
+        )
     return web.json_response(
         {"stage": query["stage"], "part": query["part"], "record_count": record_count, "stored": is_new}
     )
+
+
+@contextmanager
+def holders_seen(own: str) -> Iterator[None]:
+    """An error for want of room names the sinks that its caller may be told of, and his own."""
+    try:
+        yield
+    except StagesFull as error:
+        seen = {own, *access_now.get().seen("sink:read", error.fields["sinks"], str)}
+        raise stages_full_seen(error, seen.__contains__) from error
 
 
 @ENDPOINTS.add(

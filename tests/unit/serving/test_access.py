@@ -319,6 +319,41 @@ def test_a_warning_names_no_stream_that_the_caller_may_not_see(tmp_path: Path) -
         assert f"'{OTHER}'" not in str(listed)
 
 
+def test_who_holds_the_room_for_stages_is_told_to_those_who_may_know(tmp_path: Path) -> None:
+    """Sinks of several callers stage in one partition; the error when it is full names those that hold most."""
+    with enforcing(tmp_path) as enforced:
+        assert enforced.call("POST", "/v1/streams", ADMIN, body={"name": OWN})[0] == 201
+        may = ("stream:append", OWN), ("sink:write", "mine")
+        mine = enforced.grant("user:mine", *may)
+        reader = enforced.grant("user:reader", *may, ("sink:read", "payroll"))
+        arrow, octets = {"Content-Type": names.ARROW_STREAM}, {"Content-Type": "application/octet-stream"}
+        body = stream_of([values(1)])
+
+        def stage(sink: str, token: Token, number: int) -> tuple[int, str, Any]:
+            epoch = enforced.call("POST", f"/v1/sinks/{sink}/open", token, body={"owner": "me"})[2]["epoch"]
+            at = f"/v1/streams/{OWN}/partitions/0/stages?sink={sink}&epoch={epoch}&stage={number:032x}&part=0&last=true"
+            return enforced.call("POST", at, token, body=body, headers=arrow)
+
+        def bundle(token: Token) -> tuple[int, str, Any]:
+            epoch = enforced.call("POST", "/v1/sinks/mine/open", token, body={"owner": "me"})[2]["epoch"]
+            part = {"partition": 0, "stage": f"{9:032x}", "part": 0, "last": True, "rows": 1}
+            head = json.dumps({"parts": [part]}).encode().ljust(256)
+            at = f"/v1/streams/{OWN}/stages?sink=mine&epoch={epoch}&head={len(head)}"
+            return enforced.call("POST", at, token, body=head + bytes(body), headers=octets)
+
+        assert [stage("payroll", ADMIN, 1)[0], stage("mine", mine, 2)[0]] == [200, 200]
+        store = enforced.server.backend.sinks.store(OWN, 0)
+        store.limits = replace(store.limits, stage_bytes_max=1)
+        for status, reason, said in (stage("mine", mine, 3), bundle(mine)):
+            assert (status, reason, said["sinks"]) == (507, "stages_full", ["mine"])
+            assert "payroll" not in str(said)
+            assert "by others, and by sink 'mine' (" in said["detail"]
+        for token in (reader, ADMIN):
+            for _, reason, said in (stage("mine", token, 3), bundle(token)):
+                assert (reason, said["sinks"]) == ("stages_full", ["payroll", "mine"])
+                assert "held by sink 'payroll' (" in said["detail"]
+
+
 def test_what_a_call_does_beside_its_path_is_judged_too(tmp_path: Path) -> None:
     """Bodies that name further things, `verify`, producers with names, unclean elections, reserved subjects."""
     with enforcing(tmp_path) as enforced:
