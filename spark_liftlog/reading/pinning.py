@@ -1,12 +1,14 @@
 """The network's side of pins: a task asks which state its load has in this micro-batch, and pins one if it has none.
 
-    task     GET  /v1/pins/<query>.<frame>      the text of pins.py, and its version
-             POST /v1/pins/<query>.<frame>      once for each load and batch: replaced if nobody else was first
+    task     GET  /v1/pins/spark-<query>.<frame>      the text of pins.py, and its version
+             POST /v1/pins/spark-<query>.<frame>      once for each load and batch: replaced if nobody else was first
 
 Q1  The leader of the offset stream compares and stores. It is waited for while it is away: a batch that does not know
     its state would read another one.
 Q2  A broker that does not know pins, a frame that is too large for one, and one that a batch loads too often, are told
     once. Each task looks for itself then, as it did before there were pins.
+Q3  Names begin with `PREFIX`, as those of consumers that a query has not named: one grant covers both. Earlier builds
+    had none. Their pin counts where there is no other yet, so that a batch that was begun with one goes on.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from pyspark import TaskContext
 
 from broker.api.answers import PIN_LENGTH_MAX, PinnedText
-from broker.api.errors import InvalidRequest
+from broker.api.errors import InvalidRequest, Unauthorized
 from broker.client.consumers import OFFSETS
 from broker.client.http.calls import Calls, path, understand
 from spark_liftlog.reading.advance import Heads
@@ -28,6 +31,7 @@ from spark_liftlog.reading.refresh import FramePlan
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
+PREFIX: Final = "spark-"
 JOB_GROUP: Final = "spark.jobGroup.id"
 """A streaming query sets it to the id of its run, a UUID; what a program sets is anything."""
 
@@ -60,11 +64,15 @@ def agree(calls: Calls, frame: FramePlan, batch: Batch, now: Callable[[], Heads]
     Raises:
         Retryable: nobody keeps pins for so long that the deadline has passed (Q1).
     """
-    target = path("pins", f"{batch.query}.{frame.name}")
+    name = f"{batch.query}.{frame.name}"
+    target = path("pins", PREFIX + name)
     try:
-        found = understand(PinnedText, calls.json("GET", target, key=OFFSETS), where="reading a pin")
+        found = _read(calls, target)
+        pinned = decoded(found.text)
+        if not found.version and PREFIX:
+            with suppress(Unauthorized):
+                pinned = decoded(_read(calls, path("pins", name)).text)  # Q3
         while True:
-            pinned = decoded(found.text)
             known = agreed(pinned, batch, frame.load)
             if known is not None:
                 return known
@@ -84,11 +92,16 @@ def agree(calls: Calls, frame: FramePlan, batch: Batch, now: Callable[[], Heads]
             found = understand(PinnedText, answer, where="placing a pin")
             if found.placed:
                 return made
+            pinned = decoded(found.text)
     except InvalidRequest as error:
         if type(error) is InvalidRequest and "path" in error.fields:
             _not_pinned(frame, f"the broker is of an earlier release: {error}")
             return None
         raise
+
+
+def _read(calls: Calls, target: str) -> PinnedText:
+    return understand(PinnedText, calls.json("GET", target, key=OFFSETS), where="reading a pin")
 
 
 def _not_pinned(frame: FramePlan, why: str) -> None:

@@ -32,6 +32,7 @@ from spark_liftlog.reading.batch_reader import LiftlogReader
 from spark_liftlog.schema import ROW
 from tests.spark import join_app
 from tests.spark.kills import ROOT
+from tests.spark.reading_tasks import latest, reading
 from tests.spark.streams import Stream
 from tests.spark.test_exactly_once import forget_last, run_into
 from tests.support.clusters import RealCluster
@@ -97,6 +98,41 @@ def test_all_tasks_of_a_batch_and_of_its_replays_read_the_same(
     task("c", 8)
     assert anew.rows() == stream.expected()
     assert not [each for each in client.consumers() if stream.name in {p.stream for p in each.partitions}]
+
+
+def test_what_an_earlier_build_has_pinned_counts(
+    stream: Stream, task: Callable[..., None], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pins have names that no grant could cover but one of all consumers."""
+    stream.append(5)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(pinning, "PREFIX", "")
+        first = Load(stream).rows()
+    stream.append(2)
+    task("b")
+    anew = Load(stream)
+    assert [anew.rows(), anew.rows()] == [first, first]
+    task("b", 8)
+    assert anew.rows() == stream.expected()
+
+
+def test_a_grant_of_what_begins_with_spark_covers_pins_and_unnamed_progress(
+    stream: Stream, task: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed, ask = set[str](), Calls.json
+
+    def json(self: Calls, method: str, target: str, *given: Any, **more: Any) -> Any:
+        if method == "POST" and target.startswith(("/v1/pins/", "/v1/consumers/")):
+            placed.add(target.split("/")[3])
+        return ask(self, method, target, *given, **more)
+
+    monkeypatch.setattr(Calls, "json", json)
+    stream.append(1)
+    assert Load(stream).rows() == stream.expected()
+    with reading(stream.address, stream=stream.name, startingOffsets="earliest") as reader:
+        latest(reader, latest(reader))
+    assert len(placed) == 2
+    assert all(name.startswith("spark-") for name in placed)
 
 
 def test_what_is_pinned_outlives_the_broker(tmp_path: Path, task: Callable[..., None]) -> None:
