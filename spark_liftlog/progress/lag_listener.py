@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import LiftlogError, Retryable
 from broker.api.plain import parse_json
-from spark_liftlog.progress.query_lag import Lag, lag, lag_now
+from spark_liftlog.progress.query_lag import Lag, brokers_of, lag, lag_now
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -142,17 +142,23 @@ class LagListener(StreamingQueryListener):
         return "\n".join(lines) + "\n"
 
     def _asked(self) -> list[_Query]:
-        """The queries, with the lag that each has now."""
+        """The queries, with the lag that each has now. Brokers that do not answer are asked once, for all queries: each
+        question takes seconds then, and whoever scrapes gives up soon."""
+        silent: set[str] = set()
         with self._asking:
             with self._lock:
                 queries = {query.name: query for query in self._runs.values()}  # the newest run of each
             for query in queries.values():
                 if query.progress is None or self._clock() - query.asked_s < FRESH_S:
                     continue
+                if silent & (brokers := brokers_of(query.progress)):
+                    continue
                 try:
                     found = lag_now(query.progress)
                 except LiftlogError as error:
                     log.warning("lag.failed query=%s error=%s", query.name, error)
+                    if isinstance(error, Retryable):
+                        silent |= brokers
                     continue
                 if found is not None:
                     query.found, query.asked_s = found, self._clock()

@@ -140,6 +140,12 @@ def lag_now(progress: Mapping[str, Any], *, brokers: str | None = None) -> Lag |
     return Lag(found, ages) if is_ours else None
 
 
+def brokers_of(progress: Mapping[str, Any]) -> frozenset[str]:
+    """Whom `lag_now` asks."""
+    reports = (_parsed(source["latestOffset"]) for source in progress["sources"])
+    return frozenset(place for value in reports if value is not None and (place := _place(value)) is not None)
+
+
 def _reported(progress: Mapping[str, Any]) -> Lag | None:
     found: dict[Key, int] = {}
     is_ours = False
@@ -189,7 +195,7 @@ def _added(client: Client, end: Offset, selection: Selection) -> dict[Key, int]:
     """Where partitions begin that the query reads and has no position in (L2)."""
     return {
         (stream, number): head.log_start_offset
-        for stream, found in client.watch(streams=selection.watched).streams.items()
+        for stream, found in client.watch(streams=selection.watched, max_wait_s=0).streams.items()
         if (stream in end.incarnations and selection.is_whole(stream)) or selection.pattern is not None
         if selection.has(stream)
         for number, head in found.partitions.items()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 import urllib.request
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from broker.api.errors import DeadlineExceeded, OffsetOutOfRange, Retryable
+from broker.api.errors import DeadlineExceeded, OffsetOutOfRange, Retryable, Unavailable
+from broker.client.http.pool import Pool, Request
 from spark_liftlog import Lag, lag
 from spark_liftlog.errors import LiftlogSparkError, shown_to_spark
+from spark_liftlog.progress import lag_listener, query_lag
 from spark_liftlog.progress.lag_listener import LagListener, _Shown, as_html
 from spark_liftlog.progress.query_lag import report
+from spark_liftlog.reading.selection import Selection
 
 REPORT = report({("orders", 0): 100, ("orders", 1): 7}, {("orders", 0): 250, ("orders", 1): 7}, brokers="")
 
@@ -166,6 +170,52 @@ def test_a_lag_that_no_broker_tells_grows_old() -> None:
     assert 'spark_liftlog_lag_age_seconds{query="q"} 30.000\n' in text
     with pytest.raises(Retryable):
         lag(SimpleNamespace(lastProgress=value))  # type: ignore[arg-type]
+
+
+def test_brokers_that_do_not_answer_are_asked_once_for_all_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question waits for some seconds. If each query asked, whoever scrapes would give up, and lose all gauges
+    just when brokers hang."""
+    asked = list[str]()
+
+    def unanswered(progress: dict[str, Any]) -> Lag:
+        asked.append(progress["runId"])
+        if progress["sources"][0]["latestOffset"]["brokers"] == "here:1":
+            raise Unavailable("nobody answers")
+        return Lag({("orders", 0): 5})
+
+    monkeypatch.setattr(lag_listener, "lag_now", unanswered)
+    now_s = 100.0
+    listener = LagListener(clock=lambda: now_s)
+    for run, brokers in (("a", "here:1"), ("b", "here:1"), ("c", "there:1"), ("d", "here:1")):
+        told = report({("orders", 0): 1}, {("orders", 0): 3}, brokers=brokers)
+        value = {"id": run, "runId": run, "name": run, **progress(told)}
+        listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=json.dumps(value))))
+    for _ in range(2):
+        now_s += 30.0
+        asked.clear()
+        assert listener.lags() == {run: Lag({("orders", 0): 5 if run == "c" else 2}) for run in "abcd"}
+        assert asked == ["a", "c"]
+
+
+def test_a_lag_is_asked_for_with_little_patience() -> None:
+    """Of a broker that takes the connection and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(query_lag, "ASK_S", 0.1)
+        waits = list[float]()
+        exchange = Pool.exchange
+
+        def timed(pool: Pool, address: Any, request: Request, **more: Any) -> Any:
+            waits.append(request.timeout_s)
+            return exchange(pool, address, request, **more)
+
+        patch.setattr(Pool, "exchange", timed)
+        brokers = f"127.0.0.1:{silent.getsockname()[1]}"
+        at = report({("orders", 0): 1}, {("orders", 0): 3}, brokers=brokers, selection=Selection(names=("orders",)))
+        end = {"v": 1, "consumer": "c", "streams": {"orders": {"incarnation": "a", "partitions": {"0": [1, 0]}}}}
+        value = {"sources": [{"latestOffset": at, "endOffset": json.dumps(end)}]}
+        with pytest.raises(Retryable):
+            lag(SimpleNamespace(lastProgress=value))  # type: ignore[arg-type]
+        assert set(waits) == {0.1}
 
 
 def test_a_notebook_shows_rate_and_lag() -> None:
