@@ -62,8 +62,9 @@ def test_every_broker_takes_records_and_tells_who_leads(cluster: RealCluster, po
             told.append([metadata.streams[0].partitions[number].leader for number in range(3)])
             assert metadata.streams[1].partitions[0].leader
             for partition in range(3):
-                ack = client.call("Publish", stream="s", partition=partition, value=broker.encode(), ack_policy=pb.ALL)
-                assert ack.ack.offset == IDS.index(broker), "whoever leads it"
+                asked = {"stream": "s", "partition": partition, "value": broker.encode(), "ack_policy": pb.ALL}
+                published = eventually(lambda to=client, of=asked: when_ready(to, "Publish", **of), what="its leader")
+                assert published.ack.offset == IDS.index(broker), "whoever leads it"
     for broker in IDS:
         with client_of(port, host=HOSTS[broker]) as client:
             asked = (pb.Publish(stream="s", partition=2, value=b"%d" % i, correlation_id=str(i)) for i in (1, 2))
@@ -87,14 +88,24 @@ def test_every_broker_takes_records_and_tells_who_leads(cluster: RealCluster, po
                 call.cancel()
 
 
-def when_ready(client: Any, name: str, **fields: Any) -> Any | None:
+def when_ready(client: Any, call: str, /, **fields: Any) -> Any | None:
     """An answer; None: the broker is not there yet, which a client tries again."""
     try:
-        return client.call(name, **fields)
+        return client.call(call, **fields)
     except grpc.RpcError as error:
         if error.code() is not grpc.StatusCode.UNAVAILABLE:
             raise
         return None
+
+
+def made(client: Any, name: str, **fields: Any) -> bool:
+    """Whether a stream is there by now: of a creation that was UNAVAILABLE it may be."""
+    try:
+        return when_ready(client, "CreateStream", name=name, subject=name, **fields) is not None
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
+            raise
+        return True
 
 
 def test_a_group_reads_what_others_lead_and_outlives_its_coordinator(cluster: RealCluster, port: int) -> None:
@@ -170,14 +181,20 @@ def published(client: Any) -> int | None:
 
 
 def test_after_a_kill_another_broker_is_named(cluster: RealCluster, port: int) -> None:
+    at: dict[str, Any] = {"stream": "t", "partition": 0}
     with client_of(port, host=HOSTS["a"]) as client:
-        client.call("CreateStream", name="t", subject="t", replication_factor=3)
-        leader = client.call("FetchPartitionMetadata", stream="t", partition=0).partition.leader
+        eventually(lambda: made(client, "t", replication_factor=3), what="the stream")
+        leader = eventually(lambda: when_ready(client, "FetchPartitionMetadata", **at)).partition.leader
     other = next(broker for broker in IDS if broker != leader)
     cluster.brokers[leader].kill9()
     with client_of(port, host=HOSTS[other]) as client:
-        eventually(
-            lambda: client.call("FetchMetadata", streams=["t"]).streams[0].partitions[0].leader not in ("", leader)
-        )
+
+        def told() -> tuple[str, set[str]] | None:
+            metadata = when_ready(client, "FetchMetadata", streams=["t"])
+            if metadata is None:
+                return None
+            return metadata.streams[0].partitions[0].leader, {each.id for each in metadata.brokers}
+
+        eventually(lambda: (found := told()) is not None and found[0] not in ("", leader), what="another leader")
         eventually(lambda: published(client) is not None, what="the new leader to serve")
-        eventually(lambda: leader not in [each.id for each in client.call("FetchMetadata").brokers])
+        eventually(lambda: (found := told()) is not None and leader not in found[1], what="the end of the former one")
