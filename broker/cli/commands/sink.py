@@ -61,7 +61,9 @@ def _silent(staged: Iterable[StagedFor]) -> str | None:
     gone = [each for each in staged if each.is_silent and each.stages > each.pinned]
     if not gone:
         return None
-    return f"{sum(each.byte_count for each in gone)} bytes, {max(each.silent_ms for each in gone) // 1000} s"
+    at_most = "at most " if any(each.pinned for each in gone) else ""  # what a commit has named stays
+    held, silent_ms = sum(each.byte_count for each in gone), max(each.silent_ms for each in gone)
+    return f"{at_most}{held} bytes, {silent_ms // 1000} s"
 
 
 def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:

@@ -50,6 +50,7 @@ SINKS = [
     known("dead", owner(30_000, silent_ms=301_000, is_silent=True), owner(12_345, silent_ms=400_999, is_silent=True)),
     known("nothing"),
     known("of-two-runs", owner(1_000), owner(200, silent_ms=600_000, is_silent=True)),
+    known("partly", owner(888, stages=2, pinned=1, silent_ms=900_000, is_silent=True), owner(1)),
     known("pinned", owner(777, stages=2, pinned=2, silent_ms=900_000, is_silent=True)),
 ]
 
@@ -82,6 +83,7 @@ def test_silent_owners_are_shown_with_the_bytes_that_make_room(shown: Any) -> No
     assert lines["alive"][-2:] == ["5000", "-"], "it is not silent yet"
     assert lines["dead"][-5:] == ["42345", "42345", "bytes,", "400", "s"]
     assert lines["of-two-runs"][-5:] == ["1200", "200", "bytes,", "600", "s"]
+    assert lines["partly"][-7:] == ["889", "at", "most", "888", "bytes,", "900", "s"]
     assert lines["pinned"][-2:] == ["777", "-"], "what a commit has named stays, however silent its owner is"
     assert lines["nothing"][-2:] == ["-", "-"]
 
