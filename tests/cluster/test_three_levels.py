@@ -88,6 +88,8 @@ def test_what_an_earlier_broker_does_not_know_waits_for_its_end(tmp_path: Path, 
         renew(cluster)
         with cluster.client(deadline_s=60.0) as admin:
             eventually(lambda: admin.cluster().feature_level == FEATURE_LEVEL >= AUDITED, what="the level to rise")
+            modes = {"enforce"}
+            eventually(lambda: {each.auth_mode for each in admin.cluster().brokers} == modes, what="what each says")
             admin.require_auth()
             assert admin.cluster().auth_required
             eventually(lambda: AUDIT in {each.name for each in admin.streams(internal=True)}, what=AUDIT)
