@@ -166,6 +166,7 @@ class Cleaner:
                 if partition.removed or partition.is_closed:
                     continue
                 failed.append(partition)
+                partition.refused()
                 log.error("cleaner.failed what=%s partition=%s error=%s", what, partition, error)
             except Exception:
                 failed.append(partition)

@@ -118,7 +118,7 @@ class Replica:
             self._build_subjects()
 
     def refused(self) -> None:
-        """An append has failed; the log may have opened its file for it, and keeps it open (R3)."""
+        """An append has failed, or a seal; the log may have opened its file for it, and keeps it open (R3)."""
         if self.log.is_awake:
             self._note_open()
 

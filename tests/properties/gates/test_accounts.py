@@ -30,6 +30,7 @@ import pytest
 
 from broker.api.errors import LiftlogError
 from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replica import Replica
 from broker.runtime.sinks.stage_log import StageLog
 from broker.serving.http.app import SERVING
 from broker.serving.http.body import BodyBudget
@@ -178,16 +179,17 @@ class Life:
 
     async def background(self, name: str) -> str:
         """A round of the cleaner over one stream."""
+        each = self.rig.broker._cleaner._each
         for partition in self.rig.broker.partitions(name):
             match self.rng.randrange(4):
                 case 0:
-                    partition.replica.checkpoint(0.0)
+                    each([partition.replica], lambda replica: replica.checkpoint(0.0), "checkpoint")
                 case 1:
                     partition.sync_if_due(time.monotonic())
                 case 2:
-                    partition.log.roll_if_due(1 << 60)
+                    each([partition.replica], lambda replica: replica.log.roll_if_due(1 << 60), "clean")
                 case _:
-                    partition.replica.rest_if_quiet()
+                    each([partition.replica], Replica.rest_if_quiet, "clean")
         self.rig.broker.sinks.sweep()
         return "background"
 

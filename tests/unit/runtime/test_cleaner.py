@@ -13,6 +13,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.runtime.background.cleaner import LITTLE_BYTES, REST_ROUNDS, SLICE, Cleaner, DueReplicas
 from broker.runtime.config.configuration import load
 from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.open_logs import OpenLogs
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
@@ -137,6 +138,25 @@ def test_a_checkpoint_that_failed_is_tried_again_in_the_next_round(rounds: Round
     assert not rounds.next()
     rounds.append(1)
     assert rounds.next()
+
+
+@pytest.mark.parametrize("kind", [errno.ENOSPC, errno.EIO])
+def test_a_log_that_was_woken_in_vain_counts_as_open(
+    partition: Partition, pool: HeldPool, disk: SimDisk, kind: int
+) -> None:
+    """It slept, its file was opened to be sealed, and the disk refused that."""
+    open_logs = partition.replica._open_logs = OpenLogs(16, pool)
+    pool.go.release(10)
+    partition.append_now([rows(b"x")], lambda *_: None)
+    eventually(lambda: partition.log.durable_end == 1)
+    partition.replica.rest_if_quiet()
+    partition.replica.rest_if_quiet()
+    assert (partition.log.is_awake, len(open_logs)) == (False, 0)
+    disk.fail("write", kind, path=".arrows")
+    cleaner = Cleaner(load(None, {}), lambda: [partition], moved=set)
+    assert cleaner._each([partition.replica], lambda replica: replica.log.roll_if_due(1 << 60), "clean")
+    assert partition.log.is_awake
+    assert [*open_logs._order] == [partition.log]
 
 
 def interval(partition: Partition) -> StreamInfo:
