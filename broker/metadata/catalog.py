@@ -91,7 +91,7 @@ from broker.metadata import access, broker_commands, fields, group_commands, gro
 from broker.metadata import activity as events
 from broker.metadata.access import Access
 from broker.metadata.activity import Activity
-from broker.metadata.cluster import ACTIVE, FENCES_ABOVE, Cluster, Touched
+from broker.metadata.cluster import ACTIVE, ADDED_TO_GROUPS, FENCES_ABOVE, Cluster, Touched
 from broker.metadata.group_commands import EPOCH_BITS, Counts
 from broker.metadata.groups import ConsumerGroup, Groups
 from broker.metadata.info import BrokerInfo, StreamInfo, acks_off, advice_on, differing, growth_of, info_from
@@ -519,7 +519,7 @@ class Catalog:
 
     def _fit(self, name: str) -> None:
         """M13."""
-        self.groups.fit(Counts(self.streams), name)
+        self.groups.fit(Counts(self.streams), name, notes_added=self.cluster.knows(ADDED_TO_GROUPS))
 
     def _raise_replication(self, command: Mapping[str, Any]) -> dict[str, Any]:
         existing = self._live(command["name"])

@@ -31,7 +31,7 @@ from broker.metadata.partition import PartitionState, Place, Who, state_from
 from broker.metadata.placement import candidates, place
 from broker.metadata.session import SESSION_MS, session_ms
 
-FEATURE_LEVEL: Final = 15
+FEATURE_LEVEL: Final = 16
 """The level of this release."""
 LONG_SESSIONS: Final = 4
 """From this level on sessions are longer with many partitions (`session.S5`)."""
@@ -43,6 +43,8 @@ FENCES_ABOVE: Final = 14
 """From this level on fences are above those of streams that are gone (`catalog.M12`)."""
 EPOCHS_OF_GROUPS: Final = 15
 """From this level on a group's offsets may have the leader epoch of the record before (`groups.progress.A3`)."""
+ADDED_TO_GROUPS: Final = 16
+"""From this level on groups know which partitions were added to what they read (`groups.G13`)."""
 FEATURE_LEVEL_FIRST: Final = 1
 """The level at which a catalog begins, in every release: one that began with its own would replay the journal of
 another release to another end. `form_cluster` may say more."""

@@ -28,6 +28,8 @@ G11  `last` is told once `named` has all that has a number up to there: a reader
 G12  A member is told what concerns it: in most changes of a large group it is neither the one that gives nor the one
     that gets. When that was last (`ConsumerGroup.news`) is no part of the state: a catalog that was restored tells each
     member once more.
+G13  What a stream has more of while a group reads it is `added`: a partition, or all of them, if it was made anew. All
+    that is in it came after the group did. That is known while the group has members that read the stream.
 """
 
 from __future__ import annotations
@@ -93,6 +95,7 @@ class ConsumerGroup:
 
     Attributes:
         version: G7.
+        added: G13.
         news: When a member's own share, or how it is a member, changed last, as a version: G12.
         told: Whom the last change concerned, also those who are members no more.
     """
@@ -101,6 +104,7 @@ class ConsumerGroup:
     target: Mapping[Partition, str] = field(default_factory=dict)
     grants: Mapping[Partition, Grant] = field(default_factory=dict)
     version: int = 0
+    added: frozenset[Partition] = frozenset()
     news: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
     told: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
@@ -211,7 +215,7 @@ class Groups:
                 if grant.member == former:
                     grants[partition] = grant._replace(member=member, epoch=self._next())
         members[member] = Member(session, tuple(sorted(set(streams))), timeout_ms, instance)
-        self._put(name, ConsumerGroup(members, target, grants), counts)
+        self._put(name, replace(group, members=members, target=target, grants=grants), counts)
         self.last = self._count
         return session
 
@@ -223,7 +227,7 @@ class Groups:
         if ended:
             rest = {each: kept for each, kept in group.members.items() if each not in ended}
             grants = {partition: grant for partition, grant in group.grants.items() if grant.member in rest}
-            self._put(name, ConsumerGroup(rest, group.target, grants), counts)
+            self._put(name, replace(group, members=rest, grants=grants), counts)
             self.last = self._count
         return ended
 
@@ -244,11 +248,11 @@ class Groups:
             self._replace(name, self._granted(replace(group, grants=grants)))
         self.last = self._count
 
-    def fit(self, counts: Mapping[str, int], stream: str | None = None) -> None:
-        """A stream has come or gone, or has other partitions. None: it may be any."""
+    def fit(self, counts: Mapping[str, int], stream: str | None = None, *, notes_added: bool = True) -> None:
+        """A stream has come or gone, or has other partitions. None: it may be any. `notes_added`: G13."""
         for name, group in sorted(self.named.items()):  # G10
             if stream is None or stream in group.streams:
-                self._put(name, group, counts)
+                self._put(name, group, counts, notes_added=notes_added)
         self.last = self._count
 
     def fence(self, name: str, *, forget: bool) -> int:
@@ -276,6 +280,7 @@ class Groups:
                 "members": [[each, *member] for each, member in sorted(group.members.items())],
                 "target": [[*at, member] for at, member in sorted(group.target.items())],
                 "grants": [[*at, *grant] for at, grant in sorted(group.grants.items())],
+                **({"added": [[*at] for at in sorted(group.added)]} if group.added else {}),
             }
             for name, group in sorted(self.named.items())
         ]
@@ -296,6 +301,7 @@ class Groups:
                     target={(stream, number): member for stream, number, member in each["target"]},
                     grants={(stream, number): Grant(*grant) for stream, number, *grant in each["grants"]},
                     version=each["version"],
+                    added=frozenset((stream, number) for stream, number in each.get("added", ())),
                 )
                 for each in kept["named"]
             },
@@ -340,12 +346,15 @@ class Groups:
         former_members, former_partitions = _size(self.named.get(name))
         self._totals = self._totals[0] + members - former_members, self._totals[1] + partitions - former_partitions
 
-    def _put(self, name: str, group: ConsumerGroup, counts: Mapping[str, int]) -> None:
-        """With a new target. Where a partition is being asked back, its next member keeps its place."""
+    def _put(self, name: str, group: ConsumerGroup, counts: Mapping[str, int], *, notes_added: bool = False) -> None:
+        """With a new target. Where a partition is being asked back, its next member keeps its place. `notes_added`: who
+        reads what is the same as before (G13)."""
         held = {**group.target, **{each: grant.member for each, grant in group.grants.items() if not grant.is_revoked}}
         target = assign({each: member.streams for each, member in group.members.items()}, counts, held)
         grants = {each: grant for each, grant in group.grants.items() if each[1] < counts.get(each[0], 0)}
-        self._replace(name, self._granted(ConsumerGroup(group.members, target, grants)))
+        added = group.added | (target.keys() - group.target.keys()) if notes_added else group.added
+        kept = replace(group, target=target, grants=grants, added=frozenset(added & target.keys()))
+        self._replace(name, self._granted(kept))
 
     def _granted(self, group: ConsumerGroup) -> ConsumerGroup:
         """What is free is granted, what is held by somebody else is revoked (G2)."""

@@ -10,7 +10,10 @@ X1  A subscription is of the consumer that holds the partition, and begins it. I
 X2  It goes on where the group is, whatever start it asks for. One that asks for an offset beyond has read up to there
     before, in the same membership, and goes on there, if its epoch is not below that of the grant. Else it may speak of
     a stream that was made anew since: it reads some records twice rather than pass over others.
-X3  A cursor does not say whose it is, so it counts under the newest grant, and forward alone. Who has lost its
+X3  Where the group has never read, it begins at the start that its first subscription asks for. What was added since
+    its consumers came (`groups.G13`) begins at its first record, also for `NEW_ONLY` and `LATEST`: all of it is new. A
+    start that was found in a stream that is gone begins nothing.
+X4  A cursor does not say whose it is, so it counts under the newest grant, and forward alone. Who has lost its
     partition can commit what it has done; it cannot take back what others have.
 """
 
@@ -23,7 +26,7 @@ from typing import Any, Final, NamedTuple
 from broker.api.errors import GroupFenced, LiftlogError, NotLeader, StaleIncarnation, UnknownMember, from_problem
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.groups.fencing import GroupProgress
-from broker.metadata.groups import ConsumerGroup, Grant
+from broker.metadata.groups import ConsumerGroup
 from broker.serving.endpoints.resolve import leader_named
 from broker.serving.liftbridge.calls import Handling
 from broker.serving.liftbridge.groups import found, member_of
@@ -34,6 +37,7 @@ CURSOR: Final = "__group:"
 """A cursor of this name is the place of a group."""
 BEGUN_S: Final = 30.0
 TRIES: Final = 4
+_FROM_NOW: Final = (pb.NEW_ONLY, pb.LATEST)
 _NONE: Final = ConsumerGroup()
 
 
@@ -59,7 +63,7 @@ class BegunPartition(NamedTuple):
 
     def check(self, asking: Handling) -> None:
         """Raises StatusError: the grant has ended (X1)."""
-        grant = _grant(asking, self.group, self.at)
+        grant = _group(asking, self.group).grants.get(self.at)
         if grant is None or grant[:2] != (self.member, self.epoch):
             raise _not_held(self.group, self.member, self.at)
 
@@ -79,23 +83,29 @@ async def begun(asking: Handling, asked: Any, span: Stretch) -> BegunPartition |
         raise StatusError(Code.INVALID_ARGUMENT, "Consumer id cannot be empty when group id is provided")
     if asked.from_replica:
         raise StatusError(Code.INVALID_ARGUMENT, "Consumer groups not compatible with ReadISRReplica")
-    grant = _grant(asking, consumer.group_id, at)
+    group = _group(asking, consumer.group_id)
+    grant = group.grants.get(at)
     if grant is None or grant.member != consumer.consumer_id:
         await found(asking, consumer)
         with suppress(LiftlogError):
             await asking.serving.backend.catch_up()
-        grant = _grant(asking, consumer.group_id, at)
+        group = _group(asking, consumer.group_id)
+        grant = group.grants.get(at)
     member = member_of(asking, consumer)
     held = grant is not None and grant.member == consumer.consumer_id
     is_of_now = member is not None and consumer.group_epoch >= member.session
     epoch = grant.epoch if grant is not None and held and is_of_now else 0  # 0: refused by the operation
     has_been_told = consumer.group_epoch >= epoch
-    first = span.log_start if asked.start == pb.OFFSET and not has_been_told else span.start  # X2
+    is_of_before = asked.start == pb.OFFSET and not has_been_told  # X2
+    is_later = asked.start in _FROM_NOW and at in group.added  # X3
+    first = span.log_start if is_of_before or is_later else span.start
     place = {"stream": asked.stream, "partition": asked.partition, "epoch": epoch}
+    found_in = {"incarnation": span.incarnation} if first else {}  # no record of any is before 0
+    body = {"member": consumer.consumer_id, "partitions": [{**place, "first": first, **found_in}]}
     try:
-        step = await _begin(
-            asking, consumer.group_id, {"member": consumer.consumer_id, "partitions": [place | {"first": first}]}
-        )
+        step = await _begin(asking, consumer.group_id, body)
+    except StaleIncarnation as error:
+        raise StatusError(Code.UNAVAILABLE, error.message, error.reason, error.fields) from None
     except GroupFenced:
         if epoch and member is not None:  # the log knows a later grant: this one is given back, for another
             path = {"group": consumer.group_id, "member": consumer.consumer_id}
@@ -106,8 +116,8 @@ async def begun(asking: Handling, asked: Any, span: Stretch) -> BegunPartition |
     return BegunPartition(*named, step["offset"], step["incarnation"], has_been_told)
 
 
-def _grant(asking: Handling, group: str, at: tuple[str, int]) -> Grant | None:
-    return asking.serving.backend.groups.named.get(group, _NONE).grants.get(at)
+def _group(asking: Handling, group: str) -> ConsumerGroup:
+    return asking.serving.backend.groups.named.get(group, _NONE)
 
 
 def _not_held(group: str, member: str, at: tuple[str, int]) -> StatusError:
@@ -144,7 +154,7 @@ def group_of(cursor_id: str) -> str | None:
 
 
 async def set_place(asking: Handling, group: str, stream: str, partition: int, offset: int) -> None:
-    """Store that a group has done a partition up to this record (X3). Raises LiftlogError."""
+    """Store that a group has done a partition up to this record (X4). Raises LiftlogError."""
     for left in reversed(range(TRIES)):
         try:
             await _commit(asking, group, stream, partition, offset + 1)

@@ -16,7 +16,7 @@ from broker.metadata import controller as controller_rules
 from broker.metadata import groups as rules
 from broker.metadata.assignment import assign
 from broker.metadata.catalog import Catalog
-from broker.metadata.cluster import FEATURE_LEVEL
+from broker.metadata.cluster import ADDED_TO_GROUPS, FEATURE_LEVEL
 from broker.metadata.controller import Controller, Submit, SubmitAnswered, TimePassed
 from broker.metadata.group_commands import EPOCH_BITS
 from broker.metadata.groups import ConsumerGroup, Grant, Groups
@@ -122,6 +122,20 @@ def test_below_its_feature_level_no_command_of_groups_has_effect() -> None:
     assert catalog.snapshot() == before
     applied(catalog, {**LEVEL, "level": 11}, join("m"))
     assert restored(catalog).groups == catalog.groups
+
+
+@pytest.mark.parametrize("level", [0, ADDED_TO_GROUPS - 1, ADDED_TO_GROUPS])
+def test_what_is_added_is_noted_where_every_broker_does(level: int) -> None:
+    """M8, G13. 0: a broker alone."""
+    catalog = Catalog()
+    applied(catalog, broker(**({"raft": "b.1@h:3", "feature_level_max": FEATURE_LEVEL} if level else {})))
+    if level:
+        applied(catalog, {**LEVEL, "level": level})
+    applied(catalog, stream("s"), join("m"), {"kind": "add_partitions", "name": "s", "partitions": 3})
+    added = catalog.groups.get("g").added
+    assert added == (frozenset() if level == ADDED_TO_GROUPS - 1 else {("s", 2)})
+    applied(catalog, {"kind": "delete_stream", "name": "s"}, {**stream("s"), "incarnation": "i2"})
+    assert len(catalog.groups.get("g").added) == (0 if level == ADDED_TO_GROUPS - 1 else 2)
 
 
 def test_a_catalog_that_has_lost_commands_gives_no_number_a_second_time() -> None:

@@ -121,6 +121,31 @@ def test_partitions_come_and_go() -> None:
     assert groups.named["billing"].grants == {}
 
 
+def test_what_is_added_while_a_group_reads_its_stream_is_known() -> None:
+    """G13."""
+    groups, orders, bills = Groups(), {("orders", 4)}, {("bills", 0), ("bills", 1)}
+    session = joined(groups, "a")
+    assert groups.named["billing"].added == frozenset()
+    groups.fit({"orders": 5, "bills": 2})
+    assert groups.named["billing"].added == orders
+    counts = {"orders": 5, "bills": 2}
+    session_b = groups.join("billing", "b", ("orders", "bills"), timeout_ms=10_000, counts=counts)
+    assert groups.named["billing"].added == orders, "it reads what was there before it did"
+    at, grant = next((at, each) for at, each in groups.named["billing"].grants.items() if each.is_revoked)
+    groups.release("billing", "a", {at: grant.epoch})
+    assert groups.named["billing"].added == orders
+    assert Groups.restore(groups.snapshot()) == groups
+    groups.fit({"orders": 5})
+    groups.fit({"orders": 5, "bills": 2})
+    assert groups.named["billing"].added == orders | bills, "made anew"
+    groups.fit({"orders": 6, "bills": 3}, notes_added=False)
+    assert groups.named["billing"].added == orders | bills
+    groups.end("billing", {"b": session_b}, {"orders": 6, "bills": 3})
+    assert groups.named["billing"].added == orders, "nobody reads the others"
+    groups.end("billing", {"a": session}, {"orders": 6, "bills": 3})
+    assert (groups.named["billing"].added, "added" in str(groups.snapshot())) == (frozenset(), False)
+
+
 def test_a_copy_keeps_what_it_has() -> None:
     groups = Groups()
     joined(groups, "a")

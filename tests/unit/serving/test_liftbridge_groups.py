@@ -144,7 +144,7 @@ def test_a_place_goes_forward_alone_and_is_that_of_http(client: Client, server: 
     assert offsets(a.subscribe(0, start=pb.NEW_ONLY), 2) == [10, 11], "X2"
     a.commit(0, 12)
     a.commit(0, 10)
-    assert a.cursor(0) == 12, "X3"
+    assert a.cursor(0) == 12, "X4"
     assert offsets(a.subscribe(0, start=pb.OFFSET, start_offset=14), 1) == [14], "X2"
     assert client.refusal("SetCursor", **{**refused, "offset": 15})[0] == "OUT_OF_RANGE"
     assert client.refusal("SetCursor", **{**refused, "stream": "t"})[0] == "NOT_FOUND"
@@ -166,6 +166,50 @@ def test_a_group_without_records_done_goes_on_where_it_began(client: Client, ser
     assert offsets(b.subscribe(0, start=pb.NEW_ONLY), 1) == [0], (
         "its client takes it for new, and would begin at the end"
     )
+
+
+def test_what_was_added_since_a_consumer_came_is_begun_at_its_first_record(client: Client, server: Server) -> None:
+    """Its client finds no cursor, and asks for what comes from now on. All that is there has come since."""
+    a = Stock(client, "a")
+    a.fetch()
+    reading = a.subscribe(0, start=pb.NEW_ONLY)
+    assert next(reading) == pb.Record()
+    assert server.api.post("/v1/streams/s/partitions", {"partitions": 4}).status == 200
+    for number in range(2, 4):
+        server.api.append("s", values(5), number)
+    assert a.fetch() == {0, 1, 2, 3}
+    assert offsets(a.subscribe(2, start=pb.NEW_ONLY), 2) == [0, 1]
+    assert offsets(a.subscribe(3, start=pb.LATEST), 2) == [0, 1]
+    assert next(a.subscribe(1, start=pb.NEW_ONLY)) == pb.Record()
+    assert a.cursor(1) == 9, "that was there"
+    client.call("DeleteStream", name="s")
+    client.call("CreateStream", name="s", subject="s", partitions=2)
+    for number in range(2):
+        server.api.append("s", values(3), number)
+    assert a.fetch() == {0, 1}
+    assert offsets(a.subscribe(0, start=pb.NEW_ONLY), 3) == [0, 1, 2]
+    assert offsets(a.subscribe(1, start=pb.OFFSET, start_offset=1), 2) == [1, 2], "who says where is heard"
+
+
+def test_a_start_of_a_stream_that_is_gone_begins_nothing_in_the_one_that_is_there(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, spans = subscribe.span_of, list[Any]()
+
+    async def span_of(asking: Any, asked: Any) -> Any:
+        return spans.pop() if spans else await real(asking, asked)
+
+    a = Stock(client, "a")
+    a.fetch()
+    incarnation = server.backend.stream("s").incarnation
+    client.call("DeleteStream", name="s")
+    client.call("CreateStream", name="s", subject="s", partitions=2)
+    server.api.append("s", values(20), 0)
+    a.fetch()
+    monkeypatch.setattr(subscribe, "span_of", span_of)
+    spans.append(reading.Stretch(10, None, incarnation))
+    assert ended(a.subscribe(0, start=pb.EARLIEST))[0] == "UNAVAILABLE"
+    assert offsets(a.subscribe(0, start=pb.NEW_ONLY), 1) == [0]
 
 
 def test_a_stream_that_is_made_anew_is_begun_at_its_start(client: Client, server: Server) -> None:
