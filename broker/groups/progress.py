@@ -7,8 +7,9 @@ A1  No consumer can be stored under such a key: no part of a consumer's key is e
     begins and commits under its epochs, whatever consumers are called.
 A2  A stream that is made anew has another incarnation: its group begins anew there, and what was committed of the
     former one moves nothing.
-A3  A record has the leader epoch of the record before its offset where its member has read that. Whoever begins there
-    sees by it whether other records were written in the place of those that are done. Releases below feature level 15
+A3  A record has the leader epoch of the record before its offset where its member has read that, or a later one from
+    before that record could be replaced. Whoever begins there sees by it whether others were written in the place of
+    those that are done: these have a greater one. Releases below feature level 15
     take a record with it for none of theirs, so it is stored when all brokers know it.
 
 Format: docs/reference/storage.md, section "Offset stream".

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, get_type_hints
 
-from broker.api.errors import StaleIncarnation
+from broker.api.errors import StaleIncarnation, UnknownPartition
 from broker.api.stream import StreamSettings, settings_from
 from broker.metadata.partition import Place
 from broker.metadata.session import SESSION_MS
@@ -47,6 +47,12 @@ class StreamInfo:
     def fenced_since(self, before: StreamInfo) -> set[int]:
         """The partitions that have another fence than they had."""
         return {partition for partition, _ in {*self.fences} ^ {*before.fences}}
+
+    def check_partition(self, partition: int) -> None:
+        """Raise UnknownPartition unless it has this one."""
+        count = self.settings.partitions
+        if not 0 <= partition < count:
+            raise UnknownPartition(f"stream {self.name!r} has {count} partitions", partitions=count)
 
     def check_incarnation(self, asked: str) -> None:
         """Raise StaleIncarnation unless this is the stream that was asked for."""

@@ -102,6 +102,8 @@ class Lookup(Protocol):
 
     def whereabouts(self, stream: str) -> list[Whereabouts]: ...
 
+    def where(self, stream: str, partition: int) -> Whereabouts: ...
+
     def all_partitions(self) -> list[Partition]:
         """The partitions of all streams, led here or not."""
         ...
@@ -172,7 +174,8 @@ class Assembled:
         """Answer what the HTTP API asks by these, and look after them in the background."""
         config = self.config
         self.streams, self.stream = streams.infos, streams.info
-        self.partitions, self.partition, self.whereabouts = streams.partitions, streams.partition, streams.whereabouts
+        self.partitions, self.partition = streams.partitions, streams.partition
+        self.whereabouts, self.where = streams.whereabouts, streams.where
         self.reader, self.nearest = streams.reader, streams.nearest
         self.delete_stream, self.trim_stream = control.delete_stream, control.trim_stream
         self.set_stream_state, self.add_partitions = control.set_stream_state, control.add_partitions

@@ -53,6 +53,7 @@ class LogBackend:
         self.missing: dict[str, str] = {}
         self.inboxes: list[tuple[str, bytes]] = []
         self.offline: dict[str, LiftlogError] = {}
+        self.unclean: dict[tuple[str, int], int] = {}
         self._folder = folder
         self._disk = OsDisk()
         self._catalog = Catalog()
@@ -157,9 +158,20 @@ class LogBackend:
         leader = LeaderAddress(id=self.broker_id, http=self.http)
         ids = (self.broker_id,)
         return [
-            Whereabouts(partition=p.partition, leader=leader, replicas=ids, isr=ids, leader_epoch=p.leader_epoch)
+            Whereabouts(
+                partition=p.partition,
+                leader=leader,
+                replicas=ids,
+                isr=ids,
+                leader_epoch=p.leader_epoch,
+                unclean_epoch=self.unclean.get((stream, p.partition), 0),
+            )
             for p in self.partitions(stream)
         ]
+
+    def where(self, stream: str, partition: int) -> Whereabouts:
+        self.stream(stream).check_partition(partition)
+        return self.whereabouts(stream)[partition]
 
     async def create_stream(
         self, name: str, values: Mapping[str, Any], *, beside: Sequence[str] | None = None

@@ -156,6 +156,12 @@ class PlacedStreams:
         info = self.info(stream)
         return [self._where(info, number) for number in range(info.settings.partitions)]
 
+    def where(self, stream: str, partition: int) -> Whereabouts:
+        """As `whereabouts`, of one. Raises UnknownStream, UnknownPartition."""
+        info = self.info(stream)
+        info.check_partition(partition)
+        return self._where(info, partition)
+
     def _where(self, info: StreamInfo, number: int) -> Whereabouts:
         state = self._catalog().cluster.partitions.get((info.incarnation, number)) or PartitionState(replicas=())
         return Whereabouts(
@@ -166,6 +172,7 @@ class PlacedStreams:
             leader_epoch=state.leader_epoch or -1,
             replication_factor=len(state.target or state.replicas),
             min_insync_replicas=state.min_insync_replicas,
+            unclean_epoch=state.unclean_epoch,
         )
 
     def _address(self, broker: str | None) -> LeaderAddress | None:

@@ -199,14 +199,16 @@ class Streams:
 
     def whereabouts(self, stream: str) -> list[Whereabouts]:
         """The brokers that keep the partitions of a stream: this one, as it is alone. Raises UnknownStream."""
+        return [self.where(stream, number) for number in range(self.info(stream).settings.partitions)]
+
+    def where(self, stream: str, partition: int) -> Whereabouts:
+        """As `whereabouts`, of one. Raises UnknownStream, UnknownPartition."""
+        self.info(stream).check_partition(partition)
         me = self._config.broker_id
         known = self.store.catalog.brokers.get(me)
         leader = None if known is None else LeaderAddress(id=me, http=known.http)
         epoch = -1 if known is None else known.registration
-        return [
-            Whereabouts(partition=number, leader=leader, replicas=(me,), isr=(me,), leader_epoch=epoch)
-            for number in range(self.info(stream).settings.partitions)
-        ]
+        return Whereabouts(partition=partition, leader=leader, replicas=(me,), isr=(me,), leader_epoch=epoch)
 
     def all_partitions(self) -> list[Partition]:
         """The partitions of all streams that are open."""

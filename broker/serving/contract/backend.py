@@ -125,6 +125,7 @@ class Whereabouts:
         leader_epoch: -1: none yet.
         replication_factor: So many replicas it has, or is about to have while it is moved.
         min_insync_replicas: So many must have a record before it is committed, now.
+        unclean_epoch: The last epoch whose leader was chosen although it may lack committed records; 0: none.
     """
 
     partition: int
@@ -134,6 +135,7 @@ class Whereabouts:
     leader_epoch: int
     replication_factor: int = 1
     min_insync_replicas: int = 1
+    unclean_epoch: int = 0
 
 
 class OffsetsView(Protocol):
@@ -433,6 +435,9 @@ class Backend(StreamChanges, Protocol):
 
     def whereabouts(self, stream: str) -> Sequence[Whereabouts]:
         """The places of all partitions of a stream, in order. Raises UnknownStream."""
+
+    def where(self, stream: str, partition: int) -> Whereabouts:
+        """The place of one. Raises UnknownStream, UnknownPartition."""
 
     def producers(self) -> Mapping[str, NamedProducer]:
         """The producers that have names."""

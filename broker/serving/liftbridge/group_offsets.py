@@ -15,6 +15,12 @@ X3  Where the group has never read, it begins at the start that its first subscr
     start that was found in a stream that is gone begins nothing.
 X4  A cursor does not say whose it is, so it counts under the newest grant, and forward alone. Who has lost its
     partition can commit what it has done; it cannot take back what others have.
+X5  A cursor has no leader epoch. The one of its partition as it is committed is stored: what was read is of that one or
+    an earlier one, and what an unclean election puts in its place is of a later one. So whoever begins there sees it
+    (`progress.A3`).
+X6  What was granted before an unclean election may have been read before it, and replaced: nothing is committed under
+    that grant any more, and no subscription begins or goes on. It is given back for another, which begins at the place
+    of the group.
 """
 
 from __future__ import annotations
@@ -23,20 +29,30 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from broker.api.errors import GroupFenced, LiftlogError, NotLeader, StaleIncarnation, UnknownMember, from_problem
+from broker.api.errors import (
+    GroupFenced,
+    LiftlogError,
+    NotLeader,
+    OffsetOutOfRange,
+    StaleIncarnation,
+    UnknownMember,
+    from_problem,
+)
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.groups.fencing import GroupProgress
+from broker.metadata.group_commands import EPOCH_BITS
 from broker.metadata.groups import ConsumerGroup
 from broker.serving.endpoints.resolve import leader_named
 from broker.serving.liftbridge.calls import Handling
 from broker.serving.liftbridge.groups import found, member_of
-from broker.serving.liftbridge.reading import Stretch
+from broker.serving.liftbridge.reading import Stretch, resolved
 from broker.serving.liftbridge.statuses import Code, StatusError
 
 CURSOR: Final = "__group:"
 """A cursor of this name is the place of a group."""
 BEGUN_S: Final = 30.0
 TRIES: Final = 4
+RESET: Final = "`liftlog group reset` says where it goes on"
 _FROM_NOW: Final = (pb.NEW_ONLY, pb.LATEST)
 _NONE: Final = ConsumerGroup()
 
@@ -50,6 +66,7 @@ class BegunPartition(NamedTuple):
     Attributes:
         offset: Where its group is.
         incarnation: Of the stream.
+        leader_epoch: That the place was stored with (X5); -1: none.
         has_been_told: Its consumer knows of this grant (X2).
     """
 
@@ -59,12 +76,13 @@ class BegunPartition(NamedTuple):
     epoch: int
     offset: int
     incarnation: str
+    leader_epoch: int
     has_been_told: bool
 
     def check(self, asking: Handling) -> None:
-        """Raises StatusError: the grant has ended (X1)."""
+        """Raises StatusError: the grant has ended (X1), or may not be read by any more (X6)."""
         grant = _group(asking, self.group).grants.get(self.at)
-        if grant is None or grant[:2] != (self.member, self.epoch):
+        if grant is None or grant[:2] != (self.member, self.epoch) or _is_of_before(asking, self.at, self.epoch):
             raise _not_held(self.group, self.member, self.at)
 
 
@@ -102,18 +120,50 @@ async def begun(asking: Handling, asked: Any, span: Stretch) -> BegunPartition |
     place = {"stream": asked.stream, "partition": asked.partition, "epoch": epoch}
     found_in = {"incarnation": span.incarnation} if first else {}  # no record of any is before 0
     body = {"member": consumer.consumer_id, "partitions": [{**place, "first": first, **found_in}]}
+
+    async def give_back() -> None:
+        """For another one."""
+        if epoch and member is not None:
+            path = {"group": consumer.group_id, "member": consumer.consumer_id}
+            with suppress(UnknownMember):
+                await asking.ask("poll_group", path=path, body={"session": member.session, "released": [place]})
+
     try:
         step = await _begin(asking, consumer.group_id, body)
     except StaleIncarnation as error:
         raise StatusError(Code.UNAVAILABLE, error.message, error.reason, error.fields) from None
     except GroupFenced:
-        if epoch and member is not None:  # the log knows a later grant: this one is given back, for another
-            path = {"group": consumer.group_id, "member": consumer.consumer_id}
-            with suppress(UnknownMember):
-                await asking.ask("poll_group", path=path, body={"session": member.session, "released": [place]})
+        await give_back()  # the log knows a later grant
         raise _not_held(consumer.group_id, consumer.consumer_id, at) from None
+    if _is_of_before(asking, at, epoch):
+        await give_back()
+        raise _not_held(consumer.group_id, consumer.consumer_id, at)
+    leader_epoch = -1 if step["leader_epoch"] is None else step["leader_epoch"]
     named = (consumer.group_id, consumer.consumer_id, at, epoch)
-    return BegunPartition(*named, step["offset"], step["incarnation"], has_been_told)
+    return BegunPartition(*named, step["offset"], step["incarnation"], leader_epoch, has_been_told)
+
+
+async def check_kept(asking: Handling, asked: Any, holding: BegunPartition) -> None:
+    """Raises StatusError: other records stand in the place of some that the group has done (X5). LiftlogError."""
+    known = holding.leader_epoch
+    if known < 0 or asking.serving.backend.where(*holding.at).unclean_epoch <= known:
+        return
+    try:
+        now = (await resolved(asking, asked, {"offset": holding.offset}))["leader_epoch"]
+    except OffsetOutOfRange as error:
+        error.fields["parted_epoch"] = known
+        raise
+    if now > known:
+        where = f"group {holding.group!r} is at offset {holding.offset} of {asked.stream}/{asked.partition}"
+        why = f"records before it were given up, and others written in their place (leader epoch {now}, not {known})"
+        fields = {"offset": holding.offset, "parted_epoch": known}
+        told = f"{where}, and {why}: {RESET}"
+        raise StatusError(Code.OUT_OF_RANGE, told, OffsetOutOfRange.reason, fields)
+
+
+def _is_of_before(asking: Handling, at: tuple[str, int], epoch: int) -> bool:
+    """Whether an unclean election of a partition came after this grant (X6). Raises UnknownStream."""
+    return asking.serving.backend.where(*at).unclean_epoch > epoch >> EPOCH_BITS
 
 
 def _group(asking: Handling, group: str) -> ConsumerGroup:
@@ -178,19 +228,38 @@ async def place(asking: Handling, group: str, stream: str, partition: int) -> in
 
 
 async def _commit(asking: Handling, group: str, stream: str, partition: int, offset: int) -> Any:
-    """Move a group on; to where it is, if that is further on."""
+    """Move a group on; to where it is, if that is further on. Raises LiftlogError; StatusError: what it has read may
+    have been replaced (X6)."""
     incarnation, now = _progress(asking, group, stream, partition)
     start = 0 if now.offset is None else now.offset
+    epoch_read = await _epoch_read(asking, (stream, partition), now.epoch) if offset > start else -1
     step = {
         "stream": stream,
         "partition": partition,
         "epoch": now.epoch,
         "incarnation": incarnation,
         "start": start,
-        "offset": max(start, offset),
+        "offset": start if epoch_read is None else max(start, offset),
+        "leader_epoch": -1 if epoch_read is None else epoch_read,
     }
     answer = (await asking.ask("commit_group", path={"group": group}, body={"partitions": [step]})).json()
-    return _step(answer)
+    done = _step(answer)
+    if epoch_read is None:
+        why = f"an unclean election came after epoch {now.epoch}, and may have replaced what was read: subscribe again"
+        raise StatusError(Code.FAILED_PRECONDITION, f"group {group!r}, {stream}/{partition}: {why}", GroupFenced.reason)
+    return done
+
+
+async def _epoch_read(asking: Handling, at: tuple[str, int], epoch: int) -> int | None:
+    """At most of which leader epoch is what was read under a grant (X5); -1: this broker cannot tell. None: it may have
+    been replaced since (X6)."""
+    backend = asking.serving.backend
+    try:
+        await backend.catch_up()  # what was read may be of an epoch that is not known here yet
+        where = backend.where(*at)
+    except LiftlogError:  # the commit says what is wrong
+        return -1
+    return None if _is_of_before(asking, at, epoch) else where.leader_epoch
 
 
 def _progress(asking: Handling, group: str, stream: str, partition: int) -> tuple[str, GroupProgress]:

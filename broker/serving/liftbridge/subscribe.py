@@ -31,7 +31,7 @@ from broker.api.proto import liftbridge_pb2 as pb
 from broker.serving.liftbridge import backward, reading
 from broker.serving.liftbridge.calls import Handling, Methods
 from broker.serving.liftbridge.door import Within
-from broker.serving.liftbridge.group_offsets import BegunPartition, begun
+from broker.serving.liftbridge.group_offsets import RESET, BegunPartition, begun, check_kept
 from broker.serving.liftbridge.messages import parsed
 from broker.serving.liftbridge.reading import Stretch
 from broker.serving.liftbridge.statuses import Code, StatusError
@@ -61,6 +61,7 @@ async def subscribe(asking: Handling) -> None:
     holding = await begun(asking, asked, span)
     if holding is not None:
         span = of_group(asked, span, holding)
+        await check_kept(asking, asked, holding)
     offset, first = span.start, await _read_on(asking, asked, span, span.start)
     await asking.call.send([b""])  # it has begun
     while True:
@@ -137,8 +138,7 @@ async def _read_on(asking: Handling, asked: Any, span: Stretch, offset: int, *, 
 def _gone(asked: Any, offset: int, log_start: int) -> StatusError:
     """B2, of a group."""
     where = f"group {asked.consumer.group_id!r} is at offset {offset} of {asked.stream}/{asked.partition}"
-    how = "`liftlog group reset` says where it goes on"
-    told = f"{where}, and the first that is there is {log_start}: {how}"
+    told = f"{where}, and the first that is there is {log_start}: {RESET}"
     fields = {"offset": offset, "log_start_offset": log_start}
     return StatusError(Code.OUT_OF_RANGE, told, OffsetOutOfRange.reason, fields)
 

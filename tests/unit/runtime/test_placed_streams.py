@@ -400,6 +400,10 @@ def test_added_partitions_are_answered_when_every_leader_sorts_by_them(
     assert after > before
     eventually(lambda: one.leading(led).leader_epoch == after, what="the next epoch")
     assert [where.partition for where in streams.whereabouts("s")] == [0, 1, 2, 3]
+    assert streams.where("s", 3) == streams.whereabouts("s")[3]
+    for number in (-1, 4):
+        with pytest.raises(UnknownPartition, match="has 4 partitions"):
+            streams.where("s", number)
     epochs = {cluster.state((led[0], number)).leader_epoch for number in range(4)}
     assert epochs == {after}, "one epoch for all"
 

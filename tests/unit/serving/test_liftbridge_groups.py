@@ -7,6 +7,7 @@ broker runs it, asked by grpcio as consumer.go of go-liftbridge asks.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbridge`")
 
-from broker.api.errors import OffsetOutOfRange
+from broker.api.errors import NotReady, OffsetOutOfRange
 from broker.api.principals import new_token
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.serving.http.access import AuthRules
@@ -309,6 +310,130 @@ def test_who_has_not_heard_of_a_stream_made_anew_begins_at_the_first_that_is_the
     server.api.append("s", values(5), 0)
     assert server.api.post("/v1/streams/s/trim", {"before": {"offset": 2}, "partitions": [0]}).status == 200
     assert offsets(a.subscribe(0, start=pb.OFFSET, start_offset=4), 1) == [2]
+
+
+# --- unclean elections ------------------------------------------------------------------------------------------------
+
+
+def replaced(server: Server) -> int:
+    """Partition 0 has others from offset 10 on, ten of them, as after an operator's unclean election. Returns the epoch
+    of what it had."""
+    backend = server.backend
+    partition = backend.partition("s", 0)
+    epoch = partition.leader_epoch
+    backend.unclean["s", 0] = backend._catalog.cluster.epoch_last = epoch + 4
+    partition.log.log.follow(epoch + 1)
+    assert partition.log.truncate(10) == 10
+    partition.lead(epoch + 4)
+    server.api.append("s", values(10), 0)
+    return epoch
+
+
+def test_records_in_the_place_of_those_that_a_group_has_done_are_not_passed_over(
+    client: Client, server: Server
+) -> None:
+    """X5. A cursor is stored with the epoch of its partition at the time, which whoever begins there compares."""
+    server.api.append("s", values(5), 0)
+    a = Stock(client, "a")
+    a.fetch()
+    assert offsets(a.subscribe(0), 15) == [*range(15)]
+    a.commit(0, 12)
+    a.leave()
+    epoch = replaced(server)
+    [row] = [row for row in server.backend.offsets.group_offsets("g").values() if row.partition == 0]
+    assert (row.offset, row.leader_epoch) == (13, epoch)
+    b = Stock(client, "b")
+    assert b.fetch() == {0, 1}
+    for more in ({}, {"start": pb.NEW_ONLY}, {"start": pb.OFFSET, "start_offset": 15}):
+        call = b.subscribe(0, **more)
+        said, text = ended(call)
+        assert (said, text.split(" (")[0]) == (
+            "OUT_OF_RANGE",
+            "group 'g' is at offset 13 of s/0, and records before it were given up, and others written in their place",
+        )
+        assert json.loads(dict(call.trailing_metadata())["liftlog-fields"]) == {"offset": 13, "parted_epoch": epoch}
+    assert offsets(b.subscribe(1), 1) == [0], "the others go on"
+    b.leave()
+    asked = {"positions": [{"stream": "s", "partition": 0, "at": {"epoch": epoch}}]}
+    [parted] = server.api.post("/v1/offsets/resolve", asked).json()["positions"]
+    to = {"stream": "s", "partitions": [0], "to": {"offset": parted["offset"]}}
+    assert server.api.post("/v1/groups/g/reset", to).status == 200
+    b = Stock(client, "b")
+    b.fetch()
+    assert offsets(b.subscribe(0), 10) == [*range(10, 20)]
+
+
+def test_the_epoch_is_that_which_a_broker_knows_to_be_the_newest(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else none: a lower one than that of the record would take what is there for others."""
+
+    async def catch_up() -> None:
+        raise NotReady("no controller")
+
+    a = Stock(client, "a")
+    a.fetch()
+    assert offsets(a.subscribe(0), 4) == [*range(4)]
+    with monkeypatch.context() as patched:
+        patched.setattr(server.backend, "catch_up", catch_up)
+        a.commit(0, 1)
+    [row] = server.backend.offsets.group_offsets("g").values()
+    assert (row.offset, row.leader_epoch) == (2, -1)
+    a.commit(0, 2)
+    [row] = server.backend.offsets.group_offsets("g").values()
+    assert (row.offset, row.leader_epoch) == (3, server.backend.partition("s", 0).leader_epoch)
+
+
+def test_a_place_that_is_beyond_the_end_since_an_unclean_election_is_told(client: Client, server: Server) -> None:
+    server.api.append("s", values(15), 0)
+    a = Stock(client, "a")
+    a.fetch()
+    assert offsets(a.subscribe(0), 25) == [*range(25)]
+    a.commit(0, 24)
+    a.leave()
+    epoch = replaced(server)
+    b = Stock(client, "b")
+    b.fetch()
+    cursor = {"stream": "s", "partition": 0, "cursor_id": "__group:g"}
+    assert client.refusal("FetchCursor", **cursor)[0] == "OUT_OF_RANGE"
+    call = client.subscribe(stream="s", consumer=pb.Member(**G, group_epoch=b.epoch, consumer_id="b"))
+    assert code(call) == "OUT_OF_RANGE"
+    assert json.loads(dict(call.trailing_metadata())["liftlog-fields"])["parted_epoch"] == epoch
+
+
+def test_a_place_that_an_unclean_election_has_kept_is_gone_on_from(client: Client, server: Server) -> None:
+    server.api.append("s", values(5), 0)
+    a = Stock(client, "a")
+    a.fetch()
+    assert offsets(a.subscribe(0), 15) == [*range(15)]
+    a.commit(0, 9)
+    a.leave()
+    replaced(server)
+    b = Stock(client, "b")
+    b.fetch()
+    assert offsets(b.subscribe(0), 10) == [*range(10, 20)]
+
+
+def test_what_was_read_before_an_unclean_election_is_not_committed_after_it(client: Client, server: Server) -> None:
+    """X6. Its client comes with what it had read, and not committed: others stand there now."""
+    server.api.append("s", values(5), 0)
+    a = Stock(client, "a")
+    a.fetch()
+    reading = a.subscribe(0)
+    assert offsets(reading, 15) == [*range(15)]
+    a.commit(0, 3)
+    replaced(server)
+    assert code(reading) == "FAILED_PRECONDITION"
+    refused = {"stream": "s", "partition": 0, "cursor_id": "__group:g", "offset": 13}
+    assert client.refusal("SetCursor", **refused)[0] == "FAILED_PRECONDITION"
+    assert a.cursor(0) == 3
+    epoch = a.epoch
+    assert code(a.subscribe(0, start=pb.OFFSET, start_offset=15)) == "FAILED_PRECONDITION", "it is given back"
+    assert a.fetch() == {0, 1}
+    assert a.epoch > epoch, "its client begins anew (W1)"
+    assert offsets(a.subscribe(0), 10) == [*range(4, 14)]
+    a.commit(0, 13)
+    assert a.cursor(0) == 13
 
 
 # --- codes ----------------------------------------------------------------------------------------------------------
