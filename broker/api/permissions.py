@@ -23,7 +23,7 @@ ACTIONS: Final[dict[str, str]] = {
     "consumer:read": "see the offsets of a consumer or a group, read a pin",
     "consumer:write": "commit, reset and forget the offsets of a consumer, join, reset and forget a group, place a pin",
     "sink:read": "see a sink",
-    "sink:write": "open a sink, stage, commit and abort for it",
+    "sink:write": "open a sink, stage, commit and abort for it, end a one-shot sink of one's own",
     "sink:admin": "reset, adopt and forget a sink",
     "cluster:read": "see brokers, places of partitions, a rescue",
     "cluster:operate": "reassign, elect, drain",

@@ -272,6 +272,24 @@ class Ledger:
         """The state after the sink was given to another checkpoint; what was decided stays. Raises UnknownSink."""
         return replace(self.get(sink), checkpoint=checkpoint, changed_us=now_us)
 
+    def check_own(self, sink: str, owner: str) -> SinkState:
+        """Whether an owner may end the sink: it is for one batch, and nobody else has opened it.
+
+        Raises:
+            UnknownSink: nobody opened it.
+            InvalidRequest: it is not for one batch.
+            SinkFenced: another owner has opened it, or it was reset.
+        """
+        state = self.get(sink)
+        if not state.is_one_shot:
+            raise InvalidRequest(
+                f"sink {sink!r} is not for one batch, and stays when a run of it ends; to delete it needs sink:admin",
+                sink=sink,
+            )
+        if set(state.owners) != {owner} or state.owners[owner] < state.epoch:
+            raise SinkFenced(f"sink {sink!r} is not of owner {owner!r} alone", sink=sink, epoch=state.epoch)
+        return state
+
     def check_done(self, sink: str) -> None:
         """Raises UnknownSink; NotReady: its last decision is not in place everywhere."""
         state = self.get(sink)

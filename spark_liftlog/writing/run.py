@@ -23,7 +23,15 @@ from typing import Any, Final
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from broker.api.errors import LiftlogError, NotSupported, SinkFenced, StageLost, StaleIncarnation, UnknownSink
+from broker.api.errors import (
+    InvalidRequest,
+    LiftlogError,
+    NotSupported,
+    SinkFenced,
+    StageLost,
+    StaleIncarnation,
+    UnknownSink,
+)
 from broker.api.sink_answers import Stage
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls
@@ -165,7 +173,13 @@ def give_up(brokers: Brokers, run: Run) -> None:
     Raises:
         LiftlogError: some of it is there, until its lease is over.
     """
-    _hasty(brokers, run).delete(missing_ok=True)
+    sink = _hasty(brokers, run)
+    try:
+        sink.end(missing_ok=True)
+    except InvalidRequest as error:
+        if type(error) is not InvalidRequest or "path" not in error.fields:
+            raise
+        sink.delete(missing_ok=True)  # the broker is of an earlier release
 
 
 def _hasty(brokers: Brokers, run: Run) -> Sink:

@@ -11,14 +11,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 import spark_liftlog
 from broker.api.principals import new_token
 from broker.client.client import Client
 from broker.metadata.cluster import AUDITED
+from spark_liftlog.writing.sink_options import sink_options
+from spark_liftlog.writing.writer import LiftlogWriter
 from tests.spark.streams import Stream, places
 from tests.support.clusters import RealCluster
 from tests.support.processes import eventually
@@ -75,6 +79,16 @@ def test_a_job_does_what_is_granted_by_a_token_in_a_file_and_nothing_else(
     rows = spark.range(30).selectExpr("cast(id AS string) AS value")
     rows.write.format("liftlog").mode("append").options(brokers=source.address, stream="target", **shown).save()
     assert admin.read("target").to_table().num_rows == 30
+
+    job = {"brokers": source.address, "stream": "target", **shown}
+    writer = LiftlogWriter(
+        sink_options(job, "batch"), StructType([StructField("value", BinaryType())]), overwrite=False
+    )
+    written = writer.write(iter([pa.RecordBatch.from_pydict({"value": [b"of a job that fails"]})]))
+    assert written.run is not None
+    assert written.run.sink in {each.sink for each in admin.sinks()}
+    writer.abort([written])
+    assert written.run.sink not in {each.sink for each in admin.sinks()}
 
     checkpoint = tmp_path / "checkpoint"
     followed = source.follow(spark, consumer="job", **shown).select("value")

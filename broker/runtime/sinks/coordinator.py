@@ -223,6 +223,20 @@ class Sinks:
             store.abort((stage for stage, _ in named), sink=sink) for store, named in self._by_store(stages).items()
         )
 
+    def end(self, sink: str, owner: str) -> None:
+        """Forget a one-shot sink with all that is staged for it, for the owner that alone has opened it.
+
+        Raises:
+            InvalidRequest: it is not for one batch. SinkFenced: others have opened it, or it was reset.
+            UnknownSink, and others: as `delete`.
+        """
+        with self.locks.hold(sink):
+            state = self._known().check_own(sink, owner)
+            self.complete(sink)
+            self.remove(sink, unless_opened_since=state)
+        self.counts["deleted"] += 1
+        log.info("sink.ended sink=%s owner=%s", sink, owner)
+
     # --- what people ask ------------------------------------------------------------------------------------
 
     def reset(self, sink: str, batch_id: int) -> SinkState:

@@ -87,6 +87,7 @@ class SinkService:
         self.commit, self.abort = self._in_thread(self.sinks.commit), self._in_thread(self.sinks.abort)
         self.reset, self.adopt = self._in_thread(self.sinks.reset), self._in_thread(self.sinks.adopt)
         self.delete, self.check = self._in_thread(self.sinks.delete), self._in_thread(self.sinks.check_stage)
+        self.end = self._in_thread(self.sinks.end)
         self.renew, self.described = self._in_thread(self.sinks.renew), self._in_thread(self.sinks.described)
         self.silences = self._in_thread(self.sinks.silences)
 

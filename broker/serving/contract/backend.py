@@ -219,6 +219,9 @@ class SinksView(Protocol):
     async def abort(self, sink: str, stages: Sequence[NamedStage]) -> int:
         """How many stages went."""
 
+    async def end(self, sink: str, owner: str) -> None:
+        """Forget a one-shot sink of this owner alone. Raises UnknownSink, SinkFenced, InvalidRequest."""
+
     async def reset(self, sink: str, batch_id: int) -> SinkState:
         """Raises UnknownSink."""
 

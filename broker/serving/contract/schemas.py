@@ -289,6 +289,13 @@ class SinkRenew:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SinkEnd:
+    """The owner whose sink for one batch ends."""
+
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskedStage(NamedStage):
     """A stage that a commit or an abort names."""
 
@@ -618,7 +625,7 @@ _ANSWERS: Final = {
 _REQUESTS: Final = (
     *(ReadOnlyState, Trim, PartitionCount, ProducerName, Positions, Commit, Reset, PinPlaced, FenceRaised),
     *(GroupJoin, GroupPoll, GroupLeave, GroupBegin, GroupCommit),
-    *(SinkOpen, SinkRenew, SinkCommit, Bundle, AppendBundle, SinkAbort, SinkReset, SinkAdopt),
+    *(SinkOpen, SinkRenew, SinkEnd, SinkCommit, Bundle, AppendBundle, SinkAbort, SinkReset, SinkAdopt),
     *(SinkCheck, SilencesAsked, StagesAsked),
     *(TokenAsked, GrantsAsked, AccessAsked, AuthRequired),
     *(Reassignment, Election, Loss, Drain, Excuse, RescueEnd, AuditTold),

@@ -67,6 +67,7 @@ from broker.serving.contract.schemas import (
     SinkAdopt,
     SinkCheck,
     SinkCommit,
+    SinkEnd,
     SinkOpen,
     SinkRenew,
     SinkReset,
@@ -328,6 +329,23 @@ async def abort(serving: Serving, request: web.Request, query: Query) -> web.Str
     stages = (await serving.asked(request, SinkAbort, STAGES_BYTES_MAX, STAGES_ITEMS_MAX)).stages
     await access_now.get().need("stream:append", {stage.stream for stage in stages})
     return web.json_response({"dropped": await unbroken(serving.backend.sinks.abort(_sink(request), stages))})
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/sinks/{sink}/end",
+    "end_sink",
+    {204: Content(description="It is forgotten.")},
+    permission=of_path("sink:write", "sink"),
+    act=NO_ACT,
+    request=body("The owner whose sink it is.", "SinkEnd"),
+    errors=(UnknownSink, SinkFenced, *_FINISHING),
+)
+async def end(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Forget a sink for one batch that this owner alone has opened, and drop what is staged for it."""
+    asked = await serving.asked(request, SinkEnd)
+    await unbroken(serving.backend.sinks.end(_sink(request), asked.owner))
+    return web.Response(status=204)
 
 
 @ENDPOINTS.add(

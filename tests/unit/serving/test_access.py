@@ -68,6 +68,7 @@ def bodies(name: str) -> dict[str, Any]:
         "reset_group": {"stream": name, "to": "latest"},
         "open_sink": {"owner": "me"},
         "renew_owner": {"owner": "me"},
+        "end_sink": {"owner": "me"},
         "commit_sink": {
             "owner": "me",
             "epoch": 1,
@@ -93,6 +94,7 @@ def bodies(name: str) -> dict[str, Any]:
     }
 
 
+SINKS = ("job-1", "job-2", "job-3", "other")
 QUERY = {
     "stage_records": {"sink": "{name}", "epoch": 1, "stage": STAGE, "part": 0},
     "stage_bundle": {"sink": "{name}", "epoch": 1, "head": 2},
@@ -352,6 +354,20 @@ def test_who_holds_the_room_for_stages_is_told_to_those_who_may_know(tmp_path: P
             for _, reason, said in (stage("mine", token, 3), bundle(token)):
                 assert (reason, said["sinks"]) == ("stages_full", ["payroll", "mine"])
                 assert "held by sink 'payroll' (" in said["detail"]
+
+
+def test_who_may_write_a_sink_for_one_batch_may_end_his_own_and_no_other(tmp_path: Path) -> None:
+    with enforcing(tmp_path) as enforced:
+        jobs = enforced.grant("user:jobs", ("sink:write", "job-*"))
+        for sink, owner, one_shot in (("job-1", "one", True), ("job-2", "two", True), ("job-3", "one", False)):
+            body = {"owner": owner, "one_shot": one_shot}
+            assert enforced.call("POST", f"/v1/sinks/{sink}/open", jobs, body=body)[0] == 200
+        assert enforced.call("POST", "/v1/sinks/other/open", ADMIN, body={"owner": "one", "one_shot": True})[0] == 200
+        end = [enforced.call("POST", f"/v1/sinks/{sink}/end", jobs, body={"owner": "one"})[:2] for sink in SINKS]
+        assert end == [(204, ""), (409, "sink_fenced"), (400, "invalid_request"), (403, "unauthorized")]
+        assert [enforced.call("DELETE", f"/v1/sinks/{sink}", jobs)[0] for sink in SINKS[1:]] == [403] * 3
+        left = enforced.call("GET", "/v1/sinks", ADMIN)[2]["sinks"]
+        assert {each["sink"] for each in left} == set(SINKS[1:])
 
 
 def test_what_a_call_does_beside_its_path_is_judged_too(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ VALID: list[tuple[str, str, str, dict[str, Any]]] = [
     ("POST", "/v1/sinks/q/open", "/v1/sinks/{sink}/open", {"owner": "o", "one_shot": False}),
     ("POST", "/v1/sinks/q/reset", "/v1/sinks/{sink}/reset", {"next_batch_id": 4}),
     ("POST", "/v1/sinks/q/adopt", "/v1/sinks/{sink}/adopt", {"checkpoint": "/c"}),
+    ("POST", "/v1/sinks/q/end", "/v1/sinks/{sink}/end", {"owner": "o"}),
     ("POST", "/v1/sinks/q/abort", "/v1/sinks/{sink}/abort", {"stages": [STAGE]}),
     (
         "POST",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -228,6 +229,38 @@ def test_tasks_of_one_run_share_its_epoch(client: Client, sink: Sink) -> None:
     stages = [task.stage(rows(b"%d" % n), "orders", n % 2) for n, task in enumerate(tasks)]
     assert tasks[3].commit(0, stages).outcome == "committed"
     assert len(stored(client, 0) + stored(client, 1)) == 8
+
+
+def test_a_run_ends_its_sink_for_one_batch_and_no_other(client: Client, sink: Sink) -> None:
+    """Also after a commit that was refused: what it has named goes, too. What was committed stays."""
+    job, other, done = client.sink("job", owner="me"), client.sink("job", owner="another"), client.sink("done")
+    job.open(one_shot=True)
+    left = [job.stage(rows(b"left"), "orders", partition) for partition in (0, 1)]
+    with pytest.raises(StageLost):
+        job.commit(0, [*left, replace(left[0], stage=A)])
+    for stranger in (other, sink):
+        with pytest.raises(InvalidRequest if stranger is sink else SinkFenced):
+            stranger.end()
+    assert {each.sink for each in client.sinks()} == {"job", "query-1"}
+    assert job.end()
+    with pytest.raises(UnknownSink):
+        job.end()
+    assert not job.end(missing_ok=True)
+    job.open(one_shot=True)
+    with pytest.raises(StageLost):
+        job.commit(0, left)
+    other.open(one_shot=True)
+    for each in (job, other):
+        with pytest.raises(SinkFenced):
+            each.end()
+    done.open(one_shot=True)
+    done.commit(0, [done.stage(rows(b"a"), "orders", 0)])
+    assert done.end()
+    assert stored(client) == [b"a"]
+    assert {each.sink for each in client.sinks()} == {"job", "query-1"}
+    for wrong in ({}, {"owner": ""}, {"owner": 5}, {"owner": "me", "more": 1}):
+        with pytest.raises(InvalidRequest):
+            client._calls.json("POST", "/v1/sinks/job/end", wrong)
 
 
 def test_an_epoch_is_given_to_one_owner_also_after_a_delete(client: Client) -> None:

@@ -318,6 +318,25 @@ def test_an_adopted_sink_keeps_what_was_decided(ledger: Ledger) -> None:
         judge(ledger, 4, checkpoint="/moved")
 
 
+def test_a_sink_for_one_batch_is_ended_by_the_owner_that_alone_has_opened_it(ledger: Ledger) -> None:
+    opened(ledger, "o", 5, sink="job", is_one_shot=True)
+    assert ledger.check_own("job", "o") == ledger.get("job")
+    with pytest.raises(SinkFenced, match="not of owner 'p' alone"):
+        ledger.check_own("job", "p")
+    with pytest.raises(InvalidRequest, match="not for one batch"):
+        ledger.check_own("q", "o")
+    with pytest.raises(UnknownSink):
+        ledger.check_own("nobody", "o")
+    opened(ledger, "p", 6, sink="job", is_one_shot=True)
+    for owner in ("o", "p"):
+        with pytest.raises(SinkFenced):
+            ledger.check_own("job", owner)
+    opened(ledger, "o", 7, sink="other", is_one_shot=True)
+    ledger.apply(ledger.fenced("other", epoch=9, now_us=0))
+    with pytest.raises(SinkFenced):
+        ledger.check_own("other", "o")
+
+
 def test_a_reset_supersedes_every_owner_and_begins_where_it_says(ledger: Ledger) -> None:
     opened(ledger, "p", 2)
     decide(ledger, 5)

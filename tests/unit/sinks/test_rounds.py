@@ -168,6 +168,19 @@ def test_a_deleted_sink_takes_its_stages_with_it_pinned_or_not(rig: Rig) -> None
         rig.sinks.delete(SINK)
 
 
+def test_a_sink_for_one_batch_that_its_owner_ends_takes_its_stages_with_it(rig: Rig) -> None:
+    driver = job(rig)
+    pin_all(driver)
+    driver.stage(driver.world.attempt(1))
+    rig.sinks.open("other", "them", is_one_shot=True)
+    with pytest.raises(SinkFenced):
+        rig.sinks.end(SINK, "them")
+    assert any(store.staged().stages for store in rig.stores())
+    rig.sinks.end(SINK, driver.owner)
+    assert not any(store.staged().stages for store in rig.stores())
+    assert [state.sink for state in rig.sinks.states()] == ["other"]
+
+
 def test_a_deletion_that_fails_half_way_says_that_some_is_done(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(World(rows=6), rig, 0)
     driver.stage(driver.world.attempt(1))

@@ -14,16 +14,19 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, String
 
 from broker.api.errors import (
     InvalidRecords,
+    InvalidRequest,
     InvalidSetting,
     InvalidSubject,
     RecordTooLarge,
     SinkFenced,
     Unavailable,
     UnknownPartition,
+    UnknownSink,
     UnknownStream,
 )
 from broker.api.schema import HEADERS_TYPE
 from broker.client.http.brokers import Brokers
+from broker.client.http.calls import Calls
 from broker.client.http.interrupt import Interrupt
 from broker.client.sinks import BundledPart, Sink, Stage
 from spark_liftlog.errors import LiftlogSparkError, ModeRefused
@@ -41,7 +44,7 @@ from spark_liftlog.writing.outlets import (
 )
 from spark_liftlog.writing.router import Router, partitions_for
 from spark_liftlog.writing.rows import Target, bad_rows, columns_of, row_bytes
-from spark_liftlog.writing.run import ABORT_S, Run, Written, agreed, checkpoint_name
+from spark_liftlog.writing.run import ABORT_S, Run, Written, agreed, checkpoint_name, give_up
 from spark_liftlog.writing.sink_options import SinkOptions, checkpoint_place
 from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
 
@@ -336,6 +339,38 @@ def test_a_task_that_fails_does_not_wait_long_for_what_hangs(monkeypatch: pytest
     ((deadline_s, stages),) = aborted
     assert deadline_s == ABORT_S < OPTIONS.delivery_timeout_s
     assert stages
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_job_that_fails_ends_its_sink_at_an_earlier_broker_by_deleting_it(
+    monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    asked: list[tuple[str, str, Any]] = []
+
+    def json(_: Calls, method: str, target: str, body: Any = None, **options: Any) -> None:
+        asked.append((method, target, body))
+        if method == "POST" and not is_known:
+            raise InvalidRequest(f"there is nothing at {target}", path=target)
+        raise UnknownSink("no task had opened it")
+
+    monkeypatch.setattr(Calls, "json", json)
+    give_up(Brokers("localhost:1"), Run(sink="job", owner="me", one_shot=True))
+    end, *rest = asked
+    assert end == ("POST", "/v1/sinks/job/end", {"owner": "me"})
+    assert rest == ([] if is_known else [("DELETE", "/v1/sinks/job", None)])
+
+
+def test_an_end_that_is_refused_is_not_made_a_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def json(_: Calls, method: str, target: str, body: Any = None, **options: Any) -> None:
+        asked.append(method)
+        raise InvalidRequest("it is not for one batch", sink="job")
+
+    monkeypatch.setattr(Calls, "json", json)
+    with pytest.raises(InvalidRequest):
+        give_up(Brokers("localhost:1"), Run(sink="job", owner="me", one_shot=True))
+    assert asked == ["POST"]
 
 
 def test_parts_that_are_soon_through_are_waited_for_before_the_abort() -> None:

@@ -168,6 +168,7 @@ class PlacedSinks:
         self.describe, self.commit = self._ask_sinks(Sinks.describe), self._ask_sinks(Sinks.commit)
         self.abort, self.reset = self._ask_sinks(Sinks.abort), self._ask_sinks(Sinks.reset)
         self.adopt, self.delete = self._ask_sinks(Sinks.adopt), self._ask_sinks(Sinks.delete)
+        self.end = self._ask_sinks(Sinks.end)
         self.renew, self.described = self._ask_sinks(Sinks.renew), self._ask_sinks(Sinks.described)
         self.stage = self._in_thread(self._calls, self._stage)
         self.stage_bundle = self._in_thread(self._calls, self._stage_bundle)
