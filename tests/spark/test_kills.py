@@ -29,7 +29,7 @@ def test_each_flight_is_in_the_sink_once_whoever_is_killed_and_none_is_missing_w
 
 @pytest.mark.timeout(600)
 def test_each_flight_is_in_the_sink_once_when_the_driver_is_killed_before_the_commit(tmp_path: Path) -> None:
-    """The shortest of its kind, for the first lane."""
+    """The shortest of its kind."""
     one_day = flights.load(end="2013-01-02")
     rounds = Rounds(tmp_path, "local[2]", random.Random(2), tasks=2)
     assert rounds.run(["before"], one_day) == {"before": 1}

@@ -18,7 +18,7 @@ SEED: Final = int(os.environ.get("LIFTLOG_PROP_SEED", "0"))
 
 
 def examples(count: int) -> int:
-    """So many examples are to be tried where `make test` tries `count`."""
+    """So many examples are to be tried where `make test` or `make test-long` tries `count`."""
     return count * EFFORT
 
 

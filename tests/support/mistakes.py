@@ -237,6 +237,7 @@ were real: their tests were red before the mend, and nobody takes the mend out a
 
 No list has mistakes for what real processes do to each other. Kills, freezes, cut cables and full
 disks are played by `tests/cluster`, `tests/spark` and `tests/soak`, in the shards of these names.
-`make test` has one kill of each kind: a lone broker, a leader of three, and Spark's driver.
+`make test` has two kills, of a lone broker and of a leader of three, and a batch of Spark that comes
+again as after a kill of its driver.
 
 {tables}"""

@@ -19,7 +19,7 @@ from broker.api.batch import decode_batch
 from broker.ingest import load
 from broker.storage.memory.ids import IdTable
 from broker.storage.memory.subjects import SubjectTable
-from tests.support.effort import examples
+from tests.support.effort import examples, first_short
 from tests.unit.ingest.envelopes import checked, envelope, tagged
 from tests.unit.ingest.envelopes import message as enclosed
 from tests.unit.ingest.twins import TWIN_IDS, TWINS, Route, builder, run
@@ -110,9 +110,13 @@ def pieces_of(wire: bytes, cuts: list[int]) -> list[bytes]:
     return [wire[a:b] for a, b in zip([0, *places], [*places, len(wire)], strict=True)]
 
 
-@IN_TIME
-@given(wires, st.lists(st.integers(0, 1 << 20), max_size=12))
-def test_any_connection_in_any_pieces_gives_the_same(wire: bytes, cuts: list[int]) -> None:
+@pytest.mark.parametrize("count", first_short([50, 150]))
+def test_any_connection_in_any_pieces_gives_the_same(count: int) -> None:
+    connections = given(wires, st.lists(st.integers(0, 1 << 20), max_size=12))
+    settings(IN_TIME, max_examples=examples(count))(connections(in_pieces))()
+
+
+def in_pieces(wire: bytes, cuts: list[int]) -> None:
     oracle = run(load("pure"), [wire], ROUTES)
     assert oracle.problem is None
     for twin in TWINS:

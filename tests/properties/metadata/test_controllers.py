@@ -12,7 +12,7 @@ from tests.properties.metadata.controllers import World
 from tests.support.effort import examples, first_short, seeded
 
 
-@pytest.mark.parametrize("is_lax", [False, True])
+@pytest.mark.parametrize("is_lax", first_short([False, True]))
 @pytest.mark.parametrize("seed", first_short(range(0, examples(12), 4)))
 def test_controllers_come_and_go(seed: int, is_lax: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "session_ms", lambda partitions: SESSION_MS + 500 * max(0, partitions - 4))

@@ -15,9 +15,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 
 from broker.api.errors import (
     InvalidRequest,
@@ -32,7 +42,7 @@ from broker.api.errors import (
 from broker.sinks.ledger import Ledger
 from broker.sinks.notes import StagePinned
 from broker.sinks.state import StageRef
-from tests.support.effort import examples
+from tests.support.effort import examples, first_short
 from tests.support.simdisk import MODES, Crashed, SimDisk
 from tests.support.sinks import SINK, STREAM, Attempt, Driver, Rig, World
 
@@ -268,5 +278,8 @@ class Sinks(RuleBasedStateMachine):
                 assert self.rig.store(STREAM, partition).byte_count() >= 0
 
 
-TestSinks = Sinks.TestCase
-TestSinks.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)
+@pytest.mark.parametrize("lives", first_short([10, 30]))
+def test_sinks(lives: int) -> None:
+    run_state_machine_as_test(
+        Sinks, settings=settings(max_examples=examples(lives), stateful_step_count=40, deadline=None)
+    )

@@ -50,6 +50,8 @@ def nothing_found(*_: Any) -> None:
     """A group is never looked for: it is appended again."""
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_group_that_is_not_looked_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StageStore, "_find", nothing_found)
     assert is_found()

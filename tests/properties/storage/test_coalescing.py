@@ -17,7 +17,7 @@ from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.segments.checkpoint import PARTITION_FILE, LogSettings
 from tests.properties.storage.test_compaction import held_bytes
 from tests.support.compacting import check_compacted, keyed_batch, keyed_records
-from tests.support.effort import first_short
+from tests.support.effort import examples, first_short
 from tests.support.logs import FOLDER, commit, create_log, open_log
 from tests.support.simdisk import MODES, Crashed, SimDisk, modes_at
 
@@ -86,9 +86,12 @@ def append(log: PartitionLog, model: Model, groups: list[list[tuple[bytes | None
     return result.next_offset
 
 
-@settings(max_examples=120, deadline=None)
-@given(st.lists(STEP, max_size=30))
-def test_records_offsets_times_and_stamps_outlive_any_coalescing(steps: list[tuple[str, object, object]]) -> None:
+@pytest.mark.parametrize("count", first_short([40, 120]))
+def test_records_offsets_times_and_stamps_outlive_any_coalescing(count: int) -> None:
+    settings(max_examples=examples(count), deadline=None)(given(st.lists(STEP, max_size=30))(lived))()
+
+
+def lived(steps: list[tuple[str, object, object]]) -> None:
     disk = SimDisk()
     log = create_log(disk, settings=SMALL)
     model, epoch = Model(), 1

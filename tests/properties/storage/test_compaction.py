@@ -59,9 +59,12 @@ def held_bytes(plan: ReadPlan) -> bytes:
     return SCHEMA_BYTES + plan_bytes(plan) + END_OF_STREAM
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(st.lists(STEP, max_size=25))
-def test_no_newest_record_is_ever_lost_and_none_comes_back(steps: list[tuple[str, object, object]]) -> None:
+@pytest.mark.parametrize("count", first_short([50, 150]))
+def test_no_newest_record_is_ever_lost_and_none_comes_back(count: int) -> None:
+    settings(max_examples=examples(count), deadline=None)(given(st.lists(STEP, max_size=25))(lived))()
+
+
+def lived(steps: list[tuple[str, object, object]]) -> None:
     disk = SimDisk()
     log = create_log(disk, settings=SMALL)
     model, now_us, epoch = Model(), 0, 1

@@ -157,11 +157,11 @@ def check_after(disk: SimDisk, seen: Witness, *, boot_id: str = "boot-2") -> Non
 
 
 @AHEAD
-@pytest.mark.parametrize("part", first_short(range(4)))
+@pytest.mark.parametrize("part", first_short(range(12)))
 def test_power_loss_at_any_step_loses_nothing_synced(part: int, runs_ahead: bool) -> None:
-    """Every step, in four parts; the seed of a failure is its step."""
+    """Every step, in twelve parts; the seed of a failure is its step."""
     steps = steps_of_life(runs_ahead)
-    for step in range(1 + part, steps + 1, 4):
+    for step in range(1 + part, steps + 1, 12):
         disk, seen = crash(step, runs_ahead)
         for mode in modes_at(step):
             try:
@@ -171,10 +171,11 @@ def test_power_loss_at_any_step_loses_nothing_synced(part: int, runs_ahead: bool
 
 
 @AHEAD
-@pytest.mark.parametrize("mode", first_short(MODES))
-def test_power_loss_within_recovery_loses_nothing_synced(mode: Mode, runs_ahead: bool) -> None:
-    """A crash, then another at each step of the recovery from it."""
-    for step in range(3, steps_of_life(runs_ahead), 17):
+@pytest.mark.parametrize("case", first_short([(mode, part) for part in range(4) for mode in MODES]))
+def test_power_loss_within_recovery_loses_nothing_synced(case: tuple[Mode, int], runs_ahead: bool) -> None:
+    """A crash, then another at each step of the recovery from it. Of the crashes, a quarter at a time."""
+    mode, part = case
+    for step in range(3 + 17 * part, steps_of_life(runs_ahead), 68):
         disk, seen = crash(step, runs_ahead)
         for second in range(1, 40):
             again = disk.after_crash(mode, seed=step, crash_at=second)
@@ -198,12 +199,12 @@ def test_power_loss_within_recovery_loses_nothing_synced(mode: Mode, runs_ahead:
 
 
 @AHEAD
-@pytest.mark.parametrize("part", first_short(range(3)))
+@pytest.mark.parametrize("part", first_short(range(9)))
 def test_kill_without_power_loss_keeps_every_append_and_the_next_process_makes_it_durable(
     part: int, runs_ahead: bool
 ) -> None:
     """R5. The page cache survives the process; what the next one calls durable survives the machine."""
-    for step in range(1 + part, steps_of_life(runs_ahead) + 1, 3):
+    for step in range(1 + part, steps_of_life(runs_ahead) + 1, 9):
         disk, seen = crash(step, runs_ahead)
         found = disk.after_kill()
         if found.exists("/data/streams/orders/i1/0/partition.json"):

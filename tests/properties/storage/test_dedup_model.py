@@ -13,7 +13,7 @@ import errno
 import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import rule, run_state_machine_as_test
 
 from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.storage.memory import ids as dedup
@@ -21,6 +21,7 @@ from broker.storage.memory.ids import IdTable
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.acks import offset_of
+from tests.support.effort import first_short
 from tests.support.lives import LifeOfALog, life
 from tests.support.published import batch_from_nats, publish, with_id
 from tests.support.simdisk import MODES, Mode
@@ -156,5 +157,6 @@ class IdsMachine(LifeOfALog):
         self.check_stored("value", [text.encode() for text, _ in self.records])
 
 
-TestIds = IdsMachine.TestCase
-TestIds.settings = life(60)
+@pytest.mark.parametrize("lives", first_short([20, 60]))
+def test_ids(lives: int) -> None:
+    run_state_machine_as_test(IdsMachine, settings=life(lives))

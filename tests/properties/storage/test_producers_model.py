@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import rule, run_state_machine_as_test
 
 from broker.api.batch import decode_batch
 from broker.api.errors import DiskFull, OutOfSequence, ProducerFenced, StorageFailed, UnknownProducer
 from broker.storage.memory.producers import WINDOW_GROUPS, GroupStamp
 from broker.storage.segments.checkpoint import LogSettings
+from tests.support.effort import first_short
 from tests.support.lives import Restarts, life
 from tests.support.logs import commit, row_batch, stamped
 from tests.support.simdisk import MODES, Mode
@@ -209,5 +210,6 @@ class ProducersMachine(Restarts):
         assert self.disk.open_files == 0
 
 
-TestProducers = ProducersMachine.TestCase
-TestProducers.settings = life(40)
+@pytest.mark.parametrize("lives", first_short([14, 40]))
+def test_producers(lives: int) -> None:
+    run_state_machine_as_test(ProducersMachine, settings=life(lives))

@@ -15,13 +15,14 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import rule, run_state_machine_as_test
 
 from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.storage import tracking
 from broker.storage.log import StoredGroup
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogSettings
+from tests.support.effort import first_short
 from tests.support.lives import LifeOfALog, life
 from tests.support.published import batch_from_nats, expecting, publish, with_id
 from tests.support.simdisk import MODES, Mode
@@ -156,5 +157,6 @@ class SubjectsMachine(LifeOfALog):
         self.check_stored("subject", self.records)
 
 
-TestSubjects = SubjectsMachine.TestCase
-TestSubjects.settings = life(60)
+@pytest.mark.parametrize("lives", first_short([20, 60]))
+def test_subjects(lives: int) -> None:
+    run_state_machine_as_test(SubjectsMachine, settings=life(lives))

@@ -177,7 +177,7 @@ class World:
                 machine.turn()
 
 
-@pytest.mark.parametrize("seeds", first_short([range(24), range(24, 400)]), ids=["first", "others"])
+@pytest.mark.parametrize("seeds", first_short([range(8), range(8, 400)]), ids=["first", "others"])
 def test_no_seed_forms_twice_and_all_come_in(seeds: range) -> None:
     seen: Counter[str] = Counter()
     for seed in seeds:
@@ -193,7 +193,7 @@ def test_no_seed_forms_twice_and_all_come_in(seeds: range) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
         seen += world.seen
     wanted = ("formed", "joined", "lost", "lost before", "journal alone lost")
-    assert min(seen[what] for what in wanted) > len(seeds) // 4, seen
+    assert min(seen[what] for what in wanted) >= len(seeds) // 4, seen
 
 
 def fixed_id(me: Identity) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from broker.api.batch import decode_batch
-from tests.unit.ingest.twins import builder
+from tests.unit.ingest.twins import COMPILED_FIRST, builder
 from tests.unit.ingest.wire import answers_in, hmsg, msg
 
 pytestmark = pytest.mark.slow
@@ -150,6 +150,7 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("wire", UNUSUAL.values(), ids=UNUSUAL)
 @pytest.mark.parametrize("size", [65_537, 64 * MIB])
+@COMPILED_FIRST
 def test_one_unusual_message_leaves_no_large_buffer_behind(twin: ModuleType, wire: bytes, size: int) -> None:
     tracemalloc.start()
     try:
@@ -169,6 +170,7 @@ def test_a_value_in_part_is_kept_once(twin: ModuleType) -> None:
     assert target.record_count == 1
 
 
+@COMPILED_FIRST
 def test_an_idle_builder_keeps_less_than_a_kibibyte(twin: ModuleType) -> None:
     """Its route, and what it keeps after a batch (one of them a huge one), included: there may be 10,000."""
     count = 4000
@@ -190,6 +192,7 @@ def test_an_idle_builder_keeps_less_than_a_kibibyte(twin: ModuleType) -> None:
         tracemalloc.stop()
 
 
+@COMPILED_FIRST
 def test_what_recycling_keeps_is_bounded(twin: ModuleType) -> None:
     """Many large batches alive at once, then given back: at most 32 MiB stay for the next."""
     intake, target = routed(twin)

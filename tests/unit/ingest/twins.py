@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from broker.api.batch import decode_batch
 from broker.ingest import IntakeProtocolError, load
+from tests.support.effort import first_short
 
 
 def twins() -> list[ModuleType]:
@@ -22,6 +25,8 @@ def twins() -> list[ModuleType]:
 
 TWINS = twins()
 TWIN_IDS = [twin.IMPLEMENTATION for twin in TWINS]
+COMPILED_FIRST = pytest.mark.parametrize("twin", first_short(TWINS[::-1]), ids=TWIN_IDS[::-1])
+"""Of a test that takes long with the pure one: `make test` plays the compiled one, if there is one."""
 
 SETTINGS: Mapping[str, Any] = {
     "stream": "orders",

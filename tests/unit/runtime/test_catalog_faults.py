@@ -22,6 +22,7 @@ from broker.metadata.catalog import Catalog
 from broker.runtime.partitions import catalog_store
 from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.storage.disk import OsDisk
+from tests.support.effort import LONG
 from tests.support.simdisk import MODES, Crashed, SimDisk
 from tests.unit.metadata.test_catalog import create
 
@@ -104,7 +105,7 @@ def faults(count_max: int) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     ("failing", "error"),
     [
         (5, errno.ENOSPC),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(0, errno.EIO), (3, errno.EIO), (3, errno.ENOSPC)]),
+        *(pytest.param(*case, marks=LONG) for case in [(0, errno.EIO), (3, errno.EIO), (3, errno.ENOSPC)]),
     ],
 )
 def test_no_fault_makes_a_refused_command_come_back_or_an_answered_one_go(failing: int, error: int) -> None:

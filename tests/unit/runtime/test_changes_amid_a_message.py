@@ -254,7 +254,7 @@ def test_partitions_come_and_go_in_the_midst_of_a_message(
     assert len(stored) <= 1, "of one partition"
 
 
-@pytest.mark.parametrize("key", first_short(KEYS, count=2))
+@pytest.mark.parametrize("key", first_short(KEYS))
 def test_a_message_amid_another_number_of_partitions_is_sorted_by_the_new_one_or_refused(
     implementation: str, key: bytes
 ) -> None:
@@ -326,12 +326,12 @@ def test_what_hashes_to_a_partition_that_is_led_elsewhere_is_passed_over_in_sile
         pool.close()
 
 
-@pytest.fixture(params=TWIN_IDS)
+@pytest.fixture(params=first_short(TWIN_IDS[::-1]))
 def implementation(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=TWIN_IDS)
+@pytest.fixture(params=first_short(TWIN_IDS[::-1]))
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[[], Broker]]:
     made: list[Broker] = []
     pool = SyncPool(1)

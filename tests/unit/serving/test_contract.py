@@ -24,6 +24,7 @@ REVIEWED = Path(__file__).parent / "contract.txt"
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_document_is_valid_openapi() -> None:
     validate(CONTRACT, cls=OpenAPIV31SpecValidator)
 

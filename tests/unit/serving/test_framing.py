@@ -21,7 +21,7 @@ from broker.serving.endpoints.append import encode
 from broker.serving.http.body import BodyBudget, Reservation
 from broker.serving.payload.decode import decode_stream
 from broker.serving.payload.framing import BATCHES_MAX, RECORDS_MAX, SCHEMA_BYTES_MAX, walk
-from tests.support.effort import seeds
+from tests.support.effort import first_short
 from tests.unit.serving.arrow import nothing_reserved, stream_of, values
 
 LIMIT = 1 << 20
@@ -145,7 +145,7 @@ def test_a_huge_schema_is_refused() -> None:
 
 
 @pytest.mark.parametrize("codec", [None, "zstd"])
-@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.parametrize("seed", first_short(range(4)))
 def test_changed_bytes_give_batches_or_a_named_error(codec: str | None, seed: int) -> None:
     """For all changes the outcome is batches that can be stored, or InvalidRecords or RequestTooLarge."""
     rng = random.Random(seed)

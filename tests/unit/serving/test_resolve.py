@@ -132,6 +132,7 @@ def test_malformed_requests_are_refused_with_the_place(orders: Api, body: Any, w
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_thousands_at_once(orders: Api) -> None:
     found = resolve(orders, *[at({"offset": i % 11}) for i in range(10_000)])
     assert [one["offset"] for one in found] == [i % 11 for i in range(10_000)]

@@ -24,6 +24,7 @@ from broker.storage.disk.spare_files import LARGE_BYTES, SIZES, SMALL_BYTES, SPA
 from broker.storage.log import PartitionLog
 from broker.storage.memory.state_files import list_states
 from broker.storage.segments.checkpoint import LogSettings
+from tests.support.effort import first_short
 from tests.support.logs import FOLDER, check_log, commit, create_log, open_log, stamped, verified_records
 from tests.support.simdisk import MODES, Crashed, SimDisk
 
@@ -168,7 +169,7 @@ def test_a_start_that_has_no_room_to_cut_a_torn_end_is_made_again() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("free", FREEING)
+@pytest.mark.parametrize("free", first_short(FREEING))
 def test_a_power_cut_at_any_step_of_freeing_on_a_full_disk_loses_nothing(free: Callable[[PartitionLog], int]) -> None:
     for step in itertools.count(1):
         disk = SimDisk()

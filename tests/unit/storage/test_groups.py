@@ -14,6 +14,7 @@ import pytest
 from broker.api.errors import CorruptLog, DiskFull, StorageFailed
 from broker.storage.log import PartitionLog, StoredGroup
 from broker.storage.rows import RowBatch
+from tests.support.effort import first_short
 from tests.support.logs import FOLDER, check_log, commit, create_log, open_log, row_batch
 from tests.support.logs import verified_records as records
 from tests.support.simdisk import MODES, Crashed, Mode, SimDisk
@@ -110,7 +111,7 @@ def test_a_write_that_fails_takes_all_of_it_back(after: int, number: int, error:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", first_short(MODES))
 def test_after_a_power_cut_at_any_step_all_of_it_is_there_or_nothing(mode: Mode) -> None:
     disk = SimDisk()
     log = before(disk)

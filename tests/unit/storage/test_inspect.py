@@ -26,6 +26,7 @@ from broker.storage.inspect.places import find_places, used_by
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.segments.checkpoint import Checkpoint, LogSettings, seal_json
+from tests.support.effort import first_short
 from tests.support.logs import FOLDER, IDENTITY, commit, create_log, open_log, row_batch, verified_records
 from tests.support.rows import random_rows
 from tests.support.simdisk import SimDisk
@@ -379,7 +380,8 @@ def test_in_use_a_last_segment_that_was_sealed_and_written_anew_since_the_checkp
 
 
 @pytest.mark.slow
-def test_in_use_a_log_may_grow_roll_and_shrink_while_it_is_inspected() -> None:
+@pytest.mark.parametrize("times", first_short([20, 100]))
+def test_in_use_a_log_may_grow_roll_and_shrink_while_it_is_inspected(times: int) -> None:
     """Between any two reads of the inspection the log appends; nothing is found wrong."""
     disk = SimDisk()
     settings = LogSettings(segment_bytes=3_000, retention_records=40)
@@ -410,7 +412,7 @@ def test_in_use_a_log_may_grow_roll_and_shrink_while_it_is_inspected() -> None:
     for _ in range(20):
         work()
     busy = random.Random(1)
-    for _ in range(100):
+    for _ in range(times):
         assert inspect_partition(Busy(disk), FOLDER, in_use=True).findings == []
 
 

@@ -92,7 +92,7 @@ def outcomes(disk: SimDisk) -> Iterator[PartitionLog]:
         yield open_log(disk.after_crash(mode, seed=disk.steps), settings=SETTINGS, boot_id="")  # type: ignore[arg-type]
 
 
-PARTS = 3
+PARTS = 6
 each_part = pytest.mark.parametrize("part", first_short(range(PARTS)))
 
 

@@ -19,7 +19,7 @@ SETTINGS = LogSettings(segment_bytes=3_000, is_sole_replica=False)
 RECORDS = 16
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.parametrize("to", [3, 10]),
+    pytest.mark.parametrize("to", first_short([3, 10])),
     pytest.mark.parametrize("mode", first_short(["lost", "reordered"])),
 ]
 
