@@ -316,6 +316,12 @@ FIXED: Final = (
         "consumers of Liftbridge's groups whose last assignments a broker remembers",
         "the one that asked longest ago begins its partitions anew",
     ),
+    Row(
+        "broker.serving.liftbridge.shares:READERS_MAX",
+        "",
+        "partitions of Liftbridge's groups whose last subscription a broker remembers",
+        "a former subscription goes on beside a later one",
+    ),
     Row("broker.serving.liftbridge.call:FIELDS_LENGTH_MAX", "characters", "facts behind an error", "left out"),
     Row(
         "broker.serving.liftbridge.call:STATUS_LENGTH_MAX",

@@ -6,7 +6,8 @@
 A client keeps its place in a cursor of the name `__group:<group>`, of the last record that is done. It is the place
 that members over HTTP have, too (`endpoints/groups.py`), so `liftlog group` shows it, and moves it.
 
-X1  A subscription is of the consumer that holds the partition, and begins it. It ends when the grant does.
+X1  A subscription is of the consumer that holds the partition, and begins it. It ends when the grant does, and when a
+    later one has begun it (`shares.W5`).
 X2  It goes on where the group is, whatever start it asks for. One that asks for an offset beyond has read up to there
     before, in the same membership, and goes on there, if its epoch is not below that of the grant. Else it may speak of
     a stream that was made anew since: it reads some records twice rather than pass over others.
@@ -68,6 +69,7 @@ class BegunPartition(NamedTuple):
         incarnation: Of the stream.
         leader_epoch: That the place was stored with (X5); -1: none.
         has_been_told: Its consumer knows of this grant (X2).
+        number: Of the subscription, among those of this broker (`shares.W5`).
     """
 
     group: str
@@ -78,12 +80,16 @@ class BegunPartition(NamedTuple):
     incarnation: str
     leader_epoch: int
     has_been_told: bool
+    number: int
 
     def check(self, asking: Handling) -> None:
         """Raises StatusError: the grant has ended (X1), or may not be read by any more (X6)."""
         grant = _group(asking, self.group).grants.get(self.at)
         if grant is None or grant[:2] != (self.member, self.epoch) or _is_of_before(asking, self.at, self.epoch):
             raise _not_held(self.group, self.member, self.at)
+        if not asking.shares.is_last(self.group, self.at, self.number):
+            where = f"consumer {self.member!r} of group {self.group!r} reads {self.at[0]}/{self.at[1]} by now"
+            raise StatusError(Code.FAILED_PRECONDITION, f"another subscription of {where}", GroupFenced.reason)
 
 
 async def begun(asking: Handling, asked: Any, span: Stretch) -> BegunPartition | None:
@@ -140,7 +146,8 @@ async def begun(asking: Handling, asked: Any, span: Stretch) -> BegunPartition |
         raise _not_held(consumer.group_id, consumer.consumer_id, at)
     leader_epoch = -1 if step["leader_epoch"] is None else step["leader_epoch"]
     named = (consumer.group_id, consumer.consumer_id, at, epoch)
-    return BegunPartition(*named, step["offset"], step["incarnation"], leader_epoch, has_been_told)
+    number = asking.shares.reads(consumer.group_id, at)
+    return BegunPartition(*named, step["offset"], step["incarnation"], leader_epoch, has_been_told, number)
 
 
 async def check_kept(asking: Handling, asked: Any, holding: BegunPartition) -> None:

@@ -12,6 +12,8 @@ W2  What is asked back is released with the poll after the one that left it out:
 W3  Who does not know what was told last (another broker, or after a while) begins with the greatest epoch of all
     grants. So no client takes a partition for one that it still reads, if its grant is another one.
 W4  What was told under another coordinator is not known: its clients have asked another broker since, or may have.
+W5  A partition is read by the subscription that began it last. Its client may not know yet that the one before is
+    broken, or may have it twice by mistake: what it reads is done once.
 """
 
 from __future__ import annotations
@@ -19,10 +21,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 SHARES_MAX: Final = 20_000
 """Consumers that a broker remembers. One that it has forgotten begins its partitions anew."""
+
+READERS_MAX: Final = 100_000
+"""Partitions of groups whose last subscription a broker remembers. Of one that it has forgotten each goes on."""
 
 Partition = tuple[str, int]
 
@@ -58,6 +64,8 @@ class Shares:
 
     def __init__(self) -> None:
         self._told: OrderedDict[Consumer, LastShare] = OrderedDict()
+        self._readers: OrderedDict[tuple[str, Partition], int] = OrderedDict()
+        self._reader_numbers = count()
 
     def leaving(self, consumer: Consumer) -> list[dict[str, Any]]:
         """What it has stopped to read since, as a poll names it (W2)."""
@@ -100,6 +108,19 @@ class Shares:
         while len(self._told) > SHARES_MAX:
             self._told.popitem(last=False)
         return told.epoch, sorted(grants)
+
+    def reads(self, group: str, at: Partition) -> int:
+        """A subscription has begun a partition. Returns its number (W5)."""
+        number = next(self._reader_numbers)
+        self._readers.pop((group, at), None)
+        self._readers[group, at] = number
+        while len(self._readers) > READERS_MAX:
+            self._readers.popitem(last=False)
+        return number
+
+    def is_last(self, group: str, at: Partition, number: int) -> bool:
+        """Whether no later subscription has begun this partition, as far as is known."""
+        return self._readers.get((group, at), number) == number
 
     def forget(self, consumer: Consumer) -> None:
         """It has left."""

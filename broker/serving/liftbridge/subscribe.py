@@ -166,6 +166,8 @@ async def span_of(asking: Handling, asked: Any) -> Stretch:
             stop = end if found is None else found
         case _:
             raise StatusError(Code.INVALID_ARGUMENT, f"Unknown StopPosition {asked.stop}")
+    if asked.stop == pb.AT_TIMESTAMP and stop == first:
+        raise StatusError(Code.INVALID_ARGUMENT, "each record that is there is younger than the stop timestamp")
     if stop <= start:
         raise StatusError(Code.INVALID_ARGUMENT, f"stop offset {stop - 1} is below start offset {start}")
     return Stretch(start, stop, now["incarnation"], first)

@@ -23,7 +23,7 @@ from broker.api.principals import new_token
 from broker.api.proto import liftbridge_pb2 as pb
 from broker.serving.http.access import AuthRules
 from broker.serving.liftbridge import reading, subscribe
-from broker.serving.liftbridge.shares import SHARES_MAX, Consumer, Shares
+from broker.serving.liftbridge.shares import READERS_MAX, SHARES_MAX, Consumer, Shares
 from tests.support.liftbridge import Client, client_of, opened
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Server, running
@@ -110,6 +110,22 @@ def test_two_share_a_stream_and_the_other_goes_on_where_one_was(client: Client) 
     assert a.epoch > epoch, "its client begins anew (W1)"
     assert a.cursor(lost) == 2
     reading[kept].cancel()
+
+
+def test_of_two_subscriptions_of_a_consumer_the_later_one_reads(client: Client) -> None:
+    """X1. Its client may not have heard yet that the former one is broken."""
+    a = Stock(client, "a")
+    a.fetch()
+    former, kept = a.subscribe(0), a.subscribe(1)
+    assert offsets(former, 10) == [*range(10)]
+    later = a.subscribe(0)
+    assert offsets(later, 2) == [0, 1]
+    assert ended(former) == (
+        "FAILED_PRECONDITION",
+        "another subscription of consumer 'a' of group 'g' reads s/0 by now",
+    )
+    assert next(later).offset == 2
+    assert offsets(kept, 1) == [0]
 
 
 def test_an_expired_consumer_ends_and_another_has_its_partitions(client: Client, server: Server) -> None:
@@ -560,3 +576,16 @@ def test_no_more_consumers_are_remembered_than_a_limit_says() -> None:
     for session in range(SHARES_MAX + 5):
         shares.tell(Consumer("g", "a", session), [grant(0, 1)], now_s=0, timeout_s=15)
     assert len(shares._told) == SHARES_MAX
+
+
+def test_of_no_more_partitions_than_a_limit_says_the_last_subscription_is_remembered() -> None:
+    """W5."""
+    shares = Shares()
+    first = shares.reads("g", ("s", 0))
+    assert shares.is_last("g", ("s", 0), first)
+    later = shares.reads("g", ("s", 0))
+    assert (shares.is_last("g", ("s", 0), first), shares.is_last("g", ("s", 0), later)) == (False, True)
+    for number in range(1, READERS_MAX + 1):
+        shares.reads("g", ("s", number))
+    assert len(shares._readers) == READERS_MAX
+    assert shares.is_last("g", ("s", 0), first), "it is forgotten"

@@ -384,6 +384,16 @@ def test_new_records_come_as_they_are_committed(five: Client, server: Server) ->
         call.cancel()
 
 
+def test_a_stop_before_the_first_record_is_told(five: Client, server: Server) -> None:
+    """Of an empty partition, too: the stop is looked up as the call comes."""
+    for partition in (0, 1):
+        for start in (pb.EARLIEST, pb.NEW_ONLY):
+            asked = {"start": start, "stop": pb.AT_TIMESTAMP, "stop_timestamp": 10**18}
+            call = five.subscribe(stream="s", partition=partition, **asked)
+            told = ("INVALID_ARGUMENT", "each record that is there is younger than the stop timestamp")
+            assert end_of(call) == told, (partition, start)
+
+
 def test_a_subscription_ends_where_it_is_told(five: Client, server: Server) -> None:
     ns = int(stored(server)[-1]["timestamp"].timestamp() * 1_000_000) * 1_000
     for fields, count in (
