@@ -177,6 +177,7 @@ class World:
                 machine.turn()
 
 
+@pytest.mark.timeout(1_200)  # a minute and a half of a core, on a machine that may be busy
 @pytest.mark.parametrize("seeds", first_short([range(8), range(8, 400)]), ids=["first", "others"])
 def test_no_seed_forms_twice_and_all_come_in(seeds: range) -> None:
     seen: Counter[str] = Counter()
