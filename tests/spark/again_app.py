@@ -71,6 +71,7 @@ def main(broker: str, folder: str, master: str, shape: str) -> None:
         .config("spark.driver.memory", "1g")
         .config("spark.executor.memory", "512m")
         .config("spark.ui.enabled", "false")
+        .config("spark.python.authenticate.socketTimeout", "120s")  # the machine may stand still for seconds
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.local.dir", f"{folder}/local")
         .config("spark.executorEnv.PYTHONPATH", str(Path.cwd()))

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.util import inheritable_thread_target
 
 from broker.api.errors import InvalidRequest
 from broker.api.stream import OFFSETS_STREAM
@@ -274,14 +275,20 @@ def test_brokers_that_know_no_pins_are_read_as_before(
 
 
 def test_a_frame_of_a_batch_is_one_frame(spark: SparkSession, stream: Stream, client: Client, checkpoint: str) -> None:
-    """Also a frame that is made of it, a join with itself, and one that was loaded outside."""
+    """Also a frame that is made of it, a join with itself, one that was loaded outside, and in a thread to which the
+    function hands what Spark knows of its own."""
     names = Stream.create(client, "one-frame")
     names.append(5)
     stream.append(1)
     outside, seen = names.read(spark), list[list[int]]()
 
     def counts(batch: DataFrame, _: int) -> None:
-        frame, found = names.read(batch.sparkSession), list[int]()
+        frame, found, session = names.read(batch.sparkSession), list[int](), batch.sparkSession
+
+        def in_a_thread() -> int:
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(inheritable_thread_target(session)(frame.count)).result()
+
         for count in (
             frame.count,
             frame.count,
@@ -291,6 +298,7 @@ def test_a_frame_of_a_batch_is_one_frame(spark: SparkSession, stream: Stream, cl
             outside.count,
             names.read(batch.sparkSession).count,
             frame.count,
+            in_a_thread,
         ):
             found.append(count())
             names.append(1)
@@ -300,7 +308,7 @@ def test_a_frame_of_a_batch_is_one_frame(spark: SparkSession, stream: Stream, cl
     for _ in range(2):
         run = query.trigger(availableNow=True).start()
         assert run.awaitTermination(120), "still running"
-        assert seen.pop() == [15, 15, 15, 15, 27, 27, 33, 15]
+        assert seen.pop() == [15, 15, 15, 15, 27, 27, 33, 15, 15]
         forget_last(checkpoint, "commits")
 
 
