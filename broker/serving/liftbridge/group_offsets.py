@@ -20,8 +20,8 @@ X5  A cursor has no leader epoch. The one of its partition as it is committed is
     an earlier one, and what an unclean election puts in its place is of a later one. So whoever begins there sees it
     (`progress.A3`).
 X6  What was granted before an unclean election may have been read before it, and replaced: nothing is committed under
-    that grant any more, and no subscription begins or goes on. It is given back for another, which begins at the place
-    of the group.
+    that grant any more, and no subscription begins or goes on: one that reads is UNAVAILABLE, so that its client comes
+    again. Then the grant is given back for another, which begins at the place of the group.
 """
 
 from __future__ import annotations
@@ -85,8 +85,10 @@ class BegunPartition(NamedTuple):
     def check(self, asking: Handling) -> None:
         """Raises StatusError: the grant has ended (X1), or may not be read by any more (X6)."""
         grant = _group(asking, self.group).grants.get(self.at)
-        if grant is None or grant[:2] != (self.member, self.epoch) or _is_of_before(asking, self.at, self.epoch):
+        if grant is None or grant[:2] != (self.member, self.epoch):
             raise _not_held(self.group, self.member, self.at)
+        if _is_of_before(asking, self.at, self.epoch):
+            raise StatusError(Code.UNAVAILABLE, f"{self.at[0]}/{self.at[1]}: an unclean election: subscribe again")
         if not asking.shares.is_last(self.group, self.at, self.number):
             where = f"consumer {self.member!r} of group {self.group!r} reads {self.at[0]}/{self.at[1]} by now"
             raise StatusError(Code.FAILED_PRECONDITION, f"another subscription of {where}", GroupFenced.reason)

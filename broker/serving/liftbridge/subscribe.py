@@ -85,6 +85,10 @@ async def subscribe(asking: Handling) -> None:
             first = await _read_on(asking, asked, span, offset, wait_ms=WAIT_MS)
         except NotLeader as error:  # B9
             raise StatusError(Code.UNAVAILABLE, error.message, error.reason, error.fields) from None
+        except OffsetOutOfRange:
+            if holding is not None:
+                holding.check(asking)  # an unclean election has left less (`group_offsets.X6`)
+            raise
 
 
 def of_group(asked: Any, span: Stretch, holding: BegunPartition) -> Stretch:

@@ -331,9 +331,9 @@ def test_who_has_not_heard_of_a_stream_made_anew_begins_at_the_first_that_is_the
 # --- unclean elections ------------------------------------------------------------------------------------------------
 
 
-def replaced(server: Server) -> int:
-    """Partition 0 has others from offset 10 on, ten of them, as after an operator's unclean election. Returns the epoch
-    of what it had."""
+def replaced(server: Server, count: int = 10) -> int:
+    """Partition 0 has others from offset 10 on, so many, as after an operator's unclean election. Returns the epoch of
+    what it had."""
     backend = server.backend
     partition = backend.partition("s", 0)
     epoch = partition.leader_epoch
@@ -341,7 +341,8 @@ def replaced(server: Server) -> int:
     partition.log.log.follow(epoch + 1)
     assert partition.log.truncate(10) == 10
     partition.lead(epoch + 4)
-    server.api.append("s", values(10), 0)
+    if count:
+        server.api.append("s", values(count), 0)
     return epoch
 
 
@@ -430,6 +431,21 @@ def test_a_place_that_an_unclean_election_has_kept_is_gone_on_from(client: Clien
     assert offsets(b.subscribe(0), 10) == [*range(10, 20)]
 
 
+def test_who_reads_beyond_the_end_that_an_unclean_election_has_left_comes_again(client: Client, server: Server) -> None:
+    """X6."""
+    server.api.append("s", values(5), 0)
+    a = Stock(client, "a")
+    a.fetch()
+    reading = a.subscribe(0)
+    assert offsets(reading, 15) == [*range(15)]
+    a.commit(0, 3)
+    replaced(server, 0)
+    assert code(reading) == "UNAVAILABLE"
+    assert code(a.subscribe(0, start=pb.OFFSET, start_offset=15)) == "FAILED_PRECONDITION", "it is given back"
+    assert a.fetch() == {0, 1}
+    assert offsets(a.subscribe(0), 6) == [*range(4, 10)]
+
+
 def test_what_was_read_before_an_unclean_election_is_not_committed_after_it(client: Client, server: Server) -> None:
     """X6. Its client comes with what it had read, and not committed: others stand there now."""
     server.api.append("s", values(5), 0)
@@ -439,7 +455,7 @@ def test_what_was_read_before_an_unclean_election_is_not_committed_after_it(clie
     assert offsets(reading, 15) == [*range(15)]
     a.commit(0, 3)
     replaced(server)
-    assert code(reading) == "FAILED_PRECONDITION"
+    assert code(reading) == "UNAVAILABLE", "its client comes again"
     refused = {"stream": "s", "partition": 0, "cursor_id": "__group:g", "offset": 13}
     assert client.refusal("SetCursor", **refused)[0] == "FAILED_PRECONDITION"
     assert a.cursor(0) == 3
