@@ -89,7 +89,7 @@ def main(broker: str, folder: str, master: str, shape: str) -> None:
     def joined(batch: DataFrame, number: int) -> None:
         rows = batch.join(names(), "key").selectExpr("key", "name AS value")
         writer = rows.write.format("liftlog").mode("append").options(brokers=broker, stream=JOINED)
-        writer.options(txnAppId="again", txnVersion=number).save()
+        writer.options(txnAppId=folder, txnVersion=number).save()
         if (where / "kill").exists():
             (where / "kill").rename(where / "killed")
             os.kill(jvm, signal.SIGKILL)
