@@ -17,6 +17,8 @@ from typing import Any
 from broker.api.group_polls import longest_poll_ms
 
 Address = tuple[str, int]
+CALLERS = ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
+"""Members connect from these in turns: a broker bounds what one address has open and under way."""
 AGAIN_S = 0.5
 REFUSED_S = 5.0
 """As `broker.client.group` has them."""
@@ -65,7 +67,7 @@ class Member(asyncio.Protocol):
         self.group, self.name, self.saw = group, name, saw
         self.held: set[int] = set()
         self.revoked: dict[int, int] = {}
-        self._brokers, self._at = brokers, at
+        self._brokers, self._at, self._caller = brokers, at, CALLERS[at // len(brokers) % len(CALLERS)]
         self._session = self._version = 0
         self._is_over = False
         self._text = b""
@@ -80,7 +82,8 @@ class Member(asyncio.Protocol):
     async def join(self) -> None:
         """Begin. Returns when it is asked for, not when it is answered."""
         try:
-            await self._loop.create_connection(lambda: self, *self._brokers[self._at % len(self._brokers)])
+            to = self._brokers[self._at % len(self._brokers)]
+            await self._loop.create_connection(lambda: self, *to, local_addr=(self._caller, 0))
         except OSError:
             self._again()
 
@@ -89,7 +92,8 @@ class Member(asyncio.Protocol):
         self.vanish()
         path, pause_s = f"/v1/groups/{self.group.name}/members/{self.name}/leave", FIRST_PAUSE_S
         end_s = time.perf_counter() + REFUSED_S
-        while (await ask(self._brokers[self._at % len(self._brokers)], path, {"session": self._session}))[0] >= 500:
+        body = {"session": self._session}
+        while (await ask(self._brokers[self._at % len(self._brokers)], path, body, self._caller))[0] >= 500:
             self.saw["refused"] += 1
             self._at += 1
             if time.perf_counter() > end_s:
@@ -165,14 +169,19 @@ class Member(asyncio.Protocol):
             self._transport.abort()  # and to another one
 
 
-async def ask(broker: Address, path: str, body: Any) -> tuple[int, Any]:
-    """One request over a connection of its own: the status, and the answer."""
-    reader, writer = await asyncio.open_connection(*broker)
+async def ask(broker: Address, path: str, body: Any, caller: str = CALLERS[0]) -> tuple[int, Any]:
+    """One request over a connection of its own: the status, and the answer. 599: there was none."""
+    try:
+        reader, writer = await asyncio.open_connection(*broker, local_addr=(caller, 0))
+    except OSError:
+        return 599, None
     try:
         writer.write(request(path, body))
         head = await reader.readuntil(b"\r\n\r\n")
         text = await reader.readexactly(length_in(head))
         return int(head[9:12]), json.loads(text) if text else None
+    except (OSError, asyncio.IncompleteReadError):
+        return 599, None
     finally:
         writer.close()
 

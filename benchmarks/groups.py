@@ -46,7 +46,7 @@ ENV = {
     "LIFTLOG_LIMITS_CALLER_REQUESTS_MAX": "12000",
     "LIFTLOG_LIMITS_CALLER_POLLS_MAX": "9000",
 }
-"""All members are of one address, and one caller."""
+"""Members are of five addresses, and so of five callers; each may have what the files of the broker allow."""
 
 
 @dataclass(frozen=True, slots=True)
