@@ -19,13 +19,13 @@ from broker.serving.liftbridge.streams import path_of
 METHODS: Final = Methods()
 
 
-@METHODS.add("SetCursor", "commit_offsets", "commit_group")
+@METHODS.add("SetCursor", "commit_offsets", "commit_group", "resolve_offsets")
 async def set_cursor(asking: Handling) -> None:
     """Store how far a partition was read."""
     asked = parsed(pb.SetCursor, await asking.call.message())
     _check(asked.stream, asked.cursor_id)
     if (group := group_of(asked.cursor_id)) is not None:
-        await set_place(asking, group, asked.stream, asked.partition, asked.offset)
+        await set_place(asking, group, asked)
         await asking.call.send([pb.Empty().SerializeToString()])
         return
     entry = {"stream": asked.stream, "partition": asked.partition, "offset": asked.offset}
@@ -39,7 +39,7 @@ async def fetch_cursor(asking: Handling) -> None:
     asked = parsed(pb.FetchCursor, await asking.call.message())
     _check(asked.stream, asked.cursor_id)
     if (group := group_of(asked.cursor_id)) is not None:
-        offset = await place(asking, group, asked.stream, asked.partition)
+        offset = await place(asking, group, asked)
         await asking.call.send([pb.Cursor(offset=offset).SerializeToString()])
         return
     found = -1

@@ -17,11 +17,13 @@ X3  Where the group has never read, it begins at the start that its first subscr
 X4  A cursor does not say whose it is, so it counts under the newest grant, and forward alone. Who has lost its
     partition can commit what it has done; it cannot take back what others have.
 X5  A cursor has no leader epoch. The one of its partition as it is committed is stored: what was read is of that one or
-    an earlier one, and what an unclean election puts in its place is of a later one. So whoever begins there sees it
-    (`progress.A3`).
+    an earlier one, and what comes in its place, by an unclean election or where a power cut took what was not synced,
+    is of a later one. So whoever begins there sees it (`progress.A3`).
 X6  What was granted before an unclean election may have been read before it, and replaced: nothing is committed under
     that grant any more, and no subscription begins or goes on: one that reads is UNAVAILABLE, so that its client comes
     again. Then the grant is given back for another, which begins at the place of the group.
+X7  Where such an election has replaced records before the place of a group, no cursor moves it until it is reset. One
+    of before would pass over what nobody of the group has read: the begin that hears of it is under a grant of after.
 """
 
 from __future__ import annotations
@@ -152,20 +154,26 @@ async def begun(asking: Handling, asked: Any, span: Stretch) -> BegunPartition |
     return BegunPartition(*named, step["offset"], step["incarnation"], leader_epoch, has_been_told, number)
 
 
-async def check_kept(asking: Handling, asked: Any, holding: BegunPartition) -> None:
-    """Raises StatusError: other records stand in the place of some that the group has done (X5). LiftlogError."""
-    known = holding.leader_epoch
-    if known < 0 or asking.serving.backend.where(*holding.at).unclean_epoch <= known:
+async def check_kept(asking: Handling, asked: Any, group: str, offset: int, known: int) -> None:
+    """Raises StatusError: other records stand in the place of some that a group has done (X7). LiftlogError.
+
+    Args:
+        asked: Names the partition.
+        offset, known: Its place, and the leader epoch that this was stored with; -1: none.
+    """
+    if known < 0:
         return
     try:
-        now = (await resolved(asking, asked, {"offset": holding.offset}))["leader_epoch"]
+        now = (await resolved(asking, asked, {"offset": offset}))["leader_epoch"]
     except OffsetOutOfRange as error:
+        if offset < error.fields.get("log_start_offset", 0):  # nobody can tell; who begins there hears (`subscribe.B2`)
+            return
         error.fields["parted_epoch"] = known
         raise
     if now > known:
-        where = f"group {holding.group!r} is at offset {holding.offset} of {asked.stream}/{asked.partition}"
+        where = f"group {group!r} is at offset {offset} of {asked.stream}/{asked.partition}"
         why = f"records before it were given up, and others written in their place (leader epoch {now}, not {known})"
-        fields = {"offset": holding.offset, "parted_epoch": known}
+        fields = {"offset": offset, "parted_epoch": known}
         told = f"{where}, and {why}: {RESET}"
         raise StatusError(Code.OUT_OF_RANGE, told, OffsetOutOfRange.reason, fields)
 
@@ -212,63 +220,75 @@ def group_of(cursor_id: str) -> str | None:
     return cursor_id.removeprefix(CURSOR) if cursor_id.startswith(CURSOR) else None
 
 
-async def set_place(asking: Handling, group: str, stream: str, partition: int, offset: int) -> None:
-    """Store that a group has done a partition up to this record (X4). Raises LiftlogError."""
+async def set_place(asking: Handling, group: str, asked: Any) -> None:
+    """Store that a group has done a partition up to the record of a cursor (X4). Raises LiftlogError, StatusError."""
     for left in reversed(range(TRIES)):
         try:
-            await _commit(asking, group, stream, partition, offset + 1)
+            await _commit(asking, group, asked, asked.offset + 1)
             return
         except (GroupFenced, StaleIncarnation):  # another one was faster
             if not left:
                 raise
 
 
-async def place(asking: Handling, group: str, stream: str, partition: int) -> int:
-    """The last record of a partition that a group has done; -1: none. Raises LiftlogError."""
+async def place(asking: Handling, group: str, asked: Any) -> int:
+    """The last record of a cursor's partition that a group has done; -1: none. Raises LiftlogError."""
     for left in reversed(range(TRIES)):
         try:
-            return int((await _commit(asking, group, stream, partition, 0))["offset"]) - 1
+            return int((await _commit(asking, group, asked, 0))["offset"]) - 1
         except (GroupFenced, StaleIncarnation):
-            if _progress(asking, group, stream, partition)[1].offset is None:
+            if _progress(asking, group, asked.stream, asked.partition)[1].offset is None:
                 return -1
             if not left:
                 raise
     raise AssertionError("unreachable")
 
 
-async def _commit(asking: Handling, group: str, stream: str, partition: int, offset: int) -> Any:
-    """Move a group on; to where it is, if that is further on. Raises LiftlogError; StatusError: what it has read may
-    have been replaced (X6)."""
-    incarnation, now = _progress(asking, group, stream, partition)
-    start = 0 if now.offset is None else now.offset
-    epoch_read = await _epoch_read(asking, (stream, partition), now.epoch) if offset > start else -1
+async def _commit(asking: Handling, group: str, asked: Any, offset: int) -> Any:
+    """Move a group on; to where it is, if that is further on. Raises LiftlogError, StatusError: as `_epoch_read`."""
+    incarnation, now = _progress(asking, group, asked.stream, asked.partition)
+    start, epoch_read = 0 if now.offset is None else now.offset, -1
+    refusal: LiftlogError | StatusError | None = None
+    if offset > start:
+        try:
+            epoch_read = await _epoch_read(asking, group, asked, now)
+        except (LiftlogError, StatusError) as error:  # it tells of the group: first, whether its caller may hear it
+            refusal, offset = error, start
     step = {
-        "stream": stream,
-        "partition": partition,
+        "stream": asked.stream,
+        "partition": asked.partition,
         "epoch": now.epoch,
         "incarnation": incarnation,
         "start": start,
-        "offset": start if epoch_read is None else max(start, offset),
-        "leader_epoch": -1 if epoch_read is None else epoch_read,
+        "offset": max(start, offset),
+        "leader_epoch": epoch_read,
     }
     answer = (await asking.ask("commit_group", path={"group": group}, body={"partitions": [step]})).json()
     done = _step(answer)
-    if epoch_read is None:
-        why = f"an unclean election came after epoch {now.epoch}, and may have replaced what was read: subscribe again"
-        raise StatusError(Code.FAILED_PRECONDITION, f"group {group!r}, {stream}/{partition}: {why}", GroupFenced.reason)
+    if refusal is not None:
+        raise refusal
     return done
 
 
-async def _epoch_read(asking: Handling, at: tuple[str, int], epoch: int) -> int | None:
-    """At most of which leader epoch is what was read under a grant (X5); -1: this broker cannot tell. None: it may have
-    been replaced since (X6)."""
-    backend = asking.serving.backend
+async def _epoch_read(asking: Handling, group: str, asked: Any, now: GroupProgress) -> int:
+    """At most of which leader epoch is what was read of a cursor's partition (X5); -1: this broker cannot tell.
+
+    Raises:
+        StatusError, LiftlogError: it may have been replaced since (X6), or what is before it has been (X7).
+    """
+    backend, at = asking.serving.backend, (asked.stream, asked.partition)
     try:
         await backend.catch_up()  # what was read may be of an epoch that is not known here yet
         where = backend.where(*at)
     except LiftlogError:  # the commit says what is wrong
         return -1
-    return None if _is_of_before(asking, at, epoch) else where.leader_epoch
+    if _is_of_before(asking, at, now.epoch):
+        why = f"an unclean election came after epoch {now.epoch}, and may have replaced what was read: subscribe again"
+        told = f"group {group!r}, {asked.stream}/{asked.partition}: {why}"
+        raise StatusError(Code.FAILED_PRECONDITION, told, GroupFenced.reason)
+    if now.offset is not None and where.unclean_epoch > now.leader_epoch:
+        await check_kept(asking, asked, group, now.offset, now.leader_epoch)
+    return where.leader_epoch
 
 
 def _progress(asking: Handling, group: str, stream: str, partition: int) -> tuple[str, GroupProgress]:
@@ -279,4 +299,4 @@ def _progress(asking: Handling, group: str, stream: str, partition: int) -> tupl
         row = backend.offsets.group_offsets(group).get((incarnation, partition))
     except LiftlogError:
         return "", GroupProgress()
-    return incarnation, GroupProgress() if row is None else GroupProgress(row.epoch, row.offset)
+    return incarnation, GroupProgress() if row is None else GroupProgress(row.epoch, row.offset, row.leader_epoch)

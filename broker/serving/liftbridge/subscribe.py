@@ -61,7 +61,7 @@ async def subscribe(asking: Handling) -> None:
     holding = await begun(asking, asked, span)
     if holding is not None:
         span = of_group(asked, span, holding)
-        await check_kept(asking, asked, holding)
+        await check_kept(asking, asked, holding.group, holding.offset, holding.leader_epoch)
     offset, first = span.start, await _read_on(asking, asked, span, span.start)
     await asking.call.send([b""])  # it has begun
     while True:

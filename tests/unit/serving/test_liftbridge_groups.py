@@ -331,13 +331,15 @@ def test_who_has_not_heard_of_a_stream_made_anew_begins_at_the_first_that_is_the
 # --- unclean elections ------------------------------------------------------------------------------------------------
 
 
-def replaced(server: Server, count: int = 10) -> int:
+def replaced(server: Server, count: int = 10, *, is_elected: bool = True) -> int:
     """Partition 0 has others from offset 10 on, so many, as after an operator's unclean election. Returns the epoch of
-    what it had."""
+    what it had. `is_elected`: else as after a power cut, of what was not synced."""
     backend = server.backend
     partition = backend.partition("s", 0)
     epoch = partition.leader_epoch
-    backend.unclean["s", 0] = backend._catalog.cluster.epoch_last = epoch + 4
+    backend._catalog.cluster.epoch_last = epoch + 4
+    if is_elected:
+        backend.unclean["s", 0] = epoch + 4
     partition.log.log.follow(epoch + 1)
     assert partition.log.truncate(10) == 10
     partition.lead(epoch + 4)
@@ -346,8 +348,9 @@ def replaced(server: Server, count: int = 10) -> int:
     return epoch
 
 
+@pytest.mark.parametrize("is_elected", [True, False])
 def test_records_in_the_place_of_those_that_a_group_has_done_are_not_passed_over(
-    client: Client, server: Server
+    client: Client, server: Server, is_elected: bool
 ) -> None:
     """X5. A cursor is stored with the epoch of its partition at the time, which whoever begins there compares."""
     server.api.append("s", values(5), 0)
@@ -356,7 +359,7 @@ def test_records_in_the_place_of_those_that_a_group_has_done_are_not_passed_over
     assert offsets(a.subscribe(0), 15) == [*range(15)]
     a.commit(0, 12)
     a.leave()
-    epoch = replaced(server)
+    epoch = replaced(server, is_elected=is_elected)
     [row] = [row for row in server.backend.offsets.group_offsets("g").values() if row.partition == 0]
     assert (row.offset, row.leader_epoch) == (13, epoch)
     b = Stock(client, "b")
@@ -466,6 +469,25 @@ def test_what_was_read_before_an_unclean_election_is_not_committed_after_it(clie
     assert offsets(a.subscribe(0), 10) == [*range(4, 14)]
     a.commit(0, 13)
     assert a.cursor(0) == 13
+
+
+def test_a_cursor_of_before_an_unclean_election_moves_no_group_whose_place_is_replaced(
+    client: Client, server: Server
+) -> None:
+    """X7. The begin that is refused is under a grant of after it, and a cursor says not when its record was read."""
+    server.api.append("s", values(5), 0)
+    a = Stock(client, "a")
+    a.fetch()
+    assert offsets(a.subscribe(0), 15) == [*range(15)]
+    a.commit(0, 12)
+    replaced(server)
+    assert code(a.subscribe(0)) == "FAILED_PRECONDITION", "it is given back"
+    assert a.fetch() == {0, 1}
+    assert code(a.subscribe(0)) == "OUT_OF_RANGE"
+    late = {"stream": "s", "partition": 0, "cursor_id": "__group:g", "offset": 14}
+    assert client.refusal("SetCursor", **late)[0] == "OUT_OF_RANGE"
+    assert a.cursor(0) == 12
+    assert code(a.subscribe(0)) == "OUT_OF_RANGE", "until the group is reset"
 
 
 # --- codes ----------------------------------------------------------------------------------------------------------
