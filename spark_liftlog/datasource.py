@@ -1,10 +1,13 @@
 """The data source: it takes options and gives the reader or writer for them.
 
 Spark makes one for each `load()` and each write, in a process of its own, pickles it, and asks it again
-in others. It holds the options and nothing else.
+in others. It holds the options and nothing else. Each of those processes imports what it is asked for, and no more: a
+query waits for some of them, one after the other.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
@@ -14,12 +17,12 @@ from spark_liftlog.errors import shown_to_spark
 from spark_liftlog.options import check_names, columns_in, source_options, streams_in
 from spark_liftlog.payload import declared_schema, kept_schema, payload_in
 from spark_liftlog.place import client_at
-from spark_liftlog.reading.batch_reader import LiftlogReader
-from spark_liftlog.reading.pushing_reader import reader_of
-from spark_liftlog.reading.stream_reader import LiftlogStreamReader
 from spark_liftlog.schema import row_of
-from spark_liftlog.writing.sink_options import sink_options
-from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
+
+if TYPE_CHECKING:
+    from spark_liftlog.reading.batch_reader import LiftlogReader
+    from spark_liftlog.reading.stream_reader import LiftlogStreamReader
+    from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
 
 
 class LiftlogDataSource(DataSource):
@@ -54,11 +57,15 @@ class LiftlogDataSource(DataSource):
 
     @shown_to_spark
     def reader(self, schema: StructType) -> LiftlogReader:
+        from spark_liftlog.reading.pushing_reader import reader_of
+
         self._check_columns(schema)
         return reader_of(source_options(self.options, "batch"), schema)
 
     @shown_to_spark
     def streamReader(self, schema: StructType) -> LiftlogStreamReader:
+        from spark_liftlog.reading.stream_reader import LiftlogStreamReader
+
         self._check_columns(schema)
         return LiftlogStreamReader(source_options(self.options, "stream"), schema)
 
@@ -74,8 +81,14 @@ class LiftlogDataSource(DataSource):
 
     @shown_to_spark
     def writer(self, schema: StructType, overwrite: bool) -> LiftlogWriter:
+        from spark_liftlog.writing.sink_options import sink_options
+        from spark_liftlog.writing.writer import LiftlogWriter
+
         return LiftlogWriter(sink_options(self.options, "batch"), schema, overwrite=overwrite)
 
     @shown_to_spark
     def streamWriter(self, schema: StructType, overwrite: bool) -> LiftlogStreamWriter:
+        from spark_liftlog.writing.sink_options import sink_options
+        from spark_liftlog.writing.writer import LiftlogStreamWriter
+
         return LiftlogStreamWriter(sink_options(self.options, "stream"), schema, overwrite=overwrite)

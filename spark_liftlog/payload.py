@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import BinaryType, StructField, StructType
 
@@ -159,6 +158,8 @@ class JsonProjection(Projection):
                 columns.append(kept if name == CORRUPT else batch.column(at[name]))
         found = pa.RecordBatch.from_arrays(columns, schema=self._declared)
         if corrupt is not None and self._payload.mode == "DROPMALFORMED":
+            import pyarrow.compute as pc
+
             return found.filter(pc.invert(corrupt)), rest
         return found, rest
 

@@ -8,12 +8,14 @@ P2  A profile goes by its name, likewise. The brokers are those that the driver 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from broker.client.client import Client, connect
 from broker.client.http.brokers import Brokers
 from broker.client.http.profiles import files_for
 from broker.client.http.tls import TlsFiles
+
+if TYPE_CHECKING:
+    from broker.client.client import Client
 
 
 class Place(str):
@@ -53,6 +55,8 @@ def brokers_at(brokers: str) -> Brokers:
 
 def client_at(brokers: str, **options: Any) -> Client:
     """A client of these brokers; `options`: of `connect`. Raises as `brokers_at`."""
+    from broker.client.client import connect
+
     files = files_of(brokers)
     return connect(
         brokers,

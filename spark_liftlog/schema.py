@@ -17,11 +17,11 @@ C2  Columns are taken over as they are; `stream` and `partition` are constants r
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -79,7 +79,7 @@ class Projection:
 
     def shape(self, stream: str, partition: int, *, with_subject: bool = False) -> Shape:
         """The shape of batches with rows of one partition; with the subject as one more, last column if asked for."""
-        constants = {"stream": pa.scalar(stream, pa.string()), "partition": pa.scalar(partition, pa.int32())}
+        constants = {"stream": _text(stream), "partition": _number(partition)}
         if with_subject and "subject" not in self._columns:
             schema = self._schema.append(pa.field("subject of the row", pa.string()))
             return Shape([*self._columns, "subject"], schema, constants)
@@ -97,6 +97,11 @@ class Projection:
         at = self._columns.index("headers")
         for batch in batches:
             headers = batch.column(at)
+            if headers.null_count == len(headers):
+                yield batch
+                continue
+            import pyarrow.compute as pc
+
             is_empty = pc.equal(pc.list_value_length(headers), 0)
             if pc.any(is_empty).as_py():
                 columns = batch.columns
@@ -107,6 +112,8 @@ class Projection:
     def of_subjects(self, batches: Iterable[pa.RecordBatch], patterns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Keep the rows whose subject matches one of the patterns: checked NATS subjects, wildcards allowed. Batches
         are in the shape with subjects. Each distinct subject of a batch is judged once."""
+        import pyarrow.compute as pc
+
         at, width = [*self._columns, "subject"].index("subject"), len(self._columns)
         wanted = re.compile("|".join(map(_regex, patterns)))
         for batch in batches:
@@ -118,6 +125,17 @@ class Projection:
                 yield rest
             elif any(fits):
                 yield rest.filter(pc.take(pa.array(fits), column.indices))
+
+
+def _text(value: str) -> pa.StringScalar:
+    """`pa.scalar` would import pandas where it is installed, as does all that makes Arrow of Python objects. A worker
+    of Spark's that reads needs none, and its first task would wait for that."""
+    text = value.encode()
+    return pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("=2i", 0, len(text))), pa.py_buffer(text))[0]
+
+
+def _number(value: int) -> pa.Int32Scalar:
+    return pa.Int32Array.from_buffers(pa.int32(), 1, [None, pa.py_buffer(struct.pack("=i", value))])[0]
 
 
 def row_of(names: Sequence[str]) -> StructType:

@@ -19,12 +19,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from broker.api import answers
 from broker.api.answers import PartitionLag
 from broker.api.errors import LiftlogError, NotReady, Retryable, UnknownPartition, UnknownStream
-from broker.client.client import Client
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
@@ -34,6 +33,9 @@ from spark_liftlog.place import brokers_at
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.asking_again import AGAIN_S, AskingAgain
 from spark_liftlog.reading.offsets import Key, ReadPosition
+
+if TYPE_CHECKING:
+    from broker.client.client import Client
 
 FIRST_DEADLINE_S: Final = 30.0
 """Patience with brokers that never answered: more likely a wrong address than a restart."""
@@ -203,6 +205,8 @@ class Cluster:
         return DEADLINE_S if self._has_answered else FIRST_DEADLINE_S
 
     def _client(self, deadline_s: float) -> Client:
+        from broker.client.client import Client
+
         return Client(self._brokers, timeout_s=TIMEOUT_S, deadline_s=deadline_s)
 
 

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from broker.api.errors import InvalidRecords, InvalidRequest
 from broker.api.schema import SCHEMA
@@ -81,6 +80,8 @@ class JsonPayload:
         Returns:
             The array of each field, that of `_corrupt`, and which rows are corrupt; None: no row is.
         """
+        import pyarrow.compute as pc  # it takes a process of Spark's as long as all of ours
+
         arrays, reasons = self._decoder.decode(values)
         values = values.slice(0, len(reasons))
         corrupt = pc.not_equal(pa.array(reasons), 0) if self._decoder.first is not None else None
@@ -156,5 +157,7 @@ class JsonPayload:
         ]
         found = pa.RecordBatch.from_arrays(columns, schema=schema)
         if corrupt is not None and self.mode == "DROPMALFORMED":
+            import pyarrow.compute as pc
+
             found = found.filter(pc.invert(corrupt))
         return found, rest
