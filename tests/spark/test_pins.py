@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.util import inheritable_thread_target
@@ -34,6 +35,7 @@ from spark_liftlog.schema import ROW
 from tests.spark import join_app
 from tests.spark.kills import ROOT
 from tests.spark.reading_tasks import latest, reading
+from tests.spark.sink_tasks import found
 from tests.spark.streams import Stream
 from tests.spark.test_exactly_once import forget_last, run_into
 from tests.support.clusters import RealCluster
@@ -340,6 +342,39 @@ def test_a_join_is_replayed_as_it_was(spark: SparkSession, stream: Stream, clien
     stream.append(1)
     run_into(target, joined(), checkpoint)
     assert written().total() == first.total() + 15, "the next batch has what was appended"
+
+
+def test_a_static_side_that_is_cached_is_not_replayed_as_it_was(
+    spark: SparkSession, stream: Stream, client: Client, checkpoint: str
+) -> None:
+    """What is cached has the state of the batch that read it first, also in later batches. A driver that is started
+    anew has no cache, and reads what is there now."""
+    names, target = Stream.create(client, "cached"), Stream.create(client, "cached-joined", partitions=1)
+
+    def rows(known: DataFrame) -> DataFrame:
+        return stream.follow(spark).select("key").crossJoin(known.select("value"))
+
+    stream.append(1)
+    names.append(1)
+    known = names.read(spark).cache()
+    run_into(target, rows(known), checkpoint)
+    names.append(1)
+    stream.append(1)
+    run_into(target, rows(known), checkpoint)
+    assert len(found(target)) == 2 * 3 * 3, "the second batch does not see what was appended"
+    forget_last(checkpoint, "commits")
+    known.unpersist()
+    known = names.read(spark).cache()
+    try:
+        with pytest.raises(PySparkException, match=r"LIFTLOG_SINK_ROWS_DIFFER: .* 9 rows.*keepFirst"):
+            run_into(target, rows(known), checkpoint)
+        assert len(found(target)) == 18, "nothing of it was written"
+        run_into(target, rows(known), checkpoint, onRepeatWithOtherRows="keepFirst")
+        stream.append(1)
+        run_into(target, rows(known), checkpoint)
+        assert len(found(target)) == 18 + 3 * 6, "the next batch has what was appended"
+    finally:
+        known.unpersist()
 
 
 @pytest.mark.timeout(400)
