@@ -549,6 +549,12 @@ FIXED: Final = (
         "its partitions are unknown",
     ),
     Row(
+        "broker.serving.http.peers:CONNECTIONS_MAX",
+        "connections",
+        "to one other broker, for what is asked there",
+        "a question waits for one, as long as for an answer",
+    ),
+    Row(
         "broker.serving.endpoints.heads:NAMES_MAX",
         "streams",
         "that are watched here and led elsewhere, asked for by name",

@@ -16,6 +16,7 @@ E6  Who is refused where this broker asks for itself is this broker, and so is w
     and the audit must not say that he was refused.
 E7  A broker that takes TLS alone, where this one asks in plain text, does not answer either: its words are for clients.
 E8  One whose certificate this broker does not believe gets no question. That is told, as of one that calls here.
+E9  Connections are counted for each broker: questions to one that hangs keep nobody from asking the others.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 ASK_S: Final = 3.0
 """A broker that is gone costs a client so long at most."""
 ANSWER_BYTES_MAX: Final = 64 << 20
+CONNECTIONS_MAX: Final = 100
+"""To one broker (E9)."""
 PARSED_INLINE_BYTES: Final = 32 << 10
 """A longer answer is parsed off the loop."""
 _POSITION: Final = re.compile(r"[0-9]{1,18}")
@@ -114,7 +117,8 @@ class Peers:
             Unavailable: it does not answer (E2). LiftlogError: what it answered.
         """
         if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._headers)
+            connector = aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS_MAX)
+            self._session = aiohttp.ClientSession(headers=self._headers, connector=connector)
         if behalf is not None and (change := change_now.get()) is not None:
             change.has_begun = True
         try:
