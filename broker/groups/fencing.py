@@ -11,7 +11,7 @@ H3  Whoever begins holds the grant, as far as the catalog is known here. One tha
     wait, or anybody could fence everybody.
 H4  A commit names the offset from which its member read on, and counts if that is where the partition is. So nothing
     is committed twice or passed over, also by a member that takes an answer of before for that to its last question.
-    The newest one may come again.
+    The newest one may come again; with a later leader epoch it is stored.
 H5  A reset, or a removal, is a record under an epoch that the catalog has given for it alone, while the group had no
     members (`metadata.groups.G8`). It counts if nobody has begun under a later one. What is removed keeps its epoch: an
     earlier member that a leader still takes for one must not begin anew.
@@ -79,17 +79,18 @@ def judge_begin(
     return CommitVerdict.DONE if epoch == newest.epoch else CommitVerdict.APPEND
 
 
-def judge_commit(newest: GroupProgress, epoch: int, start: int, offset: int) -> CommitVerdict:
+def judge_commit(newest: GroupProgress, epoch: int, start: int, offset: int, leader_epoch: int = -1) -> CommitVerdict:
     """Whether a commit counts. One whose epoch has not begun does not.
 
     Args:
         start: Where its member read on (H4).
         offset: The next one that it will read.
+        leader_epoch: Of the record before, as `GroupProgress` has it. One that is greater is stored, too.
     """
     if epoch != newest.epoch or newest.offset is None:
         return CommitVerdict.FENCED
     if offset == newest.offset:
-        return CommitVerdict.DONE
+        return CommitVerdict.APPEND if leader_epoch > newest.leader_epoch else CommitVerdict.DONE
     return CommitVerdict.APPEND if start == newest.offset < offset else CommitVerdict.FENCED
 
 

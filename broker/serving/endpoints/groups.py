@@ -304,7 +304,7 @@ async def _commit_one(serving: Serving, name: str, asked: GroupDone) -> tuple[Of
     done = OffsetAndEpoch(asked.offset, asked.leader_epoch if serving.backend.knows(EPOCHS_OF_GROUPS) else -1)
 
     def decide(newest: GroupProgress) -> Decided:
-        return judge_commit(newest, asked.epoch, asked.start, asked.offset), done
+        return judge_commit(newest, asked.epoch, asked.start, asked.offset, done.leader_epoch), done
 
     read = entry.incarnation, asked.partition
     found = await serving.backend.offsets.move_group(name, asked.stream, read, asked.epoch, decide)

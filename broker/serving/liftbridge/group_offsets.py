@@ -24,6 +24,8 @@ X6  What was granted before an unclean election may have been read before it, an
     again. Then the grant is given back for another, which begins at the place of the group.
 X7  Where such an election has replaced records before the place of a group, no cursor moves it until it is reset. One
     of before would pass over what nobody of the group has read: the begin that hears of it is under a grant of after.
+X8  Where it has kept the place, the first cursor since moves a group no further than to what was written since. It may
+    be of before, and of a consumer that has begun again meanwhile: its client says at any time what it had read.
 """
 
 from __future__ import annotations
@@ -245,13 +247,13 @@ async def place(asking: Handling, group: str, asked: Any) -> int:
 
 
 async def _commit(asking: Handling, group: str, asked: Any, offset: int) -> Any:
-    """Move a group on; to where it is, if that is further on. Raises LiftlogError, StatusError: as `_epoch_read`."""
+    """Move a group on; to where it is, if that is further on. Raises LiftlogError, StatusError: as `_read_so_far`."""
     incarnation, now = _progress(asking, group, asked.stream, asked.partition)
     start, epoch_read = 0 if now.offset is None else now.offset, -1
     refusal: LiftlogError | StatusError | None = None
     if offset > start:
         try:
-            epoch_read = await _epoch_read(asking, group, asked, now)
+            epoch_read, offset = await _read_so_far(asking, group, asked, now, offset)
         except (LiftlogError, StatusError) as error:  # it tells of the group: first, whether its caller may hear it
             refusal, offset = error, start
     step = {
@@ -270,8 +272,9 @@ async def _commit(asking: Handling, group: str, asked: Any, offset: int) -> Any:
     return done
 
 
-async def _epoch_read(asking: Handling, group: str, asked: Any, now: GroupProgress) -> int:
-    """At most of which leader epoch is what was read of a cursor's partition (X5); -1: this broker cannot tell.
+async def _read_so_far(asking: Handling, group: str, asked: Any, now: GroupProgress, offset: int) -> tuple[int, int]:
+    """At most of which leader epoch is what was read of a cursor's partition (X5), and up to where it counts (X8). -1:
+    this broker cannot tell.
 
     Raises:
         StatusError, LiftlogError: it may have been replaced since (X6), or what is before it has been (X7).
@@ -281,14 +284,15 @@ async def _epoch_read(asking: Handling, group: str, asked: Any, now: GroupProgre
         await backend.catch_up()  # what was read may be of an epoch that is not known here yet
         where = backend.where(*at)
     except LiftlogError:  # the commit says what is wrong
-        return -1
+        return -1, offset
     if _is_of_before(asking, at, now.epoch):
         why = f"an unclean election came after epoch {now.epoch}, and may have replaced what was read: subscribe again"
         told = f"group {group!r}, {asked.stream}/{asked.partition}: {why}"
         raise StatusError(Code.FAILED_PRECONDITION, told, GroupFenced.reason)
-    if now.offset is not None and where.unclean_epoch > now.leader_epoch:
+    if now.offset is not None and 0 <= now.leader_epoch < where.unclean_epoch:
         await check_kept(asking, asked, group, now.offset, now.leader_epoch)
-    return where.leader_epoch
+        offset = min(offset, (await resolved(asking, asked, {"epoch": now.leader_epoch}))["offset"])
+    return where.leader_epoch, offset
 
 
 def _progress(asking: Handling, group: str, stream: str, partition: int) -> tuple[str, GroupProgress]:

@@ -46,3 +46,11 @@ def test_a_commit_counts_under_the_newest_epoch_and_from_where_the_partition_is(
     epoch: int, start: int, offset: int, verdict: CommitVerdict
 ) -> None:
     assert judge_commit(GroupProgress(7, 10), epoch, start, offset) is verdict
+
+
+@pytest.mark.parametrize(
+    ("leader_epoch", "verdict"), [(-1, CommitVerdict.DONE), (3, CommitVerdict.DONE), (4, CommitVerdict.APPEND)]
+)
+def test_where_the_partition_is_may_have_a_later_leader_epoch(leader_epoch: int, verdict: CommitVerdict) -> None:
+    assert judge_commit(GroupProgress(7, 10, 3), 7, 10, 10, leader_epoch) is verdict
+    assert judge_commit(GroupProgress(7, 10, 3), 6, 10, 10, leader_epoch) is CommitVerdict.FENCED

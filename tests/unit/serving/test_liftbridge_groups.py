@@ -468,7 +468,34 @@ def test_what_was_read_before_an_unclean_election_is_not_committed_after_it(clie
     assert a.epoch > epoch, "its client begins anew (W1)"
     assert offsets(a.subscribe(0), 10) == [*range(4, 14)]
     a.commit(0, 13)
+    assert a.cursor(0) == 9, "X8"
+    a.commit(0, 13)
     assert a.cursor(0) == 13
+
+
+@pytest.mark.parametrize("done", [3, 9])
+def test_a_cursor_of_before_an_unclean_election_passes_over_nothing_that_was_written_since(
+    client: Client, server: Server, done: int
+) -> None:
+    """X8. A client tries again before it asks for its assignments, and stores what it had read before the first record
+    that comes is done. `done` 9: all that was kept."""
+    server.api.append("s", values(5), 0)
+    a = Stock(client, "a")
+    a.fetch()
+    reading = a.subscribe(0)
+    assert offsets(reading, 15) == [*range(15)]
+    a.commit(0, done)
+    replaced(server)
+    assert code(reading) == "UNAVAILABLE"
+    again = {"start": pb.OFFSET, "start_offset": 15}
+    assert code(a.subscribe(0, **again)) == "FAILED_PRECONDITION", "it is given back"
+    assert offsets(a.subscribe(0, **again), 1) == [done + 1], "under another grant"
+    a.commit(0, 14)
+    assert a.cursor(0) == 9
+    assert a.fetch() == {0, 1}
+    assert offsets(a.subscribe(0), 5) == [*range(10, 15)]
+    a.commit(0, 14)
+    assert a.cursor(0) == 14, "by now it is of after"
 
 
 def test_a_cursor_of_before_an_unclean_election_moves_no_group_whose_place_is_replaced(
