@@ -319,8 +319,8 @@ FIXED: Final = (
     Row(
         "broker.serving.liftbridge.shares:READERS_MAX",
         "",
-        "partitions of Liftbridge's groups whose last subscription a broker remembers",
-        "a former subscription goes on beside a later one",
+        "partitions of Liftbridge's groups whose last subscription a broker remembers; whose consumers heard of a loss",
+        "a former subscription goes on beside a later one; a consumer is told of the loss again",
     ),
     Row("broker.serving.liftbridge.call:FIELDS_LENGTH_MAX", "characters", "facts behind an error", "left out"),
     Row(

@@ -14,6 +14,8 @@ W3  Who does not know what was told last (another broker, or after a while) begi
 W4  What was told under another coordinator is not known: its clients have asked another broker since, or may have.
 W5  A partition is read by the subscription that began it last. Its client may not know yet that the one before is
     broken, or may have it twice by mistake: what it reads is done once.
+W6  Who holds a partition is told once what a disk has lost at the place of its group (`subscribe.B7`): who holds it
+    next may be a program that has heard nothing of it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ SHARES_MAX: Final = 20_000
 """Consumers that a broker remembers. One that it has forgotten begins its partitions anew."""
 
 READERS_MAX: Final = 100_000
-"""Partitions of groups whose last subscription a broker remembers. Of one that it has forgotten each goes on."""
+"""Partitions of groups whose last subscription a broker remembers. Of one that it has forgotten each goes on. And
+grants whose consumers were told of a loss: one that it has forgotten is told again."""
 
 Partition = tuple[str, int]
 
@@ -66,6 +69,7 @@ class Shares:
         self._told: OrderedDict[Consumer, LastShare] = OrderedDict()
         self._readers: OrderedDict[tuple[str, Partition], int] = OrderedDict()
         self._reader_numbers = count()
+        self._lost: OrderedDict[int, int] = OrderedDict()  # epoch of a grant -> up to where its consumer was told (W6)
 
     def leaving(self, consumer: Consumer) -> list[dict[str, Any]]:
         """What it has stopped to read since, as a poll names it (W2)."""
@@ -121,6 +125,14 @@ class Shares:
     def is_last(self, group: str, at: Partition, number: int) -> bool:
         """Whether no later subscription has begun this partition, as far as is known."""
         return self._readers.get((group, at), number) == number
+
+    def is_news(self, epoch: int, end: int) -> bool:
+        """The consumer of a grant is told that a disk has lost what is before an offset. Whether that is news (W6)."""
+        known = self._lost.pop(epoch, -1)
+        self._lost[epoch] = max(known, end)
+        while len(self._lost) > READERS_MAX:
+            self._lost.popitem(last=False)
+        return end > known
 
     def forget(self, consumer: Consumer) -> None:
         """It has left."""

@@ -13,7 +13,8 @@ B5  Each read is judged as one of HTTP: a grant that is taken back ends the subs
     a client does not take what was read, its right to it is looked at each `LOOK_S`.
 B6  That of a consumer group ends with the grant, before the next records are sent (`group_offsets.X1`).
 B7  Before what the disk has lost it ends with DATA_LOSS, and says where to go on. One that begins within such a range
-    begins behind it: its client has been told, or asks for what is there.
+    begins behind it: its client has been told, or asks for what is there. A group does so once its consumer has been
+    told, by another one that does not begin (`shares.W6`).
 B8  What is read is judged by its CRC before it is taken apart: damaged bytes are no records, and may bring down who
     decodes them.
 B9  When another broker leads by now, a subscription that has begun is UNAVAILABLE: its client looks for the leader, and
@@ -63,6 +64,8 @@ async def subscribe(asking: Handling) -> None:
         span = of_group(asked, span, holding)
         await check_kept(asking, asked, holding.group, holding.offset, holding.leader_epoch)
     offset, first = span.start, await _read_on(asking, asked, span, span.start)
+    if holding is not None:
+        _check_told(asking, holding, first, offset)
     await asking.call.send([b""])  # it has begun
     while True:
         if holding is not None:
@@ -71,6 +74,8 @@ async def subscribe(asking: Handling) -> None:
         lost = lost_in(first, offset, span)
         await reading.send(asking, asked, first.body, offset, span.end if lost is None else lost[0])
         if lost is not None:  # B7
+            if holding is not None:
+                asking.shares.is_news(holding.epoch, lost[1])
             where = f"offsets {lost[0]} to {lost[1] - 1} of {asked.stream}/{asked.partition}"
             raise StatusError(Code.DATA_LOSS, f"{where} are lost: subscribe from {lost[1]} on")
         offset = max(offset, int(first.headers[http.NEXT_OFFSET]))
@@ -123,6 +128,16 @@ def lost_in(found: Within, offset: int, span: Stretch) -> tuple[int, int] | None
         elif span.end is None or first < span.end:
             return first, end
     return None
+
+
+def _check_told(asking: Handling, holding: BegunPartition, found: Within, offset: int) -> None:
+    """Raises StatusError: what is at the place of a group is lost, and its consumer has not heard of it yet (B7)."""
+    behind = offset
+    for first, end in reading.lost_of(found):
+        behind = max(behind, end) if first <= behind else behind
+    if behind > offset and asking.shares.is_news(holding.epoch, behind):
+        where = f"offsets {offset} to {behind - 1} of {holding.at[0]}/{holding.at[1]}"
+        raise StatusError(Code.DATA_LOSS, f"{where} are lost: subscribe again to go on behind them")
 
 
 async def _read_on(asking: Handling, asked: Any, span: Stretch, offset: int, *, wait_ms: int = 0) -> Within:

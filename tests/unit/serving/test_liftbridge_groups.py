@@ -654,3 +654,13 @@ def test_of_no_more_partitions_than_a_limit_says_the_last_subscription_is_rememb
         shares.reads("g", ("s", number))
     assert len(shares._readers) == READERS_MAX
     assert shares.is_last("g", ("s", 0), first), "it is forgotten"
+
+
+def test_of_no_more_grants_than_a_limit_says_it_is_known_what_was_told() -> None:
+    """W6."""
+    shares = Shares()
+    assert [shares.is_news(7, end) for end in (10, 10, 5, 20)] == [True, False, False, True]
+    for epoch in range(8, 8 + READERS_MAX):
+        shares.is_news(epoch, 10)
+    assert len(shares._lost) == READERS_MAX
+    assert shares.is_news(7, 20), "it is forgotten"

@@ -20,6 +20,7 @@ from broker.serving.liftbridge import reading
 from tests.support.liftbridge import Client, client_of, opened
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Server
+from tests.unit.serving.test_liftbridge_groups import Stock, code, ended, offsets
 
 
 @pytest.fixture
@@ -76,6 +77,33 @@ def test_a_subscription_ends_before_what_is_lost_and_another_goes_on_behind_it(c
     ]
     assert found[1] == "RESOURCE_EXHAUSTED"
     assert read(client, stop=pb.AT_OFFSET, stop_offset=4)[1] == "RESOURCE_EXHAUSTED", "it is behind the end"
+
+
+def test_each_consumer_of_a_group_hears_once_of_what_is_lost_at_its_place(client: Client, server: Server) -> None:
+    a = Stock(client, "a")
+    a.fetch()
+    assert offsets(a.subscribe(0), 10) == [*range(10)]
+    a.commit(0, 9)
+    a.leave()
+    server.backend.partition("s", 0).log.log.state.lost_ranges = ((10, 15), (15, 20))
+    for name in ("b", "c"):
+        who = Stock(client, name)
+        who.fetch()
+        told = "offsets 10 to 19 of s/0 are lost: subscribe again to go on behind them"
+        assert ended(who.subscribe(0)) == ("DATA_LOSS", told)
+        assert offsets(who.subscribe(0), 1) == [20], "it goes on"
+        who.leave()
+
+
+def test_who_has_heard_of_it_amid_its_reading_goes_on_behind_it(client: Client, server: Server) -> None:
+    server.backend.partition("s", 0).log.log.state.lost_ranges = ((10, 20),)
+    a = Stock(client, "a")
+    a.fetch()
+    call = a.subscribe(0)
+    assert offsets(call, 10) == [*range(10)]
+    assert code(call) == "DATA_LOSS"
+    a.commit(0, 9)
+    assert offsets(a.subscribe(0), 1) == [20]
 
 
 @pytest.mark.parametrize("at", [150, 250, 320, 900])
