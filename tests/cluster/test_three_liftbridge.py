@@ -143,6 +143,9 @@ def test_a_group_reads_what_others_lead_and_outlives_its_coordinator(cluster: Re
     place = {"stream": "u", "partition": 1, "cursor_id": "__group:g"}
     with client_of(port, host=HOSTS[joined.coordinator]) as client:
         client.call("SetCursor", **place, offset=0)
+        for number in range(3):
+            refused = client.refusal("SetCursor", stream="u", partition=number, cursor_id="__group:g", offset=2)
+            assert refused[0] == "OUT_OF_RANGE", "whoever leads it says that it has no record of this offset"
     cluster.brokers[joined.coordinator].kill9()
     other = next(broker for broker in IDS if broker != joined.coordinator)
 

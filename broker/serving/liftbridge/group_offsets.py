@@ -26,6 +26,8 @@ X7  Where such an election has replaced records before the place of a group, no 
     of before would pass over what nobody of the group has read: the begin that hears of it is under a grant of after.
 X8  Where it has kept the place, the first cursor since moves a group no further than to what was written since. It may
     be of before, and of a consumer that has begun again meanwhile: its client says at any time what it had read.
+X9  A cursor beyond the end moves nothing: it is of a stream that was made anew since, and would pass over what comes
+    there. Who leads the partition says where it ends, as the broker that stores the place may not know.
 """
 
 from __future__ import annotations
@@ -247,13 +249,15 @@ async def place(asking: Handling, group: str, asked: Any) -> int:
 
 
 async def _commit(asking: Handling, group: str, asked: Any, offset: int) -> Any:
-    """Move a group on; to where it is, if that is further on. Raises LiftlogError, StatusError: as `_read_so_far`."""
+    """Move a group on; to where it is, if that is further on. Raises LiftlogError, StatusError: as `_read_so_far`, and
+    `_check_end`."""
     incarnation, now = _progress(asking, group, asked.stream, asked.partition)
     start, epoch_read = 0 if now.offset is None else now.offset, -1
     refusal: LiftlogError | StatusError | None = None
     if offset > start:
         try:
             epoch_read, offset = await _read_so_far(asking, group, asked, now, offset)
+            await _check_end(asking, asked, offset)
         except (LiftlogError, StatusError) as error:  # it tells of the group: first, whether its caller may hear it
             refusal, offset = error, start
     step = {
@@ -293,6 +297,17 @@ async def _read_so_far(asking: Handling, group: str, asked: Any, now: GroupProgr
         await check_kept(asking, asked, group, now.offset, now.leader_epoch)
         offset = min(offset, (await resolved(asking, asked, {"epoch": now.leader_epoch}))["offset"])
     return where.leader_epoch, offset
+
+
+async def _check_end(asking: Handling, asked: Any, offset: int) -> None:
+    """Raises OffsetOutOfRange: a partition has no such place yet (X9). StatusError: nobody can tell at the moment."""
+    try:
+        await resolved(asking, asked, {"offset": offset})
+    except OffsetOutOfRange as error:
+        if offset > error.fields.get("high_watermark", 0):
+            raise
+    except NotLeader as error:
+        raise StatusError(Code.UNAVAILABLE, error.message, error.reason, error.fields) from None
 
 
 def _progress(asking: Handling, group: str, stream: str, partition: int) -> tuple[str, GroupProgress]:

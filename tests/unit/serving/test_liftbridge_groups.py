@@ -18,11 +18,13 @@ import pytest
 
 pytest.importorskip("h2", reason="Liftbridge's API needs h2: the extra `liftbridge`")
 
-from broker.api.errors import NotReady, OffsetOutOfRange
+from broker.api.errors import NotLeader, NotReady, OffsetOutOfRange
 from broker.api.principals import new_token
 from broker.api.proto import liftbridge_pb2 as pb
+from broker.groups.offsets import ConsumerOffset
+from broker.serving.endpoints import groups
 from broker.serving.http.access import AuthRules
-from broker.serving.liftbridge import reading, subscribe
+from broker.serving.liftbridge import group_offsets, reading, subscribe
 from broker.serving.liftbridge.shares import READERS_MAX, SHARES_MAX, Consumer, Shares
 from tests.support.liftbridge import Client, client_of, opened
 from tests.unit.serving.arrow import values
@@ -170,6 +172,39 @@ def test_a_place_goes_forward_alone_and_is_that_of_http(client: Client, server: 
     a.leave()
     a.commit(0, 13)
     assert a.cursor(0) == 13, "a client commits once more when it has left"
+
+
+def test_a_cursor_beyond_the_end_moves_nothing_whoever_leads_the_partition(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X9. It is of a stream made anew since; who stores places does not know where the partitions of others end."""
+    monkeypatch.setattr(groups, "checked", _unchecked)
+    a = Stock(client, "a")
+    a.fetch()
+    assert offsets(a.subscribe(0), 10) == [*range(10)]
+    place = {"stream": "s", "partition": 0, "cursor_id": "__group:g"}
+    assert client.refusal("SetCursor", **place, offset=10)[0] == "OUT_OF_RANGE"
+    assert a.cursor(0) == -1
+    a.commit(0, 9)
+    server.api.append("s", values(5), 0)
+    trimmed = server.api.post("/v1/streams/s/trim", {"before": {"offset": 15}, "partitions": [0]})
+    assert trimmed.status == 200
+    a.commit(0, 11)
+    assert a.cursor(0) == 11, "what is done and gone is done"
+
+    async def nobody(asking: Any, asked: Any, at: Any) -> Any:
+        raise NotLeader("s/0: nobody leads it")
+
+    monkeypatch.setattr(group_offsets, "resolved", nobody)
+    assert client.refusal("SetCursor", **place, offset=12) == ("UNAVAILABLE", "s/0: nobody leads it")
+    assert a.cursor(0) == 11
+
+
+def _unchecked(serving: Any, consumer: str, asked: Any, where: str) -> ConsumerOffset:
+    """An offset, as it is taken where another broker leads the partition."""
+    incarnation = asked.incarnation or serving.backend.stream(asked.stream).incarnation
+    of = {"stream": asked.stream, "partition": asked.partition, "incarnation": incarnation}
+    return ConsumerOffset(consumer=consumer, offset=asked.offset, timestamp_us=serving.now_us(), **of)
 
 
 def test_a_group_without_records_done_goes_on_where_it_began(client: Client, server: Server) -> None:
