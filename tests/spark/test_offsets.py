@@ -320,12 +320,11 @@ def test_a_frame_under_a_pattern_sees_streams_that_were_made_since(client: Clien
 
 
 def test_a_batch_waits_until_it_is_worth_it_or_for_long_enough(stream: Stream) -> None:
-    stream.append(1)
     options = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "1h"}
     with reading(stream.address, stream=stream.name, **options) as reader:
         first = latest(reader)
-        assert rows_of(reader, None, first) == [], "it says where it begins, and reads nothing yet"
-        stream.append(2)
+        assert rows_of(reader, None, first) == [], "it says where it begins"
+        stream.append(3)
         assert latest(reader, first) is first
         stream.append(1)
         second = eventually(lambda: (end := latest(reader, first)) is not first and end, what="10 records are there")
@@ -337,6 +336,22 @@ def test_a_batch_waits_until_it_is_worth_it_or_for_long_enough(stream: Stream) -
     with reading(stream.address, stream=stream.name, **options | {"maxTriggerDelay": "1h"}) as reader:
         reader.prepareForTriggerAvailableNow()
         assert len(rows_of(reader, None, latest(reader))) == 12, "AvailableNow leaves nothing behind"
+
+
+def test_what_is_there_at_a_start_is_not_put_off(stream: Stream) -> None:
+    """Else a query that is started again more often than its delay lasts would never have a batch."""
+    stream.append(1)
+    options = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "1h"}
+    with reading(stream.address, stream=stream.name, **options) as reader:
+        first = latest(reader)
+        assert len(rows_of(reader, None, first)) == 3
+        stream.append(1)
+        assert latest(reader, first) is first, "the delay is counted from the first batch"
+    with reading(stream.address, stream=stream.name, **options) as reader:
+        second = latest(reader, first)
+        assert len(rows_of(reader, first, second)) == 3
+        stream.append(1)
+        assert latest(reader, second) is second
 
 
 def test_a_batch_has_about_as_many_bytes_as_it_may(client: Client) -> None:

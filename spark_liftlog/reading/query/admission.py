@@ -1,10 +1,12 @@
 """How much of what there is goes into the next batch: the limits of the options, together.
 
     backlog per partition ── minOffsetsPerTrigger: enough? ── maxOffsetsPerTrigger, maxBytesPerTrigger ──► records
-                                    no: nothing, until maxTriggerDelay has passed since the last batch
+                                    no: nothing, until maxTriggerDelay has passed since the last batch, or the start
 
 N5  Each limit holds by itself; shares are in proportion to the backlogs, and no partition starves (N4 of plan.py).
 N6  A batch that is not worth it is put off, never lost: `latest` of a new query is written down all the same.
+N7  What is there at the first trigger of a start is not put off: nobody knows how long it has waited, and a query that
+    is started again more often than the delay lasts would never have a batch (decision record 255).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Admission:
     def __init__(self, options: SourceOptions, cluster: Cluster) -> None:
         self._options = options
         self._cluster = cluster
-        self._last_batch_s = time.monotonic()
+        self._last_batch_s = -math.inf  # N7
         self._heads: Heads | None = None
         self._rows_max: int | None = None
         self._is_bounded = True
@@ -75,7 +77,7 @@ class Admission:
         return self._taken(taken)
 
     def _taken(self, taken: dict[Key, int]) -> dict[Key, int]:
-        if taken:
+        if taken or self._last_batch_s == -math.inf:
             self._last_batch_s = time.monotonic()
         return taken
 
