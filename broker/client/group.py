@@ -13,8 +13,9 @@ M3  An offset that is gone is an error (OffsetOutOfRange), never a jump: `reset`
     below which other records were written since it was committed (`fetch.R6`): a commit has the leader epoch of the
     last record that was handed out. It has none where offsets behind that were left out: not all replicas know those'.
     So is a range that a disk has lost: who has heard of it and asks for the next batch goes on behind it.
-M4  A member that was taken for dead joins again, and goes on with what it is granted then. One whose instance another
-    process has joined under ends with GroupFenced: both would take each other's place for ever.
+M4  A member that was taken for dead joins again, and goes on with what it is granted then. Streams that were deleted
+    meanwhile are left out until they are there again: those who were not taken for dead read on, too. One whose
+    instance another process has joined under ends with GroupFenced: both would take each other's place for ever.
 M5  A reader that nobody holds any more leaves its group, on a thread of its own: the search for cycles finds it in the
     midst of anything, and what that holds may be what a call needs. A process that ends waits for it.
 M6  A reader is of the process that made it. In a child that is forked it reads and commits nothing, and its end there
@@ -148,7 +149,8 @@ class _Life:
         self._failure: LiftlogError | None = None
         self._over = Interrupt()
         self._pid = os.getpid()
-        self.join()
+        self._lacks_any = False
+        self._join(self._body)
         self._thread = threading.Thread(target=self._work, name="liftlog-group", daemon=True)
         self._thread.start()
         _LIVES.add(self)
@@ -159,10 +161,27 @@ class _Life:
             raise InvalidRequest(f"this reader of group {self.group} is of the process before the fork: make another")
 
     def join(self) -> None:
-        """Join, and begin with what is granted then (M4)."""
-        joined = self._call("members", dict(self._body))
+        """Join again, with those of the streams that are there (M4)."""
+        streams = list(self._body["streams"])
+        while streams:
+            try:
+                self._join({**self._body, "streams": streams})
+                return
+            except UnknownStream as error:
+                log.info("group.stream_gone group=%s error=%s", self.group, error)
+                streams = [each for each in streams if each != error.fields.get("stream", each)]
+
+    def _join(self, body: Mapping[str, Any], *, interrupt: Interrupt | None = None) -> None:
+        joined = self._call("members", dict(body), interrupt=interrupt)
         with self._lock:
             self._share = joined
+            self._lacks_any = len(body["streams"]) < len(self._body["streams"])
+
+    def _complete(self) -> None:
+        """Read those again, too, that were not there (M4)."""
+        with self._leaving, suppress(UnknownStream):
+            if self._share is not None:  # it has not left meanwhile
+                self._join(self._body, interrupt=self._over)
 
     def share(self) -> HeldShare | None:
         """What is granted, as far as it was heard; None: it is no member any more. Raises why it cannot be one."""
@@ -217,6 +236,8 @@ class _Life:
                 continue
             try:
                 self._poll(share, wait_ms=longest_poll_ms(share.timeout_ms))
+                if self._lacks_any:
+                    self._complete()
             except Retryable as error:
                 if self._over.is_set:
                     return

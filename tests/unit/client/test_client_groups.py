@@ -196,6 +196,37 @@ def test_who_was_taken_for_dead_joins_again_and_commits_nothing_of_before(orders
     assert reader.fenced == 1
 
 
+def test_who_joins_again_reads_on_though_a_stream_was_deleted_and_that_one_when_it_is_there_again(
+    orders: Orders, server: Server, new_stream: Callable[..., str]
+) -> None:
+    """M4. A stream that is deleted is no error for those who were not taken for dead."""
+    client, other = orders.client, new_stream(partitions=1)
+    with client.group(orders.name, timeout_s=2).read(orders.name, other) as reader:
+        read(reader, 100)
+        reader.commit()
+        for gone in ([other], [other, orders.name]):
+            member = reader._life.member
+            for each in gone:
+                client.delete_stream(each, missing_ok=True)
+            session = server.backend.groups.get(orders.name).members[member].session
+            server.call(_execute(server, {"kind": "end_members", "name": orders.name, "members": {member: session}}))
+            if len(gone) == 1:
+                orders.append(2, 1)
+                assert read(reader, 1) == Counter({(2, 25): 1})
+                assert server.backend.groups.get(orders.name).members[member].streams == (orders.name,)
+            else:
+                client.create_stream(orders.name, partitions=4)
+                orders.append(3, 1)
+                assert read(reader, 1) == Counter({(3, 0): 1})
+            reader.commit()
+        client.create_stream(other, partitions=1)
+        client.append(other, 0, values(1))
+        assert read(reader, 1) == Counter({(0, 0): 1})
+        assert reader.at == (other, 0)
+    with pytest.raises(UnknownStream):
+        client.group(orders.name).read(orders.name, "none")
+
+
 async def _execute(server: Server, command: dict[str, object]) -> None:
     await server.backend.change_group(str(command.pop("kind")), command)
 
