@@ -75,7 +75,7 @@ class BegunPartition(NamedTuple):
         incarnation: Of the stream.
         leader_epoch: That the place was stored with (X5); -1: none.
         has_been_told: Its consumer knows of this grant (X2).
-        number: Of the subscription, among those of this broker (`shares.W5`).
+        number: Of the subscription, among those of this broker (`shares.W5`); -1: it has not begun to read.
     """
 
     group: str
@@ -86,7 +86,11 @@ class BegunPartition(NamedTuple):
     incarnation: str
     leader_epoch: int
     has_been_told: bool
-    number: int
+    number: int = -1
+
+    def reading(self, asking: Handling) -> BegunPartition:
+        """Its subscription is refused no more: from now on it is the one that reads."""
+        return self._replace(number=asking.shares.reads(self.group, self.at))
 
     def check(self, asking: Handling) -> None:
         """Raises StatusError: the grant has ended (X1), or may not be read by any more (X6)."""
@@ -154,8 +158,7 @@ async def begun(asking: Handling, asked: Any, span: Stretch) -> BegunPartition |
         raise _not_held(consumer.group_id, consumer.consumer_id, at)
     leader_epoch = -1 if step["leader_epoch"] is None else step["leader_epoch"]
     named = (consumer.group_id, consumer.consumer_id, at, epoch)
-    number = asking.shares.reads(consumer.group_id, at)
-    return BegunPartition(*named, step["offset"], step["incarnation"], leader_epoch, has_been_told, number)
+    return BegunPartition(*named, step["offset"], step["incarnation"], leader_epoch, has_been_told)
 
 
 async def check_kept(asking: Handling, asked: Any, group: str, offset: int, known: int) -> None:

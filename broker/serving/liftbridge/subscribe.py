@@ -66,6 +66,7 @@ async def subscribe(asking: Handling) -> None:
     offset, first = span.start, await _read_on(asking, asked, span, span.start)
     if holding is not None:
         _check_told(asking, holding, first, offset)
+        holding = holding.reading(asking)
     await asking.call.send([b""])  # it has begun
     while True:
         if holding is not None:

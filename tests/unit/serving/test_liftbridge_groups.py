@@ -130,6 +130,18 @@ def test_of_two_subscriptions_of_a_consumer_the_later_one_reads(client: Client) 
     assert offsets(kept, 1) == [0]
 
 
+def test_a_subscription_that_is_refused_ends_no_other_one(client: Client, server: Server) -> None:
+    """X1. It has not begun."""
+    a = Stock(client, "a")
+    a.fetch()
+    reading = a.subscribe(0)
+    assert offsets(reading, 10) == [*range(10)]
+    a.commit(0, 3)
+    assert code(a.subscribe(0, start=pb.EARLIEST, stop=pb.AT_OFFSET, stop_offset=2)) == "RESOURCE_EXHAUSTED"
+    server.api.append("s", values(1), 0)
+    assert next(reading).offset == 10
+
+
 def test_an_expired_consumer_ends_and_another_has_its_partitions(client: Client, server: Server) -> None:
     a = Stock(client, "a")
     assert a.fetch() == {0, 1}
