@@ -22,6 +22,8 @@ H6  The call of a client that has been given bytes and takes none for `sending.S
 H7  Who is told that the connection ends, or says so, still gets the answers to what is under way. h2 sends nothing
     behind a GOAWAY, whoever says it, so these go past it.
 H8  Others have the loop after each `READ_BYTES`: small frames are what costs most. (Over TLS it is `tls.BUFFER_BYTES`.)
+H9  A call that has ended leaves nothing to the search for cycles. Its task knows how it was cancelled, and by that all
+    that the call held, such as what was read for a client that took nothing: megabytes, until a search comes.
 """
 
 from __future__ import annotations
@@ -340,6 +342,7 @@ class Http2Connection(asyncio.Protocol):
         stream = self._streams.pop(stream_id, None)
         if stream is not None:
             stream.release()
+            stream.end()
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, ConnectionError):
             log.error("liftbridge.bug", exc_info=error)
             self._reset(stream_id, ErrorCodes.INTERNAL_ERROR)
@@ -436,7 +439,7 @@ class _Stream:
     """The stream of one call."""
 
     call: Call
-    task: asyncio.Task[None]
+    task: asyncio.Task[None] | None = None
 
     def __init__(self, connection: Http2Connection, number: int) -> None:
         self._connection = connection
@@ -461,7 +464,13 @@ class _Stream:
 
     def gone(self) -> None:
         """Nobody waits for the answer."""
-        self.task.cancel()
+        if self.task is not None:
+            self.task.cancel()
+
+    def end(self) -> None:
+        """The call has ended (H9)."""
+        self.task = None
+        del self.call
 
     def release(self) -> None:
         """Nothing of it is held."""
