@@ -262,7 +262,7 @@ async def _commit(asking: Handling, group: str, asked: Any, offset: int) -> Any:
             epoch_read, offset = await _read_so_far(asking, group, asked, now, offset)
             await _check_end(asking, asked, offset)
         except (LiftlogError, StatusError) as error:  # it tells of the group: first, whether its caller may hear it
-            refusal, offset = error, start
+            refusal, offset, epoch_read = error, start, -1
     step = {
         "stream": asked.stream,
         "partition": asked.partition,

@@ -564,6 +564,19 @@ def test_a_cursor_of_before_an_unclean_election_moves_no_group_whose_place_is_re
     assert code(a.subscribe(0)) == "OUT_OF_RANGE", "until the group is reset"
 
 
+def test_a_cursor_that_is_refused_leaves_the_place_as_it_is(client: Client, server: Server) -> None:
+    """X8. Else the next one would count as one of after the election."""
+    a = Stock(client, "a")
+    a.fetch()
+    assert offsets(a.subscribe(0), 4) == [*range(4)]
+    a.commit(0, 3)
+    epoch = replaced(server, is_elected=False)
+    beyond = {"stream": "s", "partition": 0, "cursor_id": "__group:g", "offset": 50}
+    assert client.refusal("SetCursor", **beyond)[0] == "OUT_OF_RANGE"
+    [row] = server.backend.offsets.group_offsets("g").values()
+    assert (row.offset, row.leader_epoch) == (4, epoch)
+
+
 # --- codes ----------------------------------------------------------------------------------------------------------
 
 
