@@ -28,6 +28,8 @@ X8  Where it has kept the place, the first cursor since moves a group no further
     be of before, and of a consumer that has begun again meanwhile: its client says at any time what it had read.
 X9  A cursor beyond the end moves nothing: it is of a stream that was made anew since, and would pass over what comes
     there. Who leads the partition says where it ends, as the broker that stores the place may not know.
+X10  A cursor that is asked for is of the stream that its consumer was granted, also where the broker that keeps it
+    has not heard of that stream yet: from the place of a former one it would pass over what came into the new one.
 """
 
 from __future__ import annotations
@@ -240,6 +242,7 @@ async def set_place(asking: Handling, group: str, asked: Any) -> None:
 
 async def place(asking: Handling, group: str, asked: Any) -> int:
     """The last record of a cursor's partition that a group has done; -1: none. Raises LiftlogError."""
+    await asking.serving.backend.catch_up()  # X10
     for left in reversed(range(TRIES)):
         try:
             return int((await _commit(asking, group, asked, 0))["offset"]) - 1

@@ -307,6 +307,40 @@ def test_who_has_not_heard_of_a_stream_made_anew_passes_over_nothing_there(clien
     assert offsets(a.subscribe(0, start=pb.OFFSET, start_offset=2), 1) == [2], "it has heard"
 
 
+def test_a_cursor_is_of_the_stream_that_is_there_by_now(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X10. The broker that keeps the places may not have heard yet of a stream that its consumer was granted."""
+    a = Stock(client, "a")
+    a.fetch()
+    assert offsets(a.subscribe(0), 1) == [0]
+    a.commit(0, 5)
+    backend = server.backend
+
+    async def hears() -> None:
+        monkeypatch.undo()
+        await backend.delete_stream("s")
+        await backend.create_stream("s", {"subject": "s", "partitions": 2})
+
+    monkeypatch.setattr(backend, "catch_up", hears)
+    assert a.cursor(0) == -1
+
+
+def test_a_cursor_is_not_told_where_nobody_knows_of_which_stream_it_is(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = Stock(client, "a")
+    a.fetch()
+
+    async def hears() -> None:
+        raise NotReady("no controller")
+
+    monkeypatch.setattr(server.backend, "catch_up", hears)
+    with pytest.raises(grpc.RpcError) as refused:
+        a.cursor(0)
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
 def ended(call: Any) -> tuple[str, str]:
     with pytest.raises(grpc.RpcError) as refused:
         list(call)
