@@ -12,6 +12,7 @@ M2  Nothing is read before its begin is durable, and nothing is committed that a
 M3  An offset that is gone is an error (OffsetOutOfRange), never a jump: `reset` the group to go on elsewhere. So is one
     below which other records were written since it was committed (`fetch.R6`): a commit has the leader epoch of the
     last record that was handed out. It has none where offsets behind that were left out: not all replicas know those'.
+    Before it is said, the member begins again: one that stood still may ask for what others have done since.
     So is a range that a disk has lost: who has heard of it and asks for the next batch goes on behind it.
 M4  A member that was taken for dead joins again, and goes on with what it is granted then. Streams that were deleted
     meanwhile are left out until they are there again: those who were not taken for dead read on, too. One whose
@@ -395,6 +396,11 @@ class GroupReader:
         except (UnknownStream, UnknownPartition, StaleIncarnation) as error:  # the catalog says so in a moment
             log.info("group.stream_gone group=%s partition=%s/%d error=%s", self._life.group, *at, error)
             del self._held[at]
+        except OffsetOutOfRange as error:
+            self._answer = None
+            if "lost" in error.fields or self._is_still_at(at, held):
+                held.go_back()
+                raise
         except BaseException:  # of a signal, perhaps, when rows were read and not handed out yet
             held.go_back()
             self._answer = None
@@ -513,6 +519,16 @@ class GroupReader:
         if fenced and time.monotonic() >= self._again_s:  # M7
             self._again_s = time.monotonic() + AGAIN_S
             self._life.release(fenced)
+
+    def _is_still_at(self, at: Place, held: _Held) -> bool:
+        """Whether the group goes on where this member does. Others may have taken over, and gone on (M3)."""
+        share = self._life.share()
+        del self._held[at]
+        self._life.news.set()  # what is not held is looked at again
+        for each in () if share is None else share.partitions:
+            if (each.stream, each.partition, each.epoch) == (*at, held.epoch):
+                self._begin({at: each})
+        return at in self._held and self._held[at].done == held.read
 
     def _fetch(self, step: GroupStep) -> PartitionFetch:
         assert step.offset is not None, "it has begun"

@@ -263,6 +263,32 @@ def test_an_offset_that_is_gone_is_an_error_and_no_jump(orders: Orders) -> None:
         assert sum(read(reader, 60).values()) == 60
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_others_have_done_and_trimmed_is_no_error_of_who_was_taken_for_dead(
+    orders: Orders, server: Server, is_known: bool
+) -> None:
+    """M3. It stood still, and asks for what comes next before it has heard that others have done that."""
+    with orders.read() as reader:
+        read(reader, 100)
+        reader.commit()
+        session = server.backend.groups.get(orders.name).members[reader._life.member].session
+        share = reader._life.share()
+        assert share is not None
+        ended = {"kind": "end_members", "name": orders.name, "members": {reader._life.member: session}}
+        server.call(_execute(server, ended))
+        for number in range(4):
+            orders.append(number, 5)
+        with orders.read() as other:
+            read(other, 20)
+            other.commit()
+            orders.client.trim(orders.name, before=30)
+        orders.append(2, 1)
+        if not is_known:  # its thread has not come to poll
+            reader._life._share = share
+            reader._life.news.clear()
+        assert read(reader, 1) == Counter({(2, 30): 1})
+
+
 @pytest.mark.parametrize("is_last", [False, True])
 def test_what_a_disk_has_lost_is_told_before_it_is_passed_over(orders: Orders, server: Server, is_last: bool) -> None:
     """By a member, once; what is behind it is read then, and nothing of that is committed before."""
