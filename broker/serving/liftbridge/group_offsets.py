@@ -77,7 +77,7 @@ class BegunPartition(NamedTuple):
         incarnation: Of the stream.
         leader_epoch: That the place was stored with (X5); -1: none.
         has_been_told: Its consumer knows of this grant (X2).
-        number: Of the subscription, among those of this broker (`shares.W5`); -1: it has not begun to read.
+        number: Of the subscription, among those of this broker (`shares.W5`).
     """
 
     group: str
@@ -88,11 +88,11 @@ class BegunPartition(NamedTuple):
     incarnation: str
     leader_epoch: int
     has_been_told: bool
-    number: int = -1
+    number: int
 
-    def reading(self, asking: Handling) -> BegunPartition:
-        """Its subscription is refused no more: from now on it is the one that reads."""
-        return self._replace(number=asking.shares.reads(self.group, self.at))
+    def reads(self, asking: Handling) -> None:
+        """Its subscription is refused no more: from now on it is the one that reads, if none came later."""
+        asking.shares.reads(self.group, self.at, self.number)
 
     def check(self, asking: Handling) -> None:
         """Raises StatusError: the grant has ended (X1), or may not be read by any more (X6)."""
@@ -106,11 +106,12 @@ class BegunPartition(NamedTuple):
             raise StatusError(Code.FAILED_PRECONDITION, f"another subscription of {where}", GroupFenced.reason)
 
 
-async def begun(asking: Handling, asked: Any, span: Stretch) -> BegunPartition | None:
+async def begun(asking: Handling, asked: Any, span: Stretch, number: int) -> BegunPartition | None:
     """Begin the partition of a subscription; None: it is of no group.
 
     Args:
         span: Where it begins if its group has never read it.
+        number: As `BegunPartition` has it.
     Raises:
         StatusError, LiftlogError: its consumer does not hold it.
     """
@@ -160,7 +161,7 @@ async def begun(asking: Handling, asked: Any, span: Stretch) -> BegunPartition |
         raise _not_held(consumer.group_id, consumer.consumer_id, at)
     leader_epoch = -1 if step["leader_epoch"] is None else step["leader_epoch"]
     named = (consumer.group_id, consumer.consumer_id, at, epoch)
-    return BegunPartition(*named, step["offset"], step["incarnation"], leader_epoch, has_been_told)
+    return BegunPartition(*named, step["offset"], step["incarnation"], leader_epoch, has_been_told, number)
 
 
 async def check_kept(asking: Handling, asked: Any, group: str, offset: int, known: int) -> None:

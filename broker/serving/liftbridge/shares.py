@@ -12,8 +12,8 @@ W2  What is asked back is released with the poll after the one that left it out:
 W3  Who does not know what was told last (another broker, or after a while) begins with the greatest epoch of all
     grants. So no client takes a partition for one that it still reads, if its grant is another one.
 W4  What was told under another coordinator is not known: its clients have asked another broker since, or may have.
-W5  A partition is read by the subscription that began it last. Its client may not know yet that the one before is
-    broken, or may have it twice by mistake: what it reads is done once.
+W5  A partition is read by the subscription that came last of those that have begun it. Its client may not know yet that
+    the one before is broken, or may have it twice by mistake: what it reads is done once.
 W6  Who holds a partition is told once what a disk has lost at the place of its group (`subscribe.B7`): who holds it
     next may be a program that has heard nothing of it.
 """
@@ -113,14 +113,16 @@ class Shares:
             self._told.popitem(last=False)
         return told.epoch, sorted(grants)
 
-    def reads(self, group: str, at: Partition) -> int:
-        """A subscription has begun a partition. Returns its number (W5)."""
-        number = next(self._reader_numbers)
-        self._readers.pop((group, at), None)
-        self._readers[group, at] = number
+    def number(self) -> int:
+        """Of a subscription that comes: those that come later have greater ones (W5)."""
+        return next(self._reader_numbers)
+
+    def reads(self, group: str, at: Partition, number: int) -> None:
+        """A subscription has begun a partition."""
+        last = self._readers.pop((group, at), number)
+        self._readers[group, at] = max(last, number)
         while len(self._readers) > READERS_MAX:
             self._readers.popitem(last=False)
-        return number
 
     def is_last(self, group: str, at: Partition, number: int) -> bool:
         """Whether no later subscription has begun this partition, as far as is known."""

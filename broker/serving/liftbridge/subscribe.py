@@ -50,6 +50,7 @@ WAIT_MS: Final = 2_000
 )
 async def subscribe(asking: Handling) -> None:
     """The records of a partition, from a position on, as they come."""
+    number = asking.shares.number()
     asked = parsed(pb.Subscribe, await asking.call.message())
     path_of(asked.stream)
     if asked.partition < 0:
@@ -59,14 +60,14 @@ async def subscribe(asking: Handling) -> None:
     span = await span_of(asking, asked)
     if asked.resume and asking.serving.backend.stream(asked.stream).paused:
         await asking.ask("resume_stream", path={"stream": asked.stream})
-    holding = await begun(asking, asked, span)
+    holding = await begun(asking, asked, span, number)
     if holding is not None:
         span = of_group(asked, span, holding)
         await check_kept(asking, asked, holding.group, holding.offset, holding.leader_epoch)
     offset, first = span.start, await _read_on(asking, asked, span, span.start)
     if holding is not None:
         _check_told(asking, holding, first, offset)
-        holding = holding.reading(asking)
+        holding.reads(asking)
     await asking.call.send([b""])  # it has begun
     while True:
         if holding is not None:

@@ -7,7 +7,9 @@ broker runs it, asked by grpcio as consumer.go of go-liftbridge asks.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -27,6 +29,7 @@ from broker.serving.http.access import AuthRules
 from broker.serving.liftbridge import group_offsets, reading, subscribe
 from broker.serving.liftbridge.shares import READERS_MAX, SHARES_MAX, Consumer, Shares
 from tests.support.liftbridge import Client, client_of, opened
+from tests.support.processes import eventually
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Server, running
 
@@ -140,6 +143,32 @@ def test_a_subscription_that_is_refused_ends_no_other_one(client: Client, server
     assert code(a.subscribe(0, start=pb.EARLIEST, stop=pb.AT_OFFSET, stop_offset=2)) == "RESOURCE_EXHAUSTED"
     server.api.append("s", values(1), 0)
     assert next(reading).offset == 10
+
+
+def test_a_subscription_that_is_slow_to_begin_ends_no_later_one(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W5. Its client has given it up, perhaps, and begun the later one. The broker may hear of that late."""
+    real, slow = subscribe._read_on, list[threading.Event]()
+    go_on = threading.Event()
+
+    async def read_on(asking: Any, asked: Any, *at: Any, **more: Any) -> Any:
+        if not slow:
+            slow.append(go_on)
+            await asyncio.to_thread(go_on.wait, 60)
+        return await real(asking, asked, *at, **more)
+
+    a = Stock(client, "a")
+    a.fetch()
+    monkeypatch.setattr(subscribe, "_read_on", read_on)
+    former = a.subscribe(0)
+    eventually(lambda: slow, what="a subscription that is slow")
+    later = a.subscribe(0)
+    assert offsets(later, 10) == [*range(10)]
+    go_on.set()
+    assert code(former) == "FAILED_PRECONDITION"
+    server.api.append("s", values(1), 0)
+    assert next(later).offset == 10
 
 
 def test_an_expired_consumer_ends_and_another_has_its_partitions(client: Client, server: Server) -> None:
@@ -740,12 +769,14 @@ def test_no_more_consumers_are_remembered_than_a_limit_says() -> None:
 def test_of_no_more_partitions_than_a_limit_says_the_last_subscription_is_remembered() -> None:
     """W5."""
     shares = Shares()
-    first = shares.reads("g", ("s", 0))
+    first, later = shares.number(), shares.number()
+    shares.reads("g", ("s", 0), first)
     assert shares.is_last("g", ("s", 0), first)
-    later = shares.reads("g", ("s", 0))
+    for each in (later, first):
+        shares.reads("g", ("s", 0), each)
     assert (shares.is_last("g", ("s", 0), first), shares.is_last("g", ("s", 0), later)) == (False, True)
     for number in range(1, READERS_MAX + 1):
-        shares.reads("g", ("s", number))
+        shares.reads("g", ("s", number), shares.number())
     assert len(shares._readers) == READERS_MAX
     assert shares.is_last("g", ("s", 0), first), "it is forgotten"
 
