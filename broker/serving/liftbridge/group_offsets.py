@@ -267,6 +267,8 @@ async def _commit(asking: Handling, group: str, asked: Any, offset: int) -> Any:
             await _check_end(asking, asked, offset)
         except (LiftlogError, StatusError) as error:  # it tells of the group: first, whether its caller may hear it
             refusal, offset, epoch_read = error, start, -1
+            if isinstance(error, NotLeader):  # its client comes again
+                refusal = StatusError(Code.UNAVAILABLE, error.message, error.reason, error.fields)
     step = {
         "stream": asked.stream,
         "partition": asked.partition,
@@ -307,14 +309,12 @@ async def _read_so_far(asking: Handling, group: str, asked: Any, now: GroupProgr
 
 
 async def _check_end(asking: Handling, asked: Any, offset: int) -> None:
-    """Raises OffsetOutOfRange: a partition has no such place yet (X9). StatusError: nobody can tell at the moment."""
+    """Raises OffsetOutOfRange: a partition has no such place yet (X9). LiftlogError."""
     try:
         await resolved(asking, asked, {"offset": offset})
     except OffsetOutOfRange as error:
         if offset > error.fields.get("high_watermark", 0):
             raise
-    except NotLeader as error:
-        raise StatusError(Code.UNAVAILABLE, error.message, error.reason, error.fields) from None
 
 
 def _progress(asking: Handling, group: str, stream: str, partition: int) -> tuple[str, GroupProgress]:

@@ -627,6 +627,28 @@ def test_a_cursor_of_before_an_unclean_election_moves_no_group_whose_place_is_re
     assert code(a.subscribe(0)) == "OUT_OF_RANGE", "until the group is reset"
 
 
+def test_a_cursor_waits_for_whoever_knows_what_an_unclean_election_has_kept(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X7, X8. Its client comes again, as with any cursor while the partition has no leader (X9)."""
+    a = Stock(client, "a")
+    a.fetch()
+    assert offsets(a.subscribe(0), 10) == [*range(10)]
+    a.commit(0, 7)
+    epoch = replaced(server)
+    assert code(a.subscribe(0)) == "FAILED_PRECONDITION", "it is given back"
+    assert offsets(a.subscribe(0), 1) == [8]
+
+    async def nobody(asking: Any, asked: Any, at: Any) -> Any:
+        raise NotLeader("s/0: nobody leads it")
+
+    monkeypatch.setattr(group_offsets, "resolved", nobody)
+    place = {"stream": "s", "partition": 0, "cursor_id": "__group:g"}
+    assert client.refusal("SetCursor", **place, offset=9) == ("UNAVAILABLE", "s/0: nobody leads it")
+    [row] = server.backend.offsets.group_offsets("g").values()
+    assert (row.offset, row.leader_epoch) == (8, epoch)
+
+
 def test_a_cursor_that_is_refused_leaves_the_place_as_it_is(client: Client, server: Server) -> None:
     """X8. Else the next one would count as one of after the election."""
     a = Stock(client, "a")
