@@ -172,17 +172,20 @@ class _Life:
                 log.info("group.stream_gone group=%s error=%s", self.group, error)
                 streams = [each for each in streams if each != error.fields.get("stream", each)]
 
-    def _join(self, body: Mapping[str, Any], *, interrupt: Interrupt | None = None) -> None:
-        joined = self._call("members", dict(body), interrupt=interrupt)
+    def _join(self, body: Mapping[str, Any], *, interrupt: Interrupt | None = None, calls: Calls | None = None) -> None:
+        joined = self._call("members", dict(body), interrupt=interrupt, calls=calls)
         with self._lock:
-            self._share = joined
+            if self._share is None or self._share.session != joined.session or self._share.version < joined.version:
+                self._share = joined
             self._lacks_any = len(body["streams"]) < len(self._body["streams"])
 
     def _complete(self) -> None:
-        """Read those again, too, that were not there (M4)."""
+        """Read those again, too, that were not there (M4). One try: who does not poll meanwhile is taken for dead."""
+        once = Calls(self.calls.brokers, timeout_s=self.calls.timeout_s, deadline_s=0)
         with self._leaving, suppress(UnknownStream):
             if self._share is not None:  # it has not left meanwhile
-                self._join(self._body, interrupt=self._over)
+                self._join(self._body, interrupt=self._over, calls=once)
+                self.news.set()
 
     def share(self) -> HeldShare | None:
         """What is granted, as far as it was heard; None: it is no member any more. Raises why it cannot be one."""
@@ -268,9 +271,17 @@ class _Life:
                 self._share = told
         self.news.set()
 
-    def _call(self, target: str, body: Any, *, wait_s: float = 0, interrupt: Interrupt | None = None) -> HeldShare:
+    def _call(
+        self,
+        target: str,
+        body: Any,
+        *,
+        wait_s: float = 0,
+        interrupt: Interrupt | None = None,
+        calls: Calls | None = None,
+    ) -> HeldShare:
         where = path("groups", self.group, *target.split("/"))
-        value = self.calls.json("POST", where, body, wait_s=wait_s, interrupt=interrupt)
+        value = (calls or self.calls).json("POST", where, body, wait_s=wait_s, interrupt=interrupt)
         return understand(HeldShare, value, where=f"a member of group {self.group}")
 
 

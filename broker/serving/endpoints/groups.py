@@ -107,8 +107,12 @@ async def join(serving: Serving, request: web.Request, query: Query) -> web.Stre
     asked = await serving.asked(request, GroupJoin)
     await access_now.get().need("stream:read", set(asked.streams))
     backend = serving.backend
-    for stream in set(asked.streams):
-        await backend.look_for(stream)
+    for stream in sorted(set(asked.streams)):
+        try:
+            backend.stream(stream)
+        except UnknownStream:  # members ask for one that is gone again and again: no command for each time
+            await backend.catch_up()
+            backend.stream(stream)
     if name not in backend.groups.named:
         await serving.names.admit("groups", name, partial(_names, serving))
     values: dict[str, Any] = {"name": name, "member": asked.member, "streams": sorted(set(asked.streams))}

@@ -34,7 +34,7 @@ from broker.api.errors import (
 from broker.api.group_answers import GroupDescription
 from broker.api.validation import build
 from broker.client import Client, connect
-from broker.client.group import GroupReader
+from broker.client.group import GroupReader, _Life
 from broker.client.group_start import GroupStart
 from broker.client.positions import Position
 from broker.client.reading.fetch import PartitionFetch
@@ -225,6 +225,43 @@ def test_who_joins_again_reads_on_though_a_stream_was_deleted_and_that_one_when_
         assert reader.at == (other, 0)
     with pytest.raises(UnknownStream):
         client.group(orders.name).read(orders.name, "none")
+
+
+def test_what_a_member_hears_of_a_stream_that_is_there_again_is_the_newest(
+    orders: Orders, server: Server, new_stream: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M4. Its process may have heard later news meanwhile, and is told that there are some."""
+    client, other = orders.client, new_stream(partitions=1)
+    monkeypatch.setattr(_Life, "_work", lambda self: None)
+    with client.group(orders.name).read(orders.name, other) as reader:
+        life = reader._life
+        client.delete_stream(other)
+        share = life.share()
+        assert share is not None
+        ended = {"kind": "end_members", "name": orders.name, "members": {life.member: share.session}}
+        server.call(_execute(server, ended))
+        life._poll(share)
+        life.join()
+        client.create_stream(other, partitions=1)
+        life.news.clear()
+        life._complete()
+        assert life.news.is_set()
+        real, versions = life._call, list[int]()
+
+        def late(target: str, body: Any, **more: Any) -> Any:
+            told = real(target, body, **more)
+            if target == "members":
+                server.call(_execute(server, {"kind": "join_group", "name": orders.name, **dict(body, member="b")}))
+                now = real(f"members/{life.member}/poll", {"session": told.session, "version": 0, "wait_ms": 0})
+                versions.extend((told.version, now.version))
+                life._share = now
+            return told
+
+        monkeypatch.setattr(life, "_call", late)
+        life._complete()
+        share = life.share()
+        assert share is not None
+        assert versions[0] < versions[1] == share.version
 
 
 async def _execute(server: Server, command: dict[str, object]) -> None:
@@ -510,6 +547,8 @@ class Brokers:
         self.polls: list[Any] = []
         self._timeout_ms = timeout_ms
         self._leave = leave
+        self.join: Callable[[Reply], None] | None = None
+        self.joins = 0
         self._over = threading.Event()
         self._servers = [RawServer(partial(self._answer, number)) for number in range(3)]
 
@@ -539,6 +578,11 @@ class Brokers:
         if request.path.endswith("/poll"):
             self.polls.append(json.loads(request.body))
             self._over.wait(60)
+        elif request.path.endswith("/members"):
+            self.joins += 1
+            if self.join is not None:
+                self.join(reply)
+                return
         share = {"group": "billing", "member": "m", "session": 7, "version": 8, "timeout_ms": self._timeout_ms}
         reply.answer(200, json.dumps({**share, "partitions": []}).encode())
 
@@ -575,6 +619,17 @@ def test_who_leaves_asks_again_where_all_refuse_for_a_moment() -> None:
     with Brokers(leave) as brokers:
         brokers.read().close()
         assert brokers.left == [0, 1, 2, 0]
+
+
+def test_a_member_asks_once_at_a_time_after_a_stream_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """M4. Its polls are what it lives by: it makes none while it asks again."""
+    monkeypatch.setattr(_Life, "_work", lambda self: None)
+    with Brokers(lambda number, reply: reply.answer(204)) as brokers, brokers.read() as reader:
+        brokers.join = not_ready
+        joins = brokers.joins
+        with pytest.raises(NotReady):
+            reader._life._complete()
+        assert brokers.joins == joins + 1
 
 
 def test_who_leaves_does_not_ask_again_what_is_over() -> None:

@@ -252,6 +252,26 @@ def test_a_consumer_of_the_same_name_moves_nothing(orders: Api) -> None:
     assert orders.get("/v1/consumers").json() == {"consumers": []}
 
 
+def test_who_asks_for_a_stream_that_is_not_there_costs_the_catalog_nothing(
+    orders: Api, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members do so again and again. Each command is written by most of the controllers."""
+
+    async def change_group(kind: str, values: Any) -> dict[str, Any]:
+        raise AssertionError(f"{kind}: {values}")
+
+    monkeypatch.setattr(server.backend, "change_group", change_group)
+    asked = {"member": "a", "streams": ["none", "orders"]}
+    told = orders.post("/v1/groups/billing/members", asked)
+    assert (told.status, told.reason, told.json()["stream"]) == (404, "unknown_stream", "none")
+
+    async def catch_up() -> None:
+        raise NotReady("no controller")
+
+    monkeypatch.setattr(server.backend, "catch_up", catch_up)
+    assert orders.post("/v1/groups/billing/members", asked).reason == "not_ready", "nobody can tell"
+
+
 def test_a_stream_that_is_made_anew_is_read_from_its_start(orders: Api) -> None:
     """A2, B3: what was committed of the former one moves nothing, and neither does who held it."""
     a = Member(orders, "a")
