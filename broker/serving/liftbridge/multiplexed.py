@@ -23,7 +23,8 @@ H7  Who is told that the connection ends, or says so, still gets the answers to 
     behind a GOAWAY, whoever says it, so these go past it.
 H8  Others have the loop after each `READ_BYTES`: small frames are what costs most. (Over TLS it is `tls.BUFFER_BYTES`.)
 H9  A call that has ended leaves nothing to the search for cycles. Its task knows how it was cancelled, and by that all
-    that the call held, such as what was read for a client that took nothing: megabytes, until a search comes.
+    that the call held, such as what was read for a client that took nothing: megabytes, until a search comes. Nor does
+    its connection know that it waited.
 """
 
 from __future__ import annotations
@@ -417,8 +418,13 @@ class Http2Connection(asyncio.Protocol):
                 return size
             moved = asyncio.get_running_loop().create_future()
             self._waiting.append(moved)
-            with self.waiting():
-                await moved
+            try:
+                with self.waiting():
+                    await moved
+            except asyncio.CancelledError:  # its call has ended (H9)
+                if moved in self._waiting:
+                    self._waiting.remove(moved)
+                raise
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []

@@ -279,6 +279,21 @@ def test_what_nobody_takes_is_bounded(port: Opened, monkeypatch: pytest.MonkeyPa
     eventually(lambda: port.served.held <= 1_000)
 
 
+def test_a_call_that_is_reset_while_its_client_takes_nothing_leaves_nothing(port: Opened) -> None:
+    """H9. A client that takes nothing gives no room to anything, for as long as it likes."""
+    client = Raw(port.port)
+    client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    for _ in range(3):
+        number = client.begin()
+        client.say(number, framed([b""]))
+        eventually(lambda: any(each._waiting_count for each in port.served._open), what="a call that waits")
+        client.h2.reset_stream(number)
+        client.flush()
+        eventually(lambda: not any(each._tasks for each in port.served._open), what="the end of the call")
+    [connection] = port.served._open
+    assert connection._waiting == []
+
+
 def test_messages_that_never_end_are_held_within_the_bound_and_keep_nobody_out(
     port: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
