@@ -31,10 +31,15 @@ log = logging.getLogger("spark_liftlog")
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("liftlog")` known to this session, if Spark did not find it by itself."""
+    """Make `format("liftlog")` known to this session, if Spark did not find it by itself, and to the calling thread.
+
+    Of each thread that the program has started Spark looks for a sink in the session that was made active there. It
+    makes none active by itself, so a write there ends with DATA_SOURCE_NOT_FOUND.
+    """
     from spark_liftlog.datasource import LiftlogDataSource
 
     spark.dataSource.register(LiftlogDataSource)
+    spark.createDataFrame([], "nothing INT")  # this makes the session active in the JVM's thread
 
 
 def configure(builder: SparkSession.Builder, max_value_bytes: int = 16_384) -> SparkSession.Builder:

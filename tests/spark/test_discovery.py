@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 import spark_liftlog
@@ -90,6 +92,22 @@ def test_register_is_the_way_by_hand(spark: SparkSession, stream: Stream) -> Non
     session = spark.newSession()
     spark_liftlog.register(session)
     assert places(stream.read(session)) == stream.expected()
+
+
+def test_a_thread_that_the_program_started_writes_after_register(spark: SparkSession, stream: Stream) -> None:
+    """Spark looks for a sink in the active session alone, and such a thread has none."""
+
+    def write(*, is_registered: bool) -> None:
+        if is_registered:
+            spark_liftlog.register(spark)
+        rows = spark.range(3).selectExpr("CAST(id AS STRING) AS value")
+        rows.write.format("liftlog").mode("append").options(brokers=stream.address, stream=stream.name).save()
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(Py4JJavaError, match="DATA_SOURCE_NOT_FOUND"):
+        pool.submit(write, is_registered=False).result()  # if Spark does better one day, the page can say less
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write, is_registered=True).result()
+    assert stream.read(spark).count() == 3
 
 
 def test_connect_is_the_client(stream: Stream) -> None:
