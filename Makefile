@@ -102,4 +102,4 @@ chaos: install
 clean:
 	rm -rf $(VENV) build dist fuzz-failures chaos-history *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis liftlog-data quickstart-data
 	find broker spark_liftlog pyspark_liftlog tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
-	rm -f broker/api/_checked.c broker/ingest/_intake.c broker/client/reading/_gathering.c broker/client/payload/_json.c broker/serving/liftbridge/_records.c broker/api/*.so broker/ingest/*.so broker/client/*/*.so broker/serving/*/*.so
+	rm -f broker/api/_checked.c broker/ingest/_intake.c broker/api/gathered/_gathering.c broker/client/payload/_json.c broker/serving/liftbridge/_records.c broker/api/*.so broker/api/*/*.so broker/ingest/*.so broker/client/*/*.so broker/serving/*/*.so

@@ -29,7 +29,7 @@ sources_digest = runpy.run_path("broker/api/compiled.py")["sources_digest"]
 SOURCES = {
     "broker.api._checked": "broker/api/_checked.pyx",
     "broker.ingest._intake": "broker/ingest/_intake.pyx",
-    "broker.client.reading._gathering": "broker/client/reading/_gathering.pyx",
+    "broker.api.gathered._gathering": "broker/api/gathered/_gathering.pyx",
     "broker.client.payload._json": "broker/client/payload/_json.pyx",
     "broker.serving.liftbridge._records": "broker/serving/liftbridge/_records.pyx",
 }

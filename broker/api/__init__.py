@@ -25,6 +25,7 @@ plain_rows.py  small batches composed without Arrow
 nats_url.py  addresses of NATS servers, and how they are shown
 misfit.py   what a validator refuses: where, what, and what must hold
 validation.py  what a value must be, declared once: checked, and told as JSON Schema
+gathered/   rows out of many stored messages, compiled
 compiled.py  a compiled module, where it belongs to the sources beside it
 proto/      what brokers say to each other, as protocol buffers
 permissions.py  what a call needs: actions, each on a thing that has a name

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from broker.api.answers import PartitionDescription, StreamDescription
 from broker.api.errors import InvalidRequest, NotReady, NotSupported, OffsetOutOfRange, StaleIncarnation
+from broker.api.gathered.reused_memory import ReusedMemory
 from broker.api.schema import SCHEMA
 from broker.client.http.calls import Calls
 from broker.client.http.patience import Patience
@@ -34,7 +35,6 @@ from broker.client.reader import PARTITION_FIELD, Span, reader_schema
 from broker.client.reading.fetch import PartitionFetch
 from broker.client.reading.gathering import Gathering, Shape
 from broker.client.reading.newest import Newest, newest_of_shared, row_at, shared_keys, values_of
-from broker.client.reading.reused_memory import ReusedMemory
 from broker.client.reading.session import FetchSession
 
 if TYPE_CHECKING:

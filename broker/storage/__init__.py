@@ -8,6 +8,7 @@ log_reader.py   its part that reads: plans, verified messages, times
 read.py         from offsets and times to ranges of files
 blooms.py       which subjects and keys batches may hold: remembered of reads
 select.py       a plan without the records that a reader does not want
+picking.py   rows of stored messages that are wanted, found and gathered
 project.py      a plan without the columns that a reader does not want
 column_crcs.py  the CRCs of the columns of batches: remembered of reads
 made.py         where messages that are made for one answer are kept

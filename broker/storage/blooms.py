@@ -164,7 +164,7 @@ class Blooms:
 
     def knows(self, first_offset: int, crc: int) -> bool:
         """Whether there is a filter of this batch (F2)."""
-        at = int(np.searchsorted(self.first_offsets, first_offset))
+        at = int(self.first_offsets.searchsorted(first_offset))
         return at < len(self.crcs) and self.first_offsets[at] == first_offset and self.crcs[at] == crc
 
     def may_hold(self, index: IndexView, begin: int, end: int, sets: Sequence[Hashes]) -> Mask:

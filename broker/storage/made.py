@@ -7,6 +7,7 @@ import tempfile
 from typing import Final
 
 from broker.api.batch import HEADER_BYTES
+from broker.api.compression import PACKED_HEADER_BYTES
 from broker.storage.disk import disk_errors
 from broker.storage.read import FileRange, ReadPlan
 
@@ -14,6 +15,8 @@ COPIES: Final = 2
 """So many times a batch is held while it is looked at."""
 BLOCK_BYTES: Final = 256 << 10
 """Of messages that are written together: they stay in the processor's cache meanwhile."""
+WINDOW_BYTES: Final = 256 << 10
+"""Read at once, of batches that are smaller."""
 
 
 class MadeFile:
@@ -115,6 +118,40 @@ class Block:
         memory = self.room(size)
         with disk_errors(f"read {part.path}"):
             return memory[: os.preadv(part.fd, [memory], position)]
+
+
+class Window:
+    """Stored bytes, read ahead: to ask for each small batch costs more than its bytes.
+
+    Args:
+        block: The memory.
+        most: Of all that will be read.
+
+    Attributes:
+        ahead: So many bytes are read at once at least.
+    """
+
+    def __init__(self, block: Block, most: int) -> None:
+        self.ahead = min(WINDOW_BYTES, most)
+        self._block = block
+        self._fd: int | None = None
+        self._at = 0
+        self._there = memoryview(b"")
+
+    def read(self, part: FileRange, size: int, at: int) -> memoryview:
+        """Bytes at a place of a range, fewer where the range ends; they may be others after the next call.
+
+        Raises:
+            StorageFailed: they cannot be read.
+        """
+        size = min(size, part.position + part.length - at)
+        begin = at - self._at
+        if part.fd != self._fd or not 0 <= begin <= len(self._there) - size:
+            ahead = min(max(size + PACKED_HEADER_BYTES, self.ahead), part.position + part.length - at)
+            self._fd = None  # until it is there
+            self._there = self._block.read(part, ahead, at)
+            self._fd, self._at, begin = part.fd, at, 0
+        return self._there[begin : begin + size]
 
 
 def joined(ranges: list[FileRange]) -> list[FileRange]:

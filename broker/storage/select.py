@@ -5,12 +5,12 @@
     plan       [ batch ]         [ some  ][ batch ]     the one between is made anew, the others are the log's
 
 V1  A batch of which all rows are wanted stays where it is, and goes by sendfile. Of others the wanted rows are encoded
-    anew, as compaction and coalescing would leave them: under the stored header, or several as one batch.
+    anew, under the stored header; those of neighbours of one leader epoch become one batch, of no commit group.
 V2  Each batch is verified before it is judged.
 V3  The plan goes on behind all that was judged (`next_offset`), so a reader that finds nothing comes further.
 V4  Batches that are known to hold nothing that is wanted are not in the plan before (`blooms.py`).
-V5  One plan judges `JUDGED_BYTES_MAX` of stored bytes at most, or one batch, and holds about as much. If only some
-    columns are wanted, it reads those and the ones of the conditions, of batches whose columns are known
+V5  One plan judges `JUDGED_BYTES_MAX` of stored bytes, or makes `MADE_BYTES_MAX`, and one batch more at most. If only
+    some columns are wanted, it reads those and the ones of the conditions, of batches whose columns are known
     (`column_crcs.py`), and only what it reads counts.
 V6  What cannot be read ends the plan before it. So a reader comes to stand where the damage is, however far it was
     taken at once, and says so there (`verify`); only there the answer is the error.
@@ -26,26 +26,30 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from broker.api.batch import BatchHeader, encode_batch, is_plain, message_bytes
+from broker.api.batch import encode_batch, is_plain, message_bytes
 from broker.api.checked import verified, verified_projected
-from broker.api.columns import Columns, columns_in, head_bytes, schema_of
+from broker.api.columns import Columns, columns_in, head_bytes
 from broker.api.compression import PACKED_HEADER_BYTES, decoded_bytes
 from broker.api.conditions import Conditions
 from broker.api.errors import BadBatch, StorageFailed
+from broker.api.gathered.reused_memory import ReusedMemory
 from broker.api.schema import SCHEMA
 from broker.storage.blooms import BLOOMS, Hashes, Kind, entries_of, questions_of
 from broker.storage.column_crcs import CRCS_OF_COLUMNS, Known
-from broker.storage.made import COPIES, Block, MadeFile, joined
+from broker.storage.made import COPIES, Block, MadeFile, Window, joined
+from broker.storage.picking import Picking, Rows, Search, StoredMessage
 from broker.storage.project import BatchAt, chosen_columns
 from broker.storage.read import FileRange, ReadPlan
-from broker.storage.rewrite.rewriting import BatchRun, BatchShape, is_joinable
+from broker.storage.rewrite.rewriting import BatchRun, BatchShape
 from broker.storage.segments.segment import Segment
 
 if TYPE_CHECKING:
     from broker.storage.log import PartitionLog
 
-JUDGED_BYTES_MAX: Final = 8 << 20
-"""So many stored bytes are read for one answer: bounds its memory and the time until it begins."""
+JUDGED_BYTES_MAX: Final = 64 << 20
+"""So many stored bytes are read for one answer: bounds the time until it begins."""
+MADE_BYTES_MAX: Final = 8 << 20
+"""An answer that holds so much of what is made anew ends."""
 PLANNED_BYTES: Final = 128 << 20
 """So many are in the plan at first where only some columns of them are read."""
 FEW_ROWS: Final = 4096
@@ -87,7 +91,16 @@ def select(
         StorageFailed: they cannot be read, there; or there is no room for what is made anew.
         Overloaded: as `reserve`.
     """
-    made, batches = _Made(plan), _Batches(wanted, columns)
+    reserved = 0
+
+    def take_room(size: int) -> None:
+        nonlocal reserved
+        if size > reserved:
+            reserve(size)
+            reserved = size
+
+    made, batches = _Made(plan, columns), _Batches(wanted, columns, plan.bytes)
+    search = Search(wanted)
     kinds = () if plan.is_opened else questions_of(wanted)  # `blooms.F5`
     ranges: list[FileRange] = []
     first: int | None = None
@@ -95,28 +108,28 @@ def select(
         looked_at = _LookedAt(segment, kinds)
         at, stop = part.position, part.position + part.length
         while at < stop:
-            if batches.byte_count >= JUDGED_BYTES_MAX:
+            if batches.byte_count >= JUDGED_BYTES_MAX or made.byte_count >= MADE_BYTES_MAX:
                 plan.next_offset = begin
                 break
             try:
-                header, rows, length = batches.batch(part, at, stop, lambda size: reserve(made.held + size))
+                message, length = batches.message(part, at, lambda size: take_room(made.held + size))
+                found = search.rows(message)
+                looked_at.add(message)
+                is_whole = len(found) == message.row_count
+                if len(found) and not is_whole:
+                    made.pick(message, found)
             except (BadBatch, StorageFailed):
                 if begin <= asked:
                     raise
                 plan.next_offset = begin
                 break
-            looked_at.add(header, rows)
-            mask = wanted.mask(rows)
-            count = mask.true_count
-            if count and first is None:
-                first = header.first_offset
-            if count == rows.num_rows:
-                ranges += made.take()
+            ranges += made.take() if is_whole else made.closed()
+            if is_whole:
                 ranges.append(FileRange(part.fd, at, length, part.path))
-            elif count:
-                ranges += made.add(header, with_blanks(rows.filter(mask), columns))
+            if len(found) and first is None:
+                first = message.header.first_offset
             at += length
-            begin = header.last_offset + 1
+            begin = message.header.next_offset
         looked_at.learn()
         ranges += made.take()  # what is not in the plan may be lost: no batch is to span it
         if at < stop:
@@ -125,7 +138,7 @@ def select(
     plan.ranges[:] = joined(ranges)
     plan.bytes = sum(part.length for part in ranges)
     plan.batch_count = len(ranges)
-    reserve(made.held)
+    take_room(made.held)
 
 
 class _LookedAt:
@@ -136,11 +149,12 @@ class _LookedAt:
         self._found: dict[Kind, list[tuple[int, int, Hashes]]] = {kind: [] for kind in kinds}
         self._known = {kind: BLOOMS.of(segment, kind) for kind in self._found}
 
-    def add(self, header: BatchHeader, rows: pa.RecordBatch) -> None:
+    def add(self, message: StoredMessage) -> None:
+        header = message.header
         for kind, found in self._found.items():
             known = self._known[kind]
             if known is None or not known.knows(header.first_offset, header.crc):
-                found.append((header.first_offset, header.crc, entries_of(rows, kind)))
+                found.append((header.first_offset, header.crc, entries_of(message.rows(), kind)))
 
     def learn(self) -> None:
         for kind, found in self._found.items():
@@ -149,36 +163,62 @@ class _LookedAt:
 
 class _Made:
     """Batches that are made anew. Neighbours of which few rows are wanted become one batch, as coalescing would make
-    them."""
+    them.
 
-    def __init__(self, plan: ReadPlan) -> None:
+    Attributes:
+        byte_count: Of all that were written.
+    """
+
+    def __init__(self, plan: ReadPlan, columns: Columns | None) -> None:
         self._file = MadeFile(plan)
+        self._columns = columns
+        memory, picked = ReusedMemory(), columns_in(SCHEMA.names if columns is None else columns)
         self._run: BatchRun | None = None
-        self._rows: list[pa.RecordBatch] = []
+        self._picking = Picking(picked, memory)
+        self._next_run: BatchRun | None = None
+        self._next = Picking(picked, memory)
+
+    @property
+    def byte_count(self) -> int:
+        return self._file.size
 
     @property
     def held(self) -> int:
         """Bytes of memory: the file, and what is to be encoded next."""
-        return self._file.size + (0 if self._run is None else COPIES * self._run.body_bytes)
+        return self._file.size + COPIES * (self._picking.byte_count + self._next.byte_count)
 
-    def add(self, header: BatchHeader, rows: pa.RecordBatch) -> list[FileRange]:
-        """Take the wanted rows of one more batch. Returns those before it, if they are whole."""
-        run, joins = self._run, is_joinable(header, lambda _: False)
-        if run is not None and joins and run.takes(header, rows.num_rows, rows.nbytes, SHAPE):
-            run.add(header, rows.num_rows, rows.nbytes)
-            self._rows.append(rows)
-            return []
-        before = self.take()
-        self._run, self._rows = BatchRun(header, rows.num_rows, rows.nbytes), [rows]
-        return before if joins else before + self.take()
+    def pick(self, message: StoredMessage, found: Rows) -> None:
+        """Take the wanted rows of one more batch; `closed` has to follow.
 
-    def take(self) -> list[FileRange]:
-        """Encode what was added since."""
-        run, rows, self._run, self._rows = self._run, self._rows, None, []
+        Raises:
+            BadBatch: the message says of itself what cannot be; nothing of it was taken.
+        """
+        header, count = message.header, len(found)
+        run, about = self._run, len(message.data) * count // message.row_count
+        if run is not None and run.takes(header, count, about, SHAPE):
+            held = self._picking.byte_count
+            self._picking.add(message, found)
+            run.add(header, count, self._picking.byte_count - held)
+        else:
+            self._next.add(message, found)
+            self._next_run = BatchRun(header, count, self._next.byte_count)
+
+    def closed(self) -> list[FileRange]:
+        """What the last batch that was taken did not fit in with. Raises StorageFailed: there is no room."""
+        run, self._next_run = self._next_run, None
         if run is None:
             return []
-        whole = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
-        return [self._file.write(encode_batch(whole, run.header))]
+        before = self.take()
+        self._run = run
+        self._picking, self._next = self._next, self._picking
+        return before
+
+    def take(self) -> list[FileRange]:
+        """Encode what was taken since. Raises StorageFailed: there is no room."""
+        run, self._run = self._run, None
+        if run is None:
+            return []
+        return [self._file.write(encode_batch(with_blanks(self._picking.take(), self._columns), run.header))]
 
 
 def with_blanks(rows: pa.RecordBatch, columns: Columns | None) -> pa.RecordBatch:
@@ -206,65 +246,53 @@ class _Batches:
 
     Args:
         columns: Those that will be sent; None: all.
+        most: Bytes of the plan.
 
     Attributes:
         byte_count: Read so far.
     """
 
-    def __init__(self, wanted: Conditions, columns: Columns | None) -> None:
+    def __init__(self, wanted: Conditions, columns: Columns | None, most: int) -> None:
         self.byte_count = 0
         self._block = Block()
+        self._window = Window(self._block, most)
         self._needed = None if columns is None else columns_in([*columns, *wanted.columns])
 
-    def batch(
-        self, part: FileRange, at: int, stop: int, reserve: Callable[[int], None]
-    ) -> tuple[BatchHeader, pa.RecordBatch, int]:
-        """The batch at a place, with the columns that are needed, and its length. The rows are others after the next
-        call.
+    def message(self, part: FileRange, at: int, reserve: Callable[[int], None]) -> tuple[StoredMessage, int]:
+        """The batch at a place of a range, with the columns that are needed, and its length. It is another one after
+        the next call.
 
         Args:
-            stop: Where the range ends.
             reserve: Takes so many bytes of memory, for this batch.
         Raises:
             BadBatch: it is damaged.
             StorageFailed: it cannot be read.
         """
         where = f"{part.path} at {at}: "
-        head = self._block.read(part, PACKED_HEADER_BYTES, at)
+        read = self._window.read if self._needed is None else self._block.read
+        head = read(part, PACKED_HEADER_BYTES, at)
         length = message_bytes(head, where=where)
-        if at + length > stop:
-            raise BadBatch(f"{where}a batch of {length} bytes, {stop - at} are there")
-        reserve(COPIES * length)
+        left = part.position + part.length - at
+        if length > left:
+            raise BadBatch(f"{where}a batch of {length} bytes, {left} are there")
+        reserve(COPIES * length + self._window.ahead)
         if self._needed is not None:
             batch = BatchAt(part, at, length, bytes(head[: head_bytes(head)]))
             known = CRCS_OF_COLUMNS.of(batch.head)
             if known is not None:
-                return *self._some(batch, known, self._needed, reserve), length
-        message = self._block.read(part, length, at)
+                return self._some(batch, known, self._needed), length
+        data = read(part, length, at)
         self.byte_count += length
         if self._needed is None:
-            header = verified(message, where=where)
+            header = verified(data, where=where)
         else:
-            header, _ = CRCS_OF_COLUMNS.verify(message, where=where)
-        return header, _rows(message, SCHEMA, length, where, reserve), length
+            header, _ = CRCS_OF_COLUMNS.verify(data, where=where)
+        if not is_plain(data):
+            reserve(COPIES * length + self._window.ahead + (decoded_bytes(data) or 0))
+        return StoredMessage(header, data, None, where), length
 
-    def _some(
-        self, batch: BatchAt, known: Known, needed: Columns, reserve: Callable[[int], None]
-    ) -> tuple[BatchHeader, pa.RecordBatch]:
+    def _some(self, batch: BatchAt, known: Known, needed: Columns) -> StoredMessage:
         """The needed columns, checked as a client does (`columns.J1`). Raises BadBatch."""
-        message = chosen_columns(batch, known, needed, self._block.room)
-        self.byte_count += len(message)
-        header = verified_projected(message, needed, where=batch.where)
-        return header, _rows(message, schema_of(needed), batch.length, batch.where, reserve)
-
-
-def _rows(
-    message: memoryview, schema: pa.Schema, stored_bytes: int, where: str, reserve: Callable[[int], None]
-) -> pa.RecordBatch:
-    """The rows of a message that was checked. Raises BadBatch."""
-    if not is_plain(message):
-        reserve(COPIES * stored_bytes + (decoded_bytes(message) or 0))
-    try:
-        return pa.ipc.read_record_batch(pa.py_buffer(message), schema)
-    except (pa.ArrowException, OSError) as error:  # the CRC is right, so whoever wrote it was wrong
-        raise BadBatch(f"{where}{error}") from error
+        data = chosen_columns(batch, known, needed, self._block.room)
+        self.byte_count += len(data)
+        return StoredMessage(verified_projected(data, needed, where=batch.where), data, needed, batch.where)

@@ -35,13 +35,13 @@ from broker.api.errors import (
     UnknownPartition,
     UnknownStream,
 )
+from broker.api.gathered.reused_memory import ReusedMemory
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import Patience
 from broker.client.http.tls import TlsFiles
 from broker.client.reading.fetch import PartitionFetch
 from broker.client.reading.gathering import Gathering, Shape
-from broker.client.reading.reused_memory import ReusedMemory
 from broker.client.reading.session import FetchSession
 from spark_liftlog.errors import for_spark
 from spark_liftlog.options import SourceOptions

@@ -175,4 +175,4 @@ def _lists(headers: Any) -> Words:
 if TYPE_CHECKING:
     hashed = hashed_by_numpy
 else:
-    hashed = getattr(load_compiled("broker.client.reading._gathering"), "hashed", hashed_by_numpy)
+    hashed = getattr(load_compiled("broker.api.gathered._gathering"), "hashed", hashed_by_numpy)

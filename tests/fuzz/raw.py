@@ -15,10 +15,10 @@ from typing import Final
 import pyarrow as pa
 
 from broker.api.errors import LiftlogError
+from broker.api.gathered.reused_memory import ReusedMemory
 from broker.api.http import HIGH_WATERMARK, LEADER_EPOCH, LOG_START_OFFSET, NEXT_OFFSET
 from broker.client.reading.fetch import PartitionFetch, decoded
 from broker.client.reading.gathering import Gathering, PureGathering, Shape
-from broker.client.reading.reused_memory import ReusedMemory
 from broker.client.reading.session import FetchSession
 from broker.runtime.intake.jetstream import names_in
 from tests.fuzz.decoder import Decoder
@@ -132,7 +132,7 @@ RAW: Final = (
             "broker/client/reading/session.py",
             "broker/client/http/pool.py",
             "broker/client/reading/gathering.py",
-            "broker/client/reading/_gathering.pyx",
+            "broker/api/gathered/_gathering.pyx",
         ),
         check=check_read,
         errors=(LiftlogError,),

@@ -42,7 +42,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/storage/rewrite/coalescing.py": "decodes batches that it has verified (targets batch, segment)",
     "broker/cli/commands/dump.py": "shows what scan and read_header found (targets segment, batch)",
     "broker/storage/read.py": "peeks at batches that the index names (targets segment, file-index)",
-    "broker/storage/select.py": "decodes columns that it has checked (target client-columns)",
+    "broker/storage/picking.py": "decodes messages that select.py has checked (targets batch, client-columns)",
     "broker/storage/memory/handover.py": "takes what file-state decodes",
     "broker/storage/log.py": "applies what file-state decodes",
     "broker/raft/journal.py": "torn writes and flipped bits: tests/unit/raft, tests/sim/raft",

@@ -6,6 +6,5 @@ gathering.py      many stored messages as few Arrow batches
 newest.py         the newest row of each key
 nearest.py        which replica a reader asks
 ranges.py         from where to where each partition is read
-reused_memory.py  blocks that Arrow borrows and gives back
 session.py        asks brokers for records: one question, one answer
 """

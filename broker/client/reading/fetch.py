@@ -38,12 +38,12 @@ import pyarrow as pa
 from broker.api.columns import columns_in
 from broker.api.conditions import ALL, Conditions
 from broker.api.errors import BadBatch, NotReady, OffsetOutOfRange, Retryable
+from broker.api.gathered.reused_memory import ReusedMemory
 from broker.api.schema import SCHEMA
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import DEADLINE_S, Patience
 from broker.client.reading.frames import Message
 from broker.client.reading.gathering import rows_between
-from broker.client.reading.reused_memory import ReusedMemory
 from broker.client.reading.session import ANSWER_BYTES, BATCH_TIMEOUT_S, TIMEOUT_S, FetchAnswer, FetchSession
 
 MAX_WAIT_MS: Final = 2_000

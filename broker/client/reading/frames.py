@@ -37,8 +37,8 @@ from broker.api.batch import HEADER_BYTES, BatchHeader, message_bytes
 from broker.api.checked import verified, verified_projected
 from broker.api.columns import Columns, schema_bytes, schema_of
 from broker.api.errors import BadBatch, Unavailable
+from broker.api.gathered.reused_memory import ReusedMemory
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
-from broker.client.reading.reused_memory import ReusedMemory
 
 BUFFER_BYTES: Final = 2 << 20
 FILL_BYTES: Final = 256 << 10

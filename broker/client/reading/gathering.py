@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from broker.api.batch import BatchHeader
 from broker.api.compiled import load_compiled
+from broker.api.gathered.reused_memory import ReusedMemory
 from broker.api.schema import SCHEMA
 from broker.client.reading.frames import Message
-from broker.client.reading.reused_memory import ReusedMemory
 
 
 class Shape:
@@ -127,7 +127,7 @@ def rows_between(batch: pa.RecordBatch, header: BatchHeader, start: int, end: in
     return batch.slice(first, max(min(stop, batch.num_rows) - first, 0))
 
 
-_compiled = load_compiled("broker.client.reading._gathering")
+_compiled = load_compiled("broker.api.gathered._gathering")
 IMPLEMENTATION = "pure" if _compiled is None else "compiled"
 if TYPE_CHECKING:
     Gathering = PureGathering

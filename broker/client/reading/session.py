@@ -19,6 +19,7 @@ from broker.api import http
 from broker.api.columns import Columns
 from broker.api.conditions import ALL, Conditions
 from broker.api.errors import BadBatch, InvalidRequest, LiftlogError, StaleIncarnation
+from broker.api.gathered.reused_memory import ReusedMemory
 from broker.api.plain import INT64_MAX
 from broker.client.http.address import Addresses
 from broker.client.http.brokers import Brokers, PartitionKey
@@ -26,7 +27,6 @@ from broker.client.http.interrupt import Interrupt
 from broker.client.http.pool import Exchange, Pool, Request, quoted
 from broker.client.reading.frames import BUFFER_BYTES, Message, read_messages
 from broker.client.reading.nearest import REPLICA_WAIT_MS, Nearest
-from broker.client.reading.reused_memory import ReusedMemory
 
 ANSWER_BYTES: Final = 256 << 20
 """Asked for at a time: long enough to cost the broker nothing, short enough not to pin deleted segments for hours."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -205,23 +205,42 @@ def is_joinable(header: BatchHeader, needs_stamp: Callable[[BatchHeader], bool])
     return header.producer_id == 0 or not needs_stamp(header)
 
 
-@dataclass(slots=True)
 class BatchRun:
     """Batches that are to become one, by what is known without their rows.
 
-    Attributes:
-        header: The header of the batch that they become (W3).
-        rows: So many in all.
+    Args:
+        first: The header of the first one.
+        rows: So many has it.
         body_bytes: The length of its body, about.
+
+    Attributes:
+        rows, body_bytes: Of all.
     """
 
-    header: BatchHeader
-    rows: int
-    body_bytes: int
+    def __init__(self, first: BatchHeader, rows: int, body_bytes: int) -> None:
+        self.rows = rows
+        self.body_bytes = body_bytes
+        self._first = self._last = first
+        self._max_timestamp_us = first.max_timestamp_us
+        self._high_watermark = first.high_watermark
+
+    @property
+    def header(self) -> BatchHeader:
+        """The header of the batch that they become (W3)."""
+        if self._last is self._first:
+            return self._first
+        return BatchHeader(
+            first_offset=self._first.first_offset,
+            last_offset=self._last.last_offset,
+            leader_epoch=self._first.leader_epoch,
+            high_watermark=self._high_watermark,
+            max_timestamp_us=self._max_timestamp_us,
+            flags=self._first.flags,
+        )
 
     def takes(self, header: BatchHeader, rows: int, body_bytes: int, shape: BatchShape | None) -> bool:
         """Whether one more batch fits, which is joinable by itself."""
-        if header.leader_epoch != self.header.leader_epoch:
+        if header.leader_epoch != self._first.leader_epoch:
             return False
         if shape is None:
             return self.rows == rows == 0
@@ -229,18 +248,11 @@ class BatchRun:
 
     def add(self, header: BatchHeader, rows: int, body_bytes: int) -> None:
         """Take one more."""
-        mine = self.header
         self.rows += rows
         self.body_bytes += body_bytes
-        self.header = replace(
-            mine,
-            last_offset=header.last_offset,
-            max_timestamp_us=max(mine.max_timestamp_us, header.max_timestamp_us),
-            high_watermark=max(mine.high_watermark, min(header.high_watermark, mine.first_offset)),
-            producer_id=0,
-            producer_epoch=0,
-            sequence=0,
-        )
+        self._last = header
+        self._max_timestamp_us = max(self._max_timestamp_us, header.max_timestamp_us)
+        self._high_watermark = max(self._high_watermark, min(header.high_watermark, self._first.first_offset))
 
 
 class _Rewrite:

@@ -31,6 +31,7 @@ from broker.storage.column_crcs import ColumnCrcs
 from broker.storage.disk import OsDisk
 from broker.storage.inspect.scrub import scrub
 from broker.storage.log import PartitionLog
+from broker.storage.picking import PurePicking
 from broker.storage.project import project
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
@@ -168,7 +169,7 @@ def read(
                 continue
             assert plan.bytes == sum(part.length for part in plan.ranges)
             assert plan.next_offset > offset
-            assert not held or max(held) < 1 << 16
+            assert not held or max(held) < 1 << 17
             schema = SCHEMA_BYTES if plan.columns is None else schema_bytes(plan.columns)
             body = io.BytesIO(schema + read_ranges(plan.ranges) + END_OF_STREAM)
             projected += plan.columns is not None
@@ -200,6 +201,12 @@ def test_a_read_of_some_records_is_a_choice_of_a_read_of_all(
     monkeypatch.setattr("broker.storage.project.CRCS_OF_COLUMNS", known)
     monkeypatch.setattr("broker.storage.select.CRCS_OF_COLUMNS", known)
     monkeypatch.setattr("broker.storage.select.JUDGED_BYTES_MAX", rng.choice([1, 9_000, 1 << 20]))
+    monkeypatch.setattr("broker.storage.select.MADE_BYTES_MAX", rng.choice([1, 3_000, 1 << 20]))
+    monkeypatch.setattr("broker.storage.select.SHAPE", BatchShape(batch_bytes=rng.choice([1, 2_000, 256 << 10])))
+    monkeypatch.setattr("broker.storage.made.WINDOW_BYTES", rng.choice([1, 3_000, 256 << 10]))
+    if rng.random() < 0.5:
+        monkeypatch.setattr("broker.storage.select.Picking", PurePicking)
+        monkeypatch.setattr("broker.storage.picking._rows_equal", None)
     log = create_log(OsDisk(), settings=LogSettings(segment_bytes=8_000), folder=str(tmp_path / "log"))
     epochs = itertools.count(1)
     projected = 0

@@ -25,7 +25,7 @@ PURE = "pure pure broker.api.batch"
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of the package with its compiled modules, as an editable install has it."""
-    if not list((ROOT / "broker/client/reading").glob("_gathering*.so")):
+    if not list((ROOT / "broker/api/gathered").glob("_gathering*.so")):
         pytest.skip("nothing compiled here")
     shutil.copytree(ROOT / "broker", tmp_path / "broker", ignore=shutil.ignore_patterns("__pycache__", "_*.c"))
     return tmp_path
@@ -49,12 +49,12 @@ def test_modules_built_from_these_sources_are_used(tree: Path) -> None:
 
 
 def test_a_module_beside_other_sources_is_passed_over_with_a_warning_that_says_how_to_mend_it(tree: Path) -> None:
-    for source in ("broker/api/_some.pxi", "broker/client/reading/_loan.pxi", "broker/ingest/_intake.pyx"):
+    for source in ("broker/api/_some.pxi", "broker/api/gathered/_loan.pxi", "broker/ingest/_intake.pyx"):
         with (tree / source).open("a") as file:
             file.write("# as after a git pull\n")
     used, said = show(tree)
     assert used == PURE
-    for name in ("broker.api._checked", "broker.client.reading._gathering", "broker.ingest._intake"):
+    for name in ("broker.api._checked", "broker.api.gathered._gathering", "broker.ingest._intake"):
         assert (
             f"RuntimeWarning: {name} is not used; its slower twin in Python is used instead: it was built from other"
             in said
@@ -66,7 +66,7 @@ def test_a_module_that_cannot_be_imported_is_passed_over_too(tree: Path) -> None
     """As one that imports a name which the Python modules have no longer, or one for another machine."""
     for library in (
         *tree.glob("broker/api/*.so"),
-        *tree.glob("broker/client/reading/*.so"),
+        *tree.glob("broker/api/gathered/*.so"),
         *tree.glob("broker/ingest/*.so"),
     ):
         library.write_bytes(b"no library")
@@ -81,7 +81,7 @@ def test_a_wheel_has_no_sources_to_compare(tree: Path) -> None:
     for source in (*tree.glob("broker/**/*.pyx"), *tree.glob("broker/**/*.pxi")):
         source.unlink()
     assert show(tree) == ("compiled compiled broker.api._checked", "")
-    assert sources_digest(tree / "broker/client/reading") == ""
+    assert sources_digest(tree / "broker/api/gathered") == ""
 
 
 def test_a_digest_tells_names_and_contents_apart(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ import pytest
 
 from broker.api.batch import HEADER_BYTES, BatchHeader, seal
 from broker.api.errors import BadBatch, LiftlogError, Unavailable, UnknownFormatVersion
+from broker.api.gathered.reused_memory import ReusedMemory
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.client.reading.frames import ReadInto, read_messages
-from broker.client.reading.reused_memory import ReusedMemory
 from tests.unit.client.logs import body, message, rows
 
 

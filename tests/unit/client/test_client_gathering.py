@@ -30,11 +30,11 @@ from broker.api.batch import (
 )
 from broker.api.columns import Columns, columns_in, schema_bytes
 from broker.api.errors import BadBatch
+from broker.api.gathered.reused_memory import KEPT_MAX, ReusedMemory
 from broker.api.schema import END_OF_STREAM, SCHEMA
 from broker.client.reading import gathering as gathering_module
 from broker.client.reading.frames import Message, read_messages
 from broker.client.reading.gathering import PureGathering, Shape
-from broker.client.reading.reused_memory import KEPT_MAX, ReusedMemory
 from tests.support.messages import projected
 from tests.support.rows import random_rows
 from tests.unit.client.logs import body, message

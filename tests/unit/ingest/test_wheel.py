@@ -59,7 +59,7 @@ def wheel_of(tree: Path, **environment: str) -> tuple[Path, str]:
     return wheel, done.stdout
 
 
-COMPILED = ("broker/api/_checked", "broker/ingest/", "broker/client/", "broker/serving/")
+COMPILED = ("broker/api/_checked", "broker/api/gathered/", "broker/ingest/", "broker/client/", "broker/serving/")
 
 
 def contents(wheel: Path) -> list[str]:
@@ -85,10 +85,10 @@ def test_asking_for_a_pure_wheel_gives_one(tree: Path) -> None:
 def test_a_wheel_with_a_compiler_has_the_extensions_and_nothing_stale(tree: Path) -> None:
     wheel, _ = wheel_of(tree, LIFTLOG_REQUIRE_EXTENSION="1")
     assert "-none-any" not in wheel.name
-    checks, decoder, gathering, intake, records = sorted(name for name in contents(wheel) if not name.endswith(".py"))
+    checks, gathering, decoder, intake, records = sorted(name for name in contents(wheel) if not name.endswith(".py"))
     assert checks.startswith("broker/api/_checked.")
     assert decoder.startswith("broker/client/payload/_json.")
-    assert gathering.startswith("broker/client/reading/_gathering.")
+    assert gathering.startswith("broker/api/gathered/_gathering.")
     assert intake.startswith("broker/ingest/_intake.")
     assert records.startswith("broker/serving/liftbridge/_records.")
     with zipfile.ZipFile(wheel) as archive:

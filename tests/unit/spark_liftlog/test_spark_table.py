@@ -12,9 +12,9 @@ import pytest
 
 from broker.api import http
 from broker.api.errors import InvalidSetting, NotSupported, UnknownSetting
+from broker.api.gathered.reused_memory import ReusedMemory
 from broker.client.http.interrupt import Interrupt
 from broker.client.reading.gathering import Gathering, Shape
-from broker.client.reading.reused_memory import ReusedMemory
 from spark_liftlog.options import source_options
 from spark_liftlog.reading.plan import TASK_BYTES, Range
 from spark_liftlog.reading.table import TableTask, whole_partitions

@@ -29,20 +29,48 @@ cdef int find_parts(const uint8_t* message, Py_ssize_t size, Part* part) except 
     """Find the buffers and nodes of an uncompressed message (`_gathering.G4`)."""
     cdef const int64_t* places = <const int64_t*>(message + BUFFERS_POSITION)
     cdef const int64_t* nodes = <const int64_t*>(message + NODES_POSITION)
-    cdef int64_t body = size - HEADER_SIZE, at, length
+    cdef int64_t body = size - HEADER_SIZE
     cdef int i
     part.byte_count = size
     memcpy(&part.rows, message + ROWS_POSITION, 8)
     for i in range(BUFFERS):
-        at, length = places[2 * i], places[2 * i + 1]
-        if at < 0 or length < 0 or length > body or at > body - length:
-            raise BadBatch(f"buffer {i} is {length} bytes at {at} of a body of {body}")
-        part.data[i] = message + HEADER_SIZE + at if length else NULL
-        part.size[i] = length
+        find_buffer(message, body, i, places + 2 * i, part)
     for i in range(NODES):
         part.length[i], part.null_count[i] = nodes[2 * i], nodes[2 * i + 1]
     if not 0 <= part.rows <= body // 8 or part.length[0] != part.rows:  # more rows would overflow later sums
         raise BadBatch(f"{part.rows} rows, of which the first column has {part.length[0]}, in a body of {body} bytes")
+    return 0
+
+
+cdef int find_some_parts(const uint8_t* message, Py_ssize_t size, columns, Part* part) except -1:
+    """Find the buffers and nodes of a message of some columns, uncompressed (`_gathering.G4`). Those of the others are
+    empty."""
+    cdef const int64_t* places = <const int64_t*>(message + BUFFERS_POSITION)
+    cdef const int64_t* nodes = <const int64_t*>(message + NODES_POSITION)
+    cdef int64_t body = size - HEADER_SIZE
+    cdef int i
+    memset(part, 0, sizeof(Part))
+    part.byte_count = size
+    memcpy(&part.rows, message + ROWS_POSITION, 8)
+    if not 0 <= part.rows <= body // 8:  # more rows would overflow later sums
+        raise BadBatch(f"{part.rows} rows in a body of {body} bytes")
+    for name in columns:
+        for i in range(*BUFFERS_OF[name]):
+            find_buffer(message, body, i, places, part)
+            places += 2
+        for i in range(*NODES_OF[name]):
+            part.length[i], part.null_count[i] = nodes[0], nodes[1]
+            nodes += 2
+    return 0
+
+
+cdef int find_buffer(const uint8_t* message, int64_t body, int i, const int64_t* place, Part* part) except -1:
+    """Note buffer `i`, which lies at this place of a body of so many bytes."""
+    cdef int64_t at = place[0], length = place[1]
+    if at < 0 or length < 0 or length > body or at > body - length:
+        raise BadBatch(f"buffer {i} is {length} bytes at {at} of a body of {body}")
+    part.data[i] = message + HEADER_SIZE + at if length else NULL
+    part.size[i] = length
     return 0
 
 

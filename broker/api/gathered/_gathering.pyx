@@ -17,9 +17,9 @@ G4  Nothing outside of the message and the blocks is touched, whatever numbers t
 Nothing is written of a column that has only had nulls so far; its length is known. A column does not count its rows:
 the caller says behind how many the next ones go. So nothing has to be taken back after an error (G2).
 
-Files, each for one idea: _parts.pxi (a message), _growing.pxi (columns), _loan.pxi (a batch and its memory), and one for
-the other direction: _hashed.pxi (values for a digest). This one is Gathering. Its twin in Python, on Arrow:
-gathering.py.
+Files, each for one idea: _parts.pxi (a message), _growing.pxi (columns), _loan.pxi (a batch and its memory), _picking.pxi
+(rows here and there), and one for the other direction: _hashed.pxi (values for a digest). This one is Gathering. Twins in
+Python, on Arrow: broker/client/reading/gathering.py, broker/storage/picking.py.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -81,6 +81,7 @@ include "_parts.pxi"
 include "_loan.pxi"
 include "_growing.pxi"
 include "_hashed.pxi"
+include "_picking.pxi"
 
 
 cdef class Gathering:

@@ -115,6 +115,10 @@ cdef class Column:
         self.is_blank, self.has_valid = True, False
         return 0
 
+    cdef int64_t size(self, int64_t count) noexcept:
+        """About how many bytes `count` slots have, without their validity."""
+        return 0
+
     cdef int put_some(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
         raise NotImplementedError
 
@@ -135,6 +139,9 @@ cdef class Numbers(Column):
         super().__init__(kind, node, buffer, memory)
         assert kind.bit_width == 64
         self.values = Growing(memory)
+
+    cdef int64_t size(self, int64_t count) noexcept:
+        return 8 * count
 
     cdef int put_some(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
         cdef const uint8_t* there = some_bytes(part, self.buffer + 1, 8 * first, 8 * stop)
@@ -161,6 +168,13 @@ cdef class Lists(Column):
     def __init__(self, kind, int node, int buffer, memory):
         super().__init__(kind, node, buffer, memory)
         self.ends = Growing(memory)
+
+    cdef int64_t size(self, int64_t count) noexcept:
+        cdef int64_t content = 0 if self.is_blank or not count else (<int32_t*>self.ends.data)[count]
+        return 4 * (count + 1) + self.content_size(content)
+
+    cdef int64_t content_size(self, int64_t count) noexcept:
+        return count
 
     cdef int put_some(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
         cdef int64_t count = stop - first, i, filled
@@ -236,6 +250,9 @@ cdef class Arrays(Lists):
         super().__init__(kind, node, buffer, memory)
         self.items = column_of(kind.value_type, node + 1, buffer + 2, memory)
 
+    cdef int64_t content_size(self, int64_t count) noexcept:
+        return self.items.size(count)
+
     cdef int put_content(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
         return self.items.put(part, first, stop, at)
 
@@ -252,6 +269,13 @@ cdef class Structs(Column):
     def __init__(self, kind, int node, int buffer, memory):
         super().__init__(kind, node, buffer, memory)
         self.children = columns_of(kind, node + 1, buffer + 1, memory)
+
+    cdef int64_t size(self, int64_t count) noexcept:
+        cdef Column child
+        cdef int64_t total = 0
+        for child in self.children:
+            total += child.size(count)
+        return total
 
     cdef int put_some(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
         cdef Column child
