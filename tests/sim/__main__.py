@@ -70,18 +70,20 @@ def run(options: argparse.Namespace) -> int:
         return end(cluster, failure, is_whole=options.whole)
     first, last = map(int, (options.seeds or options.cover or "0..100").split(".."))
     seen: Counter[str] = Counter()
-    begun = time.process_time()
+    begun, played_s = time.process_time(), 0.0
     for seed in range(first, last):
         cluster, failure = play(seed, raft=options.raft, driven=options.driven)
         seen.update(cluster.world.seen)
         seen["seeds"] += 1
+        played_s += cluster.world.now_ms / 1000
         if failure:
             flags = " --raft" * options.raft + " --driven" * options.driven
             print(f"seed {seed}: {failure}\n  python -m tests.sim --seed {seed}{flags}")
             return 1
     took = time.process_time() - begun
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    print(f"seeds {first}..{last} of {commit or 'no commit'}: all hold, {took:.0f} s of CPU")
+    print(f"seeds {first}..{last} of {commit or 'no commit'}: all hold, {took:.0f} s of CPU,", end="")
+    print(f" {played_s:.0f} s of clusters: {played_s / took:.0f} for each")
     if options.cover:
         for what, count in sorted(seen.items()):
             print(f"{what:40} {count:8} {count * 100 / (last - first):10.1f} per 100 seeds")

@@ -8,6 +8,7 @@ R4  logs agree below the high watermark, batch for batch, byte for byte; where r
     compaction of what was committed (`rewritten.py`)
 R5  what was acked under `all` is readable while a member of the ISR or of the last ISR has its disk
 R6  once faults stop, the ISR is full again in bounded time, and nobody waits
+R9  then each partition takes records again within 15 s, and nothing is asked of the catalog in the end (`cluster.py`)
 R7  a stale leader cannot commit: whatever anybody commits fits R3 and R4 by the newest catalog
 S2  what was fsynced is there after a power cut
 S4  who takes itself for behind lacks something

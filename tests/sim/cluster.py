@@ -44,7 +44,11 @@ from tests.support.simdisk import SimDisk
 
 FAULTS_MS = 16_000
 QUIET_MS = 3_000
-"""After the faults clients go on for so long."""
+"""After the faults clients go on for so long at least."""
+TAKES_MS = 15_000
+"""R9: within so long after all faults every partition takes records again."""
+RESTS_MS = 5_000
+"""R9: for so long nothing is asked of the catalog, in the end."""
 REWRITING = (4, 6)
 """In these of eight seeds the replicas write their logs anew."""
 DRIVEN_REWRITING = 6
@@ -335,9 +339,13 @@ class Cluster:
             self.world.run(1e9, lambda: self.world.steps >= steps_max)
 
     def end(self) -> None:
-        """Faults stop; clients go on for a while, then stop too; then all must be well within a bound (R6)."""
+        """Faults stop; clients go on for a while, then stop too; then all must be well within a bound (R6, R9)."""
         self.heal()
-        self.world.run(self.world.now_ms + QUIET_MS)
+        healed_ms, ends = self.world.now_ms, {name: known.end for name, known in self.checker.known.items()}
+        self.world.run(healed_ms + QUIET_MS)
+        self.world.run(healed_ms + TAKES_MS, lambda: not self.at_rest(ends))
+        if names := self.at_rest(ends):
+            self.checker.fail(f"R9: {', '.join(names)}: nothing is committed {TAKES_MS / 1000:.0f} s after all faults")
         self.faults_are_over = True
         for publisher in self.publishers:
             publisher.is_stopped = True
@@ -353,6 +361,27 @@ class Cluster:
                 part.all_is_well()
         self.checker.only_members_are_left(self.metadata.catalog.cluster.leftovers)
         self.metadata.all_is_well()
+        self.rests()
+
+    def rests(self) -> None:
+        """Nothing is asked of the catalog any more, but that sessions live (R9)."""
+        until_ms, asked = self.world.now_ms + HEAL_MS, [{}]
+        while asked and self.world.now_ms < until_ms:
+            before = len(self.metadata.log)
+            self.world.run(self.world.now_ms + RESTS_MS)
+            asked = [command for command, _ in self.metadata.log[before:] if command["kind"] != "renew_sessions"]
+        if asked:
+            self.checker.fail(
+                f"R9: all is well, and {HEAL_MS / 1000:.0f} s later the catalog is still asked: {asked[:3]}"
+            )
+
+    def at_rest(self, ends: Mapping[str, int]) -> list[str]:
+        """Partitions that somebody writes to, in which nothing was committed since they had these ends."""
+        written = {publisher.partition for publisher in self.publishers if not publisher.is_stopped}
+        known = {name: self.checker.known[name] for name in sorted(written & self.metadata.states.keys())}
+        return [
+            name for name, of in known.items() if of.end <= ends.get(name, 0) and not of.is_lost and not of.is_orphaned
+        ]
 
     def heal(self) -> None:
         self.world.note("faults", "are over")

@@ -101,13 +101,14 @@ MUTANTS: Final = (
     of("takes for dead whom it has never heard", "controller", "_Seen(info.registration, info.is_live, now_ms, now_ms, ", "_Seen(info.registration, info.is_live, now_ms - 10_000, now_ms, "),
     of("answers heartbeats before they are renewed", "controller", "        self._beats[event.broker] = (event.registration, event.number)\n        return []", "        self._beats[event.broker] = (event.registration, event.number)\n        return [Renewed(broker=event.broker, registration=event.registration, number=event.number, renewal=0)]", seed=1),
     of("goes on as a controller, and asks the next one", "controlling", "if office is not None and office.term < self._known[0]:", "if False:", "metadata.submit_own(\n            self.term, broker.name, command, ", "metadata.submit(\n            broker.name, command, ", seed=1),
+    of("asks for the preferred leader whoever leads", "controller", "return state.leader not in (None, first) and", "return state.leader is not None and"),
     of("acks without a session", "leading", "if outcome is e.Outcome.STORED and not self.broker.has_session:\n                self", "if False:\n                self", seed=2),
     # what is known of repeats
     of("learns nothing from the log when it begins to lead", "remembered", "        if start < end:\n", "        if False:\n", seed=4),
     # what replicas write anew
     of("moves the mark with a pass that did not come to the end", "compaction", "            self.end, now_us=self.now_us, tombstones_to", "            limit, now_us=self.now_us, tombstones_to", seed=4),
     of("takes a copy of a compacted log for whole", "follower", "if is_below else (0, -1)", "if False else (0, -1)", seed=4),
-    of("joins batches of two epochs", "rewriting", "header.leader_epoch != self.header.leader_epoch", "False", seed=6),
+    of("joins batches of two epochs", "rewriting", "header.leader_epoch != self._first.leader_epoch", "False", seed=6),
     # settings that are altered meanwhile
     of("lets retention take what is not committed", "retention", "end_offset=view.high_watermark", "end_offset=view.log_end_offset", seed=3),
     of("keeps to the retention that it began with", "leading", "retention_records=of.retention_records", "retention_records=log.settings.retention_records or of.retention_records", seed=22),
