@@ -383,7 +383,13 @@ def _has_other_rows(last: Decision, commit: CommitRequest) -> bool:
 
 
 def _rows_differ(state: SinkState, last: Decision, commit: CommitRequest) -> SinkRowsDiffer:
-    if commit.rows != last.rows:
+    if commit.rows < last.rows:
+        what = (
+            f"with {last.rows} rows, this commit of it has {commit.rows}: records that the job reads are gone since"
+            " (retention, a trim, compaction), and what was decided is complete; or the driver planned the batch anew,"
+            " and its"
+        )
+    elif commit.rows != last.rows:
         what = f"with {last.rows} rows, this commit of it has {commit.rows}: the driver planned the batch anew, so its"
     else:
         what = (

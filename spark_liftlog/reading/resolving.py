@@ -119,6 +119,7 @@ def _unchanged(ranges: Sequence[Range], state: Heads, cluster: Cluster, lost: Lo
     heads = {
         key: head
         for key in sorted({(wanted.stream, wanted.partition) for wanted in ranges})
+        if state.incarnations.get(key[0]) == known[key[0]]  # else that is the loss, and is told
         if (head := state.partitions.get(key)) is not None and head.leader_epoch >= 0
     }
     asked: list[tuple[Key, At]] = [(key, {"epoch": head.leader_epoch}) for key, head in heads.items()]

@@ -74,6 +74,8 @@ def test_a_replay_with_another_number_of_rows_is_refused_or_dropped_if_chosen(st
     Query(stream).batch(0, values("a", "b"))
     with pytest.raises(LiftlogSparkError, match=r"LIFTLOG_SINK_ROWS_DIFFER: .*batch 0 with 2 rows, .* has 3"):
         Query(stream, run="run-2").batch(0, values("a", "b", "c"))
+    with pytest.raises(LiftlogSparkError, match=r".*batch 0 with 2 rows, .* has 1: records .* gone .* is complete; or"):
+        Query(stream, run="run-2").batch(0, values("b"))
     Query(stream, run="run-3", onRepeatWithOtherRows="keepFirst").batch(0, values("a", "b", "c"))
     assert found(stream) == ["a", "b"]
 

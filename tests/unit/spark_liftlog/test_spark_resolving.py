@@ -6,6 +6,7 @@ Method: a cluster that tells where the epochs end, as a script.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,19 @@ def test_a_tail_that_was_lost_is_lost_also_if_others_stand_there(read: Callable[
     assert isinstance(error, LogTruncated)
     found, _ = read(told(20, high_watermark))
     assert found == [(0, 0, 20), (1, 0, 7), (2, 0, 5)]
+
+
+def test_a_stream_that_was_made_anew_is_not_compared_with_the_former_one() -> None:
+    """Its epochs count other records. That it is another one was told before (refresh.replayed)."""
+    anew = [replace(wanted, incarnation="j", end=5) for wanted in RANGES if wanted.start < 5]
+
+    def resolve(asked: list[Any], **_: Any) -> list[Resolved]:
+        return [replace(told(0, 5), incarnation="j") for _ in asked]
+
+    cluster: Any = SimpleNamespace(resolve=resolve)
+    lost: list[LiftlogError] = []
+    assert resolving._unchanged(anew, STATE, cluster, lost.append) == anew
+    assert not lost
 
 
 def test_what_cannot_be_told_is_left_to_the_read(read: Callable[..., Any]) -> None:
