@@ -99,8 +99,10 @@ def _coalescing(folder: Path, records: int) -> Iterator[Mapping[str, Side]]:
             while compression is not None and coalesce(log, settings, memory, now_us=NOW_US) is not None:
                 pass
             took_s = time.monotonic() - took_s
-            stored, segments = log.byte_count, log.segment_count
-            found = sum(pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA).num_rows for message in log.batches(0))
+            stored, segments = log.state.byte_count, log.state.segment_count
+            found = sum(
+                pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA).num_rows for message in log.reader.batches(0)
+            )
             log.close()
             shutil.rmtree(folder / "trickled")
             return {
@@ -121,9 +123,9 @@ def _log(folder: Path, *, segment_bytes: int) -> PartitionLog:
 
 
 def _seal(log: PartitionLog) -> int:
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
     log.roll_if_due(NOW_US)
-    return log.byte_count
+    return log.state.byte_count
 
 
 def _order(rng: random.Random) -> bytes:

@@ -58,16 +58,16 @@ def _sides(folder: Path, ids: int) -> Iterator[Mapping[str, Side]]:
             end = first + BATCH_IDS
             if end % _rest(ids) == 0 and end < ids:
                 begun_s = time.monotonic()
-                follower.keep_up()
+                follower.remembered.keep_up()
                 follower.checkpoint()
                 keep_up_s += time.monotonic() - begun_s
         memory = follower.remembered.memory
         assert memory is not None
-        rest = follower.log_end_offset - memory.end
+        rest = follower.state.log_end_offset - memory.end
         begun_s = time.monotonic()
         follower.lead(2)
         _publish(follower, ids, 1, epoch=2)
-        took_s, end = time.monotonic() - begun_s, follower.log_end_offset
+        took_s, end = time.monotonic() - begun_s, follower.state.log_end_offset
         again = sum(_publish(follower, first, 1, epoch=2) for first in (0, ids // 2, ids - 1, ids))
         assert end == ids + 1
         for log in (leader, follower):
@@ -91,5 +91,5 @@ def _publish(log: PartitionLog, first: int, count: int, *, epoch: int) -> int:
 
 
 def _copy(leader: PartitionLog, follower: PartitionLog) -> None:
-    with leader.read(follower.log_end_offset, stored=True, max_bytes=1 << 30) as plan:
+    with leader.reader.read(follower.state.log_end_offset, stored=True, max_bytes=1 << 30) as plan:
         follower.append_stored(plan_bytes(plan), leader_epoch=1, now_us=NOW_US)

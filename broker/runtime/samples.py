@@ -70,15 +70,15 @@ def partition_samples(partition: Partition, at: tuple[str, ...]) -> Iterator[Sam
     labels = PARTITION_LABELS
     yield "liftlog_messages_in_total", "Records appended", labels, at, partition.replica.record_count
     yield "liftlog_bytes_in_total", "Bytes appended", labels, at, partition.replica.byte_count
-    yield "liftlog_partition_log_start_offset", "First offset kept", labels, at, log.log_start_offset
-    yield "liftlog_partition_log_end_offset", "Next offset to be assigned", labels, at, log.log_end_offset
-    yield "liftlog_partition_high_watermark", "First offset not committed", labels, at, log.high_watermark
-    yield "liftlog_partition_bytes", "Bytes on disk", labels, at, log.byte_count
-    yield "liftlog_partition_segments", "Segments", labels, at, log.segment_count
-    if log.is_encrypted:
+    yield "liftlog_partition_log_start_offset", "First offset kept", labels, at, log.state.log_start_offset
+    yield "liftlog_partition_log_end_offset", "Next offset to be assigned", labels, at, log.state.log_end_offset
+    yield "liftlog_partition_high_watermark", "First offset not committed", labels, at, log.state.high_watermark
+    yield "liftlog_partition_bytes", "Bytes on disk", labels, at, log.state.byte_count
+    yield "liftlog_partition_segments", "Segments", labels, at, log.state.segment_count
+    if log.state.is_encrypted:
         text = "Ranges that somebody has changed, found since the log was opened"
-        yield "liftlog_partition_tampered_ranges", text, labels, at, log.tampered_count
-    yield "liftlog_partition_lost_ranges", "Ranges lost to corruption", labels, at, len(log.lost_ranges)
+        yield "liftlog_partition_tampered_ranges", text, labels, at, log.state.tampered_count
+    yield "liftlog_partition_lost_ranges", "Ranges lost to corruption", labels, at, len(log.state.lost_ranges)
 
 
 def _intake(intake: IntakeDriver) -> Iterator[Sample]:
@@ -108,7 +108,7 @@ def consumer_samples(consumers: Consumers, look: Look, *, now_us: int) -> Iterat
         for row in rows:
             if isinstance(log := look(row), PartitionLog):
                 at = (consumer, row.stream, str(row.partition))
-                lag = max(0, log.high_watermark - row.offset)
+                lag = max(0, log.state.high_watermark - row.offset)
                 yield "liftlog_consumer_offset", "Offset that the consumer reads next", labels, at, row.offset
                 yield "liftlog_consumer_lag_records", "High watermark minus consumer offset", labels, at, lag
                 with suppress(LiftlogError):  # damaged there, and said elsewhere
@@ -137,9 +137,9 @@ def group_samples(consumers: Consumers, groups: Groups, look: Look, *, now_us: i
     yield "liftlog_group_partitions_untold", "Partitions of groups beyond those that have a lag here", (), (), untold
     for place, (log, row) in sorted(begun.items(), key=lambda each: each[0])[:GROUP_SERIES_MAX]:
         if isinstance(log, PartitionLog):
-            at, first = (place[0], place[1], str(place[2])), log.log_start_offset
+            at, first = (place[0], place[1], str(place[2])), log.state.log_start_offset
             offset = first if row.offset is None else row.offset
-            lag = max(0, log.high_watermark - offset)
+            lag = max(0, log.state.high_watermark - offset)
             yield "liftlog_group_offset", "Offset that the group reads next", labels, at, offset
             yield "liftlog_group_lag_records", "High watermark minus offset of the group", labels, at, lag
             with suppress(LiftlogError):
@@ -148,5 +148,5 @@ def group_samples(consumers: Consumers, groups: Groups, look: Look, *, now_us: i
 
 
 def _behind_s(log: PartitionLog, offset: int, now_us: int) -> float:
-    timestamp_us = log.timestamp_at(offset)
+    timestamp_us = log.reader.timestamp_at(offset)
     return 0.0 if timestamp_us is None else max(0.0, (now_us - timestamp_us) / 1e6)

@@ -1,6 +1,6 @@
 """One partition's log on one disk. Has never heard of leaders, NATS, event loops or clocks.
 
-log.py          PartitionLog: records that are judged, appended and noted; what everyone else uses
+log.py          PartitionLog: records that are judged, appended and noted; what everyone else uses, and its parts
 remembered.py   what is remembered beside the records: read when needed, kept in state files
 tracking.py     last records of subjects: how their table comes to be
 segment_log.py  Log: bytes, offsets and leader epochs; all that a follower needs

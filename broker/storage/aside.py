@@ -37,7 +37,7 @@ def was_compacted(log: PartitionLog) -> bool:
     Raises:
         StorageFailed: the disk does not tell.
     """
-    return log.superseded[0] > 0 or log.compacted_to > 0
+    return log.state.superseded[0] > 0 or log.state.compacted_to > 0
 
 
 def _may_be_compacted(disk: Disk, folder: str) -> bool:

@@ -24,21 +24,16 @@ from typing import Any, Self
 
 from broker.api.errors import DiskFull, LiftlogError, OffsetOutOfRange
 from broker.storage.disk import Disk, ReadableBuffer
-from broker.storage.log_reader import LogReader
 from broker.storage.memory.handover import Handover
 from broker.storage.memory.memory import NOTHING, Noted, Repeat, Rows, Settled, Verdict, stamp_of
 from broker.storage.memory.producers import GroupStamp
 from broker.storage.read import group_start
-from broker.storage.recovery import Ranges, RecoveryReport
+from broker.storage.recovery import RecoveryReport
 from broker.storage.remembered import Remembered
 from broker.storage.rows import Conditional, Encodable, RowBatch, StoredGroup
 from broker.storage.segment_log import WRITEBACK_BYTES, AppendResult, EpochEnd, Log
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from broker.storage.tracking import Tracking
-from broker.storage.writing.leader_epochs import LeaderEpochs
-from broker.storage.writing.part_method import PartValue, of_part, told_by
-from broker.storage.writing.state import LogState
-from broker.storage.writing.sync import Syncer
 
 __all__ = [
     "WRITEBACK_BYTES",
@@ -54,14 +49,28 @@ __all__ = [
 
 
 class PartitionLog:
-    """See the module. Made by `create` and `open`. A method that one part does alone has the same name there.
+    """See the module. Made by `create` and `open`. What one part does alone is asked of that part.
 
     Attributes:
-        log: The records alone. Readers may use it as it is.
+        log: The records alone.
+        state, epochs, checkpoints, reader, appender, syncer: Its parts.
         remembered: All that was ever told of producers, ids and subjects.
+        tracking, handover: See the module.
     """
 
-    __slots__ = ("_lock", "_state", "_tracking", "handover", "log", "remembered")
+    __slots__ = (
+        "_lock",
+        "appender",
+        "checkpoints",
+        "epochs",
+        "handover",
+        "log",
+        "reader",
+        "remembered",
+        "state",
+        "syncer",
+        "tracking",
+    )
 
     @classmethod
     def create(
@@ -86,37 +95,14 @@ class PartitionLog:
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self._state, self._lock = log.state, log.lock
-        self.remembered = Remembered(log)
-        self.handover = Handover(self.remembered)
-        self._tracking = Tracking(self.remembered)
-        if not log.recovery.clean:
+        self.state, self._lock = log.state, log.state.lock
+        self.epochs, self.checkpoints, self.reader = log.epochs, log.checkpoints, log.reader
+        self.appender, self.syncer = log.appender, log.syncer
+        self.remembered = Remembered(self.state, self.reader, self.syncer)
+        self.handover = Handover(self.remembered, self.checkpoints)
+        self.tracking = Tracking(self.remembered)
+        if not log.state.recovery.clean:
             self.remembered.after_recovery()
-
-    # --- what a part does alone -------------------------------------------------------------------------------
-
-    sync = of_part("log", Syncer.sync)
-    advance_high_watermark = of_part("_state", LogState.advance_high_watermark)
-    read = of_part("log", LogReader.read)
-    batches = of_part("log", LogReader.batches)
-    batches_in_turn = of_part("log", LogReader.batches_in_turn)
-    offset_for_time = of_part("log", LogReader.offset_for_time)
-    bytes_between = of_part("log", LogReader.bytes_between)
-    timestamp_at = of_part("log", LogReader.timestamp_at)
-    batch_start = of_part("log", LogReader.batch_start)
-    epoch_of = of_part("log", LeaderEpochs.epoch_of)
-    end_of_epoch = of_part("log", LeaderEpochs.end_of, "end_of_epoch")
-    epoch_end = of_part("log", Log.epoch_end)
-    follow = of_part("log", Log.follow)
-    idle = of_part("log", Log.idle)
-    sealed_segments = of_part("log", Log.sealed_segments)
-    index_of = of_part("log", Log.index_of)
-    replace_segments = of_part("log", Log.replace_segments)
-    repair_segment = of_part("log", LogState.repair, "repair_segment")
-    needs_stamp = of_part("remembered", Remembered.needs_stamp)
-    rewritable_end = of_part("remembered", Remembered.rewritable_end)
-    update_settings = of_part("remembered", Remembered.update_settings)
-    build_subjects = of_part("_tracking", Tracking.build)
 
     # --- append ---------------------------------------------------------------------------------------------
 
@@ -135,30 +121,29 @@ class PartitionLog:
         Args:
             batches: n >= 1, of one kind; they get consecutive offsets in this order. With a producer id they all carry
                 the same stamp, and a group that was appended before is not appended again.
-            leader_epoch, now_us: As `Log.append` takes them.
+            leader_epoch, now_us: As `Appender.append` takes them.
             wall_us: The clock that timestamps are of, now (`memory.M4`); None: the same.
             expected_offset: Append them if the first one gets this offset. If not, nothing is appended, and the result
                 has no records: both of its offsets are the log end. A group that was appended before is a repeat,
                 whatever it expects. Not for batches from NATS, whose records have expectations of their own.
             fence: The partition's, which records from NATS may name.
         Raises:
-            NotLeader, DiskFull, StorageFailed: as `Log.append`.
+            NotLeader, DiskFull, StorageFailed: as `Appender.append`.
             ProducerFenced, OutOfSequence, UnknownProducer, Overloaded: as `ProducerTable.check`.
         """
         assert batches, "an append holds at least one batch"
-        log = self.log
-        if log.lacks_checkpoint:
-            log.checkpoint(withdraw=True)  # `checkpoint.K2`
+        if self.checkpoints.is_lacking:
+            self.checkpoints.keep(withdraw=True)  # `checkpoint.K2`
         with self._lock:
-            if self._state.failure is not None:
-                log.check_writable()
-            self._state.ages.tell(now_us, self._state.log_end_offset)
+            if self.state.failure is not None:
+                self.state.check_writable()
+            self.state.ages.tell(now_us, self.state.log_end_offset)
             verdict = self._judge(batches, now_us if wall_us is None else wall_us, expected_offset, fence)
             if verdict.repeat is not None:
                 return verdict.repeat
             self.remembered.is_ahead = verdict.is_ahead
             try:
-                result = log.appender.append(
+                result = self.appender.append(
                     batches,
                     leader_epoch=leader_epoch,
                     now_us=now_us,
@@ -181,14 +166,13 @@ class PartitionLog:
         Raises:
             NotLeader, DiskFull, StorageFailed: as `append`.
         """
-        log = self.log
-        if log.lacks_checkpoint:
-            log.checkpoint(withdraw=True)
+        if self.checkpoints.is_lacking:
+            self.checkpoints.keep(withdraw=True)
         with self._lock:
-            log.check_writable()
-            self._state.ages.tell(now_us, self._state.log_end_offset)
+            self.state.check_writable()
+            self.state.ages.tell(now_us, self.state.log_end_offset)
             verdict = self._judge_rows(None)
-            result = log.append_group(
+            result = self.appender.append_group(
                 group, leader_epoch=leader_epoch, now_us=now_us, look=verdict.look, rolled=self.remembered.keep
             )
             self._note(verdict, result)
@@ -203,7 +187,7 @@ class PartitionLog:
         is_rewritten: bool = False,
         superseded: tuple[int, int] = (0, -1),
     ) -> int:
-        """As `Log.append_stored`. The tables read these records from the log later: in `keep_up`, or when it leads.
+        """As `Appender.append_stored`. The tables read these records later: in `keep_up`, or when it leads.
 
         A log that follows has a state file from its first record on, or lacks one (`state_files.T6`).
 
@@ -211,29 +195,30 @@ class PartitionLog:
             is_rewritten: Not all that was ever stored there may be among it: a state file is lacking from now on.
             superseded: The leader's, if these are from below it; it is on disk before they are (`Log.note_superseded`).
         """
-        log = self.log
-        if log.lacks_checkpoint:
-            log.checkpoint(withdraw=True)
-        log.note_superseded(*superseded)
+        if self.checkpoints.is_lacking:
+            self.checkpoints.keep(withdraw=True)
+        self.log.note_superseded(*superseded)
         with self._lock:
-            log.check_writable()
-            self._state.ages.tell(now_us, log.log_end_offset)
+            self.state.check_writable()
+            self.state.ages.tell(now_us, self.state.log_end_offset)
             if is_rewritten:
-                with log.guarded("write state"):
+                with self.state.guarded("write state"):
                     self.remembered.drop()
-            elif log.log_end_offset == 0 and not self.remembered.states.offsets:
+            elif self.state.log_end_offset == 0 and not self.remembered.states.offsets:
                 self.remembered.begin()
-            before = log.segment_count
+            before = self.state.segment_count
             try:
-                return log.append_stored(data, leader_epoch=leader_epoch, now_us=now_us, look=self.remembered.hear)
+                return self.appender.append_stored(
+                    data, leader_epoch=leader_epoch, now_us=now_us, look=self.remembered.hear
+                )
             finally:
-                if log.segment_count != before:
+                if self.state.segment_count != before:
                     self.remembered.is_due = True  # as at any roll, so that whoever leads has a segment to read at most
 
     def _judge(self, batches: Sequence[Encodable], wall_us: int, expected_offset: int | None, fence: int) -> Verdict:
         """Say which records may be appended and what is to be noted of them. Raises why nothing may be appended."""
         memory = self.remembered.memory
-        if memory is not None and memory.end != self._state.log_end_offset:
+        if memory is not None and memory.end != self.state.log_end_offset:
             memory = None  # `remembered.U3`
             self.remembered.forget()
         first: Any = batches[0]
@@ -245,19 +230,19 @@ class PartitionLog:
             if memory is None:
                 return NOTHING
             conditional: Any = batches
-            return Noted(memory, conditional, self._state.settings, self._state.log_start_offset)
+            return Noted(memory, conditional, self.state.settings, self.state.log_start_offset)
         stamp = stamp_of(first) if isinstance(first, RowBatch) else None
         if stamp is not None:
             found = self.remembered.whole().producers.check(
                 stamp,
                 record_count=sum(batch.record_count for batch in batches),
-                now_us=self._state.ages.now_us,
-                expiry_us=self._state.settings.producer_id_expiry_ms * 1_000,
-                ids_max=self._state.settings.producer_ids_max,
+                now_us=self.state.ages.now_us,
+                expiry_us=self.state.settings.producer_id_expiry_ms * 1_000,
+                ids_max=self.state.settings.producer_ids_max,
             )
             if found is not None:
                 return Repeat(found.first_offset, found.next_offset)
-        end = self._state.log_end_offset
+        end = self.state.log_end_offset
         if expected_offset is not None and expected_offset != end:
             return Repeat(end, end)
         if stamp is not None and not self.remembered.states.offsets:
@@ -266,15 +251,15 @@ class PartitionLog:
 
     def _judge_rows(self, stamp: GroupStamp | None) -> Rows:
         memory = self.remembered.memory
-        if memory is not None and memory.end != self._state.log_end_offset:
+        if memory is not None and memory.end != self.state.log_end_offset:
             memory = None
             self.remembered.forget()
         return Rows(
             memory,
             stamp,
-            self._state.settings,
-            log_start_offset=self._state.log_start_offset,
-            now_us=self._state.ages.now_us,
+            self.state.settings,
+            log_start_offset=self.state.log_start_offset,
+            now_us=self.state.ages.now_us,
             begin=None if self.remembered.has_states() else self.remembered.begin_ids,
         )
 
@@ -284,22 +269,22 @@ class PartitionLog:
         Raises:
             StorageFailed, DiskFull: the ids are not known, or there is no place to keep them.
         """
-        settings, ids, now_us = self._state.settings, None, self._state.ages.now_us
+        settings, ids, now_us = self.state.settings, None, self.state.ages.now_us
         window_us = settings.dedup_window_ms * 1_000
-        subjects = self._tracking.table_for(batch)
+        subjects = self.tracking.table_for(batch)
         if window_us and batch.minds_ids:
             ids = self.remembered.whole(window_us=window_us).ids
             if batch.id_count and not self.remembered.states.offsets:
                 self.remembered.begin()
             batch.make_room(ids, now_us=now_us, wall_us=wall_us, window_us=window_us, ids_max=settings.dedup_ids_max)
         memory = self.remembered.memory
-        noted = Noted(memory, [batch], settings, self._state.log_start_offset) if memory is not None else None
+        noted = Noted(memory, [batch], settings, self.state.log_start_offset) if memory is not None else None
         verdict = Settled(batch, noted, ids, subjects)
         try:
             batch.settle(
                 ids,
                 subjects,
-                next_offset=self._state.log_end_offset,
+                next_offset=self.state.log_end_offset,
                 now_us=now_us,
                 wall_us=wall_us,
                 window_us=window_us,
@@ -311,7 +296,7 @@ class PartitionLog:
             verdict.take_back()
             raise
         if not batch.record_count:
-            end = self._state.log_end_offset
+            end = self.state.log_end_offset
             return Repeat(end, end)
         return verdict
 
@@ -327,14 +312,13 @@ class PartitionLog:
 
     def lead(self, leader_epoch: int) -> int:
         """As `Log.lead`."""
-        log = self.log
-        with log.checkpoint_lock, log.sync_lock, self._lock:
-            if log.may_end_in_part and (end := log.ask(group_start)) < log.log_end_offset:
+        with self.state.checkpoint_lock, self.state.sync_lock, self._lock:
+            if self.state.may_end_in_part and (end := self.state.ask(group_start)) < self.state.log_end_offset:
                 self.remembered.cut(end)
-            if not self.settings.is_sole_replica:
+            if not self.state.settings.is_sole_replica:
                 self.remembered.begin_to_lead()
             self.remembered.complete()
-            return log.lead(leader_epoch)
+            return self.log.lead(leader_epoch)
 
     def truncate(self, to: int, *, is_copied_again: bool = False) -> int:
         """As `Log.truncate`. State files above the cut go first, with the records (`state_files.T5`).
@@ -348,41 +332,38 @@ class PartitionLog:
         Raises:
             OffsetOutOfRange: that is so: `reset` is what is wanted.
         """
-        log = self.log
-        with log.checkpoint_lock, log.sync_lock, self._lock:
-            log.check_takes_back("truncate")
-            start, (kept_to, _) = log.log_start_offset, self._state.superseded
-            if to < min(kept_to, log.log_end_offset) and not is_copied_again:
-                raise OffsetOutOfRange(f"{self.folder}: below {kept_to} records have gone for newer ones")
-            if start <= to < log.log_end_offset:
+        with self.state.checkpoint_lock, self.state.sync_lock, self._lock:
+            self.log.check_takes_back("truncate")
+            start, (kept_to, _) = self.state.log_start_offset, self.state.superseded
+            if to < min(kept_to, self.state.log_end_offset) and not is_copied_again:
+                raise OffsetOutOfRange(f"{self.state.folder}: below {kept_to} records have gone for newer ones")
+            if start <= to < self.state.log_end_offset:
                 try:
-                    self.remembered.cut(log.ask(lambda view: group_start(view, to)))
+                    self.remembered.cut(self.state.ask(lambda view: group_start(view, to)))
                 except OffsetOutOfRange:
-                    self.reset(start, last_epoch=log.epoch_of(start - 1))
+                    self.reset(start, last_epoch=self.epochs.epoch_of(start - 1))
                     return start
-            return log.truncate(to)
+            return self.log.truncate(to)
 
     def reset(self, to: int, *, last_epoch: int = -1) -> None:
         """As `Log.reset`. State files go first: from now on one is lacking (`state_files.T6`)."""
-        log = self.log
-        with log.checkpoint_lock, log.sync_lock, self._lock:
-            log.check_takes_back("reset")
-            with log.guarded("reset"):
+        with self.state.checkpoint_lock, self.state.sync_lock, self._lock:
+            self.log.check_takes_back("reset")
+            with self.state.guarded("reset"):
                 self.remembered.drop()
-            log.reset(to, last_epoch=last_epoch)
+            self.log.reset(to, last_epoch=last_epoch)
 
     def recover(self, now_us: int) -> RecoveryReport:
         """As `Log.recover`."""
-        log = self.log
-        with log.checkpoint_lock, log.sync_lock, self._lock:
-            if log.failure is None or log.state.is_closed:
-                return log.recovery
-            self._state.ages.tell(now_us, log.log_end_offset)
-            report = log.recover(now_us)
+        with self.state.checkpoint_lock, self.state.sync_lock, self._lock:
+            if self.state.failure is None or self.state.is_closed:
+                return self.state.recovery
+            self.state.ages.tell(now_us, self.state.log_end_offset)
+            report = self.log.recover(now_us)
             try:
                 self.remembered.after_recovery()
             except LiftlogError as error:
-                raise log.fail(error) from error  # or it would go on with files that tell of what it has lost
+                raise self.state.fail(error) from error  # or it would go on with files that tell of what it has lost
             return report
 
     # --- rolls, let go, rest --------------------------------------------------------------------------------
@@ -390,15 +371,15 @@ class PartitionLog:
     def tell_time(self, now_us: int) -> None:
         """It is that late, by the clock of `append`: a log to which nobody appends grows older, too."""
         with self._lock:
-            self._state.ages.tell(now_us, self._state.log_end_offset)
+            self.state.ages.tell(now_us, self.state.log_end_offset)
 
     def roll_if_due(self, now_us: int) -> bool:
         """Seal the active segment if it is older than `segment_age_ms`. Returns whether it did."""
-        if not self.log.appender.is_roll_due(now_us):
+        if not self.appender.is_roll_due(now_us):
             return False
         self._read_ahead()
         with self._lock:
-            is_sealed = self.log.roll_if_due(now_us)
+            is_sealed = self.appender.roll_if_due(now_us)
             if is_sealed:
                 self.remembered.keep()
             return is_sealed
@@ -407,27 +388,27 @@ class PartitionLog:
         """Remove the segments that the settings do not keep. Returns the log start offset.
 
         Args:
-            now_us: As `Log.append` takes it.
+            now_us: As `Appender.append` takes it.
             wall_us: The time that timestamps are compared with; None: the same.
         """
         wall_us = now_us if wall_us is None else wall_us
         self.tell_time(now_us)
-        if self.log.appender.is_expired(wall_us):
+        if self.appender.is_expired(wall_us):
             self._read_ahead()
             with self._lock:
-                if self.log.seal_expired(wall_us):
+                if self.appender.seal_expired(wall_us):
                     self.remembered.keep()
         return self._let_go(self.log.retained_start(wall_us))
 
     def _read_ahead(self) -> None:
         """Before a segment is sealed and its state kept (`state.L10`)."""
-        self.log.appender.read_tail()
+        self.appender.read_tail()
         if self.remembered.has_states():
             self.remembered.read_ahead()
 
     def trim(self, before_offset: int) -> int:
         """Let go of records below `before_offset` (at most the high watermark). Returns the log start offset."""
-        return self._let_go(min(before_offset, self.log.high_watermark))
+        return self._let_go(min(before_offset, self.state.high_watermark))
 
     def _let_go(self, start: int) -> int:
         """Let go of what lies below `start`, on a full disk too: what is written for it may take spare files.
@@ -435,71 +416,43 @@ class PartitionLog:
         At each step a power cut leaves the log as it was, or with its new start: the state comes first
         (`state_files.T3`), then the checkpoint (`checkpoint.K3`), then the segments go.
         """
-        log = self.log
-        if start > log.log_start_offset:
+        if start > self.state.log_start_offset:
             try:
                 self.remembered.keep_what_goes(start)
             except DiskFull:
                 told = self.remembered.told_by_state()
-                if not log.log_start_offset < told < start:
+                if not self.state.log_start_offset < told < start:
                     raise
-                log.let_go(told)  # needs no new state, and may make the room for one
+                self.log.let_go(told)  # needs no new state, and may make the room for one
                 self.remembered.keep_what_goes(start)
-        return log.let_go(start)
+        return self.log.let_go(start)
 
     def checkpoint(self, *, clean: bool = False, withdraw: bool = False) -> None:
-        """As `Log.checkpoint`, and write the state file that a roll has left to it."""
-        if not (clean or withdraw or self.remembered.is_due) and self.log.is_checkpointed:
+        """As `Checkpoints.keep`, and write the state file that a roll has left to it."""
+        if not (clean or withdraw or self.remembered.is_due) and self.checkpoints.is_up_to_date:
             return
-        with self.log.checkpoint_lock, self.log.guarded("checkpoint"):
+        with self.state.checkpoint_lock, self.state.guarded("checkpoint"):
             self.remembered.keep_due()
-            self.log.checkpoint(clean=clean, withdraw=withdraw)
+            self.checkpoints.keep(clean=clean, withdraw=withdraw)
 
-    def keep_up(self) -> None:
-        """On a follower: read what the records tell of ids and subjects, so that it is known when this log leads."""
-        self.remembered.keep_up()
+    # --- as a follower, and at rest -------------------------------------------------------------------------
+
+    def follow(self, leader_epoch: int) -> None:
+        """As `Log.follow`."""
+        self.log.follow(leader_epoch)
+
+    def idle(self) -> bool:
+        """As `Log.idle`."""
+        return self.log.idle()
 
     def close(self, *, clean: bool = True) -> None:
         """As `Log.close`, and write the state as of the end, so that the next open reads none."""
-        log = self.log
         try:
-            if clean and log.failure is None:
-                log.sync()
+            if clean and self.state.failure is None:
+                self.syncer.sync()
                 self.remembered.keep(at_close=True)
                 self.checkpoint(clean=True)
         finally:
-            log.close(clean=False)
+            self.log.close(clean=False)
             with self._lock:
                 self.remembered.forget()  # whoever still has this log needs no tables
-
-    @property
-    def lacks_subjects(self) -> bool:
-        """Whether there is something for `build_subjects` to do."""
-        return self._tracking.lacks_some
-
-    # --- what is the log's alone ----------------------------------------------------------------------------
-
-    identity: PartValue[LogIdentity] = told_by("_state.identity")
-    settings: PartValue[LogSettings] = told_by("_state.settings")
-    folder: PartValue[str] = told_by("_state.folder")
-    log_start_offset: PartValue[int] = told_by("_state.log_start_offset")
-    kept_start_offset: PartValue[int] = told_by("log.kept_start_offset")
-    log_end_offset: PartValue[int] = told_by("_state.log_end_offset")
-    durable_end: PartValue[int] = told_by("_state.durable_end")
-    high_watermark: PartValue[int] = told_by("_state.high_watermark")
-    leader_epoch: PartValue[int] = told_by("log.leader_epoch")
-    compacted_to: PartValue[int] = told_by("_state.compacted_to")
-    superseded: PartValue[tuple[int, int]] = told_by("_state.superseded")
-    superseded_there: PartValue[tuple[int, int]] = told_by("log.superseded_there")
-    waits_to: PartValue[int] = told_by("_state.waits_to")
-    lost_ranges: PartValue[Ranges] = told_by("_state.lost_ranges")
-    is_encrypted: PartValue[bool] = told_by("_state.is_encrypted")
-    tampered: PartValue[Ranges] = told_by("_state.tampered")
-    tampered_count: PartValue[int] = told_by("_state.tampered_count")
-    is_behind: PartValue[bool] = told_by("_state.is_behind")
-    recovery: PartValue[RecoveryReport] = told_by("_state.recovery")
-    failure: PartValue[LiftlogError | None] = told_by("_state.failure")
-    disk: PartValue[Disk] = told_by("_state.disk")
-    segment_count: PartValue[int] = told_by("log.segment_count")
-    is_awake: PartValue[bool] = told_by("log.is_awake")
-    byte_count: PartValue[int] = told_by("log.byte_count")

@@ -22,17 +22,17 @@ of an open are in `recovery`; the caller logs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from broker.api.errors import CorruptLog, KeyMissing, LiftlogError, StorageFailed, WrongFolder
+from broker.api.errors import CorruptLog, LiftlogError, StorageFailed, WrongFolder
 from broker.storage.disk import Disk, storage_error
 from broker.storage.encrypted.keyfile import has_files
 from broker.storage.encrypted.own import check_of, is_end
+from broker.storage.encrypted.vault_of import holds_records, no_key, vault_of
 from broker.storage.log_reader import LogReader
-from broker.storage.read import LogView, group_start
-from broker.storage.recovery import Ranges, RecoveryReport, is_clean, list_segments, load_checkpoint, recover
+from broker.storage.read import group_start
+from broker.storage.recovery import RecoveryReport, is_clean, list_segments, load_checkpoint, recover
 from broker.storage.rewrite.clean_state import load_clean_state, lower_clean_state
 from broker.storage.rewrite.joining import finish_joins
 from broker.storage.segments.chain import Chain
@@ -42,26 +42,22 @@ from broker.storage.segments.checkpoint import (
     LogIdentity,
     LogSettings,
     check_identity,
-    mark_encrypted,
     read_marked,
     write_identity,
 )
-from broker.storage.segments.epochs import EPOCHS_FILE
-from broker.storage.segments.index import INDEX_CACHE, Entries, IndexView
+from broker.storage.segments.index import INDEX_CACHE
 from broker.storage.segments.retention import log_start_for, old_end
 from broker.storage.segments.segment import Segment
 from broker.storage.writing.append import WRITEBACK_BYTES, Appender, AppendResult, Message
 from broker.storage.writing.checkpoints import Checkpoints
 from broker.storage.writing.leader_epochs import EpochEnd, LeaderEpochs
 from broker.storage.writing.let_go import let_go
-from broker.storage.writing.part_method import PartValue, of_part, told_by
-from broker.storage.writing.replace import replace_segments, sealed_segments
 from broker.storage.writing.state import LogState
 from broker.storage.writing.sync import Syncer
 from broker.storage.writing.truncate import check_takes_back, reset, truncate
 
 if TYPE_CHECKING:
-    from broker.storage.encrypted.vault import Vault
+    pass
 
 __all__ = ["WRITEBACK_BYTES", "AppendResult", "EpochEnd", "Log", "Message"]
 
@@ -70,24 +66,14 @@ T = TypeVar("T")
 
 
 class Log:
-    """See the module. A method that one part does alone has the same name there.
+    """See the module.
 
     Attributes:
-        state: All that the parts share; `writing/state.py` describes its attributes, some of which stand here too.
-        appender, syncer: Those parts, for callers that need them with each message.
+        state, epochs, checkpoints, appender, syncer: The parts of that list.
+        reader: Answers who reads.
     """
 
-    __slots__ = (
-        "_checkpoints",
-        "_epochs",
-        "_reader",
-        "appender",
-        "checkpoint_lock",
-        "lock",
-        "state",
-        "sync_lock",
-        "syncer",
-    )
+    __slots__ = ("appender", "checkpoints", "epochs", "reader", "state", "syncer")
 
     # --- open, recover, close -------------------------------------------------------------------------------
 
@@ -103,7 +89,7 @@ class Log:
             StorageFailed, DiskFull: the disk refuses.
         """
         if settings.is_encrypted and settings.keyring is None:
-            raise _no_key(folder)
+            raise no_key(folder)
         try:
             if disk.exists(f"{folder}/{PARTITION_FILE}"):
                 raise WrongFolder(f"{folder} already holds a log", path=folder)
@@ -152,9 +138,9 @@ class Log:
             # what its folder says counts, too: else a log whose catalog has forgotten of it went on in clear
             is_encrypted = settings.is_encrypted or is_marked or has_files(disk, folder)
             is_encrypted |= checkpoint is not None and bool(checkpoint.key)
-            vault = _vault_of(disk, folder, identity, settings) if is_encrypted else None
+            vault = vault_of(disk, folder, identity, settings) if is_encrypted else None
             log = cls(LogState(disk, folder, identity, settings, now_us=now_us, kept=kept, vault=vault), boot_id)
-            is_missing = checkpoint is None and not report.notes and _holds_records(disk, folder)
+            is_missing = checkpoint is None and not report.notes and holds_records(disk, folder)
             if (report.notes or is_missing) and not settings.is_sole_replica:  # at each open, until it is made anew
                 what = "missing" if is_missing else "damaged"
                 raise CorruptLog(
@@ -169,7 +155,7 @@ class Log:
                     f"{folder}: the checkpoint is damaged and no segment is left, so the next offset is not known",
                     path=folder,
                 )
-            log._checkpoints.note(checkpoint)
+            log.checkpoints.note(checkpoint)
             if (
                 checkpoint is not None
                 and is_clean(disk, checkpoint, segments, boot_id)
@@ -178,7 +164,7 @@ class Log:
                 log._rest(checkpoint, segments)
             else:
                 log._recover(checkpoint, report, now_us)
-            log.recovery.notes += joins
+            log.state.recovery.notes += joins
             log._settle_superseded()
             return log
         except OSError as error:
@@ -186,41 +172,9 @@ class Log:
 
     def __init__(self, state: LogState, boot_id: str) -> None:
         self.state = state
-        self._epochs = LeaderEpochs(state)
-        self._checkpoints = Checkpoints(state, self._epochs, boot_id)
-        self.appender, self.syncer, self._reader = Appender(state, self._epochs), Syncer(state), LogReader(state)
-        self.checkpoint_lock, self.sync_lock, self.lock = state.checkpoint_lock, state.sync_lock, state.lock
-
-    # --- what a part does alone -------------------------------------------------------------------------------
-
-    append = of_part("appender", Appender.append)
-    append_group = of_part("appender", Appender.append_group)
-    append_stored = of_part("appender", Appender.append_stored)
-    roll_if_due = of_part("appender", Appender.roll_if_due)
-    seal_expired = of_part("appender", Appender.seal_expired)
-    sync = of_part("syncer", Syncer.sync)
-    sync_now = of_part("syncer", Syncer.sync_now)
-    checkpoint = of_part("_checkpoints", Checkpoints.keep)
-    epoch_of = of_part("_epochs", LeaderEpochs.epoch_of)
-    end_of_epoch = of_part("_epochs", LeaderEpochs.end_of)
-    read = of_part("_reader", LogReader.read)
-    batches = of_part("_reader", LogReader.batches)
-    batches_in_turn = of_part("_reader", LogReader.batches_in_turn)
-    messages = of_part("_reader", LogReader.messages)
-    offset_for_time = of_part("_reader", LogReader.offset_for_time)
-    bytes_between = of_part("_reader", LogReader.bytes_between)
-    timestamp_at = of_part("_reader", LogReader.timestamp_at)
-    batch_start = of_part("_reader", LogReader.batch_start)
-    advance_high_watermark = of_part("state", LogState.advance_high_watermark)
-    repair_segment = of_part("state", LogState.repair)
-    view = of_part("state", LogState.view)
-    guarded = of_part("state", LogState.guarded)
-    fail = of_part("state", LogState.fail)
-    check_writable = of_part("state", LogState.check_writable)
-
-    def ask(self, question: Callable[[LogView], T]) -> T:
-        """As `LogState.ask`."""
-        return self.state.ask(question)
+        self.epochs = LeaderEpochs(state)
+        self.checkpoints = Checkpoints(state, self.epochs, boot_id)
+        self.appender, self.syncer, self.reader = Appender(state, self.epochs), Syncer(state), LogReader(state)
 
     # --- helpers of open and recover ----------------------------------------------------------------------
 
@@ -240,7 +194,7 @@ class Log:
         state.lost_ranges = checkpoint.lost_ranges
         state.group_as_one()
         state.begin_ages()
-        self._epochs.latest = checkpoint.leader_epoch
+        self.epochs.latest = checkpoint.leader_epoch
 
     def _recover(self, checkpoint: Checkpoint | None, report: RecoveryReport, now_us: int) -> None:
         state = self.state
@@ -255,15 +209,15 @@ class Log:
         )
         lower_clean_state(state.disk, state.folder, found.log_end_offset)  # a log that is shorter than it was
         state.begin_from(found)
-        is_other = self._epochs.take_recovered(found, checkpoint)
+        is_other = self.epochs.take_recovered(found, checkpoint)
         try:
             if is_other:
-                self._epochs.save()
+                self.epochs.save()
             # Where nothing was wrong the old one still holds, and an empty log needs none: thousands of idle
             # logs start without an fsync.
             is_new = checkpoint is None and found.segments
             if is_new or report.lost or report.cut_offset is not None:
-                self._checkpoints.write(self._checkpoints.point(), frees=True)
+                self.checkpoints.write(self.checkpoints.point(), frees=True)
         except OSError as error:  # a full disk: what was found now is found again at the next open
             report.notes.append(f"{state.folder}: no new checkpoint: {error.strerror or error}")
 
@@ -275,7 +229,7 @@ class Log:
         to, epoch = state.superseded
         if epoch < 0 and load_clean_state(state.disk, state.folder).superseded_to < 0:
             with suppress(OSError, LiftlogError):  # a full disk: it is found again at the next open
-                state.write_superseded(to, self.epoch_of(to - 1) if to else -1)
+                state.write_superseded(to, self.epochs.epoch_of(to - 1) if to else -1)
 
     def recover(self, now_us: int) -> RecoveryReport:
         """Bring a failed log back: write what is not durable anew, fsync it, open everything as after a crash.
@@ -290,18 +244,19 @@ class Log:
             BadBatch: as `open`; likewise.
         """
         state = self.state
-        with self.checkpoint_lock, self.sync_lock, self.lock:
+        with self.state.checkpoint_lock, self.state.sync_lock, self.state.lock:
             if state.failure is None or state.is_closed:
                 return state.recovery
             try:
-                if state.log_start_offset > self.kept_start_offset:  # `checkpoint.K3`: it could not be written down
-                    self._checkpoints.write(self._checkpoints.point(flush=False), frees=True)
+                # `checkpoint.K3`: it could not be written down
+                if state.log_start_offset > self.checkpoints.kept_start_offset:
+                    self.checkpoints.write(self.checkpoints.point(flush=False), frees=True)
                 state.chain.close()
                 state.chain.write_again(state.durable_end, salvage=state.settings.is_sole_replica)
-                self._recover(self._checkpoints.point(flush=False), RecoveryReport(), now_us)
+                self._recover(self.checkpoints.point(flush=False), RecoveryReport(), now_us)
                 state.disk.sync_dir(state.folder)  # or a segment that is gone comes back beside the next records
-                if not self._checkpoints.is_sure:  # a reset that failed
-                    self._checkpoints.write(self._checkpoints.point(), frees=True)
+                if not self.checkpoints.is_sure:  # a reset that failed
+                    self.checkpoints.write(self.checkpoints.point(), frees=True)
             except OSError as error:
                 state.failure = storage_error(error, f"recover {state.folder}")
                 raise state.failure from error
@@ -311,7 +266,7 @@ class Log:
     def idle(self) -> bool:
         """Close the tail's file and forget its index, if all is durable. Returns whether no descriptor is held."""
         state = self.state
-        with self.sync_lock, self.lock:
+        with self.state.sync_lock, self.state.lock:
             if state.is_closed:
                 return True
             if state.failure is not None or state.durable_end < state.log_end_offset:
@@ -327,15 +282,15 @@ class Log:
         (`state.L8`).
         """
         try:
-            if clean and self.failure is None:
-                self.sync()
-                self.checkpoint(clean=True)
+            if clean and self.state.failure is None:
+                self.syncer.sync()
+                self.checkpoints.keep(clean=True)
         finally:
-            with self.checkpoint_lock, self.sync_lock, self.lock:
+            with self.state.checkpoint_lock, self.state.sync_lock, self.state.lock:
                 self.state.is_closed = True
-                self.state.fail(StorageFailed(f"{self.folder} is closed", path=self.folder))
-                self.chain.close()
-                for segment in self.chain.segments:
+                self.state.fail(StorageFailed(f"{self.state.folder} is closed", path=self.state.folder))
+                self.state.chain.close()
+                for segment in self.state.chain.segments:
                     INDEX_CACHE.drop(segment.serial)
 
     # --- leader epochs --------------------------------------------------------------------------------------
@@ -349,30 +304,23 @@ class Log:
             NotLeader: a later epoch is known.
             DiskFull, StorageFailed: the cut failed; it does not lead.
         """
-        with self.checkpoint_lock, self.sync_lock, self.lock:
-            self._epochs.check_not_stale(leader_epoch, "lead")
+        with self.state.checkpoint_lock, self.state.sync_lock, self.state.lock:
+            self.epochs.check_not_stale(leader_epoch, "lead")
             self.state.committed_to = 0
-            if self.may_end_in_part:
+            if self.state.may_end_in_part:
                 self.state.check_writable()
-                truncate(self.state, self._epochs, self._checkpoints, self.ask(group_start))
-            self._epochs.lead(leader_epoch)
-            if self.state.superseded[0] > self.log_end_offset:
+                truncate(self.state, self.epochs, self.checkpoints, self.state.ask(group_start))
+            self.epochs.lead(leader_epoch)
+            if self.state.superseded[0] > self.state.log_end_offset:
                 self._lead_by_what_is_there()
-            return self.log_end_offset
+            return self.state.log_end_offset
 
     def _lead_by_what_is_there(self) -> None:
         """An operator chose it although newer records are missing above its end: now there are none."""
-        to, epoch = self.log_end_offset, self._epochs.latest
+        to, epoch = self.state.log_end_offset, self.epochs.latest
         self.state.note_superseded(to, epoch)
         with suppress(OSError):  # a full disk: after the next open it begins anew if it follows
             self.state.write_superseded(to, epoch)
-
-    @property
-    def may_end_in_part(self) -> bool:
-        """Whether the last commit group may lack its rest. A sole replica may have been a follower before; then no part
-        of that group is committed."""
-        state = self.state
-        return not state.settings.is_sole_replica or state.high_watermark < state.log_end_offset
 
     def follow(self, leader_epoch: int) -> None:
         """From now on take only what this epoch's leader has stored. A thread that still appends is refused.
@@ -380,13 +328,9 @@ class Log:
         Raises:
             NotLeader: a later epoch is known.
         """
-        with self.lock:
-            self._epochs.follow(leader_epoch)
+        with self.state.lock:
+            self.epochs.follow(leader_epoch)
             self.state.committed_to = 0
-
-    def epoch_end(self, epoch: int) -> int:
-        """First offset after the records of `epoch` and earlier ones; the log end for the latest epoch."""
-        return self._epochs.end_of(epoch).end_offset
 
     # --- take back, let go, write anew ----------------------------------------------------------------------
 
@@ -404,12 +348,12 @@ class Log:
             DiskFull, StorageFailed: nothing was changed, or the log is failed and `recover` finds it as
                 it was, or shorter.
         """
-        with self.checkpoint_lock, self.sync_lock, self.lock:
+        with self.state.checkpoint_lock, self.state.sync_lock, self.state.lock:
             self.check_takes_back("truncate")
-            if to < self.log_end_offset:
-                end = self.ask(lambda view: group_start(view, to))
-                truncate(self.state, self._epochs, self._checkpoints, end)
-            return self.log_end_offset
+            if to < self.state.log_end_offset:
+                end = self.state.ask(lambda view: group_start(view, to))
+                truncate(self.state, self.epochs, self.checkpoints, end)
+            return self.state.log_end_offset
 
     def note_superseded(self, to: int, epoch: int, *, cuts: int | None = None) -> bool:
         """Before records go for newer ones, all of them below `to`: that is on disk then. An empty log forgets what was
@@ -426,7 +370,7 @@ class Log:
         state = self.state
         if cuts is None and self._superseded_with(to, epoch) == state.superseded:
             return True  # as nearly always; the lock may be held for long
-        with self.checkpoint_lock:
+        with self.state.checkpoint_lock:
             state.check_writable()  # `state.L8`
             if cuts is not None and cuts != state.cuts:
                 return False
@@ -440,12 +384,6 @@ class Log:
         is_empty = self.state.log_start_offset == self.state.log_end_offset
         return (to, epoch) if is_empty else max((to, epoch), self.state.superseded)
 
-    @property
-    def superseded_there(self) -> tuple[int, int]:
-        """`LogState.superseded` for who copies this log while it leads."""
-        to, epoch = self.state.superseded
-        return to, self.epoch_of(to - 1) if to and epoch < 0 else epoch
-
     def reset(self, to: int, *, last_epoch: int = -1) -> None:
         """Begin anew and empty at `to`: the leader has nothing below that follows on what is here.
 
@@ -457,141 +395,22 @@ class Log:
         Raises:
             NotLeader, DiskFull, StorageFailed: as `truncate`.
         """
-        with self.checkpoint_lock, self.sync_lock, self.lock:
+        with self.state.checkpoint_lock, self.state.sync_lock, self.state.lock:
             self.check_takes_back("reset")
-            reset(self.state, self._epochs, self._checkpoints, to, last_epoch=last_epoch)
+            reset(self.state, self.epochs, self.checkpoints, to, last_epoch=last_epoch)
 
     def check_takes_back(self, doing: str) -> None:
         """As `truncate.check_takes_back`."""
-        check_takes_back(self.state, self._epochs, doing)
+        check_takes_back(self.state, self.epochs, doing)
 
     def let_go(self, start: int) -> int:
         """As `let_go.let_go`."""
-        return let_go(self.state, self._checkpoints, start)
+        return let_go(self.state, self.checkpoints, start)
 
     def retained_start(self, now_us: int) -> int:
         """Where the log should start by its settings."""
-        with self.lock:
-            old = old_end(self.state.ages, self.settings.retention_ms)
-        return self.ask(lambda view: log_start_for(view, settings=self.settings, now_us=now_us, old_end=old))
-
-    def sealed_segments(self) -> list[tuple[Segment, int]]:
-        """As `replace.sealed_segments`."""
-        return sealed_segments(self.state)
-
-    def index_of(self, segment: Segment) -> IndexView:
-        """The index of a sealed segment, with an entry for each batch: what is written anew without one is gone.
-
-        Raises:
-            NeedsRepair: there is none, or it lacks entries.
-        """
-        return self.state.view().index(segment)
-
-    def replace_segments(
-        self,
-        old: Sequence[Segment],
-        staged: str,
-        entries: Entries,
-        size: int,
-        *,
-        cuts: int | None = None,
-        is_whole: bool = False,
-    ) -> bool:
-        """As `replace.replace_segments`."""
-        return replace_segments(self.state, old, staged, entries, size, cuts=cuts, is_whole=is_whole)
-
-    # --- what is told of it ---------------------------------------------------------------------------------
-
-    identity: PartValue[LogIdentity] = told_by("state.identity")
-    folder: PartValue[str] = told_by("state.folder")
-    disk: PartValue[Disk] = told_by("state.disk")
-    chain: PartValue[Chain] = told_by("state.chain")
-    log_start_offset: PartValue[int] = told_by("state.log_start_offset")
-    log_end_offset: PartValue[int] = told_by("state.log_end_offset")
-    durable_end: PartValue[int] = told_by("state.durable_end")
-    high_watermark: PartValue[int] = told_by("state.high_watermark")
-    group_ends: PartValue[list[int]] = told_by("state.group_ends")
-    lost_ranges: PartValue[Ranges] = told_by("state.lost_ranges")
-    is_behind: PartValue[bool] = told_by("state.is_behind")
-    recovery: PartValue[RecoveryReport] = told_by("state.recovery")
-    failure: PartValue[LiftlogError | None] = told_by("state.failure")
-    cuts: PartValue[int] = told_by("state.cuts")
-
-    @property
-    def kept_start_offset(self) -> int:
-        """The log start by the checkpoint: a later one may be undone by a crash (`checkpoint.K3`)."""
-        written = self._checkpoints.written
-        return min(self.state.log_start_offset, written.log_start_offset if written is not None else 0)
-
-    @property
-    def kept_end_offset(self) -> int:
-        """So far all is committed and on disk by the checkpoint: no recovery ends below (`recovery.R1`)."""
-        written = self._checkpoints.written
-        return 0 if written is None else min(written.high_watermark, written.recovery_point)
-
-    @property
-    def settings(self) -> LogSettings:
-        return self.state.settings
-
-    @settings.setter
-    def settings(self, settings: LogSettings) -> None:
-        state = self.state
-        if settings.is_encrypted and state.vault is None:  # it was opened before the catalog told of its stream
-            with state.guarded("read keys"):
-                state.vault = _vault_of(state.disk, state.folder, state.identity, settings)
-        state.settings = settings
-        if not settings.is_sole_replica:
-            state.has_others()
-
-    @property
-    def leader_epoch(self) -> int:
-        return self._epochs.latest
-
-    @property
-    def led(self) -> int | None:
-        return self._epochs.led
-
-    @property
-    def lacks_checkpoint(self) -> bool:
-        """Whether one is to be written before the next append (`checkpoint.K2`, `checkpoint.K4`)."""
-        return self._checkpoints.is_marked_clean or self._checkpoints.written is None
-
-    @property
-    def is_checkpointed(self) -> bool:
-        """As `Checkpoints.is_up_to_date`."""
-        return self._checkpoints.is_up_to_date
-
-    @property
-    def segment_count(self) -> int:
-        return len(self.state.chain.segments)
-
-    @property
-    def is_awake(self) -> bool:
-        """Whether it holds a descriptor; `idle` gives it back."""
-        return self.chain.file is not None
-
-    @property
-    def byte_count(self) -> int:
-        """Bytes of all segment files."""
-        return self.ask(lambda view: sum(segment.size(view.disk) for segment in view.segments))
-
-
-def _vault_of(disk: Disk, folder: str, identity: LogIdentity, settings: LogSettings) -> Vault:
-    """What an encrypted log seals and opens with. Raises KeyMissing, WrongKeys, UnknownFormatVersion."""
-    from broker.storage.encrypted.vault import Vault  # most brokers need none of it
-
-    if settings.keyring is None:
-        raise _no_key(folder)
-    is_empty = not _holds_records(disk, folder)
-    vault = Vault.open(disk, folder, identity, settings.keyring, is_empty=is_empty)
-    mark_encrypted(disk, folder, identity)
-    return vault
-
-
-def _no_key(folder: str) -> KeyMissing:
-    return KeyMissing(f"{folder}: its records are encrypted, and this process was given no master key", path=folder)
-
-
-def _holds_records(disk: Disk, folder: str) -> bool:
-    """Whether something was appended there: a checkpoint was written before (`checkpoint.K4`)."""
-    return bool(list_segments(disk, folder)) or disk.exists(f"{folder}/{EPOCHS_FILE}")
+        with self.state.lock:
+            old = old_end(self.state.ages, self.state.settings.retention_ms)
+        return self.state.ask(
+            lambda view: log_start_for(view, settings=self.state.settings, now_us=now_us, old_end=old)
+        )

@@ -63,12 +63,12 @@ def after_older(log: PartitionLog, offset: int, end: int | None, wanted: Conditi
 
     What is lost here is not passed over: another replica may have it, and it may be wanted.
     """
-    stop = log.high_watermark
-    if wanted.since_us is None or not log.log_start_offset <= offset < stop:
+    stop = log.state.high_watermark
+    if wanted.since_us is None or not log.state.log_start_offset <= offset < stop:
         return offset
-    found = log.offset_for_time(wanted.since_us)
+    found = log.reader.offset_for_time(wanted.since_us)
     stop = min(each for each in (stop, found, end) if each is not None)
-    is_lost = any(first < stop and offset < last for first, last in (*log.lost_ranges, *log.tampered))
+    is_lost = any(first < stop and offset < last for first, last in (*log.state.lost_ranges, *log.state.tampered))
     return offset if is_lost else max(offset, stop)
 
 

@@ -33,9 +33,9 @@ def values_of_epochs(data: Path) -> dict[int, list[bytes]]:
     """Values that were appended, by leader epoch."""
     (folder,) = (data / "streams" / STREAM).glob("*/0")
     log = PartitionLog.open(OsDisk(), str(folder), LogSettings(), boot_id="", now_us=0)
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
     found = defaultdict(list)
-    for message in log.batches(0):
+    for message in log.reader.batches(0):
         for value in decode_batch(message).column("value").to_pylist():
             found[read_header(message).leader_epoch].append(value)
     log.close()

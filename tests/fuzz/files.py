@@ -96,7 +96,7 @@ def folder(*, is_clean: bool) -> SimDisk:
         log.close()
     else:
         log.append([row_batch([b"after", b"the", b"checkpoint"])], leader_epoch=3, now_us=10)
-        log.sync()
+        log.syncer.sync()
     return disk.after_kill()
 
 
@@ -135,26 +135,26 @@ def _records_of(message: bytes) -> set[tuple[int, bytes | None]]:
 def read_all(log: PartitionLog) -> list[tuple[int, bytes | None]]:
     """Every record, by `batches`; then by `read` as a client would take it: a batch that is damaged is not decoded."""
     found: list[tuple[int, bytes | None]] = []
-    for message in log.batches(log.log_start_offset):
+    for message in log.reader.batches(log.state.log_start_offset):
         rows = decode_batch(message)
         found += zip(rows.column("offset").to_pylist(), rows.column("value").to_pylist(), strict=True)
-    offset = log.log_start_offset
-    while offset < log.high_watermark:
-        with log.read(offset, max_bytes=2_000) as plan:
+    offset = log.state.log_start_offset
+    while offset < log.state.high_watermark:
+        with log.reader.read(offset, max_bytes=2_000) as plan:
             sent = plan_bytes(plan)
             assert len(sent) == plan.bytes
             assert plan.next_offset > offset
             offset = plan.next_offset
-    log.offset_for_time(5)
-    log.epoch_of(log.log_start_offset)
-    log.epoch_end(1)
-    log.bytes_between(log.log_start_offset, log.high_watermark)
+    log.reader.offset_for_time(5)
+    log.epochs.epoch_of(log.state.log_start_offset)
+    log.epochs.end_of(1)
+    log.reader.bytes_between(log.state.log_start_offset, log.state.high_watermark)
     return found
 
 
 def meet_log(disk: SimDisk, boot_id: str) -> None:
     log = open_log(disk, settings=SETTINGS, boot_id=boot_id)
-    log.advance_high_watermark(log.durable_end)
+    log.state.advance_high_watermark(log.state.durable_end)
     served = read_all(log)
     offsets = [offset for offset, _ in served]
     assert offsets == sorted(set(offsets)), "S1"
@@ -165,9 +165,9 @@ def meet_log(disk: SimDisk, boot_id: str) -> None:
     compact(log, COMPACTION, map_bytes=1 << 12, now_us=12)
     log.close()
     log = open_log(disk, settings=SETTINGS, boot_id=boot_id)
-    log.advance_high_watermark(log.durable_end)
+    log.state.advance_high_watermark(log.state.durable_end)
     assert (result.first_offset, b"new") in read_all(log)
-    log.trim(log.high_watermark)
+    log.trim(log.state.high_watermark)
     log.close()
     assert disk.open_files == 0
 

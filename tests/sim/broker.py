@@ -213,7 +213,7 @@ class Broker(Sessions, Growing):
                 "after": known.registration if known else 0,
                 "sound": sound,
                 "behind": behind,
-                "epoch_seen": max([-1, *(each.log.leader_epoch for each in self.replicas.values() if each.log)]),
+                "epoch_seen": max([-1, *(each.log.epochs.latest for each in self.replicas.values() if each.log)]),
                 "request_id": f"{self.process} after {known.registration if known else 0}",
             },
             (lambda result, _: self._refused(process, result)) if self.cluster.has_folders else None,
@@ -385,8 +385,8 @@ class Broker(Sessions, Growing):
                 "broker_id": self.name,
                 "registration": self.incarnation,
                 "rescue": rescue.number,
-                "epoch_seen": max([-1, *(log.leader_epoch for _, log in logs)]),
-                "logs": [[*place_of(name), log.leader_epoch, log.log_end_offset] for name, log in logs],
+                "epoch_seen": max([-1, *(log.epochs.latest for _, log in logs)]),
+                "logs": [[*place_of(name), log.epochs.latest, log.state.log_end_offset] for name, log in logs],
             }
         )
 

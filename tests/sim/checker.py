@@ -151,7 +151,7 @@ class Checker(OfRewrites, OfMembers, OfMending):
             if end < known.high_watermarks.get(epoch, 0):
                 self.fail(f"R2: {name}: the high watermark of epoch {epoch} moves back to {end}")
             known.high_watermarks[epoch] = end
-        at, shadow = position_of(replica.shadow, log.high_watermark if since is None else since), replica.shadow
+        at, shadow = position_of(replica.shadow, log.state.high_watermark if since is None else since), replica.shadow
         is_of_before = replica.leads and replica.leader.epoch < known.unclean_epoch
         while at < len(shadow) and shadow[at].first < end:
             batch = shadow[at]
@@ -216,10 +216,9 @@ class Checker(OfRewrites, OfMembers, OfMending):
             while whole and not whole[-1].ends_group:
                 whole.pop()  # an incomplete group goes with a torn tail, fsynced or not
             for batch in whole:
-                if batch.first >= log.log_start_offset and batch not in found:
-                    self.fail(
-                        f"S2: {name}: {replica.broker.name} had fsynced {batch}; now it ends at {log.log_end_offset}"
-                    )
+                if batch.first >= log.state.log_start_offset and batch not in found:
+                    end = log.state.log_end_offset
+                    self.fail(f"S2: {name}: {replica.broker.name} had fsynced {batch}; now it ends at {end}")
         self._is_behind(replica)
         self._member_holds(self.partitions[name], replica, "was opened")
         self.is_marked(replica)
@@ -321,7 +320,7 @@ class Checker(OfRewrites, OfMembers, OfMending):
         known.unclean_epoch = partition.unclean_epoch
         replica = self.brokers[who].replicas[name]
         has = {batch.first: batch for batch in replica.shadow}
-        start = replica.log.log_start_offset if replica.log is not None else 0
+        start = replica.log.state.log_start_offset if replica.log is not None else 0
         end = next((at for at, batch in sorted(known.at.items()) if at >= start and has.get(at) != batch), known.end)
         for batch in sorted((batch for at, batch in known.at.items() if start <= at < end), reverse=True):
             if batch.ends_group:
@@ -395,7 +394,7 @@ class Checker(OfRewrites, OfMembers, OfMending):
         at = position_of(replica.shadow, last.first)
         mine = replica.shadow[at] if at < len(replica.shadow) else None
         log = replica.log
-        start = log.log_start_offset if log is not None else 0
+        start = log.state.log_start_offset if log is not None else 0
         if start >= known.end and known.trim_asked >= known.end:
             return
         if mine != last or (is_durable and replica.durable_end < known.end):
@@ -419,7 +418,7 @@ class Checker(OfRewrites, OfMembers, OfMending):
         if acks is not Acks.ALL:
             self.world.saw("acked by the leader")
             self.world.detail("clients", f"{replica.name}: {replica.broker.name} acks {{span}} as leader", first, end)
-            if replica.log is not None and replica.log.durable_end < end and not known.is_lost:
+            if replica.log is not None and replica.log.state.durable_end < end and not known.is_lost:
                 self.fail(f"R5: {replica.name}: acked [{first}, {end}) before it is durable on the leader")
             return
         self.world.saw("acked by all")
@@ -469,7 +468,7 @@ class Checker(OfRewrites, OfMembers, OfMending):
         """A producer repeats its last group, which was acked at `first`: it is known there, or there is no answer."""
         partition = self.partitions[name]
         leader = self.brokers[partition.leader].replicas.get(name) if partition.leader else None
-        notes = leader.log.recovery.notes if leader is not None and leader.log is not None else []
+        notes = leader.log.state.recovery.notes if leader is not None and leader.log is not None else []
         if self.known[name].is_lost or self.known[name].unclean_epoch or any("state-" in note for note in notes):
             return  # where a state file rots the log tells, as far as it goes
         if outcome in ("UnknownProducer", "OutOfSequence", "ProducerFenced") or (
@@ -507,22 +506,21 @@ class Checker(OfRewrites, OfMembers, OfMending):
         assert log is not None
         if known.is_lost:
             return
-        settings, start = replica.broker.settings_of(name), log.log_start_offset
+        settings, start = replica.broker.settings_of(name), log.state.log_start_offset
         least = settings.retention_records if settings.cleanup != "compact" else None
         who = f"KEPT: {name}: {replica.broker.name} lets go of [{before}, {start})"
         if least is None:
             self.fail(f"{who}, and everything is to be kept")
-        elif start > log.high_watermark - least:
-            self.fail(f"{who}; it is to keep {least}, and committed is up to {log.high_watermark}")
+        elif start > log.state.high_watermark - least:
+            self.fail(f"{who}; it is to keep {least}, and committed is up to {log.state.high_watermark}")
         known.trim_asked = max(known.trim_asked, start)
 
     def starts(self, replica: Replica) -> None:
         """A log start has moved."""
         known, log = self.known[replica.name], replica.log
-        if log is not None and log.log_start_offset > known.trim_asked and not known.is_lost:
-            self.fail(
-                f"TRIM: {replica.name}: {replica.broker.name} starts at {log.log_start_offset}, nobody asked for it"
-            )
+        if log is not None and log.state.log_start_offset > known.trim_asked and not known.is_lost:
+            start = log.state.log_start_offset
+            self.fail(f"TRIM: {replica.name}: {replica.broker.name} starts at {start}, nobody asked for it")
 
     def has_read(self, name: str, who: str, epoch: int, batches: Sequence[Stored]) -> None:
         known = self.known[name]
@@ -547,9 +545,11 @@ class Checker(OfRewrites, OfMembers, OfMending):
             replica = self.brokers[who].replicas[name]
             log = replica.log
             assert log is not None
-            if log.high_watermark != known.end:
-                self.fail(f"R6: {name}: {who} has high watermark {log.high_watermark}, committed is {known.end}")
-            messages[who] = {stored_of(read).first: bytes(read) for read in self._all_of(replica, log.high_watermark)}
+            if log.state.high_watermark != known.end:
+                self.fail(f"R6: {name}: {who} has high watermark {log.state.high_watermark}, committed is {known.end}")
+            messages[who] = {
+                stored_of(read).first: bytes(read) for read in self._all_of(replica, log.state.high_watermark)
+            }
             if replica.is_damaged:
                 self.fail(f"R4: {name}: {who} cannot read all of its log")
             if known.rewritten is not None:
@@ -569,7 +569,7 @@ class Checker(OfRewrites, OfMembers, OfMending):
         else:  # of these each log has what a legal compaction leaves
             values = {at: value for at, (_, value) in committed_rows(known).items()}
         log = self.brokers[self.partitions[name].leader or ""].replicas[name].log
-        start = log.log_start_offset if log is not None else 0
+        start = log.state.log_start_offset if log is not None else 0
         if start < known.trimmed:
             self.fail(f"TRIM: {name}: it begins at {start}, a trim to {known.trimmed} was answered")
         count = Counter(values.values())

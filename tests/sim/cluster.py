@@ -404,10 +404,12 @@ class Cluster:
                 if replica is None or replica.log is None:
                     return f"{name}: {who} has no log"
                 log = replica.log
-                if log.high_watermark != log.log_end_offset or replica.is_damaged:
-                    return f"{name}: {who} ends at {log.log_end_offset}, high watermark {log.high_watermark}"
-                if log.log_end_offset != self.checker.known[name].end:
-                    return f"{name}: {who} ends at {log.log_end_offset}"
+                if log.state.high_watermark != log.state.log_end_offset or replica.is_damaged:
+                    return (
+                        f"{name}: {who} ends at {log.state.log_end_offset}, high watermark {log.state.high_watermark}"
+                    )
+                if log.state.log_end_offset != self.checker.known[name].end:
+                    return f"{name}: {who} ends at {log.state.log_end_offset}"
             core = self.brokers[p.leader or ""].replicas[name].leader
             if core.waiting_count or core.epoch != p.leader_epoch or not core.may_tell_end(core.high_watermark):
                 return f"{name}: {core.waiting_count} wait for epoch {core.epoch}"

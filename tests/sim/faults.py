@@ -95,18 +95,18 @@ def told_of(replica: Replica, path: str, reach: int, *, cut: bool) -> int:
 def has_records(replica: Replica) -> bool:
     """Whether there is an open log with a file of records."""
     log = replica.log
-    return log is not None and not log.log.state.is_closed and bool(log.log.chain.segments)
+    return log is not None and not log.state.is_closed and bool(log.state.chain.segments)
 
 
 def last_path(replica: Replica) -> str:
     assert replica.log is not None
-    return replica.log.log.chain.segments[-1].path
+    return replica.log.state.chain.segments[-1].path
 
 
 def last_batches(replica: Replica) -> list[tuple[int, int, int, int]]:
     """First offset, position, end, and high watermark in the header, of what the open segment has on the disk."""
     assert replica.log is not None
-    live, inode = replica.log.log.chain.segments[-1].live, replica.broker.disk.names[last_path(replica)]
+    live, inode = replica.log.state.chain.segments[-1].live, replica.broker.disk.names[last_path(replica)]
     found = []
     for entry in live.view().entries if live is not None else ():
         position, end = int(entry["position"]), int(entry["position"] + entry["length"])
@@ -358,8 +358,8 @@ class Faults(OfTheCatalog):
         if not all(replica.broker.guard(replica.keep) for replica in replicas):
             return False
         logs = [replica.log for replica in replicas if replica.log is not None and replica.broker.process]
-        start = max(log.log_start_offset for log in logs)
-        end = min(min(log.durable_end, log.high_watermark) for log in logs)
+        start = max(log.state.log_start_offset for log in logs)
+        end = min(min(log.state.durable_end, log.state.high_watermark) for log in logs)
         batches = [batch for _, batch in sorted(cluster.checker.known[name].at.items())]
         batches = [batch for batch in batches if start <= batch.first and batch.next <= end]
         if len(logs) < len(replicas) or len(batches) < len(replicas):
@@ -399,7 +399,7 @@ class Faults(OfTheCatalog):
 
     def _flip_within(self, replica: Replica, batch: Stored) -> None:
         assert replica.log is not None
-        with replica.log.read(batch.first, end=batch.next, stored=True) as plan:
+        with replica.log.reader.read(batch.first, end=batch.next, stored=True) as plan:
             [place] = plan.ranges
         bit = self.world.rng.randrange(place.position * 8, (place.position + place.length) * 8)
         replica.broker.disk.flip(place.path, bit)
@@ -413,7 +413,7 @@ class Faults(OfTheCatalog):
             return False
         found = [brokers[who].replicas.get(name) if brokers[who].process else None for who in state.replicas]
         logs = [None if replica is None or replica.is_damaged else replica.log for replica in found]
-        return all(log is not None and log.failure is None and not log.lost_ranges for log in logs)
+        return all(log is not None and log.state.failure is None and not log.state.lost_ranges for log in logs)
 
     def _full(self, broker: Broker) -> None:
         disk = broker.disk

@@ -39,7 +39,7 @@ class Following(Held):
                 self._take_state(offset, at, size)
             case f.Truncate(to, is_copied_again):
                 world.saw("truncation")
-                self.note(f"truncates from {log.log_end_offset} to {to}")
+                self.note(f"truncates from {log.state.log_end_offset} to {to}")
                 self._on_disk(lambda: log.truncate(to, is_copied_again=is_copied_again))
             case f.Reset(to, last_epoch):
                 world.saw("reset")
@@ -52,7 +52,7 @@ class Following(Held):
                 self._report(effect)
             case e.Commit(high_watermark):
                 self.checker.commits(self, high_watermark)
-                log.advance_high_watermark(high_watermark)
+                log.state.advance_high_watermark(high_watermark)
             case e.Sync(generation):
                 self._begin_sync(generation, self._follow_step)
             case e.StepOut():

@@ -103,7 +103,7 @@ class Held:
     @property
     def durable_end(self) -> int:
         """The durable end of the log; that of a process that is gone is the one that it had."""
-        return 0 if self.log is None else self.log.durable_end
+        return 0 if self.log is None else self.log.state.durable_end
 
     # -- the folder
 
@@ -126,14 +126,14 @@ class Held:
             self.world.saw("damaged checkpoint" if is_checkpoint else "folder that cannot be opened")
             self.note(f"cannot be opened: {error}")
             return True
-        if log.recovery.cut_offset is not None:
+        if log.state.recovery.cut_offset is not None:
             self.world.saw("torn tail")
-        self.log, self.is_sound, self.is_behind = log, True, log.is_behind
+        self.log, self.is_sound, self.is_behind = log, True, log.state.is_behind
         if self.is_behind:
             self.world.saw("replica behind")
-            self.note(f"ends at {log.log_end_offset}, and more was committed")
-        if log.lost_ranges:
-            self.damaged(f"{log.lost_ranges} cannot be read")
+            self.note(f"ends at {log.state.log_end_offset}, and more was committed")
+        if log.state.lost_ranges:
+            self.damaged(f"{log.state.lost_ranges} cannot be read")
         self._look()
         self.checker.opened(self)
         return True
@@ -146,9 +146,9 @@ class Held:
         log = self.log
         assert log is not None
         self.shadow = []
-        at = log.log_start_offset
-        while at < log.log_end_offset:
-            found = self._read(at, log.log_end_offset, 1 << 20)
+        at = log.state.log_start_offset
+        while at < log.state.log_end_offset:
+            found = self._read(at, log.state.log_end_offset, 1 << 20)
             if not found:
                 break
             self.shadow += self._unfolded(found)
@@ -158,9 +158,9 @@ class Held:
         """Stored messages from `offset` on, as many as fit; none if the first is damaged."""
         log, found = self.log, list[memoryview]()
         assert log is not None
-        offset = max(offset, log.log_start_offset)  # it may be within the first batch
+        offset = max(offset, log.state.log_start_offset)  # it may be within the first batch
         try:
-            with log.read(offset, end=end, max_bytes=max_bytes, stored=True) as plan:
+            with log.reader.read(offset, end=end, max_bytes=max_bytes, stored=True) as plan:
                 for place, (_, file) in zip(plan.ranges, plan.sources, strict=True):
                     for message, after in verified_messages(file, place):
                         if stored_of(message).first > offset:
@@ -203,32 +203,34 @@ class Held:
     def _group_ends(self) -> list[int]:
         log = self.log
         assert log is not None
-        ends = log.log.group_ends
-        return ends if ends and ends[-1] == log.log_end_offset else []
+        ends = log.state.group_ends
+        return ends if ends and ends[-1] == log.state.log_end_offset else []
 
     def _holds(self, *, is_refused: bool = False) -> f.Holds:
         log = self.log
         assert log is not None
-        whole = next((s.next for s in reversed(self.shadow) if s.ends_group), log.high_watermark)
+        whole = next((s.next for s in reversed(self.shadow) if s.ends_group), log.state.high_watermark)
         return f.Holds(
-            log_start=log.kept_start_offset,
-            log_end=log.log_end_offset,
-            durable_end=log.durable_end,
-            last_epoch=log.leader_epoch,
-            high_watermark=log.high_watermark,
-            group_end=max(whole, log.high_watermark),
+            log_start=log.checkpoints.kept_start_offset,
+            log_end=log.state.log_end_offset,
+            durable_end=log.state.durable_end,
+            last_epoch=log.epochs.latest,
+            high_watermark=log.state.high_watermark,
+            group_end=max(whole, log.state.high_watermark),
             is_refused=is_refused,
             lacks_state=log.handover.lacks,
-            compacted_to=log.compacted_to,
-            waits_to=log.waits_to,
+            compacted_to=log.state.compacted_to,
+            waits_to=log.state.waits_to,
             lacks_room=self.lacks_room,
-            superseded_to=log.superseded[0],
-            superseded_epoch=log.superseded[1],
+            superseded_to=log.state.superseded[0],
+            superseded_epoch=log.state.superseded[1],
         )
 
     def _is_harmless(self, error: LiftlogError) -> bool:
         log = self.log
-        return log is not None and log.failure is None and isinstance(error, (DiskFull, BadBatch, OffsetOutOfRange))
+        return (
+            log is not None and log.state.failure is None and isinstance(error, (DiskFull, BadBatch, OffsetOutOfRange))
+        )
 
     def _append_stored(self, effect: f.Append) -> None:
         data, log = self._data, self.log
@@ -247,7 +249,7 @@ class Held:
             view = memoryview(data)
             while view:
                 message = view[: message_bytes(view)]
-                if stored_of(message).next > log.log_end_offset:
+                if stored_of(message).next > log.state.log_end_offset:
                     break
                 self.shadow += self._unfolded([message])
                 view = view[len(message) :]
@@ -256,19 +258,19 @@ class Held:
         log = self.log
         assert log is not None
         before = len(self.shadow)
-        while self.shadow and self.shadow[-1].next > log.log_end_offset:
+        while self.shadow and self.shadow[-1].next > log.state.log_end_offset:
             self.shadow.pop()
         if len(self.shadow) < before:
             self.checker.cut(self)
 
     def _first_stored(self, log: PartitionLog) -> int:
         """Where the batch begins that holds the log start."""
-        start = log.log_start_offset
-        return start if start in (0, log.log_end_offset) else self._batch_start(log, start)
+        start = log.state.log_start_offset
+        return start if start in (0, log.state.log_end_offset) else self._batch_start(log, start)
 
     def _batch_start(self, log: PartitionLog, offset: int) -> int:
         try:
-            return log.batch_start(offset)
+            return log.reader.batch_start(offset)
         except LiftlogError as error:
             self.damaged(f"{offset} cannot be found: {type(error).__name__}")
             return offset
@@ -286,7 +288,7 @@ class Held:
         if log is None:
             return e.Synced(generation, 0)
         try:
-            return e.Synced(generation, log.sync())
+            return e.Synced(generation, log.syncer.sync())
         except LiftlogError as error:
             self.world.saw("fsync failed")
             return e.SyncFailed(generation, error)
@@ -302,7 +304,7 @@ class Held:
     def keep(self) -> bool:
         """Let the checkpoint tell of all that is durable. Returns whether it does."""
         try:
-            if self.log is not None and self.log.failure is None:
+            if self.log is not None and self.log.state.failure is None:
                 self.log.checkpoint()
                 return True
         except LiftlogError:
@@ -314,9 +316,9 @@ class Held:
         log = self.log
         if log is None or self.is_damaged:
             return
-        at = log.log_start_offset
-        while at < log.log_end_offset and not self.is_damaged:
-            found = self._read(at, log.log_end_offset, 1 << 20)
+        at = log.state.log_start_offset
+        while at < log.state.log_end_offset and not self.is_damaged:
+            found = self._read(at, log.state.log_end_offset, 1 << 20)
             if not found:
                 return
             at = stored_of(found[-1]).next

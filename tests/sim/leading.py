@@ -63,7 +63,7 @@ class Leading(Held):
                 text = f"{self.name}: commits up to {{end}} in epoch {self.leader.epoch}"
                 self.world.detail(self.broker.name, text, high_watermark, high_watermark)
                 self.checker.commits(self, high_watermark)
-                log.advance_high_watermark(high_watermark)
+                log.state.advance_high_watermark(high_watermark)
                 self._unpark()
             case e.Answer(ticket, outcome, _):
                 ticket(outcome)
@@ -108,28 +108,28 @@ class Leading(Held):
         data, log = b"", self.log
         assert log is not None
         if isinstance(message, State) and message.length:
-            data = log.disk.read_file(f"{log.folder}/{state_name(message.offset)}")
+            data = log.state.disk.read_file(f"{log.state.folder}/{state_name(message.offset)}")
             data = data[message.at : message.at + message.length]
         if isinstance(message, Inside):
             self.world.saw("follower within a joined batch")
             self.note(f"{to} ends at {message.offset}, within a batch from {message.batch_start} on")
         if isinstance(message, Records):
             is_news = (message.high_watermark, message.log_start) != self._told.get(to)
-            if message.offset >= log.log_end_offset and not is_news:
+            if message.offset >= log.state.log_end_offset and not is_news:
                 self._parked[to] = (message, self.world.now_ms)
                 return
             self._parked.pop(to, None)
             self._told[to] = (message.high_watermark, message.log_start)
-            if message.offset < log.log_end_offset:
+            if message.offset < log.state.log_end_offset:
                 size = self.world.rng.choice((900, 2_000, 6_000))
-                found = self._read(message.offset, log.log_end_offset, size)
+                found = self._read(message.offset, log.state.log_end_offset, size)
                 if not found:  # it cannot be read
                     self._parked[to] = (message, self.world.now_ms)
                     return
                 if stored_of(found[0]).first < message.offset:
                     return  # joined meanwhile: the next fetch is told so
                 data = b"".join(found)
-                end, of = log.superseded_there
+                end, of = log.epochs.superseded_there
                 rewritten_to = max(message.rewritten_to, self._rewritten_to(log))
                 message = replace(message, rewritten_to=rewritten_to, superseded_to=end, superseded_epoch=of)
         self.broker.post(to, self.name, message, data)
@@ -141,18 +141,18 @@ class Leading(Held):
             if not self.leads or log is None or message.epoch != self.leader.epoch:
                 del self._parked[to]
                 continue
-            news = self.leader.high_watermark, log.kept_start_offset
+            news = self.leader.high_watermark, log.checkpoints.kept_start_offset
             if self.is_damaged and not timed_out:
                 continue
             if timed_out and self.world.now_ms - since >= POLL_MS:
                 self._told.pop(to, None)
-            if message.offset < log.log_end_offset or news != self._told.get(to):
+            if message.offset < log.state.log_end_offset or news != self._told.get(to):
                 del self._parked[to]
                 self._send(to, replace(message, high_watermark=news[0], log_start=news[1]))
 
     def _trim(self) -> None:
         log = self.log
-        if log is None or not self.leads or self._trim_to <= log.kept_start_offset:
+        if log is None or not self.leads or self._trim_to <= log.checkpoints.kept_start_offset:
             return
         try:
             log.trim(self._trim_to)
@@ -162,29 +162,29 @@ class Leading(Held):
             return
         self.world.saw("trim")
         self.checker.starts(self)
-        self._lead_step(e.StartMoved(log.kept_start_offset))
+        self._lead_step(e.StartMoved(log.checkpoints.kept_start_offset))
         self._unpark()
 
     def retain(self) -> None:
         """Let go of what the settings do not keep, as this broker's catalog has them now."""
         log = self.log
-        if log is None or not self.leads or log.failure is not None:
+        if log is None or not self.leads or log.state.failure is not None:
             return
         of = LogSettings.of(self.broker.settings_of(self.name))
-        log.update_settings(replace(log.settings, retention_records=of.retention_records))
-        before = log.log_start_offset
+        log.remembered.update_settings(replace(log.state.settings, retention_records=of.retention_records))
+        before = log.state.log_start_offset
         try:
             log.apply_retention(now_us=self.broker.elapsed_us, wall_us=self.broker.wall_us)
         except LiftlogError as error:
             if not self._is_harmless(error):
                 self._disk_failed(error)
         finally:  # the start may have moved although a file could not be removed, or the power went (once seed 243)
-            if log.log_start_offset > before:
+            if log.state.log_start_offset > before:
                 self.world.saw("retention lets go")
-                self.note(f"retention lets go of all below {log.log_start_offset}")
+                self.note(f"retention lets go of all below {log.state.log_start_offset}")
                 self.checker.retained(self, before)
-        if log.log_start_offset > before and self.leads:
-            self._lead_step(e.StartMoved(log.kept_start_offset))
+        if log.state.log_start_offset > before and self.leads:
+            self._lead_step(e.StartMoved(log.checkpoints.kept_start_offset))
             self._unpark()
 
     def _fetched(self, fetch: Fetch, log: PartitionLog) -> None:
@@ -195,19 +195,19 @@ class Leading(Held):
             except LiftlogError as error:
                 if not self._is_harmless(error):
                     self._disk_failed(error)
-        within = self._batch_start(log, fetch.offset) if fetch.offset < log.high_watermark else -1
+        within = self._batch_start(log, fetch.offset) if fetch.offset < log.state.high_watermark else -1
         self._lead_step(
             e.FetchArrived(
                 fetch=fetch,
-                epoch_before=log.epoch_of(fetch.offset - 1) if fetch.offset else -1,
+                epoch_before=log.epochs.epoch_of(fetch.offset - 1) if fetch.offset else -1,
                 log_start=start,
-                start_epoch=log.epoch_of(start - 1) if start else -1,
+                start_epoch=log.epochs.epoch_of(start - 1) if start else -1,
                 rewritten_to=self._rewritten_to(log),
                 state_offset=state_offset,
                 batch_start=within,
-                batch_epoch=log.epoch_of(within - 1) if within > 0 else -1,
-                compacted_to=log.compacted_to,
-                waits_to=log.waits_to,
+                batch_epoch=log.epochs.epoch_of(within - 1) if within > 0 else -1,
+                compacted_to=log.state.compacted_to,
+                waits_to=log.state.waits_to,
             )
         )
 
@@ -219,8 +219,8 @@ class Leading(Held):
         self._lead_step(e.StateAsked(ask=ask, length=len(piece[0]) if piece else 0, size=piece[1] if piece else 0))
 
     def _asked_end(self, ask: AskEnd, log: PartitionLog) -> None:
-        start, found = self._first_stored(log), log.end_of_epoch(ask.last_epoch)
-        before = log.epoch_of(start - 1) if start else -1
+        start, found = self._first_stored(log), log.epochs.end_of(ask.last_epoch)
+        before = log.epochs.epoch_of(start - 1) if start else -1
         event = e.EndAsked(ask=ask, found_epoch=found.epoch, end=found.end_offset, log_start=start, start_epoch=before)
         self._lead_step(event)
 
@@ -243,12 +243,12 @@ class Leading(Held):
             result = log.append(batches, leader_epoch=core.epoch, now_us=self.broker.elapsed_us)
         except DiskFull:
             self.world.saw("disk full at an append")
-            if log.failure is not None:
-                self._disk_failed(log.failure)
+            if log.state.failure is not None:
+                self._disk_failed(log.state.failure)
             answer("full")
             return
         except LiftlogError as error:
-            if log.failure is not None:
+            if log.state.failure is not None:
                 self._disk_failed(error)
             answer(type(error).__name__)
             return
@@ -289,12 +289,12 @@ class Leading(Held):
         is_in_force = self.checker.sorts(self)
         keys = (("Liftlog-Key", key),) if key else ()
         batch = batch_from_nats([(value, with_id(value.decode()) + keys) for value in values], self.broker.wall_us)
-        before = log.log_end_offset
+        before = log.state.log_end_offset
         try:
             now_us, wall_us = self.broker.elapsed_us, self.broker.wall_us
             result = log.append([batch], leader_epoch=core.epoch, now_us=now_us, wall_us=wall_us)
         except LiftlogError as error:
-            if log.failure is not None:
+            if log.state.failure is not None:
                 self._disk_failed(error)
             answer(type(error).__name__)
             return
@@ -327,10 +327,10 @@ class Leading(Held):
         if log is None or not self.leads or core.epoch < epoch or not self.broker.has_session:
             answer("not known")
             return
-        end = log.high_watermark if core.may_tell_end(log.high_watermark) else -1
+        end = log.state.high_watermark if core.may_tell_end(log.state.high_watermark) else -1
         self.checker.serves(self, "a read")
         try:
-            with log.read(max(offset, log.log_start_offset), max_bytes=3_000) as plan:
+            with log.reader.read(max(offset, log.state.log_start_offset), max_bytes=3_000) as plan:
                 found = []
                 for place, (_, file) in zip(plan.ranges, plan.sources, strict=True):
                     found += self._unfolded([message for message, _ in verified_messages(file, place)])
@@ -340,7 +340,7 @@ class Leading(Held):
             self.damaged(f"a consumer's read: {type(error).__name__}")
             answer("damaged")
             return
-        answer("records", core.epoch, log.log_start_offset, end, found)
+        answer("records", core.epoch, log.state.log_start_offset, end, found)
 
     def trim(self, answer: Callable[..., None], start: int) -> None:
         """Let records go. Answers ("stored", epoch) once nobody can undo it."""
@@ -349,7 +349,7 @@ class Leading(Held):
             log is None
             or not self.leads
             or not self.broker.has_session
-            or not log.log_start_offset < start <= log.high_watermark
+            or not log.state.log_start_offset < start <= log.state.high_watermark
         ):
             answer("no")
             return

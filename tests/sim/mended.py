@@ -33,7 +33,7 @@ class OfMending:
         """A replica asks another one for what it cannot read from `start` on."""
         log = replica.log
         assert log is not None
-        mark = max(log.compacted_to, load_clean_state(log.disk, log.folder).cleaned_to)
+        mark = max(log.state.compacted_to, load_clean_state(log.state.disk, log.state.folder).cleaned_to)
         if mark > start:
             who = f"{replica.name}: {replica.broker.name}"
             self.fail(f"MEND: {who} asks for what is at {start}, and its mark of compaction is {mark}")
@@ -49,7 +49,7 @@ class OfMending:
             for batch in replica.shadow:
                 if batch.next <= start or batch.first >= end:
                     continue
-                if batch.epoch != (epoch := log.epoch_of(batch.first)):
+                if batch.epoch != (epoch := log.epochs.epoch_of(batch.first)):
                     self.fail(f"MEND: {name}: {who} has copied {batch}, and its log is of epoch {epoch} there")
                 there = known.at.get(batch.first)
                 if batch.first < known.end and there != batch and not known.is_lost:
@@ -64,7 +64,7 @@ class OfMending:
         """A replica has changed its log to mend it. `before`: what it had; `gone`: what it cannot read."""
         log = replica.log
         assert log is not None
-        start, end, has = log.log_start_offset, log.log_end_offset, set(replica.shadow)
+        start, end, has = log.state.log_start_offset, log.state.log_end_offset, set(replica.shadow)
         for batch in before:
             is_within = start < batch.next and batch.next <= end
             if is_within and batch not in has and not any(a < batch.next and batch.first < b for a, b in gone):

@@ -94,7 +94,7 @@ MUTANTS: Final = (
     # where logs part
     of("truncates by the high watermark alone", "follower", "        if message.found_epoch == log.last_epoch and message.end >= log.log_end:\n            self.phase = Phase.FETCHING\n            return self._ask()\n        cut = min(message.end, own_end)\n        if cut < max(log.log_start, message.log_start):  # F5\n            if message.log_start != log.log_start:\n                return self._reset(message.log_start, message.start_epoch)\n            cut = log.log_start\n", "        cut = log.high_watermark\n", "do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch", "do_agree = True"),
     of("cuts nothing", "follower", "        self.phase = Phase.FETCHING if self.log.last_epoch < 0 else Phase.ASKING\n", "        self.phase = Phase.FETCHING\n", "                self.phase = Phase.ASKING\n                self._parts_below_mark = self._ends_below_mark\n                return self._ask()\n        return NOTHING\n\n    def _end", "                return NOTHING\n        return NOTHING\n\n    def _end"),
-    of("keeps an incomplete group when it leads", "segment_log", "                truncate(self.state, self._epochs, self._checkpoints, self.ask(group_start))\n", "                pass\n", seed=27),
+    of("keeps an incomplete group when it leads", "segment_log", "                truncate(self.state, self.epochs, self.checkpoints, self.state.ask(group_start))\n", "                pass\n", seed=27),
     of("commits within a group", "leader", "committed = ends[count - 1]", "committed = safe_end", seed=3),
     of("tells an end before the start of its epoch is committed", "leader", "return self.role is Role.LEADING and high_watermark >= self.epoch_start", "return self.role is Role.LEADING", seed=3),
     # sessions
@@ -111,7 +111,7 @@ MUTANTS: Final = (
     of("joins batches of two epochs", "rewriting", "header.leader_epoch != self._first.leader_epoch", "False", seed=6),
     # settings that are altered meanwhile
     of("lets retention take what is not committed", "retention", "end_offset=view.high_watermark", "end_offset=view.log_end_offset", seed=3),
-    of("keeps to the retention that it began with", "leading", "retention_records=of.retention_records", "retention_records=log.settings.retention_records or of.retention_records", seed=22),
+    of("keeps to the retention that it began with", "leading", "retention_records=of.retention_records", "retention_records=log.state.settings.retention_records or of.retention_records", seed=22),
     of("compacts before it is told to", "broker", "return self.settings_of(name).cleanup != \"delete\"", "return True", seed=6),
     # more partitions
     of("counts added partitions when it hears of them", "growing", "return place_of(name)[1] < info.settings.partitions and", "return place_of(name)[1] < max(info.settings.partitions, info.partitions_next) and", seed=5),
@@ -233,8 +233,8 @@ STAGED: Final = (
     of("goes on when a step-out does not come through", "replica", "                self.broker.exits()\n", "                pass\n", script="a_step_out_does_not_come_through"),
     of("elects unclean by itself", "partition", "return frozenset(self.isr or self.last_isr)", "return frozenset((*self.isr, *self.last_isr) if self.isr and not self.last_isr and len(self.isr) > 1 else self.opened)", script="an_operator_elects_who_lacks_records"),
     of("asks to step out in vain", "replica", " and self._may_go(state)", "", script="a_stream_is_damaged_where_it_is_alone"),
-    of("reads on past the high watermark", "leading", "log.read(max(offset, log.log_start_offset), max_bytes=3_000)", "log.read(max(offset, log.log_start_offset), max_bytes=3_000, stored=True)", script="two_failovers_each_losing_a_tail"),
-    of("serves nothing below the minimum", "leading", "        end = log.high_watermark if core.may_tell_end(log.high_watermark) else -1\n", "        end = log.high_watermark if core.may_tell_end(log.high_watermark) else -1\n        if core.in_sync is not None and len(core.in_sync.members) < core.min_insync_replicas:\n            return\n", script="a_stream_below_its_minimum_is_read_on"),
+    of("reads on past the high watermark", "leading", "log.reader.read(max(offset, log.state.log_start_offset), max_bytes=3_000)", "log.reader.read(max(offset, log.state.log_start_offset), max_bytes=3_000, stored=True)", script="two_failovers_each_losing_a_tail"),
+    of("serves nothing below the minimum", "leading", "        end = log.state.high_watermark if core.may_tell_end(log.state.high_watermark) else -1\n", "        end = log.state.high_watermark if core.may_tell_end(log.state.high_watermark) else -1\n        if core.in_sync is not None and len(core.in_sync.members) < core.min_insync_replicas:\n            return\n", script="a_stream_below_its_minimum_is_read_on"),
     of("keeps the replicas of a deleted stream", "broker", "                    self._leave(name)\n\n    def", "                    pass\n\n    def", script="a_stream_is_made_anew_while_its_leader_is_cut_off"),
     of("begins anew as if nothing had been told", "held", "lacks_state=log.handover.lacks", "lacks_state=False", script="replicas_that_began_anew_lead"),
     of("keeps its mark of compaction when it is cut", "truncate", "        lower_clean_state(state.disk, state.folder, to)\n        point", "        point", script="a_follower_ends_within_a_joined_batch"),
@@ -250,7 +250,7 @@ STAGED: Final = (
     of("ends a rescue that somebody is missing in", "rescue", "    if missing[\"brokers\"] or missing[\"replicas\"]:", "    if False:", script="the_catalog_loses_commands"),
     of("gives up under its own epoch", "giving_up", "copy.add_empty(begin, end, max(epoch, copy.epoch))", "copy.add_empty(begin, end, self.leader_epoch)", script="an_operator_gives_up_the_damaged_range_alone"),
     of("gives up what stands behind the damage", "gaps", "                copy.add(header.first_offset, header.max_timestamp_us, message)\n", "                if closed:\n                    copy.add_empty(header.first_offset, header.next_offset, header.leader_epoch)\n                else:\n                    copy.add(header.first_offset, header.max_timestamp_us, message)\n", script="an_operator_gives_up_the_damaged_range_alone"),
-    of("lets ids go by the time of day", "log", "None, self._state.ages.now_us\n", "None, wall_us\n", script="clocks_are_apart_and_are_set"),
+    of("lets ids go by the time of day", "log", "None, self.state.ages.now_us\n", "None, wall_us\n", script="clocks_are_apart_and_are_set"),
     of("does not say who was excused", "rescue", "        state = replace(state, unclean_epoch=epoch)\n", "        pass\n", script="the_catalog_loses_commands_and_a_broker_is_gone"),
 )  # fmt: skip
 

@@ -68,7 +68,7 @@ class Replica(Rewriting):
     @property
     def has_committed_all(self) -> bool:
         """Whether all that this leader has taken is committed."""
-        return self.log is not None and self.log.high_watermark == self.log.log_end_offset
+        return self.log is not None and self.log.state.high_watermark == self.log.state.log_end_offset
 
     def command(self, kind: str, **values: Any) -> dict[str, Any]:
         """One of the broker's commands on this replica."""
@@ -122,7 +122,7 @@ class Replica(Rewriting):
         self._parked.clear()
         self._told.clear()
         self._trim_to = 0
-        before = log.log_end_offset
+        before = log.state.log_end_offset
         try:
             log.lead(state.leader_epoch)
         except DiskFull:
@@ -132,7 +132,7 @@ class Replica(Rewriting):
         except LiftlogError as error:
             self._disk_failed(error)
             return
-        if log.log_end_offset < before:
+        if log.state.log_end_offset < before:
             self.world.saw("incomplete group cut by a leader")
             self._cut_shadow()
         self.checker.leads(self, state.leader_epoch)
@@ -143,14 +143,16 @@ class Replica(Rewriting):
                 isr=state.isr,
                 min_insync_replicas=state.min_insync_replicas,
                 partition_epoch=state.partition_epoch,
-                high_watermark=log.high_watermark,
-                durable_end=log.durable_end,
-                log_end=log.log_end_offset,
+                high_watermark=log.state.high_watermark,
+                durable_end=log.state.durable_end,
+                log_end=log.state.log_end_offset,
                 group_ends=tuple(self._group_ends()),
-                log_start=log.kept_start_offset,
+                log_start=log.checkpoints.kept_start_offset,
             )
         )
-        self.note(f"leads epoch {state.leader_epoch} from {core.epoch_start}, high watermark {log.high_watermark}")
+        self.note(
+            f"leads epoch {state.leader_epoch} from {core.epoch_start}, high watermark {log.state.high_watermark}"
+        )
 
     def _lead_again(self, state: PartitionState) -> None:
         if self.state is state and self.log is not None:
@@ -197,7 +199,7 @@ class Replica(Rewriting):
                 case AskState():
                     self._asked_state(message, log)
                 case _:
-                    own = log.epoch_end(message.found_epoch) if isinstance(message, End) else 0
+                    own = log.epochs.end_of(message.found_epoch).end_offset if isinstance(message, End) else 0
                     self._data = data
                     self._follow_step(f.Replied(message, own))
         finally:
@@ -311,11 +313,11 @@ class Replica(Rewriting):
             self.rewrite()
         if self.broker.cluster.alters and world.chance(0.2):
             self.retain()
-        if now_ms - self._checkpointed_ms > 700 and log.failure is None:
+        if now_ms - self._checkpointed_ms > 700 and log.state.failure is None:
             self._checkpointed_ms = now_ms
             try:
                 if not self.leads:
-                    log.keep_up()
+                    log.remembered.keep_up()
                 log.checkpoint()
                 if world.chance(0.1):
                     log.roll_if_due(self.broker.elapsed_us)

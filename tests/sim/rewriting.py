@@ -48,7 +48,7 @@ class Rewriting(Leading, Following):
     def rewrite(self) -> None:
         """One thing or the other, as luck will have it."""
         rng, log = self.world.rng, self.log
-        if log is None or log.failure is not None or self.is_damaged or rng.random() >= self.zeal:
+        if log is None or log.state.failure is not None or self.is_damaged or rng.random() >= self.zeal:
             return
         stop_at = rng.choice((1, 3, 8)) if rng.random() < 0.15 else 1 << 30
         if self.broker.compacts(self.name) and rng.random() < 0.6:
@@ -70,7 +70,7 @@ class Rewriting(Leading, Following):
         """A pass, if one is due."""
         log = self.log
         assert log is not None
-        before = load_clean_state(log.disk, log.folder).tombstones_to
+        before = load_clean_state(log.state.disk, log.state.folder).tombstones_to
         settings = CompactionSettings(
             min_cleanable_dirty_percent=self.dirty_percent, delete_retention_ms=delete_retention_ms
         )
@@ -84,7 +84,9 @@ class Rewriting(Leading, Following):
                 throttle=throttle,
                 shape=shape,
                 tombstones_below=(
-                    self.leader.tombstones_below(log.compacted_to) if self.leads else self.follower.tombstones_below
+                    self.leader.tombstones_below(log.state.compacted_to)
+                    if self.leads
+                    else self.follower.tombstones_below
                 ),
                 compact_to=self.leader.compact_to() if self.leads else self.follower.compact_to,
             )
@@ -94,10 +96,10 @@ class Rewriting(Leading, Following):
             self.world.saw("pass of compaction")
             if not report.is_done:
                 self.world.saw("pass of compaction that did not come to the end")
-            if load_clean_state(log.disk, log.folder).tombstones_to > before:
+            if load_clean_state(log.state.disk, log.state.folder).tombstones_to > before:
                 self.world.saw("tombstones let go")
         if self.log is log and not self.leads:
-            self._follow_step(f.Compacted(log.compacted_to, log.waits_to))
+            self._follow_step(f.Compacted(log.state.compacted_to, log.state.waits_to))
         return report
 
     def join_now(self, stop_at: int = 1 << 30) -> bool:
@@ -129,11 +131,11 @@ class Rewriting(Leading, Following):
             self.world.saw("rewriting stopped midway")
         except LiftlogError as error:
             self.world.saw("rewriting refused by the disk")
-            if log.failure is not None:
+            if log.state.failure is not None:
                 self._disk_failed(error)
                 return None
-        if log.lost_ranges:
-            self.damaged(f"{log.lost_ranges} cannot be read")
+        if log.state.lost_ranges:
+            self.damaged(f"{log.state.lost_ranges} cannot be read")
         elif report is not None:
             self.checker.wrote_anew(self)
         return report

@@ -192,10 +192,10 @@ class OfRewrites:
         """M: no mark of compaction tells of more than there is, on the disk or as it is told."""
         log = replica.log
         if log is not None and self.known[replica.name].rewritten is not None:
-            mark = max(log.compacted_to, load_clean_state(log.disk, log.folder).cleaned_to)
-            if mark > log.log_end_offset:
+            mark = max(log.state.compacted_to, load_clean_state(log.state.disk, log.state.folder).cleaned_to)
+            if mark > log.state.log_end_offset:
                 who = f"{replica.name}: {replica.broker.name}"
-                self.fail(f"R4: {who}: M: it ends at {log.log_end_offset}, and its mark of compaction is {mark}")
+                self.fail(f"R4: {who}: M: it ends at {log.state.log_end_offset}, and its mark of compaction is {mark}")
 
     def wrote_anew(self, replica: Replica) -> None:
         """A replica has compacted its log, or joined batches of it."""
@@ -204,14 +204,14 @@ class OfRewrites:
             return
         partition = self.partitions[replica.name]
         found: dict[int, Row] = {}
-        for message in self._all_of(replica, log.log_end_offset):
+        for message in self._all_of(replica, log.state.log_end_offset):
             self.unfolded(replica.name, who, message)
             found.update(records_of(message))
         self._is_legal(replica, found, has_all=who in {*partition.isr, *partition.last_isr} and partition.has_led)
 
     def _all_of(self, replica: Replica, end: int) -> Iterator[memoryview]:
         log = replica.log
-        at = log.log_start_offset if log is not None else end
+        at = log.state.log_start_offset if log is not None else end
         while at < end and not replica.is_damaged:
             read = replica._read(at, end, 1 << 20)
             if not read and not replica.is_damaged:
@@ -223,10 +223,10 @@ class OfRewrites:
         log, known = replica.log, self.known[replica.name]
         if log is None or replica.is_damaged:
             return
-        start = log.log_start_offset
+        start = log.state.log_start_offset
         try:
-            check_marks(found, log.compacted_to)
-            check_superseded(known, found, start, min(log.log_end_offset, known.end), log.superseded[0])
+            check_marks(found, log.state.compacted_to)
+            check_superseded(known, found, start, min(log.state.log_end_offset, known.end), log.state.superseded[0])
             if has_all:
                 check_left(known, {at: row for at, row in found.items() if start <= at < known.end}, start)
         except Illegal as illegal:

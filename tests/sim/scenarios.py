@@ -145,7 +145,7 @@ def a_checkpoint_is_gone(cluster: Cluster) -> None:
     broker = others_of(cluster, leader_of(cluster))[0]
     replica = broker.replicas["p0"]
     assert replica.log is not None
-    assert replica.log.log_end_offset
+    assert replica.log.state.log_end_offset
     broker.crash("kill")
     broker.disk.unlink(f"{replica.folder}/{CHECKPOINT_FILE}")
     cluster.checker.lose(broker.name, "p0")
@@ -218,7 +218,9 @@ def a_wiped_follower_of_a_log_that_begins_within_a_batch(cluster: Cluster) -> No
         log = leader.replicas["p0"].log
         assert log is not None
         wide = [batch for batch in leader.replicas["p0"].shadow if batch.next - batch.first > 1]
-        inside = [batch.first + 1 for batch in wide if log.log_start_offset < batch.first < log.high_watermark - 1]
+        inside = [
+            batch.first + 1 for batch in wide if log.state.log_start_offset < batch.first < log.state.high_watermark - 1
+        ]
         leader.call("p0", "trim", lambda *answer: None, inside[len(inside) // 2])
         until(cluster, 800)
         cluster.faults.inject("wipe", others_of(cluster, leader)[0])
@@ -234,7 +236,7 @@ def replicas_that_began_anew_lead(cluster: Cluster) -> None:
     leader = leader_of(cluster)
     log = leader.replicas["p0"].log
     assert log is not None
-    leader.call("p0", "trim", lambda *answer: None, log.high_watermark)
+    leader.call("p0", "trim", lambda *answer: None, log.state.high_watermark)
     until(cluster, 1_500)
     for other in others_of(cluster, leader):
         cluster.faults.inject("wipe", other)

@@ -99,7 +99,9 @@ def fsyncs_fail_on_all_logs_of_a_broker(cluster: Cluster) -> None:
     for _ in range(4_000):
         until(cluster, 1)
         dirty = [
-            each for each in broker.replicas.values() if each.log and each.log.durable_end < each.log.log_end_offset
+            each
+            for each in broker.replicas.values()
+            if each.log and each.log.state.durable_end < each.log.state.log_end_offset
         ]
         if len(dirty) > 1:
             break
@@ -137,7 +139,7 @@ def a_damaged_replica_cannot_step_out(cluster: Cluster) -> None:
     replica = one.replicas["p0"]
     assert replica.log is not None
     assert replica.keep(), "its checkpoint does not tell of all"
-    first = replica.log.log.chain.segments[0]
+    first = replica.log.state.chain.segments[0]
     durable = min(first.size(one.disk), len(one.disk.names[first.path].durable))
     metadata.loses = "step_out"
     one.disk.flip(first.path, 8 * (durable - 100))
@@ -194,7 +196,7 @@ def _left_alone(cluster: Cluster) -> tuple[Broker, list[Broker]]:
         had = one.replicas["p0"].shadow[-1].next
         one.crash("kill")
         until(cluster, 4_000)
-        while one is not gone[-1] and log.high_watermark <= had:  # the controller was gone, too, or a session
+        while one is not gone[-1] and log.state.high_watermark <= had:  # the controller was gone, too, or a session
             until(cluster, 500)
     assert cluster.metadata.states["p0"].isr == (sole.name,), "it is not alone"
     return sole, gone
@@ -280,17 +282,17 @@ def _lost(replica: Replica) -> Ranges:
     """The ranges that are marked lost, once all was looked at."""
     log = replica.log
     assert log is not None
-    at = log.log_start_offset
+    at = log.state.log_start_offset
     while (piece := scrub(log, at)) is not None:
         at = piece.next_offset
-    return log.lost_ranges
+    return log.state.lost_ranges
 
 
 def _give_up(replica: Replica) -> None:
     log = replica.log
     assert log is not None
-    assert log.log.led is not None, "it does not lead"
-    give_up(log, log.lost_ranges, leader_epoch=log.log.led, aside=f"{replica.folder}.aside")
+    assert log.epochs.led is not None, "it does not lead"
+    give_up(log, log.state.lost_ranges, leader_epoch=log.epochs.led, aside=f"{replica.folder}.aside")
 
 
 def an_operator_gives_up_the_damaged_range_alone(cluster: Cluster) -> None:
@@ -380,9 +382,9 @@ def an_operator_elects_who_lacks_what_was_trimmed(cluster: Cluster) -> None:
     log = sole.replicas["p0"].log
     assert log is not None
     for _ in range(20):  # at first there may be no session
-        sole.call("p0", "trim", lambda *_: None, log.high_watermark)
+        sole.call("p0", "trim", lambda *_: None, log.state.high_watermark)
         until(cluster, 100)
-    start = log.log_start_offset
+    start = log.state.log_start_offset
     assert start, "nothing was trimmed"
     sole.crash("kill")
     for other in others:
@@ -391,16 +393,18 @@ def an_operator_elects_who_lacks_what_was_trimmed(cluster: Cluster) -> None:
     chosen = others[-1]
     now = chosen.replicas["p0"].log
     assert now is not None
-    had = now.log_end_offset
+    had = now.state.log_end_offset
     assert had < start, "it lacks nothing of what was trimmed"
     ask(cluster, "elect_unclean", stream="p0", partition=0, broker_id=chosen.name)
     until(cluster, 400)
     sole.start()
     until(cluster, 6_000)
-    assert now.log_end_offset > had, "nothing was stored since"
+    assert now.state.log_end_offset > had, "nothing was stored since"
     mine = sole.replicas["p0"].log
     assert mine is not None
-    assert mine.log_start_offset <= now.log_start_offset, f"{sole.name} begins at {mine.log_start_offset}"
+    assert mine.state.log_start_offset <= now.state.log_start_offset, (
+        f"{sole.name} begins at {mine.state.log_start_offset}"
+    )
 
 
 def a_stream_below_its_minimum_is_read_on(cluster: Cluster) -> None:
@@ -417,7 +421,7 @@ def a_stream_below_its_minimum_is_read_on(cluster: Cluster) -> None:
     what, _, start, end, batches = max(told, key=len)
     log = sole.replicas["p0"].log
     assert log is not None
-    assert (what, start, end) == ("records", 0, log.high_watermark), "the end is not told"
+    assert (what, start, end) == ("records", 0, log.state.high_watermark), "the end is not told"
     assert batches, "nothing is read"
     assert cluster.world.seen["read"] > reads, "consumers get nothing"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from broker.replication.events import Acks
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.rewriting import BatchShape
+from broker.storage.writing.replace import sealed_segments
 from tests.sim.batches import Batch
 from tests.sim.broker import Broker
 from tests.sim.cluster import Cluster
@@ -27,7 +28,7 @@ def replica_of(broker: Broker) -> Replica:
 def end_of(broker: Broker) -> int:
     log = replica_of(broker).log
     assert log is not None
-    return log.log_end_offset
+    return log.state.log_end_offset
 
 
 def alone(cluster: Cluster) -> None:
@@ -69,8 +70,8 @@ def fill(cluster: Cluster, past: int, away: Broker | None = None) -> None:
 
 def _is_sealed(log: PartitionLog, past: int) -> bool:
     """So that a pass would come past there."""
-    limit = min(log.rewritable_end(), log.high_watermark)
-    return any(past < end <= limit for _, end in log.sealed_segments())
+    limit = min(log.remembered.rewritable_end(), log.state.high_watermark)
+    return any(past < end <= limit for _, end in sealed_segments(log.state))
 
 
 def compact(broker: Broker, past: int, shape: BatchShape | None = None) -> None:
@@ -81,7 +82,9 @@ def compact(broker: Broker, past: int, shape: BatchShape | None = None) -> None:
         broker.guard(lambda: replica.compact_now(shape=shape))
     replica.dirty_percent = LAZY_PERCENT
     assert replica.log is not None
-    assert replica.log.compacted_to > past, f"{broker.name} has compacted up to {replica.log.compacted_to} only"
+    assert replica.log.state.compacted_to > past, (
+        f"{broker.name} has compacted up to {replica.log.state.compacted_to} only"
+    )
 
 
 def holds_key(broker: Broker) -> dict[int, bytes | None]:
@@ -185,7 +188,7 @@ def an_operator_elects_who_lacks_a_newer_value(cluster: Cluster) -> None:
             break
     replica.dirty_percent = LAZY_PERCENT
     assert replica.log is not None
-    assert replica.log.compacted_to <= at, "the pass has come to its end"
+    assert replica.log.state.compacted_to <= at, "the pass has come to its end"
     assert newer in holds_key(sole)
     sole.crash("kill")
     for other in others:
@@ -282,8 +285,8 @@ def a_follower_ends_within_a_joined_batch(cluster: Cluster) -> None:
     until(cluster, 500)
     log = replica_of(away).log
     assert log is not None
-    assert log.roll_if_due(away.elapsed_us + log.settings.segment_age_ms * 1_000)
-    end = log.log_end_offset
+    assert log.roll_if_due(away.elapsed_us + log.state.settings.segment_age_ms * 1_000)
+    end = log.state.log_end_offset
     compact(away, end - 1)
     away.crash("kill")
     until(cluster, 3_000)
@@ -293,7 +296,7 @@ def a_follower_ends_within_a_joined_batch(cluster: Cluster) -> None:
     compact(leader, end, BatchShape())
     leads = replica_of(leader).log
     assert leads is not None
-    assert leads.batch_start(end) < end, "no batch was joined over the end of the other"
+    assert leads.reader.batch_start(end) < end, "no batch was joined over the end of the other"
     away.start()
     until(cluster, 4_000)
     assert cluster.world.seen["follower within a joined batch"]

@@ -103,6 +103,6 @@ def _by_now(cluster: Cluster, name: str) -> list[str]:
             continue
         shadow = replica.shadow
         how = "" if broker.process else ", and does not run"
-        end = shadow[-1].next if shadow else replica.log.log_end_offset
+        end = shadow[-1].next if shadow else replica.log.state.log_end_offset
         text.append(f"    {who}  {said:<14}  ends at {end}, {replica.durable_end} of it durable{how}")
     return text

@@ -57,7 +57,7 @@ def ids_by_the_time_of_day() -> None:
     settle = PartitionLog._settle
 
     def by_wall(self: Any, batch: Any, wall_us: int, fence: int) -> Any:
-        ages = self._state.ages
+        ages = self.state.ages
         elapsed_us, ages.now_us = ages.now_us, wall_us
         try:
             return settle(self, batch, wall_us, fence)

@@ -37,7 +37,7 @@ def keyed_batch(
 def keyed_records(log: PartitionLog, offset: int | None = None) -> dict[int, Keyed]:
     """All committed records by offset."""
     found: dict[int, Keyed] = {}
-    for message in log.batches(log.log_start_offset if offset is None else offset):
+    for message in log.reader.batches(log.state.log_start_offset if offset is None else offset):
         rows = decode_batch(message)
         offsets, keys, values = (rows.column(name).to_pylist() for name in ("offset", "key", "value"))
         assert offsets == sorted(set(offsets))
@@ -55,10 +55,10 @@ def newest_of(records: dict[int, Keyed]) -> dict[bytes, tuple[int, bytes | None]
 
 def check_compacted(log: PartitionLog) -> None:
     """Check what holds of every log, compacted or not: dense ranges, index = segment, plain readers can read it."""
-    view = log.log.state.view()
+    view = log.state.view()
     expected: int | None = None
     for segment in view.segments:
-        file = log.disk.open(segment.path, readonly=True)
+        file = log.state.disk.open(segment.path, readonly=True)
         try:
             found = scan(file, start=len(SCHEMA_BYTES), first_offset=segment.base_offset, where=segment.path)
             data = file.pread(found.size, 0)
@@ -66,8 +66,8 @@ def check_compacted(log: PartitionLog) -> None:
             file.close()
         assert found.gaps == []
         assert found.markers in ([], [found.size - len(END_OF_STREAM)])
-        if segment.index(log.disk) is None:
-            log.repair_segment(segment)  # as whoever asks does
+        if segment.index(log.state.disk) is None:
+            log.state.repair(segment)  # as whoever asks does
         index = view.index(segment)  # S4
         for name in ("first_offset", "position", "length", "crc"):
             assert index.entries[name].tolist() == found.batches[name].tolist()
@@ -75,13 +75,18 @@ def check_compacted(log: PartitionLog) -> None:
             assert index.max_timestamps.tolist() == np.maximum.accumulate(found.batches["max_timestamp_us"]).tolist()
             assert int(found.batches["first_offset"][0]) == segment.base_offset
         for batch in found.batches:  # S1, W1
-            is_old = expected is not None and expected <= log.log_start_offset  # a reset that failed may have left it
+            # a reset that failed may have left it
+            is_old = expected is not None and expected <= log.state.log_start_offset
             assert expected is None or is_old or int(batch["first_offset"]) == expected
             expected = int(batch["next_offset"])
-            if int(batch["first_offset"]) >= log.log_start_offset:
-                assert log.epoch_of(int(batch["first_offset"])) == int(batch["leader_epoch"])
+            if int(batch["first_offset"]) >= log.state.log_start_offset:
+                assert log.epochs.epoch_of(int(batch["first_offset"])) == int(batch["leader_epoch"])
         with pa.ipc.open_stream(plain_stream(log, data, found)) as stream:
             for rows in stream:
                 rows.validate(full=True)
-    assert expected is None or expected == log.log_end_offset or log.log_start_offset == log.log_end_offset
-    assert log.lost_ranges == ()
+    assert (
+        expected is None
+        or expected == log.state.log_end_offset
+        or log.state.log_start_offset == log.state.log_end_offset
+    )
+    assert log.state.lost_ranges == ()

@@ -13,16 +13,16 @@ from broker.storage.log import PartitionLog
 
 def holds(log: PartitionLog, *, is_refused: bool = False) -> f.Holds:
     return f.Holds(
-        log_start=log.kept_start_offset,
-        log_end=log.log_end_offset,
-        durable_end=log.durable_end,
-        last_epoch=log.leader_epoch,
-        high_watermark=log.high_watermark,
-        group_end=log.log_end_offset,
+        log_start=log.checkpoints.kept_start_offset,
+        log_end=log.state.log_end_offset,
+        durable_end=log.state.durable_end,
+        last_epoch=log.epochs.latest,
+        high_watermark=log.state.high_watermark,
+        group_end=log.state.log_end_offset,
         is_refused=is_refused,
         lacks_state=False,
-        superseded_to=log.superseded[0],
-        superseded_epoch=log.superseded[1],
+        superseded_to=log.state.superseded[0],
+        superseded_epoch=log.state.superseded[1],
     )
 
 
@@ -49,22 +49,29 @@ def follow(
         before(effect)
         match effect:
             case f.Ask(_, AskEnd() as ask):
-                found = leader.end_of_epoch(ask.last_epoch)
-                own = log.epoch_end(found.epoch)
+                found = leader.epochs.end_of(ask.last_epoch)
+                own = log.epochs.end_of(found.epoch).end_offset
                 end = End(
                     epoch=epoch,
                     incarnation=(1, 0),
                     request=ask.request,
                     found_epoch=found.epoch,
                     end=found.end_offset,
-                    log_start=leader.log_start_offset,
+                    log_start=leader.state.log_start_offset,
                     start_epoch=-1,
                 )
                 queue += core.step(f.Replied(end, own))
             case f.Ask(_, Fetch() as fetch):
-                if fetch.offset >= min(leader.log_end_offset, upto or 1 << 30) or core.phase is not Phase.FETCHING:
+                if (
+                    fetch.offset >= min(leader.state.log_end_offset, upto or 1 << 30)
+                    or core.phase is not Phase.FETCHING
+                ):
                     continue
-                begins = leader.batch_start(fetch.offset) if fetch.offset < leader.high_watermark else fetch.offset
+                begins = (
+                    leader.reader.batch_start(fetch.offset)
+                    if fetch.offset < leader.state.high_watermark
+                    else fetch.offset
+                )
                 if begins < fetch.offset:
                     inside = Inside(
                         epoch=epoch,
@@ -72,21 +79,21 @@ def follow(
                         offset=fetch.offset,
                         number=fetch.number,
                         batch_start=begins,
-                        start_epoch=leader.epoch_of(begins - 1) if begins else -1,
+                        start_epoch=leader.epochs.epoch_of(begins - 1) if begins else -1,
                     )
                     queue += core.step(f.Replied(inside))
                     continue
-                with leader.read(fetch.offset, stored=True, max_bytes=1 << 20 if upto is None else 1) as plan:
+                with leader.reader.read(fetch.offset, stored=True, max_bytes=1 << 20 if upto is None else 1) as plan:
                     parts = zip(plan.ranges, plan.sources, strict=True)
                     data = b"".join(bytes(file.pread(place.length, place.position)) for place, (_, file) in parts)
-                to, of = leader.superseded_there
+                to, of = leader.epochs.superseded_there
                 records = Records(
                     epoch=epoch,
                     incarnation=(1, 0),
                     offset=fetch.offset,
                     number=fetch.number,
-                    high_watermark=leader.high_watermark,
-                    log_start=leader.log_start_offset,
+                    high_watermark=leader.state.high_watermark,
+                    log_start=leader.state.log_start_offset,
                     superseded_to=to,
                     superseded_epoch=of,
                 )
@@ -94,7 +101,7 @@ def follow(
             case f.Append(_, _, to, of):
                 done.append(effect)
                 log.append_stored(data, leader_epoch=epoch, now_us=1, superseded=(to, of))
-                log.sync()
+                log.syncer.sync()
                 queue += core.step(holds(log))
             case f.Truncate(to, is_copied_again):
                 done.append(effect)
@@ -110,5 +117,5 @@ def follow(
                 log.reset(to, last_epoch=last_epoch)
                 queue += core.step(holds(log))
             case f.Commit(to):
-                log.advance_high_watermark(to)
+                log.state.advance_high_watermark(to)
     return done

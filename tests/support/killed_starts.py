@@ -116,7 +116,7 @@ def note_appends(life: int, path: Path) -> None:
     def noting(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: PartitionLog, *args: Any, leader_epoch: int, **options: Any) -> Any:
             with path.open("a") as file:
-                print(life, self.folder, leader_epoch, file=file)
+                print(life, self.state.folder, leader_epoch, file=file)
             return real(self, *args, leader_epoch=leader_epoch, **options)
 
         return call

@@ -227,7 +227,7 @@ class LinkedNode(Node):
         for replica in list(self.replicas._replicas.values()):
             opened = replica.partition
             if opened is not None:
-                opened.log.log.fail(StorageFailed("the process was killed"))
+                opened.log.state.fail(StorageFailed("the process was killed"))
         super().stop()
 
 
@@ -326,17 +326,19 @@ class Linked:
     def same(self, at: Place, *names: str) -> None:
         """Wait until these replicas hold the same bytes, committed."""
         nodes = [self.nodes[name] for name in names or self.nodes]
-        end = max(node.log(at).log_end_offset for node in nodes)
+        end = max(node.log(at).state.log_end_offset for node in nodes)
         eventually(
-            lambda: all(node.log(at).log_end_offset == node.log(at).high_watermark == end for node in nodes),
-            what=f"{at} to be {end} long everywhere: {[(n.me, n.log(at).log_end_offset) for n in nodes]}",
+            lambda: all(
+                node.log(at).state.log_end_offset == node.log(at).state.high_watermark == end for node in nodes
+            ),
+            what=f"{at} to be {end} long everywhere: {[(n.me, n.log(at).state.log_end_offset) for n in nodes]}",
         )
         assert len({content(node.partition(at)) for node in nodes}) == 1
 
 
 def content(partition: ReplicatedPartition) -> bytes:
     opened = partition.log
-    return b"".join(bytes(message) for message in opened.batches(opened.log_start_offset))
+    return b"".join(bytes(message) for message in opened.reader.batches(opened.state.log_start_offset))
 
 
 def _is_of(callback: Any, node: LinkedNode) -> bool:

@@ -176,7 +176,7 @@ class LinkedSinks:
         log = self.cluster.leader(self.places[partition]).log(self.places[partition])
         return [
             (read_header(message).decision, value)
-            for message in log.batches(log.log_start_offset)
+            for message in log.reader.batches(log.state.log_start_offset)
             for value in decode_batch(message).column("value").to_pylist()
         ]
 

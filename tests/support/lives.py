@@ -56,33 +56,33 @@ class Restarts(RuleBasedStateMachine):
 
     @rule(clean=st.booleans())
     def restart(self, clean: bool) -> None:
-        high_watermark = self.log.high_watermark
+        high_watermark = self.log.state.high_watermark
         if clean:
             self.log.close()
         else:
             self.disk = self.disk.after_kill()
         self.reopen(high_watermark)
-        assert self.log.log_end_offset == self.end
+        assert self.log.state.log_end_offset == self.end
 
     def roll_now(self) -> None:
-        self.log.update_settings(replace(self.settings, segment_age_ms=0))
+        self.log.remembered.update_settings(replace(self.settings, segment_age_ms=0))
         self.log.roll_if_due(self.now_us)
-        self.log.update_settings(self.settings)
+        self.log.remembered.update_settings(self.settings)
 
     def after_power_loss(self, mode: Mode, seed: int) -> int:
         """The log end then: at least what was durable is there."""
-        durable, high_watermark = self.log.durable_end, self.log.high_watermark
+        durable, high_watermark = self.log.state.durable_end, self.log.state.high_watermark
         self.boot += 1
         self.disk = self.disk.after_crash(mode, seed=seed)
         self.reopen(high_watermark)
-        assert durable <= self.log.log_end_offset <= self.end
-        return self.log.log_end_offset
+        assert durable <= self.log.state.log_end_offset <= self.end
+        return self.log.state.log_end_offset
 
     def reopen(self, high_watermark: int) -> None:
         self.log = PartitionLog.open(
             self.disk, FOLDER, self.settings, boot_id=f"boot-{self.boot}", now_us=self.now_us, expected=IDENTITY
         )
-        self.log.advance_high_watermark(high_watermark)
+        self.log.state.advance_high_watermark(high_watermark)
 
 
 class LifeOfALog(Restarts):
@@ -130,26 +130,26 @@ class LifeOfALog(Restarts):
             self.log.append(batches, leader_epoch=0, now_us=self.now_us)
         self.disk.heal()
         self.log.recover(self.now_us)
-        assert self.log.log_end_offset == self.end
+        assert self.log.state.log_end_offset == self.end
 
     def sync_in_vain(self) -> None:
         """The next fsync fails; the recovery keeps every record."""
         self.disk.fail("sync", errno.EIO, path=".arrows")
-        if self.log.durable_end < self.end:
+        if self.log.state.durable_end < self.end:
             with pytest.raises(StorageFailed):
-                self.log.sync()
+                self.log.syncer.sync()
         self.disk.heal()
         self.log.recover(self.now_us)
-        assert self.log.log_end_offset == self.end
+        assert self.log.state.log_end_offset == self.end
 
     def check_stored(self, column: str, expected: Sequence[object]) -> None:
         """All records from the log start on are there, with these values; then it is closed, and no file stays open."""
         commit(self.log)
         found: list[tuple[int, object]] = []
-        for message in self.log.batches(self.log.log_start_offset):
+        for message in self.log.reader.batches(self.log.state.log_start_offset):
             rows = decode_batch(message)
             found += zip(rows.column("offset").to_pylist(), rows.column(column).to_pylist(), strict=True)
-        start = self.log.log_start_offset
+        start = self.log.state.log_start_offset
         assert [row for row in found if row[0] >= start] == list(enumerate(expected))[start:]
         self.log.close()
         assert self.disk.open_files == 0

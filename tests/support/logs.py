@@ -59,8 +59,8 @@ def open_log(
 
 def commit(log: PartitionLog) -> int:
     """Make everything durable and visible, as the runtime does with replication factor 1."""
-    durable_end = log.sync()
-    log.advance_high_watermark(durable_end)
+    durable_end = log.syncer.sync()
+    log.state.advance_high_watermark(durable_end)
     return durable_end
 
 
@@ -72,9 +72,9 @@ def records_of(table: pa.Table | pa.RecordBatch) -> list[Record]:
 def verified_records(log: PartitionLog, offset: int | None = None) -> list[Record]:
     """All committed records, by `batches`."""
     found: list[Record] = []
-    for message in log.batches(log.log_start_offset if offset is None else offset):
+    for message in log.reader.batches(log.state.log_start_offset if offset is None else offset):
         found += records_of(decode_batch(message))
-    return [record for record in found if record[0] >= log.log_start_offset]
+    return [record for record in found if record[0] >= log.state.log_start_offset]
 
 
 def plan_bytes(plan: ReadPlan) -> bytes:
@@ -93,7 +93,7 @@ def read_records(log: PartitionLog, offset: int, *, end: int | None = None, max_
     """All committed records from `offset` on, by reads of `max_bytes`, sliced as a client slices them."""
     found: list[Record] = []
     while True:
-        with log.read(offset, end=end, max_bytes=max_bytes) as plan:
+        with log.reader.read(offset, end=end, max_bytes=max_bytes) as plan:
             if not plan.ranges:
                 return found
             assert plan.bytes == sum(place.length for place in plan.ranges)
@@ -107,7 +107,7 @@ def read_records(log: PartitionLog, offset: int, *, end: int | None = None, max_
 
 def plain_stream(log: PartitionLog, data: bytes, found: Scan) -> bytes:
     """The bytes of a segment as an Arrow stream: those of an encrypted log are opened."""
-    vault = log.log.state.vault
+    vault = log.state.vault
     if vault is None:
         return data
     places = zip(found.batches["position"].tolist(), found.batches["length"].tolist(), strict=True)
@@ -118,9 +118,9 @@ def plain_stream(log: PartitionLog, data: bytes, found: Scan) -> bytes:
 
 def check_log(log: PartitionLog, disk: Disk) -> None:
     """Check what holds of every log that nobody damaged: order of offsets, index = segment, plain readers can read."""
-    assert 0 <= log.log_start_offset <= log.high_watermark <= log.log_end_offset
-    assert log.durable_end <= log.log_end_offset
-    view = log.log.state.view()
+    assert 0 <= log.state.log_start_offset <= log.state.high_watermark <= log.state.log_end_offset
+    assert log.state.durable_end <= log.state.log_end_offset
+    view = log.state.view()
     expected: int | None = None
     for segment in view.segments:
         file = disk.open(segment.path, readonly=True)
@@ -142,10 +142,10 @@ def check_log(log: PartitionLog, disk: Disk) -> None:
             expected = int(batch["next_offset"])
             position = int(batch["position"])
             epoch = read_stored_header(data[position : position + 1_000]).leader_epoch
-            if int(batch["first_offset"]) >= log.log_start_offset:
-                assert log.epoch_of(int(batch["first_offset"])) == epoch
+            if int(batch["first_offset"]) >= log.state.log_start_offset:
+                assert log.epochs.epoch_of(int(batch["first_offset"])) == epoch
         with pa.ipc.open_stream(plain_stream(log, data, found)) as stream:
             assert sum(rows.num_rows for rows in stream) == int(
                 (found.batches["next_offset"] - found.batches["first_offset"]).sum()
             )
-    assert expected is None or expected == log.log_end_offset
+    assert expected is None or expected == log.state.log_end_offset

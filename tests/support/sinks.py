@@ -104,7 +104,7 @@ class Rig:
         settings = LogSettings(segment_bytes=1 << 20)
         if self._disk.exists(f"{folder}/partition.json"):
             log = PartitionLog.open(self._disk, folder, settings, boot_id=f"boot-{self._boot}", now_us=0)
-            log.advance_high_watermark(log.sync())
+            log.state.advance_high_watermark(log.syncer.sync())
         else:
             log = PartitionLog.create(self._disk, folder, identity, settings, now_us=0)
         info = StreamInfo(name=stream, incarnation="i", created_us=0, settings=settings_from({"fsync": fsync}))
@@ -144,7 +144,7 @@ class Rig:
         """The batches that consumers see: the decision in the header, and the values."""
         log = self.partitions[partition].log
         found: list[tuple[int, list[bytes]]] = []
-        for message in log.batches(log.log_start_offset):
+        for message in log.reader.batches(log.state.log_start_offset):
             found.append((read_header(message).decision, decode_batch(message).column("value").to_pylist()))
         return found
 

@@ -250,24 +250,24 @@ class _Stored:
         )
         try:
             if not in_use:
-                log.advance_high_watermark(log.log_end_offset)  # as the broker does when it starts
+                log.state.advance_high_watermark(log.state.log_end_offset)  # as the broker does when it starts
             start, end = (self._offset(log, where) for where in (self.wanted.start, self.wanted.end))
             if start > end:
                 raise InvalidRequest(f"{self.place.name}: the end, {end}, is before the start, {start}")
-            for message in log.batches(start, end):
+            for message in log.reader.batches(start, end):
                 yield self._shaped(pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA), start, end, schema)
-            self.lost = [(max(a, start), min(b, end)) for a, b in log.lost_ranges if a < end and b > start]
+            self.lost = [(max(a, start), min(b, end)) for a, b in log.state.lost_ranges if a < end and b > start]
         finally:
             log.close(clean=False)
 
     def _offset(self, log: PartitionLog, where: str | int | datetime) -> int:
         if isinstance(where, datetime):
-            found = log.offset_for_time(timestamp_us(where))
-            return log.high_watermark if found is None else found
+            found = log.reader.offset_for_time(timestamp_us(where))
+            return log.state.high_watermark if found is None else found
         if isinstance(where, str):
-            return log.log_start_offset if where == "earliest" else log.high_watermark
-        if not log.log_start_offset <= where <= log.high_watermark:
-            raise out_of_range(self.identity, where, log.log_start_offset, log.high_watermark)
+            return log.state.log_start_offset if where == "earliest" else log.state.high_watermark
+        if not log.state.log_start_offset <= where <= log.state.high_watermark:
+            raise out_of_range(self.identity, where, log.state.log_start_offset, log.state.high_watermark)
         return where
 
     def _shaped(self, batch: pa.RecordBatch, start: int, end: int, schema: pa.Schema) -> pa.RecordBatch:

@@ -109,7 +109,7 @@ class Cleaner:
                 failed = self._each(due, lambda p, wall_us=wall_us: self._clean(p, wall_us), "clean")  # type: ignore[misc]
                 to_clean.note(failed)
                 # Open logs are asked once more, or a partition that fell quiet would keep its file for a whole turn.
-                to_clean.note(p for p in due if p.log.is_awake)
+                to_clean.note(p for p in due if p.log.state.is_awake)
 
     def _replicas(self) -> list[Replica]:
         return [partition.replica for partition in self._partitions()]
@@ -126,7 +126,7 @@ class Cleaner:
         turns.note(self._each(due, lambda p: p.checkpoint(now_s), "checkpoint"))
 
     def _clean(self, partition: Replica, wall_us: int) -> None:
-        if not partition.log.segment_count:
+        if not partition.log.state.segment_count:
             return  # it is empty: nothing to seal, to let go of, or to close
         partition.log.tell_time(self._elapsed())
         full: DiskFull | None = None
@@ -134,7 +134,7 @@ class Cleaner:
             partition.log.roll_if_due(self._elapsed())
         except DiskFull as error:  # what retention lets go may be what is missing
             full = error
-        before = partition.log.log_start_offset
+        before = partition.log.state.log_start_offset
         after = partition.apply_retention(self._elapsed(), wall_us)
         partition.rest_if_quiet()
         if after != before:

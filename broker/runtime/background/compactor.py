@@ -138,10 +138,10 @@ class Compactor:
 
     def _join(self, partition: Partition, settings: CoalescingSettings) -> None:
         """Join until nothing is due."""
-        if not partition.log.segment_count:
+        if not partition.log.state.segment_count:
             return
         memory = self._memories.setdefault(partition, {})
-        while not partition.removed and partition.log.failure is None:
+        while not partition.removed and partition.log.state.failure is None:
             begun = time.monotonic()
             report = coalesce(
                 partition.log,
@@ -181,7 +181,7 @@ class Compactor:
     def _clean(self, todo: Chores, settings: CompactionSettings) -> None:
         """Passes until nothing is due."""
         partition = todo.partition
-        while not partition.removed and partition.log.failure is None:
+        while not partition.removed and partition.log.state.failure is None:
             begun = time.monotonic()
             tombstones_below, compact_to = todo.marks()
             report = compact(

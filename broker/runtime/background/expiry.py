@@ -68,7 +68,7 @@ def _leaves_unread(offsets: Consumers, look: Look, consumer: str, before_us: int
         live += found is not False
         if isinstance(found, bool):
             continue
-        later = found.offset_for_time(before_us)
-        if row.offset < (found.high_watermark if later is None else later):
+        later = found.reader.offset_for_time(before_us)
+        if row.offset < (found.state.high_watermark if later is None else later):
             return True
     return live == 0

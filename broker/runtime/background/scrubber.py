@@ -155,7 +155,7 @@ class Scrubber:
             "scrub.done partitions=%d read_bytes=%d lost_ranges=%d ms=%d",
             len(left),
             self._counts["read_bytes"] - bytes_before,
-            sum(len(partition.log.lost_ranges) for partition in order),
+            sum(len(partition.log.state.lost_ranges) for partition in order),
             (time.monotonic() - begun) * 1000,
         )
 

@@ -325,7 +325,7 @@ class PlacedControl:
             raise DeadlineExceeded(
                 f"trim {name}: not every replica in sync has followed yet; each will", sent=True
             ) from None
-        starts = {number: partition.log.log_start_offset for number, partition in partitions.items()}
+        starts = {number: partition.log.state.log_start_offset for number, partition in partitions.items()}
         log.info("stream.trimmed stream=%s log_start_offsets=%s", name, starts)
         return starts
 

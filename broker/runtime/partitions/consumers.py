@@ -55,7 +55,7 @@ class Consumers:
         self._waiting: deque[tuple[list[Entry], int, asyncio.Future[None]]] = deque()  # with how many bytes it has
         self._waiting_bytes = 0
         self._worker: asyncio.Task[None] | None = None
-        for message in partition.log.batches(partition.log.log_start_offset):
+        for message in partition.log.reader.batches(partition.log.state.log_start_offset):
             self._apply(decode_batch(message))
 
     @property

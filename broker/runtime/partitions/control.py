@@ -355,11 +355,11 @@ class Control:
             return starts
 
     def _trim_one(self, partition: Partition, before: int) -> int:
-        if partition.log.failure is not None:
+        if partition.log.state.failure is not None:
             partition.commit_all()  # or why nothing can be trimmed
-        was = partition.log.log_start_offset
+        was = partition.log.state.log_start_offset
         start = partition.replica.trim(before)
-        if start < before and partition.log.failure is not None:
+        if start < before and partition.log.state.failure is not None:
             raise StorageFailed(f"{partition}: nothing is trimmed until the log has recovered")
         if start > was:
             partition.replica.note_change()

@@ -81,7 +81,7 @@ class FollowerRead:
         until_s, log, now_s = self._replica.now_s() + timeout_s, self.log, self._replica.now_s
 
         def done() -> bool:
-            return log.high_watermark > offset or self._epoch_now() != self.leader_epoch
+            return log.state.high_watermark > offset or self._epoch_now() != self.leader_epoch
 
         while not done() and (left_s := until_s - now_s()) > 0:
             await self._replica.wait(done, min(left_s, LOOK_S))

@@ -32,7 +32,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from functools import partial
 from weakref import WeakMethod
 
@@ -72,7 +72,6 @@ from broker.storage.inspect.scrub import PIECE_BYTES, Piece
 from broker.storage.log import AppendResult, Encodable, StoredGroup
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogSettings
-from broker.storage.writing.part_method import of_part
 
 __all__ = ["OnDurable", "Outcome", "Partition"]
 
@@ -96,12 +95,10 @@ class Partition:
         me: The id of this broker.
 
     Attributes:
-        append: As `QueuedAppends.append`.
         fence: The number of the newest one that it goes by (P21).
         has_followers: It is led, and other brokers keep it too: to be durable here is not to be committed.
     """
 
-    append = of_part("_queued", QueuedAppends.append)
     has_followers = False
     elsewhere: Callable[[str], LiftlogError] | None = None
     """As `PartitionHandle.elsewhere`: records are handed out here while it is led here."""
@@ -205,13 +202,27 @@ class Partition:
                     durable_end=self._state.durable_end,
                     log_end=log_end,
                     group_ends=group_ends if group_ends and group_ends[-1] == log_end else (),
-                    log_start=self.log.kept_start_offset,
+                    log_start=self.log.checkpoints.kept_start_offset,
                 )
             )
         self._effects.do(effects)
 
     def __str__(self) -> str:
         return f"{self.stream}/{self.partition}"
+
+    def append(
+        self,
+        batches: Sequence[Encodable],
+        *,
+        acks: str = "all",
+        leader_epoch: int | None = None,
+        expected_offset: int | None = None,
+        fence: int | None = None,
+    ) -> Future[AppendResult]:
+        """As `QueuedAppends.append`."""
+        return self._queued.append(
+            batches, acks=acks, leader_epoch=leader_epoch, expected_offset=expected_offset, fence=fence
+        )
 
     def alter(self, info: StreamInfo) -> None:
         """Take over altered settings and state. Behind it nothing is appended that they refuse (P7)."""
@@ -221,7 +232,7 @@ class Partition:
             self.fence = info.fence_of(self.partition)
         self.fsync_each_batch = info.settings.fsync == "batch"
         self.fsync_interval_ms = info.settings.fsync_interval_ms
-        self.log.update_settings(LogSettings.of(info.settings, self.log.settings))
+        self.log.remembered.update_settings(LogSettings.of(info.settings, self.log.state.settings))
         self.replica.note_change()  # the cleaner looks at what moved; the core hears of it at its next event
 
     def _altered(self) -> Altered:
@@ -394,7 +405,7 @@ class Partition:
             StorageFailed, DiskFull: what the log holds beyond its high watermark is not known.
         """
         self.check_open(decided=True)
-        if self.log.failure is not None:
+        if self.log.state.failure is not None:
             with self._lock:
                 effects = self._recover(self.replica.elapsed_us())
             self._effects.do(effects)
@@ -404,7 +415,7 @@ class Partition:
             self.check_open(decided=True)  # deleted meanwhile, and the log closed: then that is the reason
             raise event.error
         self.replica.note_change()
-        return self.log.high_watermark
+        return self.log.state.high_watermark
 
     def scrub(self, offset: int, *, bytes_max: int = PIECE_BYTES) -> Piece | None:
         """As `Replica.scrub`."""
@@ -422,7 +433,7 @@ class Partition:
         """
         effects: tuple[Effect, ...] = ()
         with self._lock:
-            if self.log.failure is not None and not self.removed:
+            if self.log.state.failure is not None and not self.removed:
                 try:
                     effects = self._recover(self.replica.elapsed_us())
                 except LiftlogError as error:
@@ -483,17 +494,17 @@ class Partition:
     def _recover(self, now_us: int) -> tuple[Effect, ...]:
         """With the lock held (P2)."""
         self.log.recover(now_us)
-        end = self.log.log_end_offset
+        end = self.log.state.log_end_offset
         log.warning("partition.recovered partition=%s log_end_offset=%d", self, end)
-        return self._core.step(Recovered(durable_end=self.log.durable_end, log_end=end))
+        return self._core.step(Recovered(durable_end=self.log.state.durable_end, log_end=end))
 
     def _caught_up(self) -> tuple[Effect, ...]:
         """After a fault of ours between the log and the core: what the core was not told may be lost to who waits."""
         with self._lock:
-            end = self.log.log_end_offset
-            if self.log.failure is not None or self._core.role is not LEADING or end == self._core.log_end:
+            end = self.log.state.log_end_offset
+            if self.log.state.failure is not None or self._core.role is not LEADING or end == self._core.log_end:
                 return ()
-            return self._core.step(Recovered(durable_end=self.log.durable_end, log_end=end))
+            return self._core.step(Recovered(durable_end=self.log.state.durable_end, log_end=end))
 
     async def wait_for(self, offset: int, timeout_s: float) -> None:
         """On the data plane's loop: return when the high watermark is past `offset`, time is up or the stream gone."""

@@ -41,7 +41,7 @@ class Replica:
     Attributes:
         log: The partition's log.
         may_let_go: Whether retention decides here: it does where the partition is led.
-        records, state: Its records, and how far they are: asked without a detour where a call counts.
+        state: How far its records are: asked without a detour where a call counts.
         record_count, byte_count: Appended since the start.
         removed: The stream was deleted: what fails from now on is no fault.
         is_closed: Nor is it when this broker does not keep the log any more.
@@ -67,8 +67,7 @@ class Replica:
         self.partition = partition
         self.incarnation = info.incarnation
         self.log = partition_log
-        self.records = partition_log.log
-        self.state = partition_log.log.state
+        self.state = partition_log.state
         self.room = room
         self.now_s, self.elapsed_us, self.wall_us = clocks
         self.record_count = 0
@@ -114,12 +113,12 @@ class Replica:
         if self.room is not None:
             self.room.took(byte_count)
         self._note_open()
-        if self.log.lacks_subjects:
+        if self.log.tracking.lacks_some:
             self._build_subjects()
 
     def refused(self) -> None:
         """An append has failed, or a seal; the log may have opened its file for it, and keeps it open (R3)."""
-        if self.log.is_awake:
+        if self.log.state.is_awake:
             self._note_open()
 
     def _note_open(self) -> None:
@@ -132,7 +131,7 @@ class Replica:
         """Make the log durable. Returns the durable end, or why there is none. All who wait must hear of either."""
         begun = self.now_s()
         try:
-            return self.records.syncer.sync()
+            return self.log.syncer.sync()
         except LiftlogError as error:
             return error
         except Exception as error:
@@ -146,13 +145,13 @@ class Replica:
     def apply_retention(self, now_us: int, wall_us: int | None = None) -> int:
         """Let go of what the settings do not keep (R1), as `PartitionLog.apply_retention` does."""
         with self.letting_go:
-            before, may = self.log.log_start_offset, self.floor() is None and self.may_let_go()
+            before, may = self.log.state.log_start_offset, self.floor() is None and self.may_let_go()
             return self._started(before, self.log.apply_retention(now_us=now_us, wall_us=wall_us)) if may else before
 
     def trim(self, before_offset: int) -> int:
         """Let go of records below `before_offset` (R1). Returns the log start offset."""
         with self.letting_go:
-            floor, before = self.floor(), self.log.log_start_offset
+            floor, before = self.floor(), self.log.state.log_start_offset
             return self._started(before, self.log.trim(before_offset if floor is None else min(before_offset, floor)))
 
     def _started(self, before: int, start: int) -> int:
@@ -164,7 +163,7 @@ class Replica:
         """Check what is stored from `offset` on, as `storage.scrub.scrub` does; what is lost is told and remembered."""
         piece = scrub(self.log, offset, bytes_max=bytes_max, give_up=give_up)
         if piece is not None and piece.tampered and not self.removed:
-            log.error("partition.tampered partition=%s ranges=%s", self, self.log.tampered or piece.lost)
+            log.error("partition.tampered partition=%s ranges=%s", self, self.log.state.tampered or piece.lost)
         if piece is not None and piece.lost and not self.removed:
             log.error("partition.damaged partition=%s lost=%s", self, piece.lost)
             self.note_change()
@@ -189,7 +188,7 @@ class Replica:
     def keep_up(self) -> None:
         """A log that follows reads what its leader was told. One that is led knows it."""
         if not self.may_let_go():
-            self.log.keep_up()
+            self.log.remembered.keep_up()
 
     def rest_if_quiet(self) -> None:
         """Give back the file of a log to which nothing was appended since the last call (R3)."""
@@ -233,7 +232,7 @@ class Replica:
     def _build_piece(self) -> None:
         is_more = False
         try:
-            is_more = not self.removed and self.log.build_subjects()
+            is_more = not self.removed and self.log.tracking.build()
         except Exception as error:
             self._build_again_s = self.now_s() + BUILD_PAUSE_S
             if not self.removed:

@@ -231,7 +231,9 @@ class ReplicatedPartition(Partition):
         if self._lock.acquire(timeout=TICK_WAIT_S):
             try:
                 effects = (*self._news(), *self._core.step(Tick(now_ms=now_ms)))
-                if (start := self.log.kept_start_offset) > self._core.trims.log_start:  # retention has moved it
+                if (
+                    start := self.log.checkpoints.kept_start_offset
+                ) > self._core.trims.log_start:  # retention has moved it
                     effects += self._core.step(StartMoved(start))
                 effects += self._judged()
             finally:
@@ -276,7 +278,7 @@ class ReplicatedPartition(Partition):
     def marks(self) -> tuple[int, int]:
         """For a pass of compaction of this log: as `Leader.tombstones_below` and `Leader.compact_to`. Where nobody else
         is assigned its own mark is the least of all."""
-        core, own = self._core, self.log.compacted_to
+        core, own = self._core, self.log.state.compacted_to
         with self._lock:
             if core.role is LEADING and core.in_sync is None:
                 return own, 0
@@ -311,7 +313,7 @@ class ReplicatedPartition(Partition):
         with self._giving_up:
             give_up(self.log, ranges, leader_epoch=leader_epoch, aside=aside, borders=borders)
             self.given_up = merge_ranges([*self.given_up, *ranges])
-            self.was_mended = not self.log.lost_ranges
+            self.was_mended = not self.log.state.lost_ranges
         self.replica.note_change()
 
     def asked_for_lost(self) -> Mapping[str, bool]:
@@ -325,7 +327,7 @@ class ReplicatedPartition(Partition):
         with self._giving_up:
             mended = mend(self.log, lost, data, superseded=superseded)
             self.mended_count += mended[1] - mended[0]
-            self.was_mended = not self.log.lost_ranges
+            self.was_mended = not self.log.state.lost_ranges
         self.replica.note_change()
         return mended
 

@@ -254,7 +254,7 @@ class Streams:
 
     def epoch_seen(self) -> int:
         """The greatest leader epoch of any record in the open logs; -1: there is none."""
-        return max((partition.log.leader_epoch for partition in self.all_partitions()), default=-1)
+        return max((partition.log.epochs.latest for partition in self.all_partitions()), default=-1)
 
     def lead(self, leader_epoch: int) -> None:
         """Lead all partitions, those that are opened later too, under an epoch that the catalog gave out."""
@@ -355,7 +355,7 @@ class Streams:
             now_us=elapsed_us(),
             expected=self._identity(info.name, info.incarnation, number),
         )
-        report = opened.recovery
+        report = opened.state.recovery
         if not report.clean:
             log.log(
                 logging.ERROR if report.lost else logging.INFO,
@@ -369,14 +369,14 @@ class Streams:
                 report.notes,
             )
         try:
-            if self._leader_epoch is not None and opened.leader_epoch >= self._leader_epoch:
+            if self._leader_epoch is not None and opened.epochs.latest >= self._leader_epoch:
                 raise CorruptLog(
-                    f"{info.name}/{number} has records of leader epoch {opened.leader_epoch}, the broker leads under"
+                    f"{info.name}/{number} has records of leader epoch {opened.epochs.latest}, the broker leads under"
                     f" {self._leader_epoch}: the folder or the catalog was restored; restart the broker"
                 )
-            if opened.high_watermark < opened.log_end_offset:
+            if opened.state.high_watermark < opened.state.log_end_offset:
                 # Acked before a crash, or about to be: with one replica it is committed once it is synced.
-                opened.advance_high_watermark(opened.sync())
+                opened.state.advance_high_watermark(opened.syncer.sync())
             replica = Replica(
                 info,
                 number,

@@ -90,7 +90,7 @@ class CommitsLog:
         """
         with self._lock:
             ledger = self._read()
-            epoch = self._partition.log.log_end_offset + 1  # C5
+            epoch = self._partition.log.state.log_end_offset + 1  # C5
             changed = change(ledger, epoch)
             if isinstance(changed, Removed):
                 self._append([removal_row(changed.sink, timestamp_us=self._clock())], epoch)
@@ -101,7 +101,7 @@ class CommitsLog:
             else:
                 return changed
             self._writes += 1
-            if self._writes % WRITES_PER_LOOK == 0 and self._partition.log.byte_count > REWRITE_BYTES:
+            if self._writes % WRITES_PER_LOOK == 0 and self._partition.log.state.byte_count > REWRITE_BYTES:
                 self._rewrite(ledger)
             return changed
 
@@ -119,7 +119,7 @@ class CommitsLog:
             await_committed(self._partition)
             ledger, read = Ledger(), WholeRead(self._partition)
             with disk_errors("reading the sinks"):
-                for message in self._partition.log.batches(self._partition.log.log_start_offset):
+                for message in self._partition.log.reader.batches(self._partition.log.state.log_start_offset):
                     ledger.load(decode_batch(message))
             read.check()
             self._ledger, self._leader_epoch = ledger, leader_epoch
@@ -138,7 +138,7 @@ class CommitsLog:
         """Every state once more, then let go of all before: each record is a whole state."""
         states = ledger.all()
         parts = [states[i : i + ROWS_PER_BATCH] for i in range(0, len(states), ROWS_PER_BATCH)]
-        first = self._partition.log.log_end_offset
+        first = self._partition.log.state.log_end_offset
         try:
             if parts:
                 self._append([state_rows(part, timestamp_us=self._clock()) for part in parts])

@@ -73,13 +73,13 @@ def append_durable(
         DeadlineExceeded: it is not known whether it will be (W2).
         LiftlogError: as `Partition.append_now`. After StorageFailed the group may be there or not.
     """
-    if partition.log.failure is not None:
+    if partition.log.state.failure is not None:
         partition.commit_all()
     generation = partition.generation  # before the append: too early is an error too many
     awaited = Awaited()
     result = partition.append_now(batches, awaited, decided=decided, leader_epoch=leader_epoch)
     awaited.outcome(partition)
-    if partition.log.durable_end < result.next_offset:
+    if partition.log.state.durable_end < result.next_offset:
         partition.commit_all()
     if generation != partition.generation:
         partition.check_open(decided=True)  # deleted meanwhile: then that is the reason
@@ -95,9 +95,9 @@ def await_committed(partition: Partition, timeout_s: float = COMMITTED_S) -> Non
         StorageFailed, DiskFull: it cannot be made durable.
     """
     waits = partition.replica.waits
-    held, until_s = partition.log.log_end_offset, waits.now_s() + timeout_s
+    held, until_s = partition.log.state.log_end_offset, waits.now_s() + timeout_s
     partition.commit_all()
-    held = min(held, partition.log.log_end_offset)  # a recovery cuts
+    held = min(held, partition.log.state.log_end_offset)  # a recovery cuts
     while (end := partition.end) is None or end < held:
         if waits.now_s() > until_s or partition.removed or _is_led_elsewhere(partition):
             raise NotReady(
@@ -112,14 +112,15 @@ class WholeRead:
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
-        self._cuts = partition.log.log.cuts  # first: who copies raises it before, and says that nothing is lost behind
-        self._lost = partition.log.lost_ranges
+        # first: who copies raises it before, and says that nothing is lost behind
+        self._cuts = partition.log.state.cuts
+        self._lost = partition.log.state.lost_ranges
 
     def check(self) -> None:
         """Raise NotReady if what was read may have passed over something that others have."""
         opened = self._partition.log
-        lost = self._lost or opened.lost_ranges
-        if opened.settings.is_sole_replica or not (lost or opened.log.cuts != self._cuts):
+        lost = self._lost or opened.state.lost_ranges
+        if opened.state.settings.is_sole_replica or not (lost or opened.log.state.cuts != self._cuts):
             return
         what = f"offsets {lost} are" if lost else "some of what was read may have been"
         raise NotReady(f"{self._partition}: {what} damaged on this broker, and have to be copied from others first")

@@ -75,7 +75,7 @@ def batches_of(run: Sequence[PartOfStage], hidden: PartitionLog, decision: int) 
         return
     ((stage, part),) = run
     rows = 0
-    for header, message in hidden.batches_in_turn(part.first_offset, part.next_offset):
+    for header, message in hidden.reader.batches_in_turn(part.first_offset, part.next_offset):
         if header.group_index > 0:  # behind the note
             batch = RestampedBatch(message, header, decision)
             rows += batch.record_count
@@ -92,7 +92,7 @@ def batch_count(run: Sequence[PartOfStage]) -> int:
 def _joined(run: Sequence[PartOfStage], hidden: PartitionLog) -> Encodable:
     found: dict[int, memoryview] = {}
     for start, end in _ranges([piece.part for piece in run]):
-        for message in hidden.batches(start, end):
+        for message in hidden.reader.batches(start, end):
             found[int(bytes(message[_FIRST_OFFSET]), 16)] = message
     messages = []
     for stage, part in run:

@@ -46,7 +46,7 @@ FOREVER_US: Final = 1 << 62
 
 def is_staged(disk: Disk, main: Partition) -> bool:
     """Whether anything was ever staged in a partition. OSError passes through."""
-    return disk.exists(f"{main.log.folder}/{FOLDER}/{PARTITION_FILE}")
+    return disk.exists(f"{main.log.state.folder}/{FOLDER}/{PARTITION_FILE}")
 
 
 class HiddenLog:
@@ -128,7 +128,7 @@ class HiddenLog:
         """
         assert self._table is not None
         self.check_epoch(self._main.leader_epoch)
-        noted = note_batch(notes, subject=self.open().identity.stream, timestamp_us=self._clock())
+        noted = note_batch(notes, subject=self.open().state.identity.stream, timestamp_us=self._clock())
         all_batches = (noted, *batches)
         size = sum(batch.byte_count_max for batch in all_batches)
         stamped = (StampedBatch(batch, decision) for batch in all_batches)
@@ -191,7 +191,7 @@ class HiddenLog:
 
     def is_intact(self, stage: Stage) -> bool:
         """Whether nothing of a stage is known to be lost, or changed by somebody. Under the lock."""
-        lost = (*self.open().lost_ranges, *self.open().tampered)
+        lost = (*self.open().state.lost_ranges, *self.open().state.tampered)
         return not lost or not any(
             start < part.next_offset and part.first_offset < end for part in stage.parts.values() for start, end in lost
         )
@@ -200,7 +200,7 @@ class HiddenLog:
         raise CorruptLog(
             f"{self._main}: stage {ref.stage} was decided with {ref.rows} rows, {rows} of them are intact",
             stage=ref.stage,
-            path=self.open().folder,
+            path=self.open().state.folder,
         )
 
     def trim(self, table: StageTable, *, at_least: int = SEGMENT_BYTES) -> None:
@@ -208,8 +208,8 @@ class HiddenLog:
         hidden = self.open()
         if table.freed_bytes < at_least:
             return
-        self._let_go(table.needed_offset(hidden.log_end_offset))
-        table.trimmed(hidden.log_start_offset)
+        self._let_go(table.needed_offset(hidden.state.log_end_offset))
+        table.trimmed(hidden.state.log_start_offset)
 
     def byte_count(self) -> int:
         """Bytes of live stages; 0 while the table is not known."""
@@ -227,7 +227,7 @@ class StageLog(HiddenLog):
 
     def __init__(self, disk: Disk, main: Partition, *, boot_id: str, clock: Callable[[], int]) -> None:
         super().__init__(main, clock=clock)
-        self.folder = f"{main.log.folder}/{FOLDER}"
+        self.folder = f"{main.log.state.folder}/{FOLDER}"
         self.exists = is_staged(disk, main)
         self._disk = disk
         self._boot_id = boot_id
@@ -243,7 +243,7 @@ class StageLog(HiddenLog):
                 return known.latest
             hidden, self._log = self.open(), None
             try:
-                return hidden.leader_epoch
+                return hidden.epochs.latest
             finally:
                 hidden.close(clean=False)
         return -1
@@ -253,14 +253,14 @@ class StageLog(HiddenLog):
         self._main.check_open(decided=True)
         with disk_errors(f"reading the stages of {self._main}"):
             hidden = self.open()
-            if hidden.failure is not None:
+            if hidden.state.failure is not None:
                 self._distrust()
                 hidden.recover(elapsed_us())
             if self.leader_epoch != self._main.leader_epoch:
                 self._distrust()
                 self.leader_epoch = self._main.leader_epoch
             if self._table is None:
-                hidden.advance_high_watermark(hidden.sync())
+                hidden.state.advance_high_watermark(hidden.syncer.sync())
                 self._table = read_table(hidden)
         return self._table
 
@@ -268,7 +268,7 @@ class StageLog(HiddenLog):
         """As `HiddenLog.make_durable`."""
         try:
             hidden = self.open()
-            hidden.advance_high_watermark(hidden.sync())
+            hidden.state.advance_high_watermark(hidden.syncer.sync())
         except LiftlogError:
             self._main.check_open(decided=True)  # deleted meanwhile, and the log closed: then that is the reason
             raise
@@ -289,13 +289,15 @@ class StageLog(HiddenLog):
         if self._log is None:
             main = self._main
             identity = LogIdentity(
-                cluster_id=main.log.identity.cluster_id,
+                cluster_id=main.log.state.identity.cluster_id,
                 stream=f"{main.stream}#{FOLDER}",  # no stream has such a name
                 incarnation=main.incarnation,
                 partition=main.partition,
             )
-            keyring, now_us = main.log.settings.keyring, elapsed_us()
-            settings = LogSettings(segment_bytes=SEGMENT_BYTES, is_encrypted=main.log.is_encrypted, keyring=keyring)
+            keyring, now_us = main.log.state.settings.keyring, elapsed_us()
+            settings = LogSettings(
+                segment_bytes=SEGMENT_BYTES, is_encrypted=main.log.state.is_encrypted, keyring=keyring
+            )
             if not self.exists:
                 self._make(identity)
             self._log = PartitionLog.open(
@@ -307,7 +309,7 @@ class StageLog(HiddenLog):
     def _make(self, identity: LogIdentity) -> None:
         """Make the folder of an empty log, or finish what an attempt before began: its names may not be durable."""
         self._disk.makedirs(self.folder)
-        self._disk.sync_dir(self._main.log.folder)
+        self._disk.sync_dir(self._main.log.state.folder)
         write_identity(self._disk, self.folder, identity)
 
     def close(self) -> None:
@@ -322,7 +324,7 @@ def read_table(hidden: PartitionLog) -> StageTable:
     table = StageTable()
     notes: list[Note] = []
     first = size = 0
-    for message in hidden.batches(hidden.log_start_offset):
+    for message in hidden.reader.batches(hidden.state.log_start_offset):
         header = read_header(message)
         if header.group_index == 0:
             notes, first, size = notes_in(decode_batch(message)), header.first_offset, 0

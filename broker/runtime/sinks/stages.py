@@ -183,7 +183,10 @@ class StageStore:
             self._lead()
             new: list[Note] = []
             fresh: set[str] = set()
-            now_us, search_from = self._clock(), min(self.main.log.high_watermark, self.main.log.durable_end)
+            now_us, search_from = (
+                self._clock(),
+                min(self.main.log.state.high_watermark, self.main.log.state.durable_end),
+            )
             for stage, parts in stages:
                 had = table.check_pin(stage, sink=sink, epoch=epoch, batch_id=batch_id, parts=parts)
                 if not self._hidden.is_intact(table.stages[stage]):
@@ -469,7 +472,7 @@ class StageStore:
         await_committed(self.main)
         place, read = None, WholeRead(self.main)
         with disk_errors(f"searching {self.main} for a group"):
-            for message in self.main.log.batches(max(start, self.main.log.log_start_offset)):
+            for message in self.main.log.reader.batches(max(start, self.main.log.state.log_start_offset)):
                 header = read_header(message)
                 if header.decision == decision:
                     place = (place[0] if place else header.first_offset, header.next_offset)
@@ -480,7 +483,7 @@ class StageStore:
     def _append_group(self, decision: str, refs: Sequence[StageRef], leader_epoch: int) -> tuple[int, int]:
         group = self._hidden.group_of(refs, int(decision, 16))
         if not group.batch_count:
-            end = self.main.log.log_end_offset
+            end = self.main.log.state.log_end_offset
             return end, end
         result = append_durable(self.main, group, decided=True, leader_epoch=leader_epoch)
         return result.first_offset, result.next_offset

@@ -180,7 +180,7 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
     elif query["fence"] is not None:
         raise InvalidRecords("a fence without records: nothing would be judged by it")
     else:
-        first_offset = next_offset = handle.log.log_end_offset
+        first_offset = next_offset = handle.log.state.log_end_offset
     serving.meters.posted_records.inc(0 if is_duplicate else record_count)
     return web.json_response(
         {

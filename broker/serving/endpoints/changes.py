@@ -199,21 +199,21 @@ def first_kept(handle: PartitionHandle, before: Before) -> int:
             return _not_above(handle, before.offset)
         case AtTimestamp():
             return _at_time(handle, before.timestamp_us)
-    return handle.log.high_watermark if handle.end is None else handle.end
+    return handle.log.state.high_watermark if handle.end is None else handle.end
 
 
 def _not_above(handle: PartitionHandle, offset: int) -> int:
     log = handle.log
-    if offset <= log.high_watermark:
+    if offset <= log.state.high_watermark:
         return offset
-    start, end = log.log_start_offset, end_of(handle)
+    start, end = log.state.log_start_offset, end_of(handle)
     if offset > end:
         raise out_of_range(
-            log.identity,
+            log.state.identity,
             offset,
             start,
             end,
-            f"{log.identity.stream}/{log.identity.partition}: cannot trim before offset {offset}, valid is"
+            f"{log.state.identity.stream}/{log.state.identity.partition}: cannot trim before offset {offset}, valid is"
             f" [{start}, {end}]; nothing was trimmed",
         )
     return offset
@@ -221,7 +221,7 @@ def _not_above(handle: PartitionHandle, offset: int) -> int:
 
 def _at_time(handle: PartitionHandle, timestamp_us: int) -> int:
     end = end_of(handle)  # before the search: what is committed during it is not older for sure
-    found = handle.log.offset_for_time(timestamp_us)
+    found = handle.log.reader.offset_for_time(timestamp_us)
     return end if found is None else found
 
 

@@ -275,9 +275,9 @@ def checked(serving: Serving, consumer: str, asked: CommitOffset, where: str) ->
     high_watermark = handle.end
     if high_watermark is not None and offset > high_watermark:
         raise out_of_range(
-            handle.log.identity,
+            handle.log.state.identity,
             offset,
-            handle.log.log_start_offset,
+            handle.log.state.log_start_offset,
             high_watermark,
             f"{where}: offset {offset} of {handle.stream}/{handle.partition} is above the high watermark"
             f" {high_watermark}: it cannot have been read",

@@ -97,8 +97,8 @@ async def _until_it_holds(
         await asyncio.sleep(LOOK_S)
         handle = find(serving, request, query, again=handle)
     log = handle.log
-    before = log.log_end_offset
-    while (end := handle.end) is None or end < min(before, log.log_end_offset):  # a recovery cuts
+    before = log.state.log_end_offset
+    while (end := handle.end) is None or end < min(before, log.state.log_end_offset):  # a recovery cuts
         await asyncio.sleep(LOOK_S)
         handle = find(serving, request, query, again=handle)
     return end

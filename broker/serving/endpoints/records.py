@@ -201,19 +201,19 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
         raise InvalidRequest(f"end={end}: must not be below offset={offset}", parameter="end", value=end, limit=offset)
     if query["rack"] is not None and handle.elsewhere is None and not as_lines:
         nearest = serving.backend.nearest(handle.stream, handle.partition, query["rack"])
-        if nearest is not None and handle.log.log_start_offset <= offset <= handle.log.high_watermark:
+        if nearest is not None and handle.log.state.log_start_offset <= offset <= handle.log.state.high_watermark:
             headers = {**headers_of(handle, offset), http.NEAREST: nearest}
             return web.Response(body=SCHEMA_BYTES + END_OF_STREAM, content_type=http.ARROW_STREAM, headers=headers)
     wanted, columns = Conditions.of_query(query), columns_of(query, as_lines=as_lines)
-    if handle.elsewhere is not None and offset > handle.log.high_watermark:  # R5
+    if handle.elsewhere is not None and offset > handle.log.state.high_watermark:  # R5
         await wait_for(serving, handle, offset - 1, min(wait_seconds(query), BEHIND_S))
         handle = find(serving, request, query, again=handle, leader_epoch=query["epoch"], for_reading=True)
-    if offset == handle.log.high_watermark and (end is None or end > offset):
+    if offset == handle.log.state.high_watermark and (end is None or end > offset):
         await wait_for(serving, handle, offset, wait_seconds(query))
         handle = find(serving, request, query, again=handle, leader_epoch=query["epoch"], for_reading=True)
     if query["verify"]:
         await serving.in_worker(verify, handle, offset)
-    holds = bool(wanted or columns or handle.log.is_encrypted)
+    holds = bool(wanted or columns or handle.log.state.is_encrypted)
     with serving.lines_budget.reserved() if holds else nullcontext() as reservation:
         plan, epochs = await plan_read(serving, request, query, handle, offset, wanted, columns, reservation)
         if not wanted and plan.columns is None and not plan.is_opened:
@@ -417,10 +417,10 @@ def start_offset(handle: PartitionHandle, asked: int | str | AtTime) -> int:
         NotReady: that is not known yet.
     """
     if isinstance(asked, AtTime):
-        found = handle.log.offset_for_time(asked.timestamp_us)
+        found = handle.log.reader.offset_for_time(asked.timestamp_us)
         return end_of(handle) if found is None else found
     if isinstance(asked, str):
-        return handle.log.log_start_offset if asked == "earliest" else end_of(handle)
+        return handle.log.state.log_start_offset if asked == "earliest" else end_of(handle)
     return asked
 
 
@@ -509,7 +509,7 @@ def epoch_before(log: PartitionLog, offset: int) -> int:
     Raises:
         StorageFailed: the disk cannot read it.
     """
-    return log.epoch_of(offset - 1) if offset > log.log_start_offset else -1
+    return log.epochs.epoch_of(offset - 1) if offset > log.state.log_start_offset else -1
 
 
 def planned(
@@ -530,16 +530,16 @@ def planned(
     """
     is_verified = False
     for attempt in range(RESOLVE_TRIES + 1):
-        read = functools.partial(handle.log.read, end=query["end"], max_bytes=max_bytes, questions=questions)
+        read = functools.partial(handle.log.reader.read, end=query["end"], max_bytes=max_bytes, questions=questions)
         try:
             return read(offset, reserve=reserve, repairs=False)
         except BadBatch:  # as a client that finds one damaged: what is lost is told, and passed over
-            if is_verified or any(first <= offset < after for first, after in handle.log.tampered):
+            if is_verified or any(first <= offset < after for first, after in handle.log.state.tampered):
                 raise
             is_verified = True
             verify(handle, offset)
         except OffsetOutOfRange:
-            if offset > handle.log.log_start_offset and handle.elsewhere is None:
+            if offset > handle.log.state.log_start_offset and handle.elsewhere is None:
                 end_of(handle)
             if isinstance(query["offset"], int) or attempt >= RESOLVE_TRIES - 1:
                 raise
@@ -561,7 +561,7 @@ async def wait_for(serving: Serving, handle: PartitionHandle, offset: int, timeo
 
 def lost_between(handle: PartitionHandle, start: int, end: int) -> dict[str, str]:
     """What the disk has lost of these offsets, as a header: to a reader it is a gap like any other."""
-    found = [(max(a, start), min(b, end)) for a, b in handle.log.lost_ranges if a < end and b > start]
+    found = [(max(a, start), min(b, end)) for a, b in handle.log.state.lost_ranges if a < end and b > start]
     if not found:
         return {}
     if len(found) > http.LOST_RANGES_MAX:
@@ -574,7 +574,7 @@ def headers_of(handle: PartitionHandle, next_offset: int) -> dict[str, str]:
     end = handle.end
     return {
         **({} if end is None else {http.HIGH_WATERMARK: str(end)}),
-        http.LOG_START_OFFSET: str(handle.log.log_start_offset),
+        http.LOG_START_OFFSET: str(handle.log.state.log_start_offset),
         http.NEXT_OFFSET: str(next_offset),
         http.LEADER_EPOCH: str(handle.leader_epoch),
         http.INCARNATION: handle.incarnation,

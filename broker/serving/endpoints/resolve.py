@@ -93,19 +93,19 @@ def found_at(log: PartitionLog, at: At) -> int | None:
     """
     match at:
         case AtTimestamp():
-            return log.offset_for_time(at.timestamp_us)
+            return log.reader.offset_for_time(at.timestamp_us)
         case AtOffset():
             return in_range(log, at.offset)
         case AtEpoch():
-            return min(log.epoch_end(at.epoch), log.high_watermark)
-    return log.log_start_offset if at == "earliest" else log.high_watermark
+            return min(log.epochs.end_of(at.epoch).end_offset, log.state.high_watermark)
+    return log.state.log_start_offset if at == "earliest" else log.state.high_watermark
 
 
 def in_range(log: PartitionLog, offset: int) -> int:
     """The offset, if it may be read from. Raises OffsetOutOfRange."""
-    start, end = log.log_start_offset, log.high_watermark
+    start, end = log.state.log_start_offset, log.state.high_watermark
     if not start <= offset <= end:
-        raise out_of_range(log.identity, offset, start, end)
+        raise out_of_range(log.state.identity, offset, start, end)
     return offset
 
 
@@ -136,16 +136,16 @@ def _resolve(asked: Position, handle: PartitionHandle | LiftlogError) -> dict[st
     log, end = handle.log, handle.end
     if end is None:
         return {**found, "incarnation": handle.incarnation, "error": unknown_end(handle).to_problem()}
-    start = log.log_start_offset
+    start = log.state.log_start_offset
     found |= {"incarnation": handle.incarnation, "log_start_offset": start, "high_watermark": end}
     try:
         offset = found_at(log, asked.at)
         if offset is not None:
-            found |= {"offset": offset, "bytes_ahead": log.bytes_between(offset, end) if offset < end else 0}
-            found["timestamp_us"] = log.timestamp_at(offset) if offset < end else None
+            found |= {"offset": offset, "bytes_ahead": log.reader.bytes_between(offset, end) if offset < end else 0}
+            found["timestamp_us"] = log.reader.timestamp_at(offset) if offset < end else None
         before = (end if offset is None else offset) - 1
         if before >= 0:
-            found["leader_epoch"] = log.epoch_of(before)
+            found["leader_epoch"] = log.epochs.epoch_of(before)
     except LiftlogError as error:
         found |= {"offset": None, "bytes_ahead": None, "timestamp_us": None, "error": error.to_problem()}
     return found

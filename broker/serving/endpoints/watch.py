@@ -196,7 +196,7 @@ def state(backend: Backend, patterns: Patterns | None, heads: PolledHeads | None
             continue
         told = {
             str(handle.partition): {
-                "log_start_offset": handle.log.log_start_offset,
+                "log_start_offset": handle.log.state.log_start_offset,
                 "high_watermark": end,
                 "leader_epoch": handle.leader_epoch,
                 "leader": leader,

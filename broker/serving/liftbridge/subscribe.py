@@ -116,7 +116,7 @@ async def _is_end(asking: Handling, asked: Any, offset: int) -> bool:
     if (await reading.resolved(asking, asked, "latest"))["high_watermark"] > offset:
         return False
     try:
-        return asking.serving.backend.partition(asked.stream, asked.partition).log.log_end_offset <= offset
+        return asking.serving.backend.partition(asked.stream, asked.partition).log.state.log_end_offset <= offset
     except NotLeader:
         return True
 

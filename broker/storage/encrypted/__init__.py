@@ -5,7 +5,7 @@ keys.py      master keys, and the keys of logs that they wrap
 keyfile.py   the file `keys` of a log
 in_use.py    which master keys the logs of a data folder need
 proof.py     whether keys are those of a log
-vault.py     what one log seals and opens with
+vault.py     what one log seals and opens with; vault_of.py  where it is opened
 own.py       what a recovery goes by: batches that open
 plans.py     a read plan whose messages are opened in memory
 

@@ -34,6 +34,7 @@ from broker.storage.inspect.inspection import inspect_partition
 from broker.storage.log import PartitionLog
 from broker.storage.recovery import list_segments
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from broker.storage.writing.replace import sealed_segments
 
 if TYPE_CHECKING:
     from broker.storage.encrypted.keys import Keyring
@@ -133,9 +134,9 @@ def repair(
     )
     log = PartitionLog.open(disk, folder, settings, boot_id="", now_us=now_us)
     try:
-        for segment, _ in log.sealed_segments():
+        for segment, _ in sealed_segments(log.state):
             if wrong & {segment.path, segment.index_path}:
-                log.repair_segment(segment)
+                log.state.repair(segment)
         log.checkpoint()
     finally:
         log.close(clean=False)

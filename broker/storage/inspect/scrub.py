@@ -65,14 +65,16 @@ def scrub(log: PartitionLog, offset: int, *, bytes_max: int = PIECE_BYTES, give_
         StorageFailed: the disk cannot read; nothing was marked.
         CorruptLog: the files change while they are read.
     """
-    before, known = log.lost_ranges, log.tampered_count
-    piece = log.log.ask(lambda view: _check(view, offset, log.durable_end, bytes_max, give_up))
-    tampered = log.tampered_count - known
-    if log.lost_ranges == before and not tampered:
+    before, known = log.state.lost_ranges, log.state.tampered_count
+    piece = log.state.ask(lambda view: _check(view, offset, log.state.durable_end, bytes_max, give_up))
+    tampered = log.state.tampered_count - known
+    if log.state.lost_ranges == before and not tampered:
         return piece
-    lost = _added(before, log.lost_ranges)
+    lost = _added(before, log.state.lost_ranges)
     if piece is None:  # all that there was from the offset on
-        piece = Piece(next_offset=max(offset + 1, min(log.high_watermark, log.durable_end)), bytes=0, batches=0)
+        piece = Piece(
+            next_offset=max(offset + 1, min(log.state.high_watermark, log.state.durable_end)), bytes=0, batches=0
+        )
     return Piece(next_offset=piece.next_offset, bytes=piece.bytes, batches=piece.batches, lost=lost, tampered=tampered)
 
 

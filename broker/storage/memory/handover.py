@@ -27,6 +27,7 @@ from broker.storage.memory.state_files import PRODUCERS, decode_state, state_nam
 
 if TYPE_CHECKING:
     from broker.storage.remembered import Remembered
+    from broker.storage.writing.checkpoints import Checkpoints
 
 STATE_BYTES_MAX: Final = 1 << 30
 """A state file that is larger is not taken. 8 million ids, or as many subjects, take less."""
@@ -35,9 +36,9 @@ STATE_BYTES_MAX: Final = 1 << 30
 class Handover:
     """See the module."""
 
-    def __init__(self, remembered: Remembered) -> None:
+    def __init__(self, remembered: Remembered, checkpoints: Checkpoints) -> None:
         self._remembered = remembered
-        self._log = remembered.log
+        self._state, self._checkpoints = remembered.state, checkpoints
         self._states = remembered.states
         self._taken = bytearray()
         self._of = (-1, -1, -1)  # its offset, its size, and how often the log had been cut
@@ -55,17 +56,18 @@ class Handover:
         Raises:
             StorageFailed, DiskFull: one is needed, and cannot be written.
         """
-        log, states = self._log, self._states
-        with log.sync_lock, log.guarded("write state"):
+        states = self._states
+        with self._state.sync_lock, self._state.guarded("write state"):
             states.look()
-            if log.failure is not None:
+            if self._state.failure is not None:
                 return -1
             if not states.offsets:  # the disk was full when it began to lead
                 self._remembered.begin_to_lead()
             if states.offsets and states.offsets[0] < start:  # what is below is told by segments that are still there
                 with suppress(NotReady):  # `remembered.U5`: not yet
                     self._remembered.keep_committed()
-                    if states.offsets[0] < start <= log.durable_end:  # not committed: it goes where its records are cut
+                    # not committed: it goes where its records are cut
+                    if states.offsets[0] < start <= self._state.durable_end:
                         self._remembered.keep_end()
             return next((offset for offset in states.offsets if start <= offset <= end), -1)
 
@@ -74,14 +76,14 @@ class Handover:
 
         At most the high watermark: who has all that is committed does not copy what was written anew (H4).
         """
-        with self._log.guarded("read state"):
+        with self._state.guarded("read state"):
             self._states.look()
             kept, offsets = self._remembered.kept_offset(), self._states.offsets
-            return kept if kept >= 0 else min(offsets[0] if offsets else 0, self._log.high_watermark)
+            return kept if kept >= 0 else min(offsets[0] if offsets else 0, self._state.high_watermark)
 
     def piece(self, offset: int, at: int, length: int) -> tuple[bytes, int] | None:
         """At most `length` bytes of a state file from `at` on, and its size. None: there is no such file any more."""
-        with self._log.guarded("read state"):
+        with self._state.guarded("read state"):
             self._states.look()
             if offset not in self._states.offsets:
                 return None
@@ -95,8 +97,8 @@ class Handover:
 
     def _replace(self, damaged: int) -> None:
         """H3. The tables of now are known without it, or read from what else there is."""
-        with self._log.sync_lock, suppress(NotReady):  # `remembered.U5`: it is asked for again
-            self._log.recovery.notes.append(f"{self._log.folder}/{state_name(damaged)} is damaged: made anew")
+        with self._state.sync_lock, suppress(NotReady):  # `remembered.U5`: it is asked for again
+            self._state.recovery.notes.append(f"{self._state.folder}/{state_name(damaged)} is damaged: made anew")
             if self._remembered.keep_end(anew=True) != damaged:
                 self._states.drop(damaged)
 
@@ -105,7 +107,7 @@ class Handover:
     @property
     def lacks(self) -> bool:
         """Whether this log waits for a state file."""
-        with self._log.guarded("read state"):
+        with self._state.guarded("read state"):
             self._states.look()
             return self._remembered.lacks_state
 
@@ -118,8 +120,8 @@ class Handover:
         Raises:
             StorageFailed, DiskFull: it was whole, and could not be written; it is to be sent again.
         """
-        log, of = self._log, (offset, size, self._log.cuts)
-        with log.checkpoint_lock, log.lock, log.guarded("write state"):
+        of = (offset, size, self._state.cuts)
+        with self._state.checkpoint_lock, self._state.lock, self._state.guarded("write state"):
             if not self._remembered.lacks_state:
                 return True
             if at == 0:
@@ -134,21 +136,21 @@ class Handover:
             self._taken, self._of = bytearray(), (-1, -1, -1)
             if not self._is_sound(offset, whole):
                 return False
-            log.checkpoint()  # H4
+            self._checkpoints.keep()  # H4
             self._states.install(offset, whole)
             self._remembered.forget()
             return True
 
     def _is_sound(self, offset: int, data: bytes) -> bool:
         """H1, H2."""
-        if not 0 <= offset <= self._log.durable_end:
+        if not 0 <= offset <= self._state.durable_end:
             return False
         try:
-            sections = decode_state(data, offset, where=f"{self._log.folder}/{state_name(offset)}")
+            sections = decode_state(data, offset, where=f"{self._state.folder}/{state_name(offset)}")
             if sections is None or PRODUCERS not in sections:
                 return False
-            Memory.restore(sections, self._log.settings, self._log.log_end_offset, ages=self._log.state.ages)
+            Memory.restore(sections, self._state.settings, self._state.log_end_offset, ages=self._state.ages)
         except LiftlogError as error:
-            self._log.recovery.notes.append(f"{self._log.folder}: a state file that was sent is no use: {error}")
+            self._state.recovery.notes.append(f"{self._state.folder}: a state file that was sent is no use: {error}")
             return False
         return True

@@ -49,6 +49,7 @@ from broker.storage.rewrite.rewriting import (
     stage,
 )
 from broker.storage.segments.segment import Segment
+from broker.storage.writing.replace import replace_segments, sealed_segments
 
 if TYPE_CHECKING:
     from broker.storage.encrypted.vault import Vault
@@ -191,12 +192,12 @@ def coalesce(
                     return _write(log, settings, [known], throttle)
                 known.left_alone_for = aim
     except NeedsRepair as damage:
-        log.repair_segment(damage.segment)
+        log.state.repair(damage.segment)
         return CoalescingReport(failed=f"{damage.segment.path} was scanned anew")
     except FileNotFoundError as error:  # let go of by retention meanwhile
         return CoalescingReport(failed=f"{error.filename} is gone")
     except OSError as error:
-        raise storage_error(error, f"coalesce {log.folder}") from error
+        raise storage_error(error, f"coalesce {log.state.folder}") from error
     return None
 
 
@@ -226,14 +227,14 @@ def next_join(found: Sequence[Known], settings: CoalescingSettings) -> tuple[int
 
 def _candidates(log: PartitionLog, settings: CoalescingSettings, memory: KnownSegments, now_us: int) -> list[Known]:
     """The segments that may be written anew, without gaps between them."""
-    sealed = log.sealed_segments()
+    sealed = sealed_segments(log.state)
     for serial in memory.keys() - {segment.serial for segment, _ in sealed}:
         del memory[serial]
-    if not sealed or log.lost_ranges or log.tampered:
+    if not sealed or log.state.lost_ranges or log.state.tampered:
         return []
-    limit = log.high_watermark
+    limit = log.state.high_watermark
     if settings.is_compacted:
-        limit = min(limit, load_clean_state(log.disk, log.folder).cleaned_to)
+        limit = min(limit, load_clean_state(log.state.disk, log.state.folder).cleaned_to)
     before_us = now_us - settings.min_age_ms * 1_000
     found = []
     for segment, end in sealed:
@@ -249,11 +250,11 @@ def _candidates(log: PartitionLog, settings: CoalescingSettings, memory: KnownSe
 
 
 def _look_at(log: PartitionLog, segment: Segment, end: int) -> Known:
-    index = log.index_of(segment)
+    index = log.state.index_of(segment)
     return Known(
         segment=segment,
         end=end,
-        bytes=segment.size(log.disk),
+        bytes=segment.size(log.state.disk),
         batches=len(index),
         oldest_us=int(index.max_timestamps[0]) if len(index) else index.max_timestamp_us,
         newest_us=index.max_timestamp_us,
@@ -266,11 +267,11 @@ def _gains(log: PartitionLog, settings: CoalescingSettings, known: Known, thrott
     packs = settings.shape.compression != "none"
     if not is_small and not packs:
         return False
-    index, shape = log.index_of(known.segment), settings.shape
+    index, shape = log.state.index_of(known.segment), settings.shape
     entries = index.entries
     after, run, unpaced, packable_bytes = 0, None, 0, 0
-    vault = log.log.state.vault
-    file = log.disk.open(known.segment.path, readonly=True)
+    vault = log.state.vault
+    file = log.state.disk.open(known.segment.path, readonly=True)
     try:
         for position, length in zip(entries["position"].tolist(), entries["length"].tolist(), strict=True):
             head: bytes | memoryview = file.pread(min(length, HEADER_BYTES), position)
@@ -291,7 +292,7 @@ def _gains(log: PartitionLog, settings: CoalescingSettings, known: Known, thrott
             except BadBatch as error:
                 raise NeedsRepair(known.segment) from error
             (rows,) = struct.unpack_from("<q", head, ROWS_AT)
-            joins = is_joinable(header, log.needs_stamp)
+            joins = is_joinable(header, log.remembered.needs_stamp)
             if joins and run is not None and run.takes(header, rows, size, shape):
                 run.add(header, rows, size)
                 continue
@@ -315,14 +316,18 @@ def _write(
     log: PartitionLog, settings: CoalescingSettings, group: Sequence[Known], throttle: Callable[[int], None]
 ) -> CoalescingReport | None:
     segments = [known.segment for known in group]
-    sources = [(segment, log.index_of(segment)) for segment in segments]
-    vault = log.log.state.vault
-    staged = stage(log.disk, sources, throttle, shape=settings.shape, needs_stamp=log.needs_stamp, vault=vault)
+    sources = [(segment, log.state.index_of(segment)) for segment in segments]
+    vault = log.state.vault
+    staged = stage(
+        log.state.disk, sources, throttle, shape=settings.shape, needs_stamp=log.remembered.needs_stamp, vault=vault
+    )
     if staged is None:
         return None
-    if not log.replace_segments(segments, staged.path, staged.entries, staged.bytes, is_whole=True):
-        if log.lost_ranges or log.tampered:
-            return CoalescingReport(failed="something of it is lost" if log.lost_ranges else "somebody has changed it")
+    if not replace_segments(log.state, segments, staged.path, staged.entries, staged.bytes, is_whole=True):
+        if log.state.lost_ranges or log.state.tampered:
+            return CoalescingReport(
+                failed="something of it is lost" if log.state.lost_ranges else "somebody has changed it"
+            )
         return CoalescingReport(failed="retention took it meanwhile")
     return CoalescingReport(
         start=segments[0].base_offset,

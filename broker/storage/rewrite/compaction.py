@@ -48,6 +48,7 @@ from broker.storage.rewrite.keymap import Hashes, KeyMap, Offsets, hash_keys
 from broker.storage.rewrite.rewriting import BatchShape, Mask, StoredBatch, stage, windows
 from broker.storage.segments.retention import old_end
 from broker.storage.segments.segment import Segment
+from broker.storage.writing.replace import replace_segments, sealed_segments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +171,12 @@ def compact(
     try:
         return _Pass(log, settings, map_bytes, now_us, throttle, shape, tombstones_below, compact_to).run()
     except NeedsRepair as damage:
-        log.repair_segment(damage.segment)  # notes what is lost: the next pass sees that, or a whole index
+        log.state.repair(damage.segment)  # notes what is lost: the next pass sees that, or a whole index
         return CompactionReport(cleaned_to=0, uncleanable=f"{damage.segment.path} was scanned anew")
     except FileNotFoundError as error:  # let go of by retention meanwhile: the next pass does without it
         return CompactionReport(cleaned_to=0, uncleanable=f"{error.filename} is gone")
     except OSError as error:
-        raise storage_error(error, f"compact {log.folder}") from error
+        raise storage_error(error, f"compact {log.state.folder}") from error
 
 
 class _Pass:
@@ -191,7 +192,7 @@ class _Pass:
         compact_to: int,
     ) -> None:
         self.log = log
-        self.disk = log.disk
+        self.disk = log.state.disk
         self.settings = settings
         self.map_bytes = map_bytes
         self.now_us = now_us
@@ -206,17 +207,17 @@ class _Pass:
         self.map = KeyMap(0)
 
     def run(self) -> CompactionReport | None:
-        cuts = self.log.log.cuts  # before anything is read
-        state = load_clean_state(self.disk, self.log.folder)
+        cuts = self.log.state.cuts  # before anything is read
+        state = load_clean_state(self.disk, self.log.state.folder)
         segments = cleanable(
             self.disk,
-            self.log.sealed_segments(),
-            below=min(self.log.high_watermark, self.log.rewritable_end(), self._old_end()),
+            sealed_segments(self.log.state),
+            below=min(self.log.state.high_watermark, self.log.remembered.rewritable_end(), self._old_end()),
             before_us=self._before_us(),
         )
         sizes = [(end, segment.size(self.disk)) for segment, end in segments]
         self.tombstone_end = wanted = state.tombstone_end(self.now_us, self.settings.delete_retention_ms)
-        if not self.log.settings.is_sole_replica:
+        if not self.log.state.settings.is_sole_replica:
             self.tombstone_end = max(state.tombstones_to, min(wanted, self.tombstones_below))
         is_awaited = bool(segments) and max(state.cleaned_to, segments[0][0].base_offset) < self.compact_to
         self._let_wait(state, wanted)
@@ -224,30 +225,30 @@ class _Pass:
             return None
         if why := self._uncleanable():
             return CompactionReport(cleaned_to=state.cleaned_to, uncleanable=why)
-        if not self.log.settings.is_sole_replica:
-            self.log.log.checkpoint()  # `handover.H4`
+        if not self.log.state.settings.is_sole_replica:
+            self.log.checkpoints.keep()  # `handover.H4`
         limit = segments[-1][1]
         self.end = self._fill(segments, min(state.cleaned_to, limit), limit)
         rewritten = gone = before = after = 0
         for (segment, _), (_, size) in zip(segments, sizes, strict=True):
             if segment.base_offset >= max(self.end, self.tombstone_end):
                 break
-            index = self.log.index_of(segment)
+            index = self.log.state.index_of(segment)
             staged = stage(
                 self.disk,
                 [(segment, index)],
                 self._throttle,
                 keep=self._keep,
                 shape=self.shape,
-                needs_stamp=self.log.needs_stamp,
-                vault=self.log.log.state.vault,
+                needs_stamp=self.log.remembered.needs_stamp,
+                vault=self.log.state.vault,
             )
             if staged is None:
                 continue
             if staged.records_gone and not self._note_superseded(staged.path, cuts):
                 break
-            if self.log.replace_segments(
-                [segment], staged.path, staged.entries, staged.bytes, cuts=cuts, is_whole=True
+            if replace_segments(
+                self.log.state, [segment], staged.path, staged.entries, staged.bytes, cuts=cuts, is_whole=True
             ):
                 rewritten += 1
                 gone += staged.records_gone
@@ -255,16 +256,16 @@ class _Pass:
                 after += staged.bytes
         if why := self._uncleanable():
             return CompactionReport(cleaned_to=state.cleaned_to, uncleanable=why)
-        with self.log.log.checkpoint_lock:  # a truncation lowers the state under it
-            if self.log.log.cuts != cuts:
+        with self.log.state.checkpoint_lock:  # a truncation lowers the state under it
+            if self.log.state.cuts != cuts:
                 return CompactionReport(cleaned_to=0, uncleanable="records were taken back meanwhile")
-            self.log.log.check_writable()  # `state.L8`
-            to, epoch = self.log.superseded
+            self.log.state.check_writable()  # `state.L8`
+            to, epoch = self.log.state.superseded
             state = replace(state, superseded_to=to, superseded_epoch=epoch).after(
                 self.end, now_us=self.now_us, tombstones_to=self.tombstone_end, tombstone_count=self.tombstone_count
             )
-            save_clean_state(self.disk, self.log.folder, state)
-            self.log.log.state.note_compacted(state.cleaned_to)
+            save_clean_state(self.disk, self.log.state.folder, state)
+            self.log.state.note_compacted(state.cleaned_to)
             self._let_wait(state, wanted)
         return CompactionReport(
             cleaned_to=state.cleaned_to,
@@ -279,15 +280,15 @@ class _Pass:
 
     def _uncleanable(self) -> str:
         """Q6."""
-        if self.log.lost_ranges:
+        if self.log.state.lost_ranges:
             return "some of its records are lost"
-        return "somebody has changed some of its records" if self.log.tampered else ""
+        return "somebody has changed some of its records" if self.log.state.tampered else ""
 
     def _note_superseded(self, staged: str, cuts: int) -> bool:
         """Q4. False: records were taken back meanwhile."""
         log, is_noted = self.log.log, False
         try:
-            is_noted = log.note_superseded(self.end, log.epoch_of(self.end - 1), cuts=cuts)
+            is_noted = log.note_superseded(self.end, log.epochs.epoch_of(self.end - 1), cuts=cuts)
         finally:
             if not is_noted:
                 with suppress(OSError):
@@ -302,25 +303,25 @@ class _Pass:
     def _old_end(self) -> int:
         """Below it, records are old enough by the age that they have here, too (`retention.old_end`)."""
         if not self.settings.min_compaction_lag_ms:
-            return self.log.log_end_offset
-        with self.log.log.lock:
-            return old_end(self.log.log.state.ages, self.settings.min_compaction_lag_ms)
+            return self.log.state.log_end_offset
+        with self.log.state.lock:
+            return old_end(self.log.state.ages, self.settings.min_compaction_lag_ms)
 
     def _let_wait(self, state: CleanState, wanted: int) -> None:
         """Note for the other replicas whether tombstones below `wanted` would go if it were not for their marks."""
         is_waiting = state.tombstone_count > 0 and wanted > self.tombstone_end
-        self.log.log.state.waits_to = wanted if is_waiting else 0
+        self.log.state.waits_to = wanted if is_waiting else 0
 
     def _fill(self, segments: Sequence[tuple[Segment, int]], start: int, limit: int) -> int:
         """Put the keys of [start, limit) into the map. Returns the end of those that it took."""
         if start >= limit:
             return start
         self.map = KeyMap(min(self.map_bytes, _map_bytes_for(limit - start)))
-        vault = self.log.log.state.vault
+        vault = self.log.state.vault
         for segment, end in segments:
             if end <= start:
                 continue
-            index = self.log.index_of(segment)
+            index = self.log.state.index_of(segment)
             for batches in windows(self.disk, segment, index, self._reading, start=start, vault=vault):
                 keys, offsets, _ = _columns(batches)
                 rows = np.flatnonzero(~_nulls(keys) & (offsets >= start))

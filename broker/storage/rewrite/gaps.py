@@ -32,6 +32,7 @@ from broker.storage.rewrite.rewriting import NO_ROWS, SYNC_BYTES, WINDOW_BYTES, 
 from broker.storage.segments.index import ENTRY, Entries, IndexView
 from broker.storage.segments.scan import RECORD_BYTES_LEAST
 from broker.storage.segments.segment import Segment
+from broker.storage.writing.replace import replace_segments, sealed_segments
 
 if TYPE_CHECKING:
     from broker.storage.encrypted.vault import Vault
@@ -50,15 +51,15 @@ class GapRewrite:
     """
 
     def __init__(self, log: PartitionLog, ranges: Ranges, ending: str) -> None:
-        self.log, self.disk, self.ranges, self.ending = log, log.disk, ranges, ending
+        self.log, self.disk, self.ranges, self.ending = log, log.state.disk, ranges, ending
 
     def run(self) -> None:
         """Do it. OSError passes through."""
         log = self.log
-        with log.log.checkpoint_lock:  # no truncation, and no other rewrite, meanwhile
+        with log.state.checkpoint_lock:  # no truncation, and no other rewrite, meanwhile
             self.check()
-            segments = log.log.chain.segments
-            first = segments[0].base_offset if segments else log.log_end_offset
+            segments = log.state.chain.segments
+            first = segments[0].base_offset if segments else log.state.log_end_offset
             has_none = min(start for start, _ in self.ranges) < first
             if has_none:
                 self.check_beginning()
@@ -66,18 +67,18 @@ class GapRewrite:
             log.checkpoint()
             if has_none:
                 self.begin(first)
-            for segment, end in log.sealed_segments():
+            for segment, end in sealed_segments(log.state):
                 if any(start < end and stop > segment.base_offset for start, stop in self.ranges):
                     self._replace(segment, end)
-            with log.log.lock:
+            with log.state.lock:
                 self.check()
-                state = log.log.state
+                state = log.state
                 state.lost_ranges = without(state.lost_ranges, self.ranges)
                 log.remembered.reads_again()
             try:
                 log.checkpoint()
             except LiftlogError:
-                with log.log.lock:
+                with log.state.lock:
                     state.lost_ranges = merge_ranges([*state.lost_ranges, *self.ranges])  # as on the disk
                 raise
 
@@ -90,7 +91,9 @@ class GapRewrite:
 
     def check_beginning(self) -> None:
         """Likewise, where no segment is left at the beginning of what is lost."""
-        raise CorruptLog(f"{self.log.folder}: no segment is left before what is lost: trim it", path=self.log.folder)
+        raise CorruptLog(
+            f"{self.log.state.folder}: no segment is left before what is lost: trim it", path=self.log.state.folder
+        )
 
     def begin(self, first: int) -> None:
         """Make a segment there. `first`: where the first one that is left begins, or the log ends."""
@@ -106,9 +109,9 @@ class GapRewrite:
         staged = self._stage(segment, end)
         if staged is None:
             return
-        with log.log.lock:
+        with log.state.lock:
             self.check()
-            if not log.replace_segments([segment], staged.path, staged.entries, staged.bytes):
+            if not replace_segments(log.state, [segment], staged.path, staged.entries, staged.bytes):
                 raise StorageFailed(f"{segment.path}: it is gone meanwhile", path=segment.path)
 
     def _stage(self, segment: Segment, end: int) -> StagedSegment | None:
@@ -121,7 +124,7 @@ class GapRewrite:
             source.close()
 
     def _copy(self, source: File, segment: Segment, end: int, index: IndexView) -> StagedSegment | None:
-        copy = GapCopy(self.disk, segment, index, self.ending, self.log.log.state.vault)
+        copy = GapCopy(self.disk, segment, index, self.ending, self.log.state.vault)
         try:
             expected, at, closed = segment.base_offset, len(SCHEMA_BYTES), 0
             for entry in index.entries:
@@ -130,11 +133,11 @@ class GapRewrite:
                     message = source.pread(int(entry["length"]), position)
                     header = self._checked(message, first, f"{segment.path}: ")
                 except (BadBatch, OSError) as error:
-                    if any(start <= first < stop for start, stop in self.log.lost_ranges):
+                    if any(start <= first < stop for start, stop in self.log.state.lost_ranges):
                         continue  # the index is older than what is known to be lost
                     if isinstance(error, OSError):
                         raise
-                    self.log.repair_segment(segment)
+                    self.log.state.repair(segment)
                     raise CorruptLog(f"{segment.path}: more is damaged by now: {error}", path=segment.path) from error
                 closed += self._gap(source, copy, (at, position), (expected, header.first_offset))
                 copy.add(header.first_offset, header.max_timestamp_us, message)
@@ -155,7 +158,7 @@ class GapRewrite:
     def _checked(self, message: bytes, first: int, where: str) -> BatchHeader:
         """The header of a batch that is to be copied. What does not open is not: a header decides which offsets are
         missing, and what is in clear would be encrypted (`GapCopy.add`), and be this log's from then on."""
-        vault = self.log.log.state.vault
+        vault = self.log.state.vault
         header = verify_stored(message, where=where) if vault is None else read_header(vault.open_message(message))
         if header.first_offset != first:
             raise BadBatch(f"{where}a batch that begins at {header.first_offset} stands in the place of {first}")
@@ -164,9 +167,9 @@ class GapRewrite:
     def _index_of(self, segment: Segment) -> IndexView:
         for _ in range(2):
             try:
-                return self.log.index_of(segment)
+                return self.log.state.index_of(segment)
             except NeedsRepair:
-                self.log.repair_segment(segment)
+                self.log.state.repair(segment)
         raise CorruptLog(f"{segment.path}: damaged, and a second scan did not help", path=segment.path)
 
     def _gap(self, source: File, copy: GapCopy, place: tuple[int, int], offsets: tuple[int, int]) -> bool:

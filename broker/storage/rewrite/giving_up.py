@@ -45,7 +45,7 @@ def give_up(log: PartitionLog, ranges: Ranges, *, leader_epoch: int, aside: str,
     try:
         _GivingUp(log, ranges, leader_epoch, aside, borders).run()
     except OSError as error:
-        raise storage_error(error, f"give up {ranges} of {log.folder}") from error
+        raise storage_error(error, f"give up {ranges} of {log.state.folder}") from error
 
 
 class _GivingUp(GapRewrite):
@@ -57,27 +57,31 @@ class _GivingUp(GapRewrite):
 
     def check(self) -> None:
         log = self.log
-        log.log.check_writable()  # `state.L8`
-        if log.log.led != self.leader_epoch:
-            raise NotLeader(f"{log.folder}: does not lead in {self.leader_epoch}", leader_epoch=log.log.leader_epoch)
-        if not self.ranges or not set(self.ranges) <= set(log.lost_ranges):
-            raise CorruptLog(f"{log.folder}: lost are {log.lost_ranges}, not {self.ranges}", path=log.folder)
+        log.state.check_writable()  # `state.L8`
+        if log.epochs.led != self.leader_epoch:
+            raise NotLeader(f"{log.state.folder}: does not lead in {self.leader_epoch}", leader_epoch=log.epochs.latest)
+        if not self.ranges or not set(self.ranges) <= set(log.state.lost_ranges):
+            raise CorruptLog(
+                f"{log.state.folder}: lost are {log.state.lost_ranges}, not {self.ranges}", path=log.state.folder
+            )
 
     def prepare(self) -> None:
         """Keep what the ranges told of ids in a state file; followers take that (`handover.rewritten_to`)."""
         log, remembered = self.log.log, self.log.remembered
-        with log.sync_lock, log.guarded("write state"):
+        with log.state.sync_lock, log.state.guarded("write state"):
             remembered.states.look()
             if remembered.has_states() and remembered.kept_offset() < max(stop for _, stop in self.ranges):
-                remembered.keep_committed(gone_below=log.log_end_offset)
+                remembered.keep_committed(gone_below=log.state.log_end_offset)
 
     def close(self, source: File, copy: GapCopy, place: tuple[int, int], offsets: tuple[int, int]) -> bool:
         first, stop = offsets
-        start = max(first, self.log.log_start_offset)  # what lies below counts no more
+        start = max(first, self.log.state.log_start_offset)  # what lies below counts no more
         is_named = start >= stop or any(a <= start and stop <= b for a, b in self.ranges)
         if not is_named:
             if any(start < b and a < stop for a, b in self.ranges):
-                raise CorruptLog(f"{self.log.folder}: more is lost than {self.ranges}", path=self.log.folder)
+                raise CorruptLog(
+                    f"{self.log.state.folder}: more is lost than {self.ranges}", path=self.log.state.folder
+                )
             copy.keep(source, *place)
             return False
         self.set_aside(source, place, offsets)
@@ -88,8 +92,8 @@ class _GivingUp(GapRewrite):
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """The spans of the empty batches, one each: begin, end, epoch (E4)."""
         while start < stop:
-            epoch = self.log.epoch_of(start)
-            ends = [self.log.end_of_epoch(epoch).end_offset, *self.borders]
+            epoch = self.log.epochs.epoch_of(start)
+            ends = [self.log.epochs.end_of(epoch).end_offset, *self.borders]
             end = min([stop, *(each for each in ends if each > start)])
             yield start, end, epoch
             start = end

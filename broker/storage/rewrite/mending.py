@@ -43,6 +43,7 @@ from broker.storage.rewrite.rewriting import is_joinable
 from broker.storage.segments.index import ENTRY, IndexView
 from broker.storage.segments.segment import Segment
 from broker.storage.writing.append import messages_of
+from broker.storage.writing.replace import sealed_segments
 
 
 class Found(NamedTuple):
@@ -72,23 +73,23 @@ def mend(
     found = [Found(header, message) for header, message in messages_of(memoryview(data))]
     for one, after in pairwise(found):
         if one.header.next_offset != after.header.first_offset:
-            raise BadBatch(f"{log.folder}: {after.header.first_offset} does not follow {one.header.next_offset}")
+            raise BadBatch(f"{log.state.folder}: {after.header.first_offset} does not follow {one.header.next_offset}")
     start, stop = (max(lost[0], found[0].header.first_offset), lost[0]) if found else lost
     stop = min(lost[1], found[-1].header.next_offset) if found else start
     if start >= stop:
-        raise BadBatch(f"{log.folder}: nothing of {lost} came")
+        raise BadBatch(f"{log.state.folder}: nothing of {lost} came")
     try:
         _Mending(log, (start, stop), found, superseded).run()
     except OSError as error:
-        raise storage_error(error, f"mend {lost} of {log.folder}") from error
+        raise storage_error(error, f"mend {lost} of {log.state.folder}") from error
     return start, stop
 
 
 def bytes_to_write(log: PartitionLog, lost: tuple[int, int], data: ReadableBuffer) -> int:
     """So many bytes more the disk holds at most while `mend` is at work: one segment is there twice."""
     sizes = [
-        segment.size(log.disk)
-        for segment, end in log.sealed_segments()
+        segment.size(log.state.disk)
+        for segment, end in sealed_segments(log.state)
         if segment.base_offset < lost[1] and lost[0] < end
     ]
     return max(sizes, default=0) + memoryview(data).nbytes
@@ -101,11 +102,11 @@ def lower_mark(log: PartitionLog, to: int) -> None:
         StorageFailed, DiskFull: it may be as it was.
     """
     opened = log.log
-    with opened.checkpoint_lock, opened.guarded("lower the mark"):
-        opened.check_writable()
-        lower_clean_state(log.disk, log.folder, to)
-        with opened.lock:
-            opened.state.note_compacted(min(log.compacted_to, to))
+    with opened.state.checkpoint_lock, opened.state.guarded("lower the mark"):
+        opened.state.check_writable()
+        lower_clean_state(log.state.disk, log.state.folder, to)
+        with opened.state.lock:
+            opened.state.note_compacted(min(log.state.compacted_to, to))
             opened.state.cuts += 1
 
 
@@ -119,31 +120,34 @@ class _Mending(GapRewrite):
 
     def check(self) -> None:
         log, [(start, stop)] = self.log, self.ranges
-        log.log.check_writable()  # `state.L8`
-        if not any(first <= start and stop <= after for first, after in log.lost_ranges):
-            raise CorruptLog(f"{log.folder}: lost are {log.lost_ranges}, not [{start}, {stop})", path=log.folder)
+        log.state.check_writable()  # `state.L8`
+        if not any(first <= start and stop <= after for first, after in log.state.lost_ranges):
+            raise CorruptLog(
+                f"{log.state.folder}: lost are {log.state.lost_ranges}, not [{start}, {stop})", path=log.state.folder
+            )
         for header, _ in self.found:  # M1
             first, last = max(header.first_offset, start), min(header.next_offset, stop) - 1
-            if not log.epoch_of(first) == header.leader_epoch == log.epoch_of(last):
+            if not log.epochs.epoch_of(first) == header.leader_epoch == log.epochs.epoch_of(last):
                 says = f"a batch of leader epoch {header.leader_epoch} came for [{first}, {last}]"
-                raise BadBatch(f"{log.folder}: {says}, of which here are {log.epoch_of(first)}, {log.epoch_of(last)}")
-        if log.log.led is None:
+                here = f"{log.epochs.epoch_of(first)}, {log.epochs.epoch_of(last)}"
+                raise BadBatch(f"{log.state.folder}: {says}, of which here are {here}")
+        if log.epochs.led is None:
             self.check_mark(start)
 
     def check_mark(self, start: int) -> None:
         """M3."""
         log, (to, epoch) = self.log, self.superseded
-        kept_to, kept_epoch = log.superseded
+        kept_to, kept_epoch = log.state.superseded
         if to <= start:  # none of what came has gone
             return
-        if to <= log.log_end_offset:
-            fits, here = epoch == log.epoch_of(to - 1), f"here its epoch is {log.epoch_of(to - 1)}"
+        if to <= log.state.log_end_offset:
+            fits, here = epoch == log.epochs.epoch_of(to - 1), f"here its epoch is {log.epochs.epoch_of(to - 1)}"
         else:
-            fits = kept_to <= log.log_end_offset or kept_epoch == epoch
-            here = f"here below {kept_to} of epoch {kept_epoch}, and this log ends at {log.log_end_offset}"
+            fits = kept_to <= log.state.log_end_offset or kept_epoch == epoch
+            here = f"here below {kept_to} of epoch {kept_epoch}, and this log ends at {log.state.log_end_offset}"
         if not fits:
             says = f"records may be gone there for newer ones below {to} of leader epoch {epoch}"
-            raise BadBatch(f"{log.folder}: {says}; {here}")
+            raise BadBatch(f"{log.state.folder}: {says}; {here}")
 
     def check_beginning(self) -> None:
         pass
@@ -151,10 +155,10 @@ class _Mending(GapRewrite):
     def begin(self, first: int) -> None:
         log, [(start, stop)] = self.log, self.ranges
         held, end = self.found[0].header.first_offset, min(stop, first)
-        if start > log.log_start_offset:
+        if start > log.state.log_start_offset:
             held = max(held, start)  # else the log starts within that batch, or where it begins
-        segment = Segment(log.folder, min(held, start))
-        copy = GapCopy(self.disk, segment, IndexView(np.zeros(0, ENTRY)), self.ending, self.log.log.state.vault)
+        segment = Segment(log.state.folder, min(held, start))
+        copy = GapCopy(self.disk, segment, IndexView(np.zeros(0, ENTRY)), self.ending, self.log.state.vault)
         try:
             for one in self.found:
                 if one.header.first_offset < end:
@@ -165,11 +169,11 @@ class _Mending(GapRewrite):
         except BaseException:
             copy.abandon()
             raise
-        with log.log.lock, log.log.guarded("mend"):
+        with log.state.lock, log.state.guarded("mend"):
             self.check()
-            log.log.chain.put_first(segment, staged.path, staged.entries, staged.bytes)
-        with log.log.guarded("mend"):
-            self.disk.sync_dir(log.folder)
+            log.state.chain.put_first(segment, staged.path, staged.entries, staged.bytes)
+        with log.state.guarded("mend"):
+            self.disk.sync_dir(log.state.folder)
 
     def prepare(self) -> None:
         if self.superseded[0] > self.ranges[0][0]:
@@ -180,8 +184,8 @@ class _Mending(GapRewrite):
     def keep_told(self) -> None:
         """M5."""
         log, remembered = self.log.log, self.log.remembered
-        stop = min(self.ranges[0][1], log.high_watermark)  # nothing has gone above that
-        with log.sync_lock, log.guarded("write state"):
+        stop = min(self.ranges[0][1], log.state.high_watermark)  # nothing has gone above that
+        with log.state.sync_lock, log.state.guarded("write state"):
             remembered.states.look()
             if not remembered.has_states() or remembered.kept_offset() >= stop:
                 return
@@ -189,12 +193,12 @@ class _Mending(GapRewrite):
                 remembered.keep_committed()
             except NotReady as error:
                 says = f"no state file tells of what is below {stop}, and what came may lack records"
-                raise BadBatch(f"{log.folder}: {says}") from error
+                raise BadBatch(f"{log.state.folder}: {says}") from error
 
     def close(self, source: File, copy: GapCopy, place: tuple[int, int], offsets: tuple[int, int]) -> bool:
         first, stop = offsets
         [(start, end)] = self.ranges
-        is_whole = max(first, self.log.log_start_offset) >= start  # what lies below the log start counts no more
+        is_whole = max(first, self.log.state.log_start_offset) >= start  # what lies below the log start counts no more
         begin, after = first if is_whole else start, min(stop, end)
         if begin >= after or stop <= start:
             copy.keep(source, *place)
@@ -204,7 +208,7 @@ class _Mending(GapRewrite):
             copy.add_filler(begin - first)
         held = max(begin, self.found[0].header.first_offset)
         if begin < held:
-            copy.add_empty(begin, held, max(self.log.epoch_of(begin), copy.epoch))
+            copy.add_empty(begin, held, max(self.log.epochs.epoch_of(begin), copy.epoch))
         for one in self.found:
             if one.header.next_offset > held and one.header.first_offset < after:
                 header, message = self.cut(one, held, after)
@@ -224,7 +228,7 @@ class _Mending(GapRewrite):
             return header, bytes(one.message)
         if not is_joinable(header, lambda _: True):
             span = f"[{header.first_offset}, {header.next_offset})"
-            raise BadBatch(f"{self.log.folder}: a batch of {span} came, which sticks out of [{begin}, {end})")
+            raise BadBatch(f"{self.log.state.folder}: a batch of {span} came, which sticks out of [{begin}, {end})")
         rows = decode_batch(one.message)
         offsets = rows.column("offset")
         rows = rows.filter(pc.and_(pc.greater_equal(offsets, first), pc.less(offsets, after)))

@@ -8,5 +8,4 @@ checkpoints.py    The checkpoint: what is in the file, and when it is written an
 truncate.py       Take back what a new leader does not have.
 let_go.py         Let go of old records.
 replace.py        Put a file that was written anew in the place of sealed segments.
-part_method.py    A method of a part, under a name of the whole.
 """

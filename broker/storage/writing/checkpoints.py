@@ -49,6 +49,21 @@ class Checkpoints:
         return max(self._state.high_watermark, self._state.committed_to)
 
     @property
+    def kept_start_offset(self) -> int:
+        """The log start by the file: a later one may be undone by a crash (`checkpoint.K3`)."""
+        return min(self._state.log_start_offset, self.written.log_start_offset if self.written is not None else 0)
+
+    @property
+    def kept_end_offset(self) -> int:
+        """So far all is committed and on disk by the file: no recovery ends below (`recovery.R1`)."""
+        return 0 if self.written is None else min(self.written.high_watermark, self.written.recovery_point)
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether one is to be written before the next append (`checkpoint.K2`, `checkpoint.K4`)."""
+        return self.is_marked_clean or self.written is None
+
+    @property
     def is_up_to_date(self) -> bool:
         """Whether the file says all that there is to say, and no index is in memory that may be ahead of its file.
 

@@ -152,6 +152,12 @@ class LeaderEpochs:
         epochs, end = self.known(), self._state.log_end_offset
         return EpochEnd(epochs.last_until(epoch), epochs.end_of(epoch, end))
 
+    @property
+    def superseded_there(self) -> tuple[int, int]:
+        """`LogState.superseded` for who copies this log while it leads."""
+        to, epoch = self._state.superseded
+        return to, self.epoch_of(to - 1) if to and epoch < 0 else epoch
+
     def known(self) -> Epochs:
         """All of them, read from their file or the batches."""
         epochs, state = self._epochs, self._state

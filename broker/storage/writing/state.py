@@ -45,13 +45,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from broker.api.errors import CorruptLog, DiskFull, LiftlogError, StorageFailed
 from broker.storage.disk import Disk, storage_error
+from broker.storage.encrypted.vault_of import vault_of
 from broker.storage.read import LogView, NeedsRepair, ReadPlan
 from broker.storage.recovery import Ranges, RecoveredLog, RecoveryReport, Rescan, merge_ranges, rescan
 from broker.storage.rewrite.clean_state import CLEAN_STATE_FILE, load_clean_state, save_clean_state
 from broker.storage.segments.ages import Ages
 from broker.storage.segments.chain import Chain, Untrusted
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
-from broker.storage.segments.index import GrowingIndex
+from broker.storage.segments.index import GrowingIndex, IndexView
 from broker.storage.segments.segment import Segment
 
 if TYPE_CHECKING:
@@ -258,6 +259,35 @@ class LogState:
     def is_encrypted(self) -> bool:
         return self.vault is not None
 
+    def take_settings(self, settings: LogSettings) -> None:
+        """Go by these from now on. Raises as an open does, if keys are needed by now."""
+        if settings.is_encrypted and self.vault is None:  # it was opened before the catalog told of its stream
+            with self.guarded("read keys"):
+                self.vault = vault_of(self.disk, self.folder, self.identity, settings)
+        self.settings = settings
+        if not settings.is_sole_replica:
+            self.has_others()
+
+    @property
+    def may_end_in_part(self) -> bool:
+        """Whether the last commit group may lack its rest. A sole replica may have been a follower before; then no part
+        of that group is committed."""
+        return not self.settings.is_sole_replica or self.high_watermark < self.log_end_offset
+
+    @property
+    def segment_count(self) -> int:
+        return len(self.chain.segments)
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether it holds a descriptor; `PartitionLog.idle` gives it back."""
+        return self.chain.file is not None
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all segment files."""
+        return self.ask(lambda view: sum(segment.size(view.disk) for segment in view.segments))
+
     # --- questions ------------------------------------------------------------------------------------------
 
     def view(self) -> LogView:
@@ -291,6 +321,14 @@ class LogState:
             except OSError as error:
                 raise storage_error(error, f"read in {self.folder}") from error
         raise CorruptLog(f"{self.folder}: damaged, and a second scan did not help", path=self.folder)
+
+    def index_of(self, segment: Segment) -> IndexView:
+        """The index of a sealed segment, with an entry for each batch: what is written anew without one is gone.
+
+        Raises:
+            NeedsRepair: there is none, or it lacks entries.
+        """
+        return self.view().index(segment)
 
     def repair(self, segment: Segment, *, around_errors: bool = False) -> None:
         """Scan a segment anew: its index is written, what is lost is noted. Appends go on during the scan (L10).

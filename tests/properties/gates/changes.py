@@ -66,7 +66,7 @@ async def trim(rig: Rig, stream: str) -> None:
     """All that there is now, and of what is held at most what is committed by then."""
     info = rig.broker.stream(stream)
     starts = await rig.broker.trim_stream(stream, info.incarnation, {0: 1 << 40})
-    assert 1 <= starts[0] <= rig.partition(stream).log.high_watermark
+    assert 1 <= starts[0] <= rig.partition(stream).log.state.high_watermark
 
 
 CHANGES = {

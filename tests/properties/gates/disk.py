@@ -131,7 +131,7 @@ def gated(patch: pytest.MonkeyPatch) -> Gates:
 
     def do(self: Effects, effects: Sequence[Effect], **options: Any) -> None:
         if any(type(effect) is Answer for effect in effects):
-            gates.pass_("effects", f"{self._replica.log.folder}/")
+            gates.pass_("effects", f"{self._replica.log.state.folder}/")
         real(self, effects, **options)
 
     def write_whole(path: str, data: ReadableBuffer, flags: int) -> None:

@@ -146,7 +146,9 @@ class Rig:
         assert flusher._ticked_bytes == 0
         logs = {partition.log for partition in self.broker._streams.all_partitions()}
         counted = set(self.broker._streams._open_logs._order)
-        assert {log for log in logs if log.is_awake} <= counted <= logs, "the open files are not those that are counted"
+        assert {log for log in logs if log.state.is_awake} <= counted <= logs, (
+            "the open files are not those that are counted"
+        )
         for partition in partitions:
             assert partition._queued._waiting == 0, partition
             assert not [*partition._core._for_all, *partition._core._for_leader], partition
@@ -156,8 +158,8 @@ class Rig:
         found = []
         for folder in sorted(self.folder.glob(f"streams/{stream}/*/*")):
             log = PartitionLog.open(OsDisk(), str(folder), LogSettings(), boot_id="", now_us=0)
-            assert log.lost_ranges == ()
-            log.advance_high_watermark(log.sync())
+            assert log.state.lost_ranges == ()
+            log.state.advance_high_watermark(log.syncer.sync())
             found.append(values_of(log))
             log.close()
         return found
@@ -178,10 +180,12 @@ class _Faults(logging.Handler):
 
 def values_of(log: PartitionLog) -> list[bytes]:
     """The values of a log from offset 0 on; b"" stands for what was let go."""
-    rows = [row for message in log.batches(log.log_start_offset) for row in decode_batch(message).to_pylist()]
-    found = [b""] * log.log_start_offset
+    rows = [
+        row for message in log.reader.batches(log.state.log_start_offset) for row in decode_batch(message).to_pylist()
+    ]
+    found = [b""] * log.state.log_start_offset
     for row in rows:
-        if row["offset"] >= log.log_start_offset:
+        if row["offset"] >= log.state.log_start_offset:
             assert row["offset"] == len(found)
             found.append(row["value"])
     return found

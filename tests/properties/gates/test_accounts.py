@@ -126,7 +126,7 @@ class Life:
             done = f"{act.__name__}: {error}"
         self.rig.gates.open_all()
         for partition in broker._streams.all_partitions():
-            self.began.setdefault(partition, partition.log.log_end_offset - partition.replica.record_count)
+            self.began.setdefault(partition, partition.log.state.log_end_offset - partition.replica.record_count)
         return f"{name} {faulty} {done}"
 
     async def create(self, name: str) -> str:
@@ -173,7 +173,7 @@ class Life:
                 if number == 6:
                     self.rig.gates.fail("space", lambda path: f"/streams/{name}/" in path, errno.ENOSPC)
                 incarnation = broker.stream(name).incarnation
-                end = broker.partition(name, 0).log.log_end_offset
+                end = broker.partition(name, 0).log.state.log_end_offset
                 await broker.trim_stream(name, incarnation, {0: rng.randint(0, end + 1)})
                 return "trim" if number == 5 else "trim with no room for a checkpoint"
 
@@ -196,7 +196,7 @@ class Life:
     def fits(self, partition: Partition, logs: list[PartitionLog]) -> bool:
         """Whether each file is as long as what it holds, and what is allocated ahead of the end."""
         disk, is_open = self.rig.broker._streams._disk, files_of(logs)
-        for segment in partition.log.log.state.view().segments:
+        for segment in partition.log.state.view().segments:
             ahead = AHEAD_BYTES if segment.path in is_open else 0
             if not segment.size(disk) <= os.stat(segment.path).st_size <= segment.size(disk) + ahead:
                 return False
@@ -237,7 +237,7 @@ class Life:
         for partition in partitions:
             # The thread of `fsync = interval` may recover a log, with other segments then, or wake it, at any moment.
             await until(partial(self.fits, partition, logs), f"{partition}: a file has another length than it should")
-            assert partition.log.log_end_offset == self.began[partition] + partition.replica.record_count
+            assert partition.log.state.log_end_offset == self.began[partition] + partition.replica.record_count
         for store in rig.broker.sinks._stores.values():
             table = store._hidden._table
             if table is not None:
@@ -250,7 +250,7 @@ class Life:
 
 def files_of(logs: Sequence[PartitionLog]) -> list[str]:
     """The files that logs say they have open: their tails, and those sealed since their last fsync."""
-    chains = [log.log.chain for log in logs]
+    chains = [log.state.chain for log in logs]
     tails = [chain.tail.path for chain in chains if chain.tail is not None and chain.file is not None]
     return sorted(tails + [file._path for chain in chains for file in chain._retired])  # type: ignore[attr-defined]
 

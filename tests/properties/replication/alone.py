@@ -92,8 +92,8 @@ class Life:
         self.core = self.leader.Leader("a")
         self.late, self.is_asked, self.tickets = [], False, []
         self.epoch += 1
-        if self.log.high_watermark < self.log.log_end_offset:
-            self.log.sync()
+        if self.log.state.high_watermark < self.log.state.log_end_offset:
+            self.log.syncer.sync()
         self.step(self.altered())
         self.step(
             events.Led(
@@ -101,9 +101,9 @@ class Life:
                 replicas=("a",),
                 isr=("a",),
                 partition_epoch=0,
-                high_watermark=self.log.high_watermark,
-                durable_end=self.log.durable_end,
-                log_end=self.log.log_end_offset,
+                high_watermark=self.log.state.high_watermark,
+                durable_end=self.log.state.durable_end,
+                log_end=self.log.state.log_end_offset,
             )
         )
 
@@ -125,12 +125,12 @@ class Life:
                 assert generation == self.core.generation
                 self.is_asked = True
             case events.Commit(high_watermark):
-                before = self.log.high_watermark
-                self.log.advance_high_watermark(high_watermark)
+                before = self.log.state.high_watermark
+                self.log.state.advance_high_watermark(high_watermark)
                 for offset, value in self.records(before, high_watermark):
                     assert self.committed.setdefault(offset, value) == value, "S2"
                 if not self.is_interval:
-                    assert self.log.durable_end >= high_watermark, "committed before it is durable"
+                    assert self.log.state.durable_end >= high_watermark, "committed before it is durable"
             case events.Answer(ticket, outcome, _):
                 assert ticket.outcome is None, "S3"
                 ticket.outcome = outcome
@@ -141,15 +141,15 @@ class Life:
 
     def check_stored(self, ticket: Told) -> None:
         end = ticket.first + len(ticket.values)
-        assert self.is_interval or self.log.durable_end >= end, "S1: told before it is durable"
-        assert self.log.log_end_offset >= end, "S1: told, and not there"
+        assert self.is_interval or self.log.state.durable_end >= end, "S1: told before it is durable"
+        assert self.log.state.log_end_offset >= end, "S1: told, and not there"
         ticket.is_durable = not self.is_interval
         if ticket.acks is Acks.ALL:
-            assert self.log.high_watermark >= end, "S1: told before readers see it"
+            assert self.log.state.high_watermark >= end, "S1: told before readers see it"
             assert [value for _, value in self.records(ticket.first, end)] == ticket.values, "S1"
 
     def records(self, first: int, end: int) -> list[tuple[int, bytes]]:
-        rows = [row for message in self.log.batches(first, end) for row in decode_batch(message).to_pylist()]
+        rows = [row for message in self.log.reader.batches(first, end) for row in decode_batch(message).to_pylist()]
         return [(row["offset"], row["value"]) for row in rows if first <= row["offset"] < end]
 
     # -- what happens
@@ -159,8 +159,8 @@ class Life:
             self.append_one()
 
     def append_one(self) -> None:
-        if self.log.failure is not None:
-            if self.log.high_watermark <= self.log.durable_end and self.rng.random() < 0.5:
+        if self.log.state.failure is not None:
+            if self.log.state.high_watermark <= self.log.state.durable_end and self.rng.random() < 0.5:
                 self.evict()
             try:
                 self.log.recover(YEAR_US)
@@ -168,7 +168,7 @@ class Life:
                 return
             for ticket in self.tickets:
                 ticket.is_gone |= ticket.outcome is not Outcome.STORED
-            self.step(events.Recovered(durable_end=self.log.durable_end, log_end=self.log.log_end_offset))
+            self.step(events.Recovered(durable_end=self.log.state.durable_end, log_end=self.log.state.log_end_offset))
         values = []
         for _ in range(self.rng.randint(1, 3)):
             self.number += 1
@@ -186,7 +186,7 @@ class Life:
         failure: events.SyncFailed | None = None
         if self.rng.random() < 0.3 and self.disk.meanwhile is None and not self.is_in_sync:
             try:
-                durable_end = self.log.sync()  # in the same breath
+                durable_end = self.log.syncer.sync()  # in the same breath
             except LiftlogError as error:
                 failure = events.SyncFailed(self.core.generation, str(error))
         self.step(events.Appended(result.first_offset, end, (end,), awaited, durable_end))
@@ -203,9 +203,9 @@ class Life:
                 inode.content[:] = (inode.durable + bytes(size))[:size]
 
     def repeat(self) -> None:
-        known = [t for t in self.tickets if t.first + len(t.values) <= self.log.log_end_offset]
+        known = [t for t in self.tickets if t.first + len(t.values) <= self.log.state.log_end_offset]
         known = [t for t in known if t.outcome in (None, Outcome.STORED) and not t.is_gone]
-        if known and self.log.failure is None:
+        if known and self.log.state.failure is None:
             first = self.rng.choice(known)
             ticket = Told(first.first, first.values, Acks.ALL)
             self.tickets.append(ticket)
@@ -222,7 +222,7 @@ class Life:
         self.disk.meanwhile = self.append_one if is_busy else None
         self.is_in_sync = True
         try:
-            self.late.append(events.Synced(generation, self.log.sync()))
+            self.late.append(events.Synced(generation, self.log.syncer.sync()))
         except LiftlogError as error:
             self.late.append(events.SyncFailed(generation, str(error)))
         finally:
@@ -258,7 +258,7 @@ class Life:
         self.log = PartitionLog.open(
             self.disk, FOLDER, SETTINGS, boot_id="b" if mode == "kill" else "c", now_us=YEAR_US, expected=IDENTITY
         )
-        told, end = self.tickets, self.log.log_end_offset
+        told, end = self.tickets, self.log.state.log_end_offset
         self.lead()
         here = dict(self.records(0, end))
         for ticket in told:
@@ -282,7 +282,7 @@ class Life:
             self.deliver()
         assert self.core.waiting_count == 0, "S3"
         assert all(ticket.outcome is not None for ticket in self.tickets), "S3: nobody told him"
-        assert self.log.high_watermark == self.log.log_end_offset, "the end is never committed"
+        assert self.log.state.high_watermark == self.log.state.log_end_offset, "the end is never committed"
         self.crash()
 
 

@@ -233,10 +233,10 @@ def pinned_anew_beside_its_own_group() -> None:
         store.pin(named, sink=SINK, epoch=other.epoch, batch_id=0)
     for partition in rig.partitions:
         rig.append(partition.partition, b"after")
-        partition.replica.trim(partition.log.high_watermark)
-    ends = [partition.log.log_end_offset for partition in rig.partitions]
+        partition.replica.trim(partition.log.state.high_watermark)
+    ends = [partition.log.state.log_end_offset for partition in rig.partitions]
     rig.sinks.complete(SINK)
-    assert [partition.log.log_end_offset for partition in rig.partitions] == ends, "appended once more"
+    assert [partition.log.state.log_end_offset for partition in rig.partitions] == ends, "appended once more"
     end(rig, world, 1)
 
 
@@ -249,7 +249,7 @@ def power_cut_below_the_high_watermark() -> None:
         partition.alter(replace(partition._info, settings=settings_from({"fsync": "interval"})))
         for _ in range(5):
             rig.append(partition.partition, b"goes with the power")
-        assert partition.log.high_watermark > partition.log.durable_end
+        assert partition.log.state.high_watermark > partition.log.state.durable_end
     state = decide(driver, attempt, pin(driver, attempt))
     rig.drop()
     second = Rig(rig._disk.after_crash("lost"), boot=2)  # type: ignore[attr-defined]

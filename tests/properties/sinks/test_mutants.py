@@ -236,7 +236,7 @@ def search_from_the_high_watermark(patch: Patch) -> None:
 
     def as_if_durable(self: StageLog) -> StageTable:
         table = ready(self)
-        self._main.log.durable_end = max(self._main.log.durable_end, self._main.log.high_watermark)
+        self._main.log.state.durable_end = max(self._main.log.state.durable_end, self._main.log.state.high_watermark)
         return table
 
     patch.setattr(StageLog, "ready", as_if_durable)

@@ -91,14 +91,14 @@ class Subject:
 
     def is_unlocked(self) -> bool:
         """Whether another thread could get all locks of the log now."""
-        log = self.log.log
-        return not any(lock._is_owned() for lock in (log.checkpoint_lock, log.sync_lock, log.lock))  # type: ignore[attr-defined]
+        log = self.log
+        return not any(lock._is_owned() for lock in (log.state.checkpoint_lock, log.state.sync_lock, log.state.lock))  # type: ignore[attr-defined]
 
 
 def subject(settings: LogSettings = SETTINGS) -> Subject:
     disk = HookedDisk()
     log = open_log(disk, settings=settings, boot_id="boot-2")
-    log.advance_high_watermark(log.durable_end)
+    log.state.advance_high_watermark(log.state.durable_end)
     disk.count = 0
     return Subject(disk, log, settings)
 
@@ -141,9 +141,9 @@ def trim_all(found: Subject) -> None:
 
 def retain(found: Subject) -> None:
     found.start_max = max(found.start_max, RECORDS - 8 + 4)
-    found.log.update_settings(replace(found.settings, retention_records=8))
+    found.log.remembered.update_settings(replace(found.settings, retention_records=8))
     found.log.apply_retention(now_us=0)
-    found.log.update_settings(found.settings)
+    found.log.remembered.update_settings(found.settings)
 
 
 def delete(found: Subject) -> None:
@@ -155,14 +155,14 @@ def delete(found: Subject) -> None:
 
 def repair_all(found: Subject) -> None:
     """As the scrub does when it finds damage; there is none."""
-    for segment in found.log.log.state.view().segments:
-        found.log.repair_segment(segment)
+    for segment in found.log.state.view().segments:
+        found.log.state.repair(segment)
 
 
 def go_on(found: Subject) -> None:
     for _ in range(4):
         append(found.log, 1, epoch=9)
-        found.end = found.log.log_end_offset
+        found.end = found.log.state.log_end_offset
         commit(found.log)
     found.log.roll_if_due(1 << 60)
 
@@ -174,13 +174,13 @@ def checkpoint(found: Subject) -> None:
 
 def fail_and_recover(found: Subject) -> None:
     append(found.log, 1, epoch=9)
-    found.end = found.log.log_end_offset
+    found.end = found.log.state.log_end_offset
     found.disk.fail("sync", errno.EIO, path=".arrows")
     with suppress(LiftlogError):
-        found.log.sync()
+        found.log.syncer.sync()
     found.disk.heal()
     found.log.recover(0)
-    assert found.log.log_end_offset == found.end
+    assert found.log.state.log_end_offset == found.end
     commit(found.log)
 
 
@@ -220,19 +220,21 @@ TAKES_BACK = (truncate, reset)
 
 
 def check(found: Subject, log: PartitionLog) -> None:
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
     check_compacted(log)
     records = keyed_records(log)
-    assert log.log_start_offset <= found.start_max
-    assert log.log_end_offset == found.end
+    assert log.state.log_start_offset <= found.start_max
+    assert log.state.log_end_offset == found.end
     assert all(records[at] == record(at) for at in records)
-    everything = {at: record(at) for at in range(log.log_start_offset, max(found.end, RECORDS))}
+    everything = {at: record(at) for at in range(log.state.log_start_offset, max(found.end, RECORDS))}
     if found.compacts:  # what was taken back may have been the newer one of a key
         kept = {at: value for at, value in everything.items() if value[0] is None}
         kept |= {at: (key, value) for key, (at, value) in newest_of(everything).items()}
         assert {at for at in kept if at < found.end} <= records.keys()
     else:
-        assert [at for at in records if at >= log.log_start_offset] == list(range(log.log_start_offset, found.end))
+        assert [at for at in records if at >= log.state.log_start_offset] == list(
+            range(log.state.log_start_offset, found.end)
+        )
 
 
 def check_after(found: Subject, how: str, again: Operation) -> None:
@@ -244,22 +246,22 @@ def check_after(found: Subject, how: str, again: Operation) -> None:
         left = [name for name in disk.names if name.startswith(FOLDER)]
         assert left == [] or FOLDER in disk.folders, "something was made in a folder that is gone"
         return
-    if log.failure is not None:
+    if log.state.failure is not None:
         log.recover(0)
     if found.may_end_lower:
         if how == "killed":
             return
-        found.end = log.log_end_offset
-    log.advance_high_watermark(log.durable_end)
-    if log.durable_end == log.log_end_offset:
+        found.end = log.state.log_end_offset
+    log.state.advance_high_watermark(log.state.durable_end)
+    if log.state.durable_end == log.state.log_end_offset:
         check(found, log)
     after: SimDisk = disk.after_kill() if how == "killed" else disk.after_crash("lost", seed=1)
     found.log = log = open_log(after, settings=found.settings, boot_id="boot-3")
-    log.advance_high_watermark(log.durable_end)
+    log.state.advance_high_watermark(log.state.durable_end)
     check(found, log)
     again(found)
     append(log, 2, epoch=100)
-    found.end = log.log_end_offset
+    found.end = log.state.log_end_offset
     commit(log)
     check(found, log)
     log.close()

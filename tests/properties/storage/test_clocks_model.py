@@ -82,16 +82,16 @@ class Pair:
         leader, follower = self.leader.log, self.follower.log
         leader.lead(self.epoch)
         follower.follow(self.epoch)
-        if follower.log_end_offset > leader.log_end_offset:
-            follower.truncate(leader.log_end_offset)
+        if follower.state.log_end_offset > leader.state.log_end_offset:
+            follower.truncate(leader.state.log_end_offset)
 
     def replicate(self) -> None:
         leader, follower = self.leader.log, self.follower.log
-        if (end := follower.log_end_offset) < leader.log_end_offset:
+        if (end := follower.state.log_end_offset) < leader.state.log_end_offset:
             follower.append_stored(stored(leader, end), leader_epoch=self.epoch, now_us=self.follower.elapsed)
         for log in leader, follower:
-            log.sync()
-            log.advance_high_watermark(leader.log_end_offset)
+            log.syncer.sync()
+            log.state.advance_high_watermark(leader.state.log_end_offset)
 
     def fail_over(self) -> None:
         if self.rng.random() < 0.5:
@@ -105,10 +105,10 @@ class Pair:
         self.read_at = self.now - waited
         ids = [f"id-{self.rng.randrange(40)}" for _ in range(self.rng.randint(1, 4))]
         log, wall = self.leader.log, self.leader.wall
-        before = log.log_end_offset
+        before = log.state.log_end_offset
         batch = batch_from_nats([(text.encode(), with_id(text)) for text in ids], wall - waited)
         log.append([batch], leader_epoch=self.epoch, now_us=self.leader.elapsed, wall_us=wall)
-        found = [decode_batch(message) for message in log.log.messages(before, log.log_end_offset, whole=True)]
+        found = [decode_batch(message) for message in log.reader.messages(before, log.state.log_end_offset, whole=True)]
         new = {value.decode() for rows in found for value in rows.column("value").to_pylist()}
         for text in set(ids) & self.stored_at.keys():
             passed = self.read_at - self.stored_at[text]
@@ -136,7 +136,7 @@ class Pair:
                 self.epoch += 1
                 self._take_roles()
             case 7:
-                self.follower.log.keep_up()
+                self.follower.log.remembered.keep_up()
             case 8:
                 either.log.checkpoint()
             case 9:

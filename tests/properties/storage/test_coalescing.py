@@ -61,8 +61,8 @@ class Model:
     is_compacted: bool = False
 
     def check(self, log: PartitionLog) -> None:
-        found = {at: record for at, record in keyed_records(log).items() if at >= log.log_start_offset}
-        wanted = {at: (key, value) for at, (_, key, value) in self.records.items() if at >= log.log_start_offset}
+        found = {at: record for at, record in keyed_records(log).items() if at >= log.state.log_start_offset}
+        wanted = {at: (key, value) for at, (_, key, value) in self.records.items() if at >= log.state.log_start_offset}
         if self.is_compacted:
             assert all(wanted[at] == record for at, record in found.items())
             assert all(at in found for at, (key, _) in wanted.items() if key is None)
@@ -71,13 +71,13 @@ class Model:
         times = [(us, at) for at, (us, _, _) in sorted(self.records.items()) if at in found]
         for wanted_us in (0, 25, 51):
             expected = next((at for us, at in times if us >= wanted_us), None)
-            assert log.offset_for_time(wanted_us) == expected
+            assert log.reader.offset_for_time(wanted_us) == expected
 
 
 def append(log: PartitionLog, model: Model, groups: list[list[tuple[bytes | None, bytes | None]]], **stamp: int) -> int:
     time_us = stamp.pop("timestamp_us", 0)
     epoch = stamp.pop("leader_epoch")
-    at = log.log_end_offset
+    at = log.state.log_end_offset
     batches = [keyed_batch(records, timestamp_us=time_us, **stamp) for records in groups]
     result = log.append(batches, leader_epoch=epoch, now_us=0)
     assert not result.duplicate
@@ -109,7 +109,7 @@ def lived(steps: list[tuple[str, object, object]]) -> None:
                 for record in what:  # type: ignore[attr-defined]
                     groups = model.groups.setdefault(number, [])
                     sequence = groups[-1][0] + 1 if groups else 0
-                    at = log.log_end_offset
+                    at = log.state.log_end_offset
                     end = append(log, model, [[record]], leader_epoch=epoch, producer_id=number, sequence=sequence)
                     groups.append((sequence, at, end))
             elif kind == "repeat":
@@ -138,10 +138,10 @@ def lived(steps: list[tuple[str, object, object]]) -> None:
             elif kind == "trim":
                 assert isinstance(number, int)
                 commit(log)
-                log.trim(max(log.log_start_offset, log.high_watermark * number // 100))
+                log.trim(max(log.state.log_start_offset, log.state.high_watermark * number // 100))
             elif kind == "read":
                 commit(log)
-                plan = stack.enter_context(log.read(log.log_start_offset))
+                plan = stack.enter_context(log.reader.read(log.state.log_start_offset))
                 held.append((plan, held_bytes(plan)))
             else:
                 commit(log)
@@ -200,14 +200,14 @@ def test_a_power_cut_at_any_step_loses_nothing_and_shows_nothing_twice(part: int
             log = open_log(found, settings=SMALL)
             commit(log)
             check_compacted(log)
-            joined += any("interrupted join" in note for note in log.recovery.notes)
-            assert log.log_start_offset in (0, 4)
-            assert log.log_end_offset >= ends[-1]  # what was committed is there
-            stored = {at: record for at, record in keyed_records(log).items() if at >= log.log_start_offset}
-            assert sorted(stored) == list(range(log.log_start_offset, log.log_end_offset))
+            joined += any("interrupted join" in note for note in log.state.recovery.notes)
+            assert log.state.log_start_offset in (0, 4)
+            assert log.state.log_end_offset >= ends[-1]  # what was committed is there
+            stored = {at: record for at, record in keyed_records(log).items() if at >= log.state.log_start_offset}
+            assert sorted(stored) == list(range(log.state.log_start_offset, log.state.log_end_offset))
             for at, (_, key, value) in model.records.items():
-                assert at < log.log_start_offset or at >= log.log_end_offset or stored[at] == (key, value)
-            end = log.log_end_offset
+                assert at < log.state.log_start_offset or at >= log.state.log_end_offset or stored[at] == (key, value)
+            end = log.state.log_end_offset
             for sequence in range(max(0, end - 5), end):
                 batch = keyed_batch([(None, None)], producer_id=5, sequence=sequence)
                 assert log.append([batch], leader_epoch=9, now_us=0).first_offset == sequence

@@ -75,7 +75,7 @@ def lived(steps: list[tuple[str, object, object]]) -> None:
                 assert isinstance(what, list)
                 stamp = {"producer_id": number, "sequence": model.sequence} if number else {}
                 model.sequence += 1 if number else 0
-                at = log.log_end_offset
+                at = log.state.log_end_offset
                 log.append([keyed_batch(records, **stamp) for records in what], leader_epoch=epoch, now_us=now_us)  # type: ignore[arg-type]
                 model.records |= dict(enumerate((record for records in what for record in records), at))
                 commit(log)
@@ -87,7 +87,7 @@ def lived(steps: list[tuple[str, object, object]]) -> None:
             elif kind == "roll":
                 log.roll_if_due(1 << 60)
             elif kind == "read":
-                plan = stack.enter_context(log.read(0))
+                plan = stack.enter_context(log.reader.read(0))
                 held.append((plan, held_bytes(plan)))
             else:
                 disk = disk.after_kill() if what == "kill" else disk.after_crash(what, seed=number)  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def scenario(disk: SimDisk, model: Model) -> None:
             records: list[Keyed] = [(b"k%d" % ((number + i) % 5), b"%d" % number * 9) for i in range(3)]
             records += [(None, b"n%d" % number), (b"t", None if number % 3 else b"t")]
             number += 1
-            at = log.log_end_offset
+            at = log.state.log_end_offset
             log.append([keyed_batch(records)], leader_epoch=1, now_us=0)
             commit(log)
             model.records |= dict(enumerate(records, at))

@@ -42,13 +42,13 @@ class Witness:
 
 
 def append(log: PartitionLog, seen: Witness, rng: random.Random, *, epoch: int, size: int = 200) -> None:
-    batches, begin = [], log.log_end_offset
+    batches, begin = [], log.state.log_end_offset
     for _ in range(rng.randint(1, 3)):
         values = [rng.randbytes(rng.randrange(size)) for _ in range(rng.randint(1, 3))]
         offsets = range(len(seen.records), len(seen.records) + len(values))
         seen.records += [(offset, offset, value) for offset, value in zip(offsets, values, strict=True)]
         batches.append(row_batch(values, list(offsets)))
-    assert begin == log.log_end_offset
+    assert begin == log.state.log_end_offset
     seen.ends.add(len(seen.records))  # before the call: it may crash after the write
     result = log.append(batches, leader_epoch=epoch, now_us=len(seen.records))
     assert (result.first_offset, result.next_offset) == (begin, len(seen.records))
@@ -59,7 +59,7 @@ def sync(log: PartitionLog, seen: Witness) -> None:
 
 
 def let_go(log: PartitionLog, seen: Witness, before_offset: int | None) -> None:
-    seen.trimmed_to = log.high_watermark
+    seen.trimmed_to = log.state.high_watermark
     if before_offset is None:
         seen.trimmed_to = log.apply_retention(now_us=10_000)
     else:
@@ -82,7 +82,7 @@ def live(disk: SimDisk, seen: Witness) -> None:
     log.close()
     seen.synced_end = len(seen.records)
     log = open_log(disk, settings=RETENTION)
-    assert log.recovery.clean
+    assert log.state.recovery.clean
     append(log, seen, rng, epoch=3)
     log.checkpoint()
     for _ in range(4):
@@ -97,15 +97,15 @@ def live(disk: SimDisk, seen: Witness) -> None:
     log = open_log(disk)
     append(log, seen, rng, epoch=4)
     sync(log, seen)
-    let_go(log, seen, log.high_watermark - 5)
+    let_go(log, seen, log.state.high_watermark - 5)
     log.roll_if_due(1 << 60)
     log.checkpoint()
     append(log, seen, rng, epoch=5)
     let_go(log, seen, 1 << 40)
     sync(log, seen)
-    log.update_settings(LogSettings(segment_bytes=2_000, retention_ms=1))
+    log.remembered.update_settings(LogSettings(segment_bytes=2_000, retention_ms=1))
     log.apply_retention(now_us=1 << 50)
-    seen.trimmed_to = log.log_start_offset
+    seen.trimmed_to = log.state.log_start_offset
     append(log, seen, rng, epoch=5)
     log.checkpoint()
 
@@ -134,13 +134,13 @@ def check_after(disk: SimDisk, seen: Witness, *, boot_id: str = "boot-2") -> Non
         log = create_log(disk, boot_id=boot_id)
     else:
         log = open_log(disk, boot_id=boot_id)
-    assert log.lost_ranges == ()
-    assert log.log_end_offset in seen.ends
-    assert seen.synced_end <= log.log_end_offset <= len(seen.records)
-    assert log.durable_end == log.log_end_offset
-    assert log.log_start_offset <= max(seen.trimmed_to, seen.synced_end)
-    log.advance_high_watermark(log.durable_end)
-    begin, end = log.log_start_offset, log.log_end_offset
+    assert log.state.lost_ranges == ()
+    assert log.state.log_end_offset in seen.ends
+    assert seen.synced_end <= log.state.log_end_offset <= len(seen.records)
+    assert log.state.durable_end == log.state.log_end_offset
+    assert log.state.log_start_offset <= max(seen.trimmed_to, seen.synced_end)
+    log.state.advance_high_watermark(log.state.durable_end)
+    begin, end = log.state.log_start_offset, log.state.log_end_offset
     assert records_of_log(log) == seen.records[begin:end]
     check_log(log, disk)
     # It goes on from there, and a clean restart finds the same.
@@ -149,7 +149,7 @@ def check_after(disk: SimDisk, seen: Witness, *, boot_id: str = "boot-2") -> Non
     commit(log)
     log.close()
     log = open_log(disk, boot_id=boot_id)
-    assert log.recovery.clean
+    assert log.state.recovery.clean
     assert records_of_log(log) == [*seen.records[begin:end], (end, 0, b"after")]
     check_log(log, disk)
     log.close()
@@ -189,11 +189,11 @@ def test_power_loss_within_recovery_loses_nothing_synced(case: tuple[Mode, int],
                 final = again.after_crash(mode, seed=second)
                 if final.exists("/data/streams/orders/i1/0/partition.json"):
                     log = open_log(final, boot_id="boot-3")
-                    assert log.lost_ranges == ()
-                    log.advance_high_watermark(log.durable_end)
+                    assert log.state.lost_ranges == ()
+                    log.state.advance_high_watermark(log.state.durable_end)
                     kept = [record for record in records_of_log(log) if record[2] != b"after"]
-                    assert kept == seen.records[log.log_start_offset : log.log_start_offset + len(kept)]
-                    assert log.log_start_offset + len(kept) >= seen.synced_end
+                    assert kept == seen.records[log.state.log_start_offset : log.state.log_start_offset + len(kept)]
+                    assert log.state.log_start_offset + len(kept) >= seen.synced_end
             except Exception as error:
                 raise AssertionError(f"mode {mode}, step {step}, then step {second} of the recovery") from error
 
@@ -209,13 +209,13 @@ def test_kill_without_power_loss_keeps_every_append_and_the_next_process_makes_i
         found = disk.after_kill()
         if found.exists("/data/streams/orders/i1/0/partition.json"):
             log = open_log(found, boot_id=BOOT_ID)
-            end = log.log_end_offset
+            end = log.state.log_end_offset
             assert end in sorted(seen.ends)[-2:] or end == 0
-            assert log.durable_end == end
+            assert log.state.durable_end == end
             lost = found.after_crash("lost")
             if end > 0:
-                assert open_log(lost, boot_id="next").log_end_offset == end, f"step {step}"
-            log.append([row_batch([b"more"])], leader_epoch=max(log.leader_epoch, 1), now_us=0)
-            log.sync()
+                assert open_log(lost, boot_id="next").state.log_end_offset == end, f"step {step}"
+            log.append([row_batch([b"more"])], leader_epoch=max(log.epochs.latest, 1), now_us=0)
+            log.syncer.sync()
             lost = found.after_crash("lost")
-            assert open_log(lost, boot_id="next").log_end_offset == end + 1, f"step {step}"
+            assert open_log(lost, boot_id="next").state.log_end_offset == end + 1, f"step {step}"

@@ -35,7 +35,7 @@ def made(*, is_committed: bool) -> tuple[SimDisk, list[Record], list[tuple[int, 
         ends.append(ends[-1] + result.bytes)
         if is_committed:
             commit(log)
-    log.advance_high_watermark(log.log_end_offset)
+    log.state.advance_high_watermark(log.state.log_end_offset)
     records = verified_records(log)
     if is_committed:
         log.close()
@@ -59,9 +59,9 @@ def test_scan_misses_exactly_the_batch_with_a_flipped_bit(part: int) -> None:
 
 def check_damaged(log: PartitionLog, records: list[Record], harmed: set[int]) -> None:
     """Everything but the harmed batches is served, by both ways to read, and those are reported."""
-    for found in (verified_records(log), read_records(log, log.log_start_offset)):
+    for found in (verified_records(log), read_records(log, log.state.log_start_offset)):
         assert found == [record for record in records if record[0] // 2 not in harmed]
-    lost = {offset // 2 for start, end in log.lost_ranges for offset in range(start, end)}
+    lost = {offset // 2 for start, end in log.state.lost_ranges for offset in range(start, end)}
     assert lost == harmed
 
 
@@ -87,7 +87,7 @@ def test_flipped_bit_under_an_open_log_is_met_at_the_read(part: int) -> None:
             found = disk.after_crash("kept")
             found.flip(SEGMENT, 8 * at + at % 8)
             log = open_log(found)
-            assert log.recovery.clean
+            assert log.state.recovery.clean
             check_damaged(log, records, {number})
 
 
@@ -98,8 +98,8 @@ def test_uncommitted_batch_with_a_flipped_bit_is_cut_with_what_follows() -> None
             found = disk.after_crash("kept")
             found.flip(SEGMENT, 8 * at + at % 8)
             log = open_log(found)
-            assert (log.log_end_offset, log.lost_ranges) == (2 * number, ())
-            log.advance_high_watermark(log.log_end_offset)
+            assert (log.state.log_end_offset, log.state.lost_ranges) == (2 * number, ())
+            log.state.advance_high_watermark(log.state.log_end_offset)
             assert verified_records(log) == records[: 2 * number]
 
 
@@ -125,7 +125,7 @@ def test_any_damage_to_committed_batches_is_known(data: st.DataObject) -> None:
                 name = data.draw(st.sampled_from(["epochs", f"{0:020d}.index"]))
                 disk.flip(f"{FOLDER}/{name}", data.draw(st.integers(0, 8 * 30)))
     log = open_log(disk, boot_id=data.draw(st.sampled_from(["boot-1", "next"])))
-    assert log.log_end_offset == len(records)
+    assert log.state.log_end_offset == len(records)
     harmed = {i for i, (start, end) in enumerate(places) if content[start:end] != before[start:end]}
     check_damaged(log, records, harmed)
     result = log.append([row_batch([b"new"])], leader_epoch=1, now_us=0)

@@ -91,7 +91,7 @@ class IdsMachine(LifeOfALog):
                 assert (answer.get("duplicate", False), offset_of(answer)) == (False, len(self.records))
                 self.take(text, self.now_us)
                 may.discard(text)
-        assert self.log.log_end_offset == len(self.records)
+        assert self.log.state.log_end_offset == len(self.records)
 
     @rule(ids=st.lists(ID, min_size=1, max_size=3))
     def append_over_http(self, ids: list[str]) -> None:

@@ -48,8 +48,8 @@ def opened(disk: SimDisk, boot: int) -> PartitionLog:
 def messages_of(log: PartitionLog, start: int) -> list[Stored]:
     """All that a log has stored, message by message."""
     found: list[Stored] = []
-    while start < log.log_end_offset:
-        with log.read(start, stored=True, max_bytes=2_000) as plan:
+    while start < log.state.log_end_offset:
+        with log.reader.read(start, stored=True, max_bytes=2_000) as plan:
             for place, (_, file) in zip(plan.ranges, plan.sources, strict=True):
                 for message, after in verified_messages(file, place):
                     found.append((read_header(message).first_offset, after, bytes(message)))
@@ -76,7 +76,7 @@ class Leader:
         self.sequence = -1
 
     def let_go(self, start: int) -> None:
-        self.log.advance_high_watermark(self.log.sync())
+        self.log.state.advance_high_watermark(self.log.syncer.sync())
         self.log.trim(start)
 
     def append(self, sizes: list[int]) -> None:
@@ -136,8 +136,8 @@ class ReplicaMachine(RuleBasedStateMachine):
     def take_the_state(self, pieces: int, damage: int) -> None:
         """That of the leader, as soon as it has one that tells of nothing that is not durable here."""
         leader, mine = self.leader.log.handover, self.log.handover
-        self.leader.log.sync()
-        offset = leader.offered(self.log.log_start_offset, self.log.durable_end)
+        self.leader.log.syncer.sync()
+        offset = leader.offered(self.log.state.log_start_offset, self.log.state.durable_end)
         if offset < 0:
             return
         lacked = mine.lacks
@@ -158,14 +158,14 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @rule()
     def sync(self) -> None:
-        assert self.log.sync() == self.end
+        assert self.log.syncer.sync() == self.end
         self.durable = self.end
 
     @rule()
     def learn_the_high_watermark(self) -> None:
-        ends = [end for end in self.log.log.group_ends if end <= self.end]
+        ends = [end for end in self.log.state.group_ends if end <= self.end]
         if ends:
-            self.log.advance_high_watermark(ends[len(ends) // 2])
+            self.log.state.advance_high_watermark(ends[len(ends) // 2])
 
     @rule()
     def checkpoint(self) -> None:
@@ -178,7 +178,7 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def trim(self, data: st.DataObject) -> None:
-        start = data.draw(st.integers(0, self.log.high_watermark))
+        start = data.draw(st.integers(0, self.log.state.high_watermark))
         if start in {first for first, _, _ in self.stored} | {self.end}:
             self.log.trim(start)
 
@@ -187,7 +187,7 @@ class ReplicaMachine(RuleBasedStateMachine):
     @rule(data=st.data(), grows=st.integers(0, 3))
     def another_leads(self, data: st.DataObject, grows: int) -> None:
         """It has a beginning of what this one has; the dialogue of epochs finds which."""
-        start = self.log.log_start_offset
+        start = self.log.state.log_start_offset
         ends = [start, *(end for end in group_ends(self.stored) if end > start)]
         kept = data.draw(st.sampled_from(ends))
         copied = [stored for stored in self.ever if stored[1] <= kept]
@@ -201,19 +201,19 @@ class ReplicaMachine(RuleBasedStateMachine):
     def agree(self) -> None:
         """Truncate to the end of the last epoch as the leader has it, until both have the same (KIP-279)."""
         for _ in range(20):
-            last = self.log.leader_epoch
-            if last < 0 or self.log.log_end_offset == self.log.log_start_offset:
+            last = self.log.epochs.latest
+            if last < 0 or self.log.state.log_end_offset == self.log.state.log_start_offset:
                 break
-            epoch, end = self.leader.log.end_of_epoch(last)
-            cut = min(end, self.log.end_of_epoch(epoch).end_offset)
-            self.cut(max(cut, self.log.log_start_offset))
+            epoch, end = self.leader.log.epochs.end_of(last)
+            cut = min(end, self.log.epochs.end_of(epoch).end_offset)
+            self.cut(max(cut, self.log.state.log_start_offset))
             if epoch == last:
                 break
-        mine = [stored for stored in self.stored if stored[0] >= self.log.log_start_offset]
-        assert mine == messages_of(self.leader.log, self.log.log_start_offset)[: len(mine)]
+        mine = [stored for stored in self.stored if stored[0] >= self.log.state.log_start_offset]
+        assert mine == messages_of(self.leader.log, self.log.state.log_start_offset)[: len(mine)]
 
     def cut(self, to: int) -> None:
-        start = self.log.log_start_offset
+        start = self.log.state.log_start_offset
         ends = [start, *group_ends(self.stored)]
         expected = max(end for end in ends if end <= to) if to < self.end else self.end
         assert self.log.truncate(to) == expected
@@ -226,7 +226,7 @@ class ReplicaMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
         """Below the recovery point and the high watermark, too; what comes then is the same again."""
-        self.cut(data.draw(st.integers(self.log.log_start_offset, self.end + 1)))
+        self.cut(data.draw(st.integers(self.log.state.log_start_offset, self.end + 1)))
 
     @rule(grows=st.integers(0, 4))
     def reset(self, grows: int) -> None:
@@ -235,7 +235,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             self.leader.append([2, 1])
         self.ever += messages_of(self.leader.log, self.end)
         to = self.end
-        last_epoch = self.leader.log.epoch_of(to - 1) if to else -1
+        last_epoch = self.leader.log.epochs.epoch_of(to - 1) if to else -1
         self.log.reset(to, last_epoch=last_epoch)
         self.start = self.durable = to
         self.leader.let_go(to)
@@ -245,12 +245,12 @@ class ReplicaMachine(RuleBasedStateMachine):
     def lead_for_a_while(self, grows: int) -> None:
         """It cuts a part of a group, appends under its own epoch, and another one, that has all of it, leads on."""
         self.epoch += 1
-        ends = [self.log.log_start_offset, *group_ends(self.stored)]
+        ends = [self.log.state.log_start_offset, *group_ends(self.stored)]
         expected, lacks = max(ends), self.log.handover.lacks
         assert self.log.lead(self.epoch) == expected
         self.forget(expected)
         if lacks:
-            self.known_from = self.log.log_start_offset
+            self.known_from = self.log.state.log_start_offset
         self.repeat_the_last_groups(self.known_from)
         for sequence in range(grows):
             batch = stamped([b"%d" % sequence] * 2, PRODUCER, self.epoch, sequence)
@@ -278,7 +278,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             assert (again.duplicate, again.first_offset, again.next_offset) == (True, first, after)
 
     def another_with_everything(self) -> None:
-        start = self.log.log_start_offset
+        start = self.log.state.log_start_offset
         self.epoch += 2
         self.leader = Leader(self.ever, start, self.epoch)
         self.log.follow(self.epoch)
@@ -294,7 +294,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             self.disk = self.disk.after_kill()
         self.reopen()
         if clean:
-            assert self.log.log_end_offset == self.end
+            assert self.log.state.log_end_offset == self.end
         self.settle()
 
     @rule(mode=st.sampled_from(MODES), seed=st.integers(0, 1 << 16))
@@ -302,7 +302,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.boot += 1
         self.disk = self.disk.after_crash(mode, seed=seed)
         self.reopen()
-        assert self.log.log_end_offset >= self.durable
+        assert self.log.state.log_end_offset >= self.durable
         self.settle()
 
     @rule(kind=st.sampled_from([errno.ENOSPC, errno.EIO]), call=st.sampled_from(["write", "sync"]))
@@ -313,13 +313,13 @@ class ReplicaMachine(RuleBasedStateMachine):
         data = b"".join(message for _, _, message in new)
         try:
             self.log.append_stored(data, leader_epoch=self.epoch, now_us=0)
-            self.log.sync()
+            self.log.syncer.sync()
         except (DiskFull, StorageFailed):
             self.disk.heal()
             self.log.recover(0)
         self.disk.heal()
         self.ever += new
-        assert self.log.log_end_offset >= self.durable
+        assert self.log.state.log_end_offset >= self.durable
         self.settle()
 
     def reopen(self) -> None:
@@ -328,10 +328,10 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """It may have lost what was not durable: whole messages, from the end."""
-        end = self.log.log_end_offset
-        assert end in {self.log.log_start_offset, self.start, *(after for _, after, _ in self.stored)}
+        end = self.log.state.log_end_offset
+        assert end in {self.log.state.log_start_offset, self.start, *(after for _, after, _ in self.stored)}
         self.forget(end)
-        assert self.log.lost_ranges == ()
+        assert self.log.state.lost_ranges == ()
 
     # --- must hold ------------------------------------------------------------------------------------------
 
@@ -339,15 +339,15 @@ class ReplicaMachine(RuleBasedStateMachine):
     def holds_what_the_model_holds(self) -> None:
         if hasattr(self, "log"):
             log = self.log
-            assert log.log_end_offset == self.end
-            assert log.log_start_offset <= log.high_watermark <= self.end
-            assert log.durable_end <= self.end
-            assert log.leader_epoch <= self.epoch
+            assert log.state.log_end_offset == self.end
+            assert log.state.log_start_offset <= log.state.high_watermark <= self.end
+            assert log.state.durable_end <= self.end
+            assert log.epochs.latest <= self.epoch
 
     @precondition(lambda self: self.stored)
     @rule()
     def read(self) -> None:
-        start = self.log.log_start_offset
+        start = self.log.state.log_start_offset
         assert messages_of(self.log, start) == [stored for stored in self.stored if stored[1] > start]
 
     def teardown(self) -> None:
@@ -375,7 +375,7 @@ def leaders_messages() -> tuple[Stored, ...]:
 
 def feed(log: PartitionLog, end: int) -> None:
     """Take what the leader has stored up to an offset."""
-    start = log.log_end_offset
+    start = log.state.log_end_offset
     data = b"".join(message for first, after, message in leaders_messages() if first >= start and after <= end)
     log.append_stored(data, leader_epoch=2, now_us=0)
 
@@ -387,21 +387,21 @@ def prepared(*, crash_at: int | None = None) -> tuple[SimDisk, PartitionLog]:
     log.follow(2)
     end = leaders_messages()[-1][1]
     feed(log, end - 4)
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
     log.checkpoint()
     feed(log, end)
-    log.sync()
+    log.syncer.sync()
     disk.crash_at = disk.steps + crash_at if crash_at is not None else None
     return disk, log
 
 
 def do_append(log: PartitionLog) -> None:
-    end = log.log_end_offset
+    end = log.state.log_end_offset
     log.truncate(0)
     for number in range(end):
         feed(log, number + 1)
         if number % 4 == 3:
-            log.sync()
+            log.syncer.sync()
 
 
 def do_truncate(log: PartitionLog) -> None:
@@ -411,32 +411,32 @@ def do_truncate(log: PartitionLog) -> None:
     log.truncate(7)
     log.lead(5)
     log.append([stamped([b"other"] * 3, 8, 0, 0)], leader_epoch=5, now_us=0)
-    log.sync()
+    log.syncer.sync()
 
 
 def do_truncate_all(log: PartitionLog) -> None:
     log.truncate(0)
     log.lead(5)
     log.append([stamped([b"other"] * 3, 8, 0, 0)], leader_epoch=5, now_us=0)
-    log.sync()
+    log.syncer.sync()
 
 
 def do_reset(log: PartitionLog) -> None:
     log.reset(30, last_epoch=2)
     log.lead(5)
     log.append([stamped([b"other"] * 3, 8, 0, 0)], leader_epoch=5, now_us=0)
-    log.sync()
+    log.syncer.sync()
 
 
 def do_lead(log: PartitionLog) -> None:
     """With a part of a group at the end."""
     assert log.truncate(6) == 5
     feed(log, 7)
-    assert log.log_end_offset == 7
-    log.sync()
+    assert log.state.log_end_offset == 7
+    log.syncer.sync()
     log.lead(5)
     log.append([stamped([b"other"] * 3, 8, 0, 0)], leader_epoch=5, now_us=0)
-    log.sync()
+    log.syncer.sync()
 
 
 @pytest.mark.parametrize("do", first_short([do_truncate, do_lead, do_reset, do_append, do_truncate_all], count=3))
@@ -448,7 +448,7 @@ def test_a_power_cut_at_any_step_leaves_the_log_as_it_was_or_shorter_or_with_wha
     before = disk.steps
     do(log)
     total = disk.steps - before
-    final_end = log.log_end_offset
+    final_end = log.state.log_end_offset
     assert total > 5
     theirs = list(leaders_messages())
     for step in range(1, total + 1):
@@ -458,35 +458,37 @@ def test_a_power_cut_at_any_step_leaves_the_log_as_it_was_or_shorter_or_with_wha
         for mode in MODES if EFFORT > 1 else (MODES[step % 5], MODES[(step + 2) % 5]):
             where = f"mode {mode}, step {step}"
             found = opened(disk.after_crash(mode, seed=step), 1)
-            assert found.lost_ranges == (), where
-            stored = messages_of(found, found.log_start_offset)
+            assert found.state.lost_ranges == (), where
+            stored = messages_of(found, found.state.log_start_offset)
             shared = [s for s in stored if s in theirs]
             own = stored[len(shared) :]
             if do is do_reset:
                 assert not shared or not own, where
-                assert found.log_start_offset in (0, 30), where
+                assert found.state.log_start_offset in (0, 30), where
             else:
                 assert shared == theirs[: len(shared)], where
             for _, _, message in own:
                 assert (read_header(message).producer_id, read_header(message).leader_epoch) == (8, 5), where
-            assert found.log_end_offset <= max(final_end, theirs[-1][1]), where
+            assert found.state.log_end_offset <= max(final_end, theirs[-1][1]), where
             for first, _, message in stored:
-                assert found.epoch_of(first) == read_header(message).leader_epoch, where
-            if found.log_start_offset == 0:  # else files may be left that lie below the start: retention takes them
-                check_log(found, found.disk)
+                assert found.epochs.epoch_of(first) == read_header(message).leader_epoch, where
+            # else files may be left that lie below the start: retention takes them
+            if found.state.log_start_offset == 0:
+                check_log(found, found.state.disk)
             found.lead(9)  # and it goes on, with what producers did as the log says it
-            whole = group_ends(messages_of(found, found.log_start_offset))
-            assert found.log_end_offset == (whole[-1] if whole else found.log_start_offset), where
+            whole = group_ends(messages_of(found, found.state.log_start_offset))
+            assert found.state.log_end_offset == (whole[-1] if whole else found.state.log_start_offset), where
             if any(
-                read_header(message).producer_id == 8 for _, _, message in messages_of(found, found.log_start_offset)
+                read_header(message).producer_id == 8
+                for _, _, message in messages_of(found, found.state.log_start_offset)
             ):
                 assert found.append([stamped([b"other"] * 3, 8, 0, 0)], leader_epoch=9, now_us=0).duplicate, where
             else:
                 assert not found.append([stamped([b"other"] * 3, 8, 0, 0)], leader_epoch=9, now_us=0).duplicate, where
-            found.advance_high_watermark(found.sync())
-            found.trim(found.high_watermark)
+            found.state.advance_high_watermark(found.syncer.sync())
+            found.trim(found.state.high_watermark)
             found.close()
-            left = [name for name in found.disk.listdir(FOLDER) if name.endswith(".arrows")]
+            left = [name for name in found.state.disk.listdir(FOLDER) if name.endswith(".arrows")]
             assert len(left) == 1, where
 
 
@@ -500,8 +502,8 @@ def do_begin_anew(log: PartitionLog) -> None:
     log.follow(4)
     log.reset(BEGINS, last_epoch=2)
     log.append_stored(b"".join(m for _, _, m in messages_of(leader.log, BEGINS)), leader_epoch=4, now_us=0)
-    offset = leader.log.handover.offered(BEGINS, log.sync())
-    size = len(leader.log.disk.read_file(f"{FOLDER}/{state_name(offset)}"))
+    offset = leader.log.handover.offered(BEGINS, log.syncer.sync())
+    size = len(leader.log.state.disk.read_file(f"{FOLDER}/{state_name(offset)}"))
     for at in range(0, size, size // 3 + 1):
         piece = leader.log.handover.piece(offset, at, size // 3 + 1)
         assert piece is not None
@@ -509,7 +511,7 @@ def do_begin_anew(log: PartitionLog) -> None:
     assert not log.handover.lacks
     log.lead(5)
     log.append([stamped([b"other"] * 3, 8, 0, 0)], leader_epoch=5, now_us=0)
-    log.sync()
+    log.syncer.sync()
 
 
 def test_a_power_cut_at_any_step_of_beginning_anew_leaves_a_log_that_knows_or_lacks() -> None:
@@ -527,8 +529,8 @@ def test_a_power_cut_at_any_step_of_beginning_anew_leaves_a_log_that_knows_or_la
         for mode in MODES if EFFORT > 1 else (MODES[step % 5], MODES[(step + 2) % 5]):
             where = f"mode {mode}, step {step}"
             found = opened(disk.after_crash(mode, seed=step), 1)
-            assert found.lost_ranges == (), where
-            start, end = found.log_start_offset, found.log_end_offset
+            assert found.state.lost_ranges == (), where
+            start, end = found.state.log_start_offset, found.state.log_end_offset
             assert start in (0, BEGINS), where
             stored = [one for one in messages_of(found, start) if one in theirs]
             assert stored == [one for one in theirs if start <= one[0] and one[1] <= end], where

@@ -50,7 +50,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @property
     def committed(self) -> list[Record]:
-        return self.records[self.log.log_start_offset : self.log.high_watermark]
+        return self.records[self.log.state.log_start_offset : self.log.state.high_watermark]
 
     @initialize(runs_ahead=st.booleans())
     def create(self, runs_ahead: bool) -> None:
@@ -77,24 +77,24 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        assert self.log.sync() == len(self.records)
-        self.log.advance_high_watermark(self.log.durable_end)
+        assert self.log.syncer.sync() == len(self.records)
+        self.log.state.advance_high_watermark(self.log.state.durable_end)
 
     @rule()
     def sync_without_commit(self) -> None:
-        assert self.log.sync() == self.log.durable_end == len(self.records)
+        assert self.log.syncer.sync() == self.log.state.durable_end == len(self.records)
 
     @rule()
     def roll(self) -> None:
         is_sealed = self.log.roll_if_due(1 << 62)
-        assert not is_sealed or self.log.durable_end == len(self.records)
+        assert not is_sealed or self.log.state.durable_end == len(self.records)
 
     @rule(limits=LIMITS)
     def retain(self, limits: LogSettings) -> None:
-        before, committed = self.log.log_start_offset, self.log.high_watermark
-        self.log.update_settings(limits)
+        before, committed = self.log.state.log_start_offset, self.log.state.high_watermark
+        self.log.remembered.update_settings(limits)
         start = self.log.apply_retention(now_us=16)
-        assert start == self.log.log_start_offset
+        assert start == self.log.state.log_start_offset
         assert before <= start <= committed
         if limits.retention_records is not None and start > before and not limits.retention_bytes:
             expired = all(time < 16 for _, time, _ in self.records[before:start])
@@ -102,7 +102,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def trim(self, data: st.DataObject) -> None:
-        before, committed = self.log.log_start_offset, self.log.high_watermark
+        before, committed = self.log.state.log_start_offset, self.log.state.high_watermark
         offset = data.draw(st.integers(0, len(self.records) + 2))
         assert self.log.trim(offset) == max(before, min(offset, committed))
 
@@ -115,7 +115,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def idle(self) -> None:
-        durable = self.log.durable_end == len(self.records)
+        durable = self.log.state.durable_end == len(self.records)
         assert self.log.idle() == durable
         assert not durable or self.disk.open_files == 0
 
@@ -123,40 +123,40 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen_cleanly(self) -> None:
-        committed = self.log.high_watermark
+        committed = self.log.state.high_watermark
         self.log.close()
         assert self.disk.open_files == 0
         self.disk.calls.clear()
         self.log = open_log(self.disk, settings=self.settings, boot_id=self.boot_id)
-        assert self.log.recovery.clean
+        assert self.log.state.recovery.clean
         assert set(self.disk.calls) <= {"exists", "read_file", "listdir", "size"}
-        assert self.log.high_watermark == committed
-        assert self.log.log_end_offset == len(self.records)
+        assert self.log.state.high_watermark == committed
+        assert self.log.state.log_end_offset == len(self.records)
 
     @rule()
     def kill_and_reopen(self) -> None:
         self._restart(self.disk.after_kill())
-        assert self.log.log_end_offset == len(self.records)
+        assert self.log.state.log_end_offset == len(self.records)
 
     @rule(mode=st.sampled_from(MODES), seed=st.integers(0, 1 << 16))
     def lose_power(self, mode: Mode, seed: int) -> None:
-        durable, start = self.log.durable_end, self.log.log_start_offset
+        durable, start = self.log.state.durable_end, self.log.state.log_start_offset
         self.boot += 1
         self._restart(self.disk.after_crash(mode, seed=seed))
-        end = self.log.log_end_offset
+        end = self.log.state.log_end_offset
         assert durable <= end
         assert end in self.ends
-        assert self.log.log_start_offset == start
+        assert self.log.state.log_start_offset == start
         del self.records[end:], self.epochs[end:]
         self.ends = [known for known in self.ends if known <= end]
 
     def _restart(self, disk: SimDisk) -> None:
-        committed = self.log.high_watermark
+        committed = self.log.state.high_watermark
         self.disk = disk
         self.log = open_log(disk, settings=self.settings, boot_id=self.boot_id)
-        assert self.log.durable_end == self.log.log_end_offset
-        assert self.log.lost_ranges == ()
-        self.log.advance_high_watermark(committed)  # what the cleaner's next checkpoint would have said
+        assert self.log.state.durable_end == self.log.state.log_end_offset
+        assert self.log.state.lost_ranges == ()
+        self.log.state.advance_high_watermark(committed)  # what the cleaner's next checkpoint would have said
 
     # --- trouble --------------------------------------------------------------------------------------------
 
@@ -168,25 +168,25 @@ class LogMachine(RuleBasedStateMachine):
             self.log.append([row_batch([b"never"])], leader_epoch=self.epoch, now_us=0)
         self.disk.heal()
         self.log.recover(0)
-        assert self.log.log_end_offset == len(self.records)
+        assert self.log.state.log_end_offset == len(self.records)
 
-    @precondition(lambda self: self.log.durable_end < len(self.records))
+    @precondition(lambda self: self.log.state.durable_end < len(self.records))
     @rule(kind=st.sampled_from([errno.ENOSPC, errno.EIO]))
     def fail_to_sync(self, kind: int) -> None:
         self.disk.fail("sync", kind, path=".arrows")
         with pytest.raises((DiskFull, StorageFailed)):
-            self.log.sync()
+            self.log.syncer.sync()
         self.disk.heal()
         with pytest.raises((DiskFull, StorageFailed)):
             self.log.append([row_batch([b"never"])], leader_epoch=self.epoch, now_us=0)
         self.log.recover(0)
-        assert self.log.durable_end == self.log.log_end_offset == len(self.records)
+        assert self.log.state.durable_end == self.log.state.log_end_offset == len(self.records)
 
     # --- what is asked --------------------------------------------------------------------------------------
 
     @rule(data=st.data(), max_bytes=st.integers(1, 6_000))
     def read(self, data: st.DataObject, max_bytes: int) -> None:
-        low, high = self.log.log_start_offset, self.log.high_watermark
+        low, high = self.log.state.log_start_offset, self.log.state.high_watermark
         start = data.draw(st.integers(low, high))
         end = data.draw(st.one_of(st.none(), st.integers(start, high + 3)))
         stop = high if end is None else min(end, high)
@@ -194,39 +194,41 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def read_out_of_range(self, data: st.DataObject) -> None:
-        low, high = self.log.log_start_offset, self.log.high_watermark
+        low, high = self.log.state.log_start_offset, self.log.state.high_watermark
         offset = data.draw(st.one_of(st.integers(-3, low - 1), st.integers(high + 1, high + 5)))
         with pytest.raises(OffsetOutOfRange) as caught:
-            self.log.read(offset)
+            self.log.reader.read(offset)
         assert (caught.value.log_start_offset, caught.value.high_watermark) == (low, high)
 
     @rule(time=st.integers(-1, 32))
     def look_up_time(self, time: int) -> None:
         expected = next((offset for offset, at, _ in self.committed if at >= time), None)
-        assert self.log.offset_for_time(time) == expected
+        assert self.log.reader.offset_for_time(time) == expected
 
     @rule(data=st.data())
     def look_up_epoch(self, data: st.DataObject) -> None:
-        low, end = self.log.log_start_offset, len(self.records)
+        low, end = self.log.state.log_start_offset, len(self.records)
         if low < end:
             offset = data.draw(st.integers(low, end - 1))
-            assert self.log.epoch_of(offset) == self.epochs[offset]
+            assert self.log.epochs.epoch_of(offset) == self.epochs[offset]
             epoch = self.epochs[offset]
-            assert self.log.epoch_end(epoch) == next((i for i, e in enumerate(self.epochs) if e > epoch), end)
-        assert self.log.epoch_of(end) == -1
+            assert self.log.epochs.end_of(epoch).end_offset == next(
+                (i for i, e in enumerate(self.epochs) if e > epoch), end
+            )
+        assert self.log.epochs.epoch_of(end) == -1
 
     @rule()
     def count_bytes(self) -> None:
-        start, end = self.log.log_start_offset, self.log.log_end_offset
-        total = self.log.bytes_between(start, end)
-        assert 0 <= total <= self.log.byte_count
+        start, end = self.log.state.log_start_offset, self.log.state.log_end_offset
+        total = self.log.reader.bytes_between(start, end)
+        assert 0 <= total <= self.log.state.byte_count
         assert (total == 0) == (start == end)
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:
         if hasattr(self, "log"):
-            assert self.log.log_end_offset == len(self.records)
-            assert self.log.leader_epoch <= self.epoch
+            assert self.log.state.log_end_offset == len(self.records)
+            assert self.log.epochs.latest <= self.epoch
 
     def teardown(self) -> None:
         if hasattr(self, "log"):

@@ -54,8 +54,8 @@ def record(offset: int) -> Keyed:
 
 def append(log: PartitionLog, count: int, *, epoch: int = 1) -> None:
     for _ in range(count):
-        at = log.log_end_offset
-        log.append([keyed_batch([record(at)])], leader_epoch=max(epoch, log.leader_epoch), now_us=0)
+        at = log.state.log_end_offset
+        log.append([keyed_batch([record(at)])], leader_epoch=max(epoch, log.epochs.latest), now_us=0)
 
 
 @functools.cache
@@ -65,9 +65,9 @@ def _prepared(runs_ahead: bool) -> SimDisk:
     stamped = [keyed_batch([record(at)], producer_id=PRODUCER, sequence=at) for at in range(3)]
     for batch in stamped:
         log.append([batch], leader_epoch=1, now_us=0)
-    while log.log_end_offset < RECORDS:
-        append(log, 1, epoch=1 + log.log_end_offset // 7)
-        if log.log_end_offset % 5 == 0:
+    while log.state.log_end_offset < RECORDS:
+        append(log, 1, epoch=1 + log.state.log_end_offset // 7)
+        if log.state.log_end_offset % 5 == 0:
             commit(log)
             log.roll_if_due(1 << 60)
     commit(log)
@@ -82,7 +82,7 @@ def prepared(runs_ahead: bool, crash_at: int | None = None) -> SimDisk:
 
 def opened(disk: SimDisk, boot_id: str = "boot-2") -> PartitionLog:
     log = open_log(disk, settings=SETTINGS, boot_id=boot_id)
-    log.advance_high_watermark(log.durable_end)
+    log.state.advance_high_watermark(log.state.durable_end)
     return log
 
 
@@ -140,7 +140,7 @@ def checkpoint(disk: SimDisk) -> None:
 
 def retention(disk: SimDisk) -> None:
     log = opened(disk)
-    log.update_settings(replace(SETTINGS, retention_records=8))
+    log.remembered.update_settings(replace(SETTINGS, retention_records=8))
     log.apply_retention(now_us=0)
     append(log, 2, epoch=5)
     commit(log)
@@ -170,7 +170,7 @@ def keep_state(disk: SimDisk) -> None:
     """A producer's state is written anew at each roll."""
     log = opened(disk)
     for _ in range(3):
-        at = log.log_end_offset
+        at = log.state.log_end_offset
         sequence = 3 + (at - RECORDS) // 2
         batch = keyed_batch([record(at), record(at + 1)], producer_id=PRODUCER, sequence=sequence)
         log.append([batch], leader_epoch=5, now_us=0)
@@ -185,8 +185,8 @@ def last_of_the_subject(log: PartitionLog) -> int:
     """
     [answer] = publish(log, [(b"", expecting(1 << 40))], 0, subjects=["orders.1"])
     if answer["error"]["err_code"] == 10163:
-        assert log.lacks_subjects
-        while log.build_subjects():
+        assert log.tracking.lacks_some
+        while log.tracking.build():
             pass
         [answer] = publish(log, [(b"", expecting(1 << 40))], 0, subjects=["orders.1"])
     return int(answer["error"]["description"].removeprefix("wrong last sequence: ").split()[0])
@@ -197,7 +197,7 @@ def track_subjects(disk: SimDisk) -> None:
     log = opened(disk)
     for i in range(3):
         append(log, 2, epoch=5)
-        assert last_of_the_subject(log) == log.log_end_offset
+        assert last_of_the_subject(log) == log.state.log_end_offset
         if i == 1:
             log.remembered.is_due = True
             log.checkpoint()
@@ -277,35 +277,37 @@ WORKLOADS = {
 def check(disk: SimDisk, workload: Workload) -> PartitionLog:
     log = opened(disk, "boot-9")
     check_compacted(log)  # S1, S4
-    assert log.log_start_offset <= workload.lets_go
-    assert log.log_end_offset >= RECORDS, "S2"
+    assert log.state.log_start_offset <= workload.lets_go
+    assert log.state.log_end_offset >= RECORDS, "S2"
     found = keyed_records(log)
     assert list(found) == sorted(found), "S1"
     assert all(found[at] == record(at) for at in found), "S3"
-    everything = {at: record(at) for at in range(log.log_start_offset, log.log_end_offset)}
+    everything = {at: record(at) for at in range(log.state.log_start_offset, log.state.log_end_offset)}
     if workload.compacts:
         kept = {at: value for at, value in everything.items() if value[0] is None}
         kept |= {at: (key, value) for key, (at, value) in newest_of(everything).items()}
         assert kept.items() <= found.items(), "S2"
     else:
-        assert {at for at in found if at >= log.log_start_offset} == set(everything), "S2"
+        assert {at for at in found if at >= log.state.log_start_offset} == set(everything), "S2"
     assert not any(name.endswith(".tmp") for name in disk.names)
     if workload.tracks:
-        assert last_of_the_subject(log) == log.log_end_offset
+        assert last_of_the_subject(log) == log.state.log_end_offset
     return log
 
 
 def check_replica(log: PartitionLog, other: PartitionLog, workload: Workload) -> None:
     """S5, over the offsets that both hold."""
-    start = max(log.log_start_offset, other.log_start_offset)
-    end = min(log.log_end_offset, other.log_end_offset)
+    start = max(log.state.log_start_offset, other.state.log_start_offset)
+    end = min(log.state.log_end_offset, other.state.log_end_offset)
     if workload.rewrites:
         mine, theirs = keyed_records(log), keyed_records(other)
         if not workload.compacts:
             assert [mine[at] for at in range(start, end)] == [theirs[at] for at in range(start, end)]
         assert all(theirs[at] == value for at, value in mine.items() if at in theirs)
         return
-    mine_bytes, their_bytes = ({read_header(m).first_offset: bytes(m) for m in x.batches(start)} for x in (log, other))
+    mine_bytes, their_bytes = (
+        {read_header(m).first_offset: bytes(m) for m in x.reader.batches(start)} for x in (log, other)
+    )
     shared = mine_bytes.keys() & their_bytes.keys()
     assert shared
     for first_offset in shared:

@@ -181,7 +181,7 @@ class ProducersMachine(Restarts):
             self.send(stamp, 1, 1)
         self.disk.heal()
         self.log.recover(self.now_us)
-        assert self.log.log_end_offset == self.end
+        assert self.log.state.log_end_offset == self.end
         for other in sorted(self.known):
             self.use(other)
 
@@ -197,15 +197,15 @@ class ProducersMachine(Restarts):
             return
         commit(self.log)
         found: dict[int, bytes] = {}
-        for message in self.log.batches(self.log.log_start_offset):
+        for message in self.log.reader.batches(self.log.state.log_start_offset):
             rows = decode_batch(message)
             found |= zip(rows.column("offset").to_pylist(), rows.column("value").to_pylist(), strict=True)
         for stamp, first, after in self.groups:
-            for offset in range(max(first, self.log.log_start_offset), after):
+            for offset in range(max(first, self.log.state.log_start_offset), after):
                 value = found.pop(offset)
                 if stamp is not None:
                     assert value == b"%d/%d/%d" % (stamp.producer_id, stamp.epoch, stamp.sequence)
-        assert all(offset < self.log.log_start_offset for offset in found)
+        assert all(offset < self.log.state.log_start_offset for offset in found)
         self.log.close()
         assert self.disk.open_files == 0
 

@@ -92,9 +92,9 @@ class Life:
         """As a partition and a publisher: recover if need be, append unless it is appended, sync, checkpoint."""
         log = self.log
         try:
-            if log.failure is not None:
+            if log.state.failure is not None:
                 log.recover(0)
-                if log.log_end_offset == len(BEFORE):
+                if log.state.log_end_offset == len(BEFORE):
                     self.is_appended = False  # it was told that it may be lost
             if not self.is_appended:
                 result = self.kind.append(log)
@@ -130,7 +130,7 @@ def values(log: PartitionLog) -> list[bytes]:
 
 def check(life: Life, log: PartitionLog, *, may_be_less: bool) -> None:
     found = values(log)
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
     assert found[:6] == BEFORE
     allowed = [life.kind.values]
     if not life.is_acked and (may_be_less or not life.is_appended):
@@ -145,12 +145,12 @@ def end_of(life: Life, how: str) -> None:
     if how == "goes on":
         log, after = life.log, disk
     else:
-        log_end = life.log.log_end_offset
+        log_end = life.log.state.log_end_offset
         after = disk.after_kill() if how == "killed" else disk.after_crash("lost", seed=1)
         life.log = log = open_log(after, settings=SETTINGS, boot_id="next" if how == "power" else "boot-1")
-        if log.log_end_offset > 6 and not life.is_acked:
+        if log.state.log_end_offset > 6 and not life.is_acked:
             assert life.is_appended or log_end > 6 or life.refused, "nobody has appended it"
-        if log.log_end_offset > 6:
+        if log.state.log_end_offset > 6:
             life.is_appended = True
         elif not life.is_acked:
             life.is_appended = False
@@ -161,7 +161,7 @@ def end_of(life: Life, how: str) -> None:
     assert life.is_acked, life.refused
     check(life, log, may_be_less=False)
     if life.kind.is_known_again:
-        assert life.kind.append(log).next_offset <= log.log_end_offset
+        assert life.kind.append(log).next_offset <= log.state.log_end_offset
     log.append([row_batch([b"end"])], leader_epoch=EPOCH, now_us=0)
     commit(log)
     assert values(log) == [*BEFORE, *life.kind.values, b"end"]
@@ -177,11 +177,11 @@ def end_of(life: Life, how: str) -> None:
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_what_is_answered_holds_after_a_failure_and_a_second_one(kind: Kind, error: int) -> None:
     whole = new_life(kind)
-    segment_count = whole.log.segment_count
+    segment_count = whole.log.state.segment_count
     whole.attempt()
     total = whole.disk.count
     assert whole.is_acked
-    assert whole.log.segment_count == segment_count + 1, "it has rolled"
+    assert whole.log.state.segment_count == segment_count + 1, "it has rolled"
     assert total > 10
     tried = error  # else both errors would end in the same way
     for first in range(1, total + 1):

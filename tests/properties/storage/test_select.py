@@ -68,8 +68,9 @@ def grow(rng: random.Random, log: PartitionLog, folder: Path, epochs: Iterator[i
     for step in range(rng.randrange(4, 25)):
         if rng.random() < 0.1:  # as a follower whose leader has less: other batches may stand there afterwards
             log.follow(next(epochs))
-            lowest = min(max(log.log_start_offset, log.superseded[0]), log.high_watermark)  # it refuses what is below
-            log.truncate(rng.randint(lowest, log.high_watermark))
+            # it refuses what is below
+            lowest = min(max(log.state.log_start_offset, log.state.superseded[0]), log.state.high_watermark)
+            log.truncate(rng.randint(lowest, log.state.high_watermark))
         epoch = next(epochs)
         log.lead(epoch)
         log.append([batch_of(rng) for _ in range(rng.randint(1, 3))], leader_epoch=epoch, now_us=step)
@@ -79,7 +80,7 @@ def grow(rng: random.Random, log: PartitionLog, folder: Path, epochs: Iterator[i
                 log.roll_if_due(1 << 60)
                 compact(log, COMPACTION, map_bytes=1 << 14, now_us=step)
             case 1:
-                log.trim(rng.randrange(log.log_start_offset, log.high_watermark + 1))
+                log.trim(rng.randrange(log.state.log_start_offset, log.state.high_watermark + 1))
             case 2:
                 log.roll_if_due(1 << 60)
                 damage(rng, log, folder)
@@ -93,7 +94,7 @@ def grow(rng: random.Random, log: PartitionLog, folder: Path, epochs: Iterator[i
 def damage(rng: random.Random, log: PartitionLog, folder: Path) -> None:
     segment = rng.choice(sorted(folder.glob("*.arrows")))
     size = segment.stat().st_size
-    if size < len(SCHEMA_BYTES) + 1000 or log.log_start_offset == log.high_watermark:
+    if size < len(SCHEMA_BYTES) + 1000 or log.state.log_start_offset == log.state.high_watermark:
         return
     with segment.open("r+b") as file:
         at = rng.randrange(len(SCHEMA_BYTES), size - 8)
@@ -104,8 +105,8 @@ def damage(rng: random.Random, log: PartitionLog, folder: Path) -> None:
 
 
 def look_for_damage(log: PartitionLog) -> None:
-    offset: int | None = log.log_start_offset
-    while offset is not None and offset < log.high_watermark:
+    offset: int | None = log.state.log_start_offset
+    while offset is not None and offset < log.state.high_watermark:
         piece = scrub(log, offset)
         offset = None if piece is None else piece.next_offset
 
@@ -158,7 +159,7 @@ def read(
     while offset < end:
         begin = after_older(log, offset, end, wanted)
         held: list[int] = []
-        with log.read(begin, end=end, max_bytes=max_bytes, questions=questions) as plan:
+        with log.reader.read(begin, end=end, max_bytes=max_bytes, questions=questions) as plan:
             try:
                 if wanted:
                     select(plan, wanted, held.append, asked=offset, columns=columns)
@@ -217,14 +218,18 @@ def test_a_read_of_some_records_is_a_choice_of_a_read_of_all(
             if rng.random() < 0.1:
                 damage(rng, log, tmp_path / "log")
             wanted = selection_of(rng)
-            start, end = sorted(rng.randint(log.log_start_offset, log.high_watermark) for _ in range(2))
+            start, end = sorted(rng.randint(log.state.log_start_offset, log.state.high_watermark) for _ in range(2))
             columns = columns_in(rng.sample(SCHEMA.names, rng.randrange(6))) if rng.random() < 0.7 else None
             rows, count = read(log, start, end, wanted, columns, rng.choice([1, 3_000, 1 << 20]))
             reads.append((wanted, columns, start, end, rows))
             projected += count
             assert few.byte_count <= few.bytes_max
-        all_rows = [row for message in log.batches(log.log_start_offset) for row in decode_batch(message).to_pylist()]
-        damaged = log.lost_ranges
+        all_rows = [
+            row
+            for message in log.reader.batches(log.state.log_start_offset)
+            for row in decode_batch(message).to_pylist()
+        ]
+        damaged = log.state.lost_ranges
         for wanted, columns, start, end, found in reads:
             expected = [
                 {name: row[name] for name in columns or SCHEMA.names}

@@ -62,7 +62,7 @@ class SubjectsMachine(LifeOfALog):
         return memory is not None and memory.subjects is not None
 
     def last(self, subject: str) -> int:
-        for offset in range(len(self.records) - 1, self.log.log_start_offset - 1, -1):
+        for offset in range(len(self.records) - 1, self.log.state.log_start_offset - 1, -1):
             if self.records[offset] == subject:
                 return offset + 1
         return 0
@@ -90,7 +90,7 @@ class SubjectsMachine(LifeOfALog):
             code = answer["error"]["err_code"] if "error" in answer else 0
             if code == 10163:
                 assert not was_live
-                assert not at_once or self.log.lacks_subjects
+                assert not at_once or self.log.tracking.lacks_some
                 assert expected is not None
             elif code == 10023:
                 assert len(set(self.records)) >= SUBJECTS_MAX
@@ -101,7 +101,7 @@ class SubjectsMachine(LifeOfALog):
             else:
                 assert code == 10071
                 assert answer["error"]["description"].startswith(f"wrong last sequence: {last} ")
-        assert self.log.log_end_offset == len(self.records)
+        assert self.log.state.log_end_offset == len(self.records)
 
     @rule(subjects=st.lists(SUBJECT, min_size=1, max_size=3), is_group=st.booleans())
     def append_over_http(self, subjects: list[str], is_group: bool) -> None:
@@ -118,14 +118,14 @@ class SubjectsMachine(LifeOfALog):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tracking, "PIECE_BYTES", piece)
             patch.setattr(tracking, "BUILT_AT_ONCE_BYTES", left)
-            assert self.log.build_subjects() == self.log.lacks_subjects
+            assert self.log.tracking.build() == self.log.tracking.lacks_some
 
     @rule()
     def switch_off_and_on(self) -> None:
-        self.log.update_settings(replace(self.settings, subjects_max=0))
+        self.log.remembered.update_settings(replace(self.settings, subjects_max=0))
         [answer] = publish(self.log, [(b"", expecting(0))], self.now_us)
         assert answer["error"]["err_code"] == 10003
-        self.log.update_settings(self.settings)
+        self.log.remembered.update_settings(self.settings)
 
     @rule(mode=st.sampled_from(MODES), seed=st.integers(0, 1 << 16))
     def lose_power(self, mode: Mode, seed: int) -> None:
@@ -146,13 +146,13 @@ class SubjectsMachine(LifeOfALog):
     def teardown(self) -> None:
         if not hasattr(self, "log"):
             return
-        self.log.update_settings(replace(self.settings, subjects_max=100))
-        while self.log.build_subjects():
+        self.log.remembered.update_settings(replace(self.settings, subjects_max=100))
+        while self.log.tracking.build():
             pass
         kinds = [(f"s.{i}", "high") for i in range(5)] + [(f"rare.{i}", "high") for i in range(9)]
         for _ in range(2):
             self.publish(kinds, at_once=True, with_ids=False)
-            self.log.build_subjects()
+            self.log.tracking.build()
         assert self.live
         self.check_stored("subject", self.records)
 

@@ -49,7 +49,7 @@ class Lives:
 
     def start(self, n: int) -> None:
         """After a kill or a power cut."""
-        disk = self.logs[n].disk
+        disk = self.logs[n].state.disk
         assert isinstance(disk, SimDisk)
         mode = self.rng.choice((None, *POWER))
         left = disk.after_kill() if mode is None else disk.after_crash(mode, seed=self.rng.randrange(1 << 30))
@@ -59,7 +59,7 @@ class Lives:
 
     def do(self, n: int, act: Callable[[], object]) -> bool:
         """Maybe the power goes in the midst. Returns whether it did not."""
-        disk = self.logs[n].disk
+        disk = self.logs[n].state.disk
         assert isinstance(disk, SimDisk)
         if self.rng.random() < 0.35:
             disk.crash_at = disk.steps + self.rng.randint(1, self.rng.choice((4, 15, 60)))
@@ -81,17 +81,17 @@ class Lives:
                 self.value += 1
                 batch = keyed_batch([(self.rng.choice(KEYS), b"%d" % self.value)])
                 log.append([batch], leader_epoch=self.epoch, now_us=1)
-            log.advance_high_watermark(log.sync())
+            log.state.advance_high_watermark(log.syncer.sync())
 
         self.do(self.leader, some)
 
     def copy(self) -> None:
         n = self.rng.choice([n for n in range(3) if n != self.leader])
         log, leader = self.logs[n], self.logs[self.leader]
-        upto = None if self.rng.random() < 0.6 else log.log_end_offset + self.rng.randint(1, 15)
+        upto = None if self.rng.random() < 0.6 else log.state.log_end_offset + self.rng.randint(1, 15)
         if (
             self.do(n, lambda: follow(log, leader, self.epoch, upto=upto))
-            and log.log_end_offset == leader.log_end_offset
+            and log.state.log_end_offset == leader.state.log_end_offset
         ):
             here = newest(log)
             assert {key: here.get(key) for key in newest(leader)} == newest(leader)
@@ -116,7 +116,7 @@ class Lives:
 
     def elect(self) -> None:
         n = self.rng.randrange(3)
-        if self.logs[n].superseded[0] <= self.logs[n].log_end_offset:
+        if self.logs[n].state.superseded[0] <= self.logs[n].state.log_end_offset:
             self.lead(n)
 
     def roll(self) -> None:
@@ -139,7 +139,7 @@ class Lives:
 def newest(log: PartitionLog) -> dict[bytes, tuple[int, bytes]]:
     """Offset and value of the newest record of each key, committed or not."""
     found = {}
-    for message in log.log.messages(log.log_start_offset, log.log_end_offset, whole=True):
+    for message in log.reader.messages(log.state.log_start_offset, log.state.log_end_offset, whole=True):
         rows = decode_batch(message)
         columns = (rows.column(name).to_pylist() for name in ("key", "offset", "value"))
         found.update({key: (offset, value) for key, offset, value in zip(*columns, strict=True)})

@@ -351,16 +351,16 @@ class Changing:
     def lets_go(self, seen: Seen, partition: ReplicatedPartition) -> None:
         """A round of the cleaner's retention. As `Checker.retained`."""
         log, held = partition.log, self.held.get(seen.at[0])
-        before = log.log_start_offset
+        before = log.state.log_start_offset
         partition.replica.apply_retention(seen.broker.elapsed_us, seen.broker.wall_us)
-        start = log.log_start_offset
+        start = log.state.log_start_offset
         if start == before or seen.is_of_before:
             return
         self.world.saw("retention lets go")
         least = partition.settings.retention_records if partition.settings.cleanup != "compact" else None
         who = f"KEPT: {seen.name}: {seen.broker.name} lets go of [{before}, {start})"
-        if least is None or start > log.high_watermark - least:
-            seen.checker.fail(f"{who}; it is to keep {least}, and committed is up to {log.high_watermark}")
+        if least is None or start > log.state.high_watermark - least:
+            seen.checker.fail(f"{who}; it is to keep {least}, and committed is up to {log.state.high_watermark}")
         if held is not None and partition.settings != held.settings and partition.serves:
             seen.checker.fail(f"{who} by other settings than it was answered")
         seen.checker.trim_asked(cast(Any, seen), start)
@@ -372,7 +372,7 @@ class Changing:
                 continue
             replica = self.cluster.brokers[state.leader or ""].replicas[name]
             assert replica.log is not None
-            for message in cast(Any, replica)._read(0, replica.log.high_watermark, 1 << 24):
+            for message in cast(Any, replica)._read(0, replica.log.state.high_watermark, 1 << 24):
                 for offset, (_, value) in records_of(message):
                     of_name = f"{self.name(place_of(name)[0])}:"  # over NATS
                     if value is not None and not value.startswith((f"{name}.".encode(), of_name.encode())):

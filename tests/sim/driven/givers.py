@@ -30,7 +30,7 @@ class Givers:
     def watch(self) -> None:
         """Look who could give something now."""
         now_ms, log = self._seen.world.now_ms, self._seen.log
-        lost = () if log is None else log.lost_ranges
+        lost = () if log is None else log.state.lost_ranges
         if now_ms - self._watched_ms > PAUSED_MS:  # who is paused hears no answer
             self._since_ms = {}
         self._watched_ms = now_ms
@@ -79,7 +79,9 @@ class Givers:
         if partition is None or theirs is None or theirs.log is not partition.log or theirs.has_rot:
             return False
         known, log = theirs.checker.known[theirs.name], partition.log
-        if other.name in known.bad and not log.lost_ranges:
+        if other.name in known.bad and not log.state.lost_ranges:
             return False  # nobody has found there what it is
-        is_whole = not any(start < lost[1] and lost[0] < end for start, end in log.lost_ranges)
-        return is_whole and log.log_start_offset <= lost[0] and lost[1] <= min(log.log_end_offset, known.end)
+        is_whole = not any(start < lost[1] and lost[0] < end for start, end in log.state.lost_ranges)
+        return (
+            is_whole and log.state.log_start_offset <= lost[0] and lost[1] <= min(log.state.log_end_offset, known.end)
+        )

@@ -33,7 +33,7 @@ DRIVEN: Final = (
     # rules of the drivers
     of("tells a publisher without a session", REPLICATED, "if isinstance(outcome, int) and not self._may_answer():", "if False:", seed=1),
     of("answers clients without a session", REPLICATED, ">= self._least_epoch and self._has_session()", ">= self._least_epoch"),
-    of("says that what it has appended is durable", FOLLOWING, "durable_end=min(opened.durable_end, end)", "durable_end=end"),
+    of("says that what it has appended is durable", FOLLOWING, "durable_end=min(opened.state.durable_end, end)", "durable_end=end"),
     of("syncs a follower once", FOLLOWING, "            self._is_queued = self._sync_of >= 0\n            return self._is_queued", "            self._is_queued = self._sync_of >= 0\n            return False"),
     of("follows with the epoch of before", PLACED, "            partition.log.follow(state.leader_epoch)", "            pass"),
     of("does not say that its folder is there", PLACED, "            self._reports.say(self.at, self._incarnation)", "            pass"),
@@ -50,7 +50,7 @@ DRIVEN: Final = (
     # damage, which the seeds of `faults.ROTTING` have much of
     of("gives up a log for one record", PLACED, "            elif self.is_damaged and may_go and self._is_beyond_mending(partition):", "            elif self.is_damaged and may_go:", seed=10),
     of("gives up after a round in vain", MENDING, "            if self._rounds < VAIN_ROUNDS or not lost_now:", "            if not lost_now:", seed=10),
-    of("copies a range of another epoch", MENDED, "            if not log.epoch_of(first) == header.leader_epoch == log.epoch_of(last):", "            if False:", seed=2),
+    of("copies a range of another epoch", MENDED, "            if not log.epochs.epoch_of(first) == header.leader_epoch == log.epochs.epoch_of(last):", "            if False:", seed=2),
     of("copies a range that is not whole", MENDED, "    found = [Found(header, message) for header, message in messages_of(memoryview(data))]\n", "    from broker.api.batch import message_bytes, read_header\n    found, view = [], memoryview(data)\n    while view:\n        found.append(Found(read_header(view), view[: message_bytes(view)]))\n        view = view[message_bytes(view) :]\n", seed=10),
     of("asks before its mark is lowered", MENDING, "                lower_mark(opened, start)  # H4\n", "", seed=38, seeds=60),
     of("asks on for what was let go", MENDING, "        if asked.lost[0] < answer.log_start:", "        if False:", seed=38, seeds=60),

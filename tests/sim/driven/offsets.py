@@ -200,7 +200,7 @@ class Committing:
         state = self.cluster.metadata.states[name_of(OFFSETS)]
         seen: Any = self.cluster.brokers[state.leader or ""].replicas[name_of(OFFSETS)]
         found: dict[tuple[str, int], int] = {}
-        for message in seen._read(0, seen.log.high_watermark, 1 << 24):
+        for message in seen._read(0, seen.log.state.high_watermark, 1 << 24):
             for each in offsets_in(message):
                 if each.consumer == self.name:
                     found[each.stream, each.partition] = each.offset

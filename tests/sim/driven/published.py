@@ -178,18 +178,18 @@ class Published:
         name, incarnation, number = seen.name, *seen.at
         info = next(i for i in self.cluster.metadata.catalog.streams.values() if i.incarnation == incarnation)
         end = self._ends.get(name, 0)
-        if log.high_watermark <= end:
+        if log.state.high_watermark <= end:
             return
         if info.internal:
-            self._ends[name] = log.high_watermark
+            self._ends[name] = log.state.high_watermark
             if seen.at != OFFSETS:
                 self._strikes()
             return
-        for message in seen._messages(log, end, log.high_watermark, 1 << 24):
+        for message in seen._messages(log, end, log.state.high_watermark, 1 << 24):
             for offset, (_, value) in records_of(message):
                 if offset >= end and value is not None and value.startswith(b"sink:"):
                     self._found(seen.broker.name, (info.name, number), offset, value)
-        self._ends[name] = log.high_watermark
+        self._ends[name] = log.state.high_watermark
 
     def _strikes(self) -> None:
         """Something of a commit was just committed: now is the time for something to go wrong."""
@@ -261,8 +261,8 @@ class Published:
             state = self.state_of(*place)
             incarnation = self.cluster.metadata.catalog.streams[place[0]].incarnation
             seen: Any = self.cluster.brokers[state.leader].replicas[name_of((incarnation, place[1]))]
-            starts[place] = seen.log.log_start_offset
-            for message in seen._read(0, seen.log.high_watermark, 1 << 24):
+            starts[place] = seen.log.state.log_start_offset
+            for message in seen._read(0, seen.log.state.high_watermark, 1 << 24):
                 for offset, (_, value) in records_of(message):
                     if value is not None and value.startswith(b"sink:"):
                         found.setdefault(value, []).append((place, offset))

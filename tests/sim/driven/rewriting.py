@@ -38,7 +38,7 @@ class Rewriting:
     def _guarded(self, placed: PlacedReplica) -> None:
         partition = placed.partition
         try:
-            if partition is None or partition.log.failure is not None:
+            if partition is None or partition.log.state.failure is not None:
                 return
             self._rewrite(placed, partition)
         except Stopped:
@@ -47,7 +47,7 @@ class Rewriting:
             self._broker.world.saw("rewriting refused by the disk")
         finally:
             self._is_at_work = False
-        if partition.log is self._seen.log and not partition.log.lost_ranges:
+        if partition.log is self._seen.log and not partition.log.state.lost_ranges:
             self._seen.checker.wrote_anew(self._seen)
 
     def _rewrite(self, placed: PlacedReplica, partition: ReplicatedPartition) -> None:

@@ -122,11 +122,11 @@ class Seen:
     @property
     def durable_end(self) -> int:
         log = self.log
-        return 0 if log is None else min(log.durable_end, log.log_end_offset)
+        return 0 if log is None else min(log.state.durable_end, log.state.log_end_offset)
 
     @property
     def is_behind(self) -> bool:
-        return self.log is not None and self.log.is_behind
+        return self.log is not None and self.log.state.is_behind
 
     def freeze(self) -> None:
         """The process is about to be gone: what it has seen last stays."""
@@ -144,31 +144,31 @@ class Seen:
             self._log = log
             return
         if log is not self._log:
-            is_found = log.recovery is not None and self._log is None and self.at in self.broker.driver._found
-            self._log, self._cuts, self._committed = log, log.log.cuts, 0
+            is_found = log.state.recovery is not None and self._log is None and self.at in self.broker.driver._found
+            self._log, self._cuts, self._committed = log, log.state.cuts, 0
             self.shadow = []
             self._read_all(log)
-            self._lost, self._was_damaged = log.lost_ranges, False
+            self._lost, self._was_damaged = log.state.lost_ranges, False
             if is_found:
-                if log.recovery.cut_offset is not None:
+                if log.state.recovery.cut_offset is not None:
                     self.world.saw("torn tail")
                 self.checker.opened(self)
             else:
                 self._is_new(log)
-            self._committed = log.high_watermark
+            self._committed = log.state.high_watermark
             self._look_whether_whole(log)
-        if log.lost_ranges != self._lost:
+        if log.state.lost_ranges != self._lost:
             self._look_at_damage(log)
-        had_failed, self._has_failed = self._has_failed, log.failure is not None
-        is_shorter = bool(self.shadow) and log.log_end_offset < self.shadow[-1].next
-        if log.log.cuts != self._cuts or is_shorter or (had_failed and not self._has_failed):
-            self._cuts = log.log.cuts
-            self._committed = min(self._committed, log.high_watermark)  # an operator may have given up what was
+        had_failed, self._has_failed = self._has_failed, log.state.failure is not None
+        is_shorter = bool(self.shadow) and log.state.log_end_offset < self.shadow[-1].next
+        if log.state.cuts != self._cuts or is_shorter or (had_failed and not self._has_failed):
+            self._cuts = log.state.cuts
+            self._committed = min(self._committed, log.state.high_watermark)  # an operator may have given up what was
             before = self.shadow
             self._read_all(log)
             if len(self.shadow) < len(before):
                 self.world.saw("truncation")
-                self._note(f"has cut its log to {log.log_end_offset}")
+                self._note(f"has cut its log to {log.state.log_end_offset}")
             self.checker.cut(self)
             self._look_whether_whole(log)
         self._read_on(log, {})
@@ -176,9 +176,9 @@ class Seen:
         was_damaged, self._was_damaged = self._was_damaged, placed is not None and placed.is_damaged
         if self._was_damaged and not was_damaged:
             self.world.saw("damage found")
-            self._note(f"is damaged: {log.lost_ranges}")
+            self._note(f"is damaged: {log.state.lost_ranges}")
             self.checker.damaged(self)
-        self.is_damaged = self._was_damaged or self.has_rot or bool(log.lost_ranges)
+        self.is_damaged = self._was_damaged or self.has_rot or bool(log.state.lost_ranges)
         if placed is not None and placed.stepping is not self._stepping:
             self._stepping = placed.stepping
             if self._stepping is not None:
@@ -192,17 +192,19 @@ class Seen:
             self.checker.leads(self, self._led)
             if placed is not None:
                 self.checker.leads_in_its_life(self, self._led, placed._incarnation)
-            self._note(f"leads epoch {self._led} from {self.leader.epoch_start}, high watermark {log.high_watermark}")
-        if log.high_watermark > self._committed:
-            before, self._committed = self._committed, log.high_watermark
-            text = f"{self.name}: commits up to {{end}} in epoch {log.leader_epoch}"
-            self.world.detail(self.broker.name, text, log.high_watermark, log.high_watermark)
-            self.checker.commits(self, log.high_watermark, since=before)
+            self._note(
+                f"leads epoch {self._led} from {self.leader.epoch_start}, high watermark {log.state.high_watermark}"
+            )
+        if log.state.high_watermark > self._committed:
+            before, self._committed = self._committed, log.state.high_watermark
+            text = f"{self.name}: commits up to {{end}} in epoch {log.epochs.latest}"
+            self.world.detail(self.broker.name, text, log.state.high_watermark, log.state.high_watermark)
+            self.checker.commits(self, log.state.high_watermark, since=before)
             if self.broker.cluster.published is not None:
                 self.broker.cluster.published.committed(self, log)
 
     def _is_new(self, log: PartitionLog) -> None:
-        if log.log_end_offset == 0:
+        if log.state.log_end_offset == 0:
             self.checker.created(self)
 
     def _note(self, text: str) -> None:
@@ -214,31 +216,33 @@ class Seen:
         before, self.shadow = {one.first: one for one in self.shadow if not is_there(one)}, []
         self.has_rot, self._read_to = False, 0
         self._read_on(log, before)
-        self.is_damaged = self.has_rot or bool(log.lost_ranges)
+        self.is_damaged = self.has_rot or bool(log.state.lost_ranges)
 
     def _read_on(self, log: PartitionLog, before: Mapping[int, Stored]) -> None:
         """What was appended since is in the shadow, too. `before`: what was there, if it cannot be read."""
-        at = max(self._read_to, log.log_start_offset)
-        if at >= log.log_end_offset:
+        at = max(self._read_to, log.state.log_start_offset)
+        if at >= log.state.log_end_offset:
             return
         first = at
-        while at < log.log_end_offset:
-            after = next((end for start, end in log.lost_ranges if start <= at < end), at)
-            found = self._messages(log, at, log.log_end_offset) if after == at else []
+        while at < log.state.log_end_offset:
+            after = next((end for start, end in log.state.lost_ranges if start <= at < end), at)
+            found = self._messages(log, at, log.state.log_end_offset) if after == at else []
             if found:
                 end = self.shadow[-1].next if self.shadow else 0
                 self.shadow += [one for one in self._unfolded(found) if one.first >= end]
                 at = stored_of(found[-1]).next
                 continue
             self.has_rot |= after == at
-            if (one := before.get(at)) is not None and one.next <= log.log_end_offset:
+            if (one := before.get(at)) is not None and one.next <= log.state.log_end_offset:
                 self.shadow.append(one)
                 at = one.next
             else:
                 at = max(after, at + 1)
         self._read_to = at
         if self.leads and at > first:
-            self.world.detail(self.broker.name, f"{self.name}: appends {{span}} in epoch {log.leader_epoch}", first, at)
+            self.world.detail(
+                self.broker.name, f"{self.name}: appends {{span}} in epoch {log.epochs.latest}", first, at
+            )
 
     def _unfolded(self, messages: Sequence[memoryview]) -> list[Stored]:
         """As `Held._unfolded`. What is not committed has been appended so, whoever shows it first."""
@@ -251,14 +255,14 @@ class Seen:
     def _read(self, offset: int, end: int, max_bytes: int) -> list[memoryview]:
         """As `Held._read`."""
         log = self.log
-        return [] if log is None else self._messages(log, max(offset, log.log_start_offset), end, max_bytes)
+        return [] if log is None else self._messages(log, max(offset, log.state.log_start_offset), end, max_bytes)
 
     @staticmethod
     def _messages(log: PartitionLog, start: int, end: int, max_bytes: int = 1 << 20) -> list[memoryview]:
         found: list[memoryview] = []
         with (
             suppress(BadBatch, LiftlogError),
-            log.read(start, end=end, max_bytes=max_bytes, stored=True) as plan,
+            log.reader.read(start, end=end, max_bytes=max_bytes, stored=True) as plan,
         ):
             for place, (_, file) in zip(plan.ranges, plan.sources, strict=True):
                 found += [message for message, _ in verified_messages(file, place)]
@@ -268,8 +272,8 @@ class Seen:
 
     def _look_at_damage(self, log: PartitionLog) -> None:
         """Something was found to be damaged, or can be read again."""
-        had, self._lost = self._lost, log.lost_ranges
-        before, start, end = self.shadow, log.log_start_offset, log.log_end_offset
+        had, self._lost = self._lost, log.state.lost_ranges
+        before, start, end = self.shadow, log.state.log_start_offset, log.state.log_end_offset
         again = merge_ranges([(a, min(b, end)) for a, b in without(had, self._lost)], log_start_offset=start)
         self._read_all(log, again=again)
         if again:
@@ -279,19 +283,19 @@ class Seen:
 
     def _look_whether_whole(self, log: PartitionLog) -> None:
         """Just when all has been read."""
-        at = log.log_start_offset
+        at = log.state.log_start_offset
         for one in self.shadow:
             if one.first > at:
                 break
             at = one.next
-        if at == log.log_end_offset and not (self.is_damaged or log.is_behind):
+        if at == log.state.log_end_offset and not (self.is_damaged or log.state.is_behind):
             self.checker.whole_again(self)
 
     def _gives_up(self, log: PartitionLog, *, is_old: bool) -> None:
         """It wants to step out for damage."""
         self.world.saw("wants to begin anew")
-        for lost in log.lost_ranges if not is_old else ():
-            if lost[1] <= log.high_watermark and (giver := self.givers.of(lost)):
+        for lost in log.state.lost_ranges if not is_old else ():
+            if lost[1] <= log.state.high_watermark and (giver := self.givers.of(lost)):
                 self.checker.gives_up(self, lost, giver)
 
     def asks(self, question: AskRange) -> None:
@@ -319,7 +323,7 @@ class Seen:
             self._is_scrubbing = False
         if (log := self.log) is replica.log and not self._is_frozen:
             self.look()
-            if self.broker.name in self.checker.known[self.name].bad and not log.lost_ranges:
+            if self.broker.name in self.checker.known[self.name].bad and not log.state.lost_ranges:
                 self._read_all(log)
                 self._look_whether_whole(log)
 
@@ -448,7 +452,7 @@ class Seen:
         if self.broker.cluster.changes is not None:
             self.broker.cluster.changes.serves(self, "a read")
         try:
-            with log.read(max(offset, log.log_start_offset), max_bytes=3_000) as plan:
+            with log.reader.read(max(offset, log.state.log_start_offset), max_bytes=3_000) as plan:
                 found = []
                 for place, (_, file) in zip(plan.ranges, plan.sources, strict=True):
                     found += self._unfolded([message for message, _ in verified_messages(file, place)])
@@ -458,17 +462,17 @@ class Seen:
             self.scrub()
             answer("damaged")
             return
-        answer("records", partition.leader_epoch, log.log_start_offset, -1 if end is None else end, found)
+        answer("records", partition.leader_epoch, log.state.log_start_offset, -1 if end is None else end, found)
 
     def trim(self, answer: Callable[..., None], start: int) -> None:
         """Let records go. Answers ("stored", epoch) once nobody can undo it."""
         partition = self.partition
         log = None if partition is None or not partition.serves else partition.log
-        if partition is None or log is None or not log.log_start_offset < start <= log.high_watermark:
+        if partition is None or log is None or not log.state.log_start_offset < start <= log.state.high_watermark:
             answer("no")  # beyond that less is trimmed than was asked for
             return
         epoch = partition.leader_epoch
-        self._note(f"is asked to let go of all below {start}, and is committed up to {log.high_watermark}")
+        self._note(f"is asked to let go of all below {start}, and is committed up to {log.state.high_watermark}")
         self.checker.trim_asked(self, start)
 
         def told(done: Any) -> None:
@@ -488,7 +492,7 @@ class Seen:
         """Let the checkpoint tell of all that is durable. Returns whether it does."""
         log = self.log
         try:
-            if log is not None and log.failure is None:
+            if log is not None and log.state.failure is None:
                 log.checkpoint()
                 return True
         except LiftlogError:

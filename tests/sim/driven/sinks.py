@@ -117,7 +117,7 @@ class SteppedSinks(PlacedSinks):
             def trim(before: int) -> Future[None]:
                 seen, checker = self.broker.replicas.get(name_of(at)), self.broker.cluster.checker
                 if seen is not None:
-                    checker.trim_asked(seen, min(before, found.log.high_watermark))
+                    checker.trim_asked(seen, min(before, found.log.state.high_watermark))
                 return ReplicatedPartition.trim(found, before)
 
             found.trim = trim  # type: ignore[method-assign]

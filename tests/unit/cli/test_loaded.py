@@ -176,7 +176,7 @@ def test_ids_are_found_in_a_log_without_pandas() -> None:
         from tests.support.simdisk import SimDisk
         log = create_log(SimDisk())
         log.append([batch_from_nats([(b"v", with_id("a")), (b"v", with_id("b"))], 1)], leader_epoch=0, now_us=1)
-        [data] = log.log.messages(0, 2, whole=True)
+        [data] = log.reader.messages(0, 2, whole=True)
         print(ids_in(data, data).texts, "pandas" in sys.modules)
     """
     found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)

@@ -332,7 +332,7 @@ def test_what_a_disk_has_lost_is_told_before_it_is_passed_over(orders: Orders, s
     orders.append(1, 10)
     if not is_last:
         orders.append(1, 10)
-    damage(server.backend.partition(orders.name, 1).log.read(25, end=35))
+    damage(server.backend.partition(orders.name, 1).log.reader.read(25, end=35))
     found = Counter[tuple[int, int]]()
     with orders.read() as reader:
         with pytest.raises(OffsetOutOfRange, match="from offset 25 to 34") as told:

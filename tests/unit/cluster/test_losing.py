@@ -139,7 +139,8 @@ class Led:
     def __init__(self, one: Damaged) -> None:
         self.stream, self.incarnation, self.partition = "s", "i", 0
         self.leader_epoch, self.serves = one.state(0).leader_epoch, True
-        self.log = SimpleNamespace(lost_ranges=LOST, folder="/streams/s/i/0", high_watermark=20)
+        self.state = SimpleNamespace(lost_ranges=LOST, folder="/streams/s/i/0", high_watermark=20)
+        self.log = SimpleNamespace(state=self.state)
         self.given_up: Ranges = ()
         self.asked: list[Any] = []
         self.ends = {one.early: 5, one.late: -1}
@@ -152,7 +153,7 @@ class Led:
 
     def give_up(self, ranges: Ranges, **options: Any) -> None:
         self.asked.append((ranges, options))
-        self.given_up, self.log.lost_ranges = ranges, ()
+        self.given_up, self.state.lost_ranges = ranges, ()
 
 
 def test_it_is_done_once_accepted_and_said_again_when_asked_again() -> None:

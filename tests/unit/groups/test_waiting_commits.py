@@ -22,7 +22,8 @@ class Held:
     """A partition, and the appends that it has been asked for."""
 
     def __init__(self) -> None:
-        self.log = SimpleNamespace(log_start_offset=0, batches=lambda start: [])
+        state, reader = SimpleNamespace(log_start_offset=0), SimpleNamespace(batches=lambda start: [])
+        self.log = SimpleNamespace(state=state, reader=reader)
         self.replica = SimpleNamespace(wall_us=lambda: 0)
         self.appends: list[Future[Any]] = []
         self.rows: list[int] = []

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,7 +164,7 @@ def committed(led: Leader) -> tuple[Stream, Stream]:
         led.fetch(stream, 0)
         stream.said()
         led.fetch(stream, 1)
-    assert led.partition.log.high_watermark == 1
+    assert led.partition.log.state.high_watermark == 1
     return b, c
 
 
@@ -232,10 +233,10 @@ def test_a_log_start_that_no_checkpoint_says_yet_is_no_news(led: Leader, monkeyp
         raise OSError(errno.EIO, "made to refuse")
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(log.disk), "replace_file", refuses)
+        patched.setattr(type(log.state.disk), "replace_file", refuses)
         with pytest.raises(StorageFailed):
             log.trim(1)
-    assert (log.log_start_offset, log.kept_start_offset) == (1, 0)
+    assert (log.state.log_start_offset, log.checkpoints.kept_start_offset) == (1, 0)
     led.append()
     assert [answer.log_start for answer, _ in b.said()] == [0]
 
@@ -302,7 +303,7 @@ def test_nothing_goes_out_once_the_leadership_is_over(led: Leader) -> None:
     assert stream.said() == []
     led.partition.lead(4, replace(STATE, leader_epoch=4))
     led.fetch(stream, 0, epoch=4)
-    opened, read = led.partition.log, led.partition.log.log._reader.read
+    opened, read = led.partition.log, led.partition.log.reader.read
 
     def deposed_meanwhile(*args: Any, **values: Any) -> Any:
         plan = read(*args, **values)
@@ -318,7 +319,7 @@ class _Reads:
     """A log whose reads are another function."""
 
     def __init__(self, log: PartitionLog, read: Any) -> None:
-        self._log, self.read = log, read
+        self._log, self.reader = log, SimpleNamespace(read=read)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
@@ -373,7 +374,7 @@ def far(led: Leader, monkeypatch: pytest.MonkeyPatch) -> Leader:
     for _ in range(2):
         led.append()
     led.follow(2, "b", "c")
-    assert led.partition.log.high_watermark == 2
+    assert led.partition.log.state.high_watermark == 2
     monkeypatch.setattr(led.partition, "leadership", lambda: (2, 2, ("a", "c")))
     return led
 
@@ -391,7 +392,7 @@ def test_who_lacks_much_that_is_committed_is_told_where_it_is(far: Leader) -> No
     b = Stream("b")
     far.fetch(b, 0, takes_bulk=True)
     [said] = told(b)
-    with far.partition.log.read(0) as plan:
+    with far.partition.log.reader.read(0) as plan:
         assert said.bulk is not None
         assert (said.data, said.bulk.port, said.bulk.byte_count) == (b"", 9, plan.bytes)
     assert isinstance(said.answer, Records)
@@ -517,7 +518,7 @@ def at_a_read(led: Leader, disk: SimDisk, meanwhile: Callable[[], object]) -> li
                 meanwhile()
         return meet_fault(call, path)
 
-    for segment in led.partition.log.log.state.chain.segments:
+    for segment in led.partition.log.state.chain.segments:
         INDEX_CACHE.drop(segment.serial)
     disk.meet_fault = meets  # type: ignore[method-assign]
     return held

@@ -77,7 +77,7 @@ def test_who_is_far_behind_gets_it_in_bulk_and_the_rest_on_the_stream(two: Linke
 def test_several_segments_go_at_once(two: Linked) -> None:
     at, away, _ = behind(two, segment_bytes=1 << 16)
     leader = two.leader(at).log(at)
-    assert leader.segment_count > 3
+    assert leader.state.segment_count > 3
     two.start(away)
     caught_up(two, at)
     assert two.nodes[away].link.counts["bulk"] == 1
@@ -150,7 +150,7 @@ def test_a_transfer_that_hangs_holds_up_nobody_and_is_left(two: Linked, monkeypa
     for number in range(5):
         two.stored(other, b"%d" % number)
     two.same(other)
-    assert two.nodes[away].log(at).log_end_offset == 0
+    assert two.nodes[away].log(at).state.log_end_offset == 0
     relay.cut()
     caught_up(two, at)
 
@@ -181,7 +181,7 @@ def test_another_leadership_half_way_makes_nothing_of_it_count(two: Linked, monk
     counts = two.nodes[away].link.counts
     eventually(lambda: counts["bulk_failed"], what="it to be told so")
     assert not counts["bulk"]
-    assert two.nodes[away].log(at).log_end_offset == 0
+    assert two.nodes[away].log(at).state.log_end_offset == 0
 
 
 def test_a_follower_that_ends_half_way_begins_anew(two: Linked) -> None:
@@ -204,12 +204,12 @@ def test_a_trim_half_way_changes_nothing_of_what_comes(two: Linked, monkeypatch:
     two.start(away)
     eventually(lambda: relay.paused, what="bytes half-way")
     leader = two.leader(at).log(at)
-    leader.trim(leader.high_watermark - 1)
-    assert leader.segment_count == 1
+    leader.trim(leader.state.high_watermark - 1)
+    assert leader.state.segment_count == 1
     relay.paused = False
     eventually(lambda: two.nodes[away].link.counts["bulk"], what="all of it to come")
     follower = two.nodes[away].log(at)
-    eventually(lambda: follower.log_start_offset == leader.log_start_offset, what="it to follow the trim")
+    eventually(lambda: follower.state.log_start_offset == leader.state.log_start_offset, what="it to follow the trim")
     caught_up(two, at)
     assert not two.nodes[away].link.counts["bulk_failed"]
 
@@ -218,7 +218,7 @@ def test_segments_that_are_joined_half_way_come_as_they_were(two: Linked, monkey
     monkeypatch.setattr(bulk_reader, "STALLED_S", 3_600.0)
     at, away, relay = behind(two, segment_bytes=1 << 16)
     leader = two.leader(at).log(at)
-    before = [bytes(message) for message in leader.batches(0)]
+    before = [bytes(message) for message in leader.reader.batches(0)]
     relay.pause_after = HALF
     two.start(away)
     eventually(lambda: relay.paused, what="bytes half-way")
@@ -226,14 +226,14 @@ def test_segments_that_are_joined_half_way_come_as_they_were(two: Linked, monkey
     report = coalesce(leader, settings, {}, now_us=1 << 60, throttle=lambda _: None)
     assert report is not None
     assert not report.failed
-    assert [bytes(message) for message in leader.batches(0)] != before
+    assert [bytes(message) for message in leader.reader.batches(0)] != before
     relay.paused = False
     eventually(lambda: two.nodes[away].link.counts["bulk"], what="all of it to come")
     two.in_sync(at)
     follower = two.nodes[away].log(at)
-    came = [bytes(message) for message in follower.batches(0)]
+    came = [bytes(message) for message in follower.reader.batches(0)]
     assert came[0] == before[0], "of the file that was opened"
-    rows = [pa.Table.from_batches(map(decode_batch, log.batches(0))) for log in (leader, follower)]
+    rows = [pa.Table.from_batches(map(decode_batch, log.reader.batches(0))) for log in (leader, follower)]
     assert rows[0].equals(rows[1])
     assert not two.nodes[away].link.counts["bulk_failed"]
 

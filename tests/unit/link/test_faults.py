@@ -158,7 +158,7 @@ def test_a_follower_that_does_not_read_holds_up_nobody_else(three: Linked) -> No
     follower._append = held  # type: ignore[attr-defined]
     waiters = [three.publish(at, BIG) for _ in range(200)]
     assert entered.wait(60)
-    eventually(lambda: other.log(at).durable_end == 201, what="the other follower to have all")
+    eventually(lambda: other.log(at).state.durable_end == 201, what="the other follower to have all")
     assert waiters[-1].outcome is None
     may_go.set()
     eventually(lambda: waiters[-1].outcome == 201, what="an ack")
@@ -217,7 +217,7 @@ def test_a_leader_finds_its_own_damage_when_a_follower_refuses_it(three: Linked)
     [at] = three.create(segment_bytes=1 << 20)
     away = filled(three, at, 70)
     leader = three.leader(at)
-    [first, *_] = sorted(Path(leader.log(at).folder).glob("*.arrows"))
+    [first, *_] = sorted(Path(leader.log(at).state.folder).glob("*.arrows"))
     with first.open("r+b") as file:
         file.seek(300_000)
         byte = file.read(1)
@@ -242,7 +242,7 @@ def test_who_begins_anew_gets_the_state_file_too(three: Linked) -> None:
     three.in_sync(at)
     three.same(at)
     opened = three.nodes[away].log(at)
-    assert (opened.log_start_offset, opened.handover.lacks) == (60, False)
+    assert (opened.state.log_start_offset, opened.handover.lacks) == (60, False)
 
 
 @pytest.mark.parametrize("side", ["the leader's stream", "the follower's stream"])

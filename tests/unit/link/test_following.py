@@ -110,8 +110,8 @@ class Follower:
     def records(self, fetch: Fetch, high_watermark: int = 0, **values: Any) -> None:
         """The leader answers that fetch with all that it has."""
         data = b""
-        if fetch.offset < self.leader.log_end_offset:
-            with self.leader.read(fetch.offset, stored=True) as plan:
+        if fetch.offset < self.leader.state.log_end_offset:
+            with self.leader.reader.read(fetch.offset, stored=True) as plan:
                 for place, (_, file) in zip(plan.ranges, plan.sources, strict=True):
                     data += file.pread(place.length, place.position)
         answer = Records(
@@ -144,11 +144,11 @@ def test_records_are_appended_at_once_and_told_to_be_durable_after_the_fsync(one
     one.wrote(2, b"x", b"y")
     one.follow(2)
     one.records(one.asked[-1])
-    assert (one.log.log_end_offset, one.asked[-1].offset, one.asked[-1].durable_end) == (2, 2, 0)
+    assert (one.log.state.log_end_offset, one.asked[-1].offset, one.asked[-1].durable_end) == (2, 2, 0)
     one.synced()
     assert (one.asked[-1].offset, one.asked[-1].durable_end) == (2, 2)
     one.records(one.asked[-1], high_watermark=2)
-    assert one.log.high_watermark == 2
+    assert one.log.state.high_watermark == 2
 
 
 def test_the_log_agrees_with_its_leaders_from_when_that_was_found_until_a_cut_begins(one: Follower) -> None:
@@ -176,7 +176,7 @@ def test_the_log_agrees_with_its_leaders_from_when_that_was_found_until_a_cut_be
     )
     assert seen == [("truncate", -1)]
     assert one.following.agreed_epoch == 3
-    assert one.log.log_end_offset == 2
+    assert one.log.state.log_end_offset == 2
     one.following.arrived(
         Inside(epoch=3, incarnation=(1, 0), offset=2, number=one.asked[-1].number, batch_start=0, start_epoch=-1), b""
     )
@@ -194,7 +194,7 @@ def test_a_disk_that_refuses_records_is_told_of_until_it_takes_them(one: Followe
     one.disk.bytes_max = one.disk.used_bytes + 100
     one.records(one.asked[-1])
     count = len(one.asked)
-    assert (one.asked[-1].lacks_room, one.asked[-1].offset, one.log.failure) == (True, 0, None)
+    assert (one.asked[-1].lacks_room, one.asked[-1].offset, one.log.state.failure) == (True, 0, None)
     one.records(one.asked[-1])
     assert len(one.asked) == count, "it does not ask in haste for what it cannot take"
     one.disk.heal()
@@ -204,7 +204,7 @@ def test_a_disk_that_refuses_records_is_told_of_until_it_takes_them(one: Followe
     one.following.tick(2)
     assert not one.asked[-1].lacks_room
     one.records(one.asked[-1])
-    assert one.log.log_end_offset == 1
+    assert one.log.state.log_end_offset == 1
 
 
 def test_one_fsync_serves_all_that_came_before_it(one: Follower) -> None:
@@ -245,7 +245,7 @@ def test_what_does_not_come_alone_is_the_pools_to_sync(
     one.records(one.asked[-1])
     assert one.asked[-1].durable_end == 0
     one.synced()
-    assert one.asked[-1].durable_end == one.log.log_end_offset > 0
+    assert one.asked[-1].durable_end == one.log.state.log_end_offset > 0
 
 
 def test_an_fsync_that_fails_where_it_came_says_nothing_more_and_steps_out(one: Follower) -> None:
@@ -264,11 +264,11 @@ def test_after_a_rest_what_arrives_is_for_nobody(one: Follower) -> None:
     fetch = one.asked[-1]
     one.following.rest()
     one.records(fetch)
-    assert (one.log.log_end_offset, one.connections["a"].askers) == (0, set())
+    assert (one.log.state.log_end_offset, one.connections["a"].askers) == (0, set())
     one.log.follow(3)
     one.following.follow(3, "c", (1, 0))
     one.records(fetch)
-    assert one.log.log_end_offset == 0
+    assert one.log.state.log_end_offset == 0
     assert one.asked == [fetch], "the former leader is asked no more"
 
 
@@ -279,7 +279,7 @@ def test_a_log_that_follows_another_epoch_already_takes_nothing(one: Follower) -
     fetch = one.asked[-1]
     one.log.follow(3)
     one.records(fetch)
-    assert (one.log.log_end_offset, one.log.failure) == (0, None)
+    assert (one.log.state.log_end_offset, one.log.state.failure) == (0, None)
     one.following.follow(3, "a", (1, 0))
     assert one.asked[-1].epoch == 3
 
@@ -294,7 +294,7 @@ def test_an_fsync_of_an_earlier_leadership_tells_the_later_one_nothing_false(one
         epoch=3, incarnation=(1, 0), request=one.asked[-1].request, found_epoch=-1, end=0, log_start=0, start_epoch=-1
     )
     one.following.arrived(end, b"")  # the new leader has none of it
-    assert (one.log.log_end_offset, one.asked[-1].durable_end) == (0, 0)
+    assert (one.log.state.log_end_offset, one.asked[-1].durable_end) == (0, 0)
     one.synced()
     assert all(question.durable_end == 0 for question in one.asked if isinstance(question, Fetch))
 
@@ -339,19 +339,19 @@ def test_bytes_that_do_not_fit_are_refused_and_asked_for_again(one: Follower) ->
     one.wrote(2, b"x", b"y")
     one.follow(2)
     fetch = one.asked[-1]
-    with one.leader.read(0, stored=True) as plan:
+    with one.leader.reader.read(0, stored=True) as plan:
         [(_, file)], [place] = plan.sources, plan.ranges
         data = bytearray(file.pread(place.length, place.position))
     data[-20] ^= 1
     answer = Records(epoch=2, incarnation=(1, 0), offset=0, number=fetch.number, high_watermark=0, log_start=0)
     one.following.tick(0)
     one.following.arrived(answer, bytes(data))
-    assert (one.log.log_end_offset, len(one.asked), one.steps_out) == (0, 1, [])
+    assert (one.log.state.log_end_offset, len(one.asked), one.steps_out) == (0, 1, [])
     one.connections["a"].now_s += 0.31
     one.following.tick(0)
     assert (len(one.asked), one.asked[-1].offset) == (2, 0)
     one.records(one.asked[-1])
-    assert one.log.log_end_offset == 2
+    assert one.log.state.log_end_offset == 2
 
 
 def test_a_full_disk_is_tried_again_and_a_broken_one_steps_out(one: Follower) -> None:
@@ -360,11 +360,11 @@ def test_a_full_disk_is_tried_again_and_a_broken_one_steps_out(one: Follower) ->
     one.following.tick(0)
     one.disk.fail("write", errno.ENOSPC, path=".arrows")
     one.records(one.asked[-1])
-    assert (one.log.log_end_offset, one.log.failure, one.steps_out) == (0, None, [])
+    assert (one.log.state.log_end_offset, one.log.state.failure, one.steps_out) == (0, None, [])
     one.connections["a"].now_s += 0.31
     one.following.tick(0)
     one.records(one.asked[-1])
-    assert one.log.log_end_offset == 1
+    assert one.log.state.log_end_offset == 1
     one.disk.fail("sync", errno.EIO, path=".arrows")
     one.synced()
     assert (one.steps_out, one.following._core.phase) == (["fsync"], Phase.IDLE)
@@ -442,13 +442,13 @@ def test_an_incomplete_group_is_not_taken_for_a_whole_one(one: Follower) -> None
     one.leader.append([rows(b"1"), rows(b"2"), rows(b"3")], leader_epoch=2, now_us=1)
     one.follow(2)
     fetch = one.asked[-1]
-    with one.leader.read(0, end=2, stored=True) as plan:
+    with one.leader.reader.read(0, end=2, stored=True) as plan:
         [(_, file)], [place] = plan.sources, plan.ranges
         data = file.pread(place.length, place.position)
     answer = Records(epoch=2, incarnation=(1, 0), offset=0, number=fetch.number, high_watermark=4, log_start=0)
     one.following.arrived(answer, data)
-    assert (one.log.log_end_offset, one.log.high_watermark) == (2, 1)
-    one.log.sync()
-    one.log.log.state.group_as_one()  # as an open does it
+    assert (one.log.state.log_end_offset, one.log.state.high_watermark) == (2, 1)
+    one.log.syncer.sync()
+    one.log.state.group_as_one()  # as an open does it
     one.follow(3)
     assert one.following._core.log.group_end == 1

@@ -55,7 +55,7 @@ def test_what_is_acknowledged_is_on_all_disks(three: Linked) -> None:
     for number in range(20):
         end = three.stored(at, b"%d" % number)
         state = three.service.state(at)
-        assert min(three.nodes[name].log(at).durable_end for name in state.isr) >= end
+        assert min(three.nodes[name].log(at).state.durable_end for name in state.isr) >= end
     three.in_sync(at)
     three.same(at)
 
@@ -78,8 +78,10 @@ def test_no_ack_comes_before_a_follower_in_sync_has_fsynced(three: Linked) -> No
     assert synced.wait(60)
     leader = three.leader(at)
     others = [node for node in three.followers(at) if node is not follower]
-    eventually(lambda: all(n.log(at).durable_end == 2 for n in (leader, *others)), what="the others to have fsynced")
-    assert (waiter.outcome, leader.log(at).high_watermark) == (None, 1)
+    eventually(
+        lambda: all(n.log(at).state.durable_end == 2 for n in (leader, *others)), what="the others to have fsynced"
+    )
+    assert (waiter.outcome, leader.log(at).state.high_watermark) == (None, 1)
     may_sync.set()
     eventually(lambda: waiter.outcome == 2, what="an ack")
 
@@ -101,10 +103,10 @@ def test_nothing_that_is_only_carried_is_decoded(three: Linked, monkeypatch: pyt
         three.stored(at, b"%d" % number)
     again(three, away)
     three.in_sync(at)
-    eventually(lambda: three.nodes[away].log(at).durable_end == 21, what="it to have all")
+    eventually(lambda: three.nodes[away].log(at).state.durable_end == 21, what="it to have all")
     assert decoded == []
     three.same(at)
-    decode_batch(next(iter(three.leader(at).log(at).batches(0))))
+    decode_batch(next(iter(three.leader(at).log(at).reader.batches(0))))
     assert decoded == [threading.current_thread().name], "whoever decodes is noticed"
 
 
@@ -143,7 +145,7 @@ def test_an_old_leader_takes_back_what_nobody_else_has(three: Linked) -> None:
     old = three.leader(at)
     three.relays[old.me].paused = True
     waiter = three.publish(at, b"its own")
-    eventually(lambda: old.log(at).durable_end == 2, what="it to be on its disk")
+    eventually(lambda: old.log(at).state.durable_end == 2, what="it to be on its disk")
     three.fail(old.me)
     eventually(lambda: waiter.outcome is not None, what="the publisher to hear of it")
     assert not isinstance(waiter.outcome, int)
@@ -152,7 +154,7 @@ def test_an_old_leader_takes_back_what_nobody_else_has(three: Linked) -> None:
     again(three, old.me)
     three.in_sync(at)
     three.same(at)
-    assert three.nodes[old.me].log(at).log_end_offset == 2
+    assert three.nodes[old.me].log(at).state.log_end_offset == 2
 
 
 def test_an_idle_follower_hears_of_another_log_start_at_once(three: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +170,9 @@ def test_an_idle_follower_hears_of_another_log_start_at_once(three: Linked, monk
     slots = leader.replica.on_news.__self__._slots  # type: ignore[union-attr]
     eventually(lambda: all(slot.calm and slot.records for slot in slots.values()), what="both followers to be idle")
     leader.replica.trim(2)
-    eventually(lambda: all(n.log(at).log_start_offset == 2 for n in three.nodes.values()), what="all to start there")
+    eventually(
+        lambda: all(n.log(at).state.log_start_offset == 2 for n in three.nodes.values()), what="all to start there"
+    )
 
 
 def test_many_partitions_share_one_stream(three: Linked) -> None:

@@ -111,7 +111,7 @@ class Luck:
             cluster.same(at)
             opened = cluster.leader(at).log(at)
             there: dict[int, bytes] = {}
-            for message in opened.batches(opened.log_start_offset):
+            for message in opened.reader.batches(opened.state.log_start_offset):
                 batch = decode_batch(message)
                 there |= dict(zip(batch.column("offset").to_pylist(), batch.column("value").to_pylist(), strict=True))
             assert sorted(there) == list(range(end)), "no gap, and nothing twice"

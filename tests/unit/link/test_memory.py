@@ -39,7 +39,7 @@ def watched(cluster: Linked, name: str) -> Iterator[weakref.ref[Any]]:
     for node in cluster.nodes.values():
         partition = node.partition(at)
         partition.log.remembered.known()
-        held = partition, partition.replica, partition._core, partition.log.log.state, partition.log.remembered
+        held = partition, partition.replica, partition._core, partition.log.state, partition.log.remembered
         yield from map(weakref.ref, held)
 
 

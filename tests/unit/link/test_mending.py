@@ -23,6 +23,7 @@ from broker.runtime.cluster.link.answering import Answering, AnswerStream
 from broker.runtime.cluster.replicas import mending
 from broker.runtime.cluster.replicas.folders import ASIDE
 from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
+from broker.storage.writing.replace import sealed_segments
 from tests.support.linked import RESERVE_BYTES, Linked, LinkedNode, linked
 from tests.support.processes import eventually
 from tests.unit.runtime.test_partition import Waiter, rows
@@ -46,7 +47,7 @@ def filled(three: Linked, **settings: object) -> Place:
         three.stored(at, b"%d" % number * 100)
         if number % 10 == 9:
             for node in three.nodes.values():
-                eventually(lambda node=node, n=number: node.log(at).log_end_offset == n + 1, what="a copy")  # type: ignore[misc]
+                eventually(lambda node=node, n=number: node.log(at).state.log_end_offset == n + 1, what="a copy")  # type: ignore[misc]
                 node.log(at).roll_if_due(1 << 60)
     three.in_sync(at)
     three.same(at)
@@ -91,7 +92,7 @@ def mended(three: Linked, at: Place) -> None:
 
     def is_whole(node: LinkedNode) -> bool:
         found(node, at)
-        return not (node.log(at).lost_ranges or node.placed(at).is_damaged)
+        return not (node.log(at).state.lost_ranges or node.placed(at).is_damaged)
 
     eventually(lambda: all(map(is_whole, three.nodes.values())), what="all to be mended")
 
@@ -103,7 +104,7 @@ def in_vain(node: LinkedNode, at: Place) -> None:
         placed = node.placed(at)
         asks = placed.mending
         mending = [] if asks is None else [asks._rounds, asks._asked, asks._last, asks._round, asks._has_slot]
-        return [node.me, placed.is_damaged, node.log(at).lost_ranges, *mending]
+        return [node.me, placed.is_damaged, node.log(at).state.lost_ranges, *mending]
 
     try:
         eventually(lambda: (found := node.placed(at).mending) is not None and found._rounds > 3)
@@ -119,7 +120,7 @@ def check_all_stayed(three: Linked, at: Place, *, count: int = COUNT) -> None:
     assert three.stored(at, b"after") == count + 1
     three.same(at)
     for node in three.nodes.values():
-        aside = Path(node.log(at).folder + ASIDE)
+        aside = Path(node.log(at).state.folder + ASIDE)
         eventually(lambda aside=aside: not aside.exists(), what="no files to be kept aside")  # type: ignore[misc]
 
 
@@ -177,8 +178,8 @@ def test_it_is_found_by_whoever_is_asked(three: Linked) -> None:
 def test_a_file_is_gone(three: Linked, base: int) -> None:
     at = filled(three)
     _, one, _ = leader_and_others(three, at)
-    Path(one.log(at).folder, f"{base:020d}.arrows").unlink()
-    with pytest.raises(CorruptLog), one.log(at).read(base + 2):
+    Path(one.log(at).state.folder, f"{base:020d}.arrows").unlink()
+    with pytest.raises(CorruptLog), one.log(at).reader.read(base + 2):
         pass
     mended(three, at)
     check_all_stayed(three, at)
@@ -223,16 +224,16 @@ def test_all_are_damaged_in_the_same_place_and_each_stays(three: Linked) -> None
     """Nothing is won by a new beginning. What is whole stays, and one who had it before comes back."""
     at = filled(three)
     leader, one, two = leader_and_others(three, at)
-    kept = Path(two.log(at).folder)
+    kept = Path(two.log(at).state.folder)
     shutil.copytree(kept, kept.parent / "copy")
     damage_all((leader, one, two), at, 12)
     for node in (leader, one, two):
         in_vain(node, at)
-        assert node.log(at).lost_ranges == ((12, 13),)
+        assert node.log(at).state.lost_ranges == ((12, 13),)
         assert not node.placed(at).mending.is_in_vain()  # type: ignore[union-attr]
-    with leader.log(at).read(13) as plan:
+    with leader.log(at).reader.read(13) as plan:
         assert plan.next_offset == COUNT
-    with pytest.raises(CorruptLog), leader.log(at).read(12):
+    with pytest.raises(CorruptLog), leader.log(at).reader.read(12):
         pass
     assert [three.service.state(at).step_outs_of(name) for name in three.names] == [0, 0, 0]
     (kept.parent / "copy").rename(str(kept) + ASIDE)  # as if it had begun anew once
@@ -250,11 +251,11 @@ def test_what_nobody_has_is_given_up_on_the_leader_and_the_others_copy_that(thre
         in_vain(node, at)
     partition = leader.partition(at)
     assert partition.asked_for_lost() == {one.me: True, two.me: True}
-    aside = leader.log(at).folder + ASIDE
+    aside = leader.log(at).state.folder + ASIDE
     partition.give_up(((12, 13),), leader_epoch=partition.leader_epoch, aside=aside)
     mended(three, at)
     check_all_stayed(three, at)
-    offsets = [at for m in one.log(at).batches(0) for at in decode_batch(m).column("offset").to_pylist()]
+    offsets = [at for m in one.log(at).reader.batches(0) for at in decode_batch(m).column("offset").to_pylist()]
     assert offsets == [each for each in range(COUNT + 1) if each != 12]
 
 
@@ -263,7 +264,7 @@ def test_only_files_that_were_moved_aside_have_it(three: Linked, monkeypatch: py
     at = filled(three)
     leader, one, two = leader_and_others(three, at)
     monkeypatch.setattr(type(two.host.folders), "remove_aside", lambda *at: None)
-    folder = Path(two.log(at).folder)
+    folder = Path(two.log(at).state.folder)
     shutil.copytree(folder, str(folder) + ASIDE)
     flip(one, at, 12)
     flip(two, at, 12)
@@ -278,7 +279,7 @@ def have_compacted(three: Linked, at: Place) -> None:
     """All three up to 20, and the leader knows."""
     for node in three.nodes.values():
         opened = node.log(at)
-        save_clean_state(opened.disk, opened.folder, CleanState(cleaned_to=20))
+        save_clean_state(opened.state.disk, opened.state.folder, CleanState(cleaned_to=20))
         opened.log.state.note_compacted(20)
     three.stored(at, b"x")
     core = three.leader(at).partition(at)._core
@@ -289,13 +290,13 @@ def test_a_log_that_is_compacted_takes_nothing_from_aside_and_lowers_its_mark_fi
     """A deleted key would come back: what was moved aside has held back no tombstone."""
     at = filled(three, cleanup="compact")
     leader, one, two = leader_and_others(three, at)
-    folder = Path(two.log(at).folder)
+    folder = Path(two.log(at).state.folder)
     shutil.copytree(folder, str(folder) + ASIDE)
     have_compacted(three, at)
     damage_all((leader, one, two), at, 12)
     for node in (leader, one, two):
         in_vain(node, at)
-        assert load_clean_state(node.log(at).disk, node.log(at).folder).cleaned_to == 12
+        assert load_clean_state(node.log(at).state.disk, node.log(at).state.folder).cleaned_to == 12
     core = leader.partition(at)._core
     assert core.tombstones_below(20) <= 12
     assert {name: one.compacted_to for name, one in core.in_sync.followers.items()} == {  # type: ignore[union-attr]
@@ -311,7 +312,7 @@ def test_the_leader_hears_of_the_lowered_mark_before_anybody_else_is_asked(three
     flip(leader, at, 12)
     damage(one, at, 12)
     mended(three, at)
-    assert one.log(at).compacted_to == 12
+    assert one.log(at).state.compacted_to == 12
     three.in_sync(at)
     three.same(at)
 
@@ -422,7 +423,7 @@ def test_what_the_leader_has_let_go_is_let_go_here(three: Linked, start: int) ->
         found(three.nodes[one.me], at)
         eventually(lambda: three.nodes[one.me].placed(at).mending is not None, what="to be noticed")
     mended(three, at)
-    assert three.nodes[one.me].log(at).log_start_offset == start
+    assert three.nodes[one.me].log(at).state.log_start_offset == start
     check_all_stayed(three, at)
 
 
@@ -464,13 +465,13 @@ def test_an_appended_record_that_is_not_committed_is_mended_likewise(three: Link
     """The leader is damaged above the high watermark, and a follower that fetched it has it."""
     at = filled(three)
     leader, one, _ = leader_and_others(three, at)
-    before = leader.log(at).high_watermark
+    before = leader.log(at).state.high_watermark
     leader.partition(at).append_now([rows(b"x" * 500)], lambda *_: None)
-    eventually(lambda: one.log(at).log_end_offset == before + 1, what="a copy")
+    eventually(lambda: one.log(at).state.log_end_offset == before + 1, what="a copy")
     flip(leader, at, before)
     segment = leader.log(at).log.state.view().segments[-1]
-    leader.log(at).repair_segment(segment)
-    assert leader.log(at).lost_ranges == ((before, before + 1),)
+    leader.log(at).state.repair(segment)
+    assert leader.log(at).state.lost_ranges == ((before, before + 1),)
     mended(three, at)
     check_all_stayed(three, at, count=COUNT + 1)
 
@@ -479,11 +480,11 @@ def test_a_segment_is_written_anew_only_where_it_leaves_the_reserve_free(three: 
     """A segment is larger than the reserve by default. With room again the replica is mended by itself."""
     at = filled(three)
     node = three.followers(at)[0]
-    size = max(segment.size(node.log(at).disk) for segment, _ in node.log(at).sealed_segments())
+    size = max(segment.size(node.log(at).state.disk) for segment, _ in sealed_segments(node.log(at).state))
     three.free[node.me] = RESERVE_BYTES + size
     damage(node, at, 4)
     in_vain(node, at)
-    assert node.log(at).lost_ranges == ((4, 5),)
+    assert node.log(at).state.lost_ranges == ((4, 5),)
     three.free[node.me] = RESERVE_BYTES + 3 * size
     mended(three, at)
     check_all_stayed(three, at)
@@ -499,14 +500,14 @@ def test_who_was_damaged_while_it_led_gives_up_its_own_end_although_the_other_lo
         three.stop(name)
     damage(leader, at, 4)
     leader.partition(at).append_now([rows(b"nobody else has it")], Waiter())
-    eventually(lambda: leader.log(at).durable_end == COUNT + 1, what="an fsync")
+    eventually(lambda: leader.log(at).state.durable_end == COUNT + 1, what="an fsync")
     three.stop(old)
     three.start(*others)
     three.fail(old)
     for number in range(20):
         three.stored(at, b"%d" % number)
     now = three.leader(at).log(at)
-    now.log.note_superseded(COUNT + 20, now.epoch_of(COUNT + 19))
+    now.log.note_superseded(COUNT + 20, now.epochs.epoch_of(COUNT + 19))
     three.start(old)
     three.in_sync(at)
     mended(three, at)
@@ -520,7 +521,7 @@ def test_an_interrupted_copy_that_no_mark_fits_begins_anew(three: Linked) -> Non
     for name in (leader.me, other.me):
         three.stop(name)
     damage(copy, at, 4)
-    copy.log(at).log.note_superseded(COUNT + 5, copy.log(at).leader_epoch)
+    copy.log(at).log.note_superseded(COUNT + 5, copy.log(at).epochs.latest)
     three.stop(copy.me)
     three.fail(copy.me)
     three.start(leader.me, other.me)
@@ -529,8 +530,8 @@ def test_an_interrupted_copy_that_no_mark_fits_begins_anew(three: Linked) -> Non
     three.same(at)
     for name in (leader.me, other.me):
         log = three.nodes[name].log(at)
-        assert log.epoch_of(COUNT + 19) > log.epoch_of(COUNT - 1)
-        log.log.note_superseded(COUNT + 20, log.epoch_of(COUNT + 19))
+        assert log.epochs.epoch_of(COUNT + 19) > log.epochs.epoch_of(COUNT - 1)
+        log.log.note_superseded(COUNT + 20, log.epochs.epoch_of(COUNT + 19))
     three.start(copy.me)
     begins_anew(three, at, copy.me)
     three.in_sync(at)

@@ -42,11 +42,11 @@ def replica(batches: list[tuple[int, int, int]], rng: random.Random) -> Partitio
     log = create_log(SimDisk(), settings=REPLICATED)
     rolls = rng.randrange(3, 9)
     for number, (epoch, count, sequence) in enumerate(batches):
-        if log.log.led != epoch:
+        if log.epochs.led != epoch:
             log.lead(epoch)
         values = [b"%d/%d" % (number, row) * 10 for row in range(count)]
         batch = stamped(values, 7, 0, sequence) if sequence else row_batch(values)
-        log.log.append([batch], leader_epoch=epoch, now_us=number)
+        log.appender.append([batch], leader_epoch=epoch, now_us=number)
         commit(log)
         if number % rolls == rolls - 1:
             log.roll_if_due(1 << 60)
@@ -60,7 +60,7 @@ def replica(batches: list[tuple[int, int, int]], rng: random.Random) -> Partitio
 
 def damage(log: PartitionLog, spared: set[int], rng: random.Random) -> None:
     """Flip bits in batches that hold none of these offsets."""
-    view, disk = log.log.state.view(), log.disk
+    view, disk = log.state.view(), log.state.disk
     assert isinstance(disk, SimDisk)
     for segment in view.segments:
         index = view.index(segment)
@@ -76,14 +76,14 @@ def index_end(entry: object) -> int:
 
 
 def found(log: PartitionLog) -> None:
-    offset = log.log_start_offset
+    offset = log.state.log_start_offset
     while (piece := scrub(log, offset)) is not None:
         offset = piece.next_offset
 
 
 def ask(log: PartitionLog, other: PartitionLog, rng: random.Random) -> bool:
     """One question for the first range that is lost. Returns whether it brought something."""
-    lost = log.lost_ranges[0]
+    lost = log.state.lost_ranges[0]
     takes_aside = not was_compacted(log)
     if not takes_aside:
         lower_mark(log, lost[0])
@@ -94,23 +94,23 @@ def ask(log: PartitionLog, other: PartitionLog, rng: random.Random) -> bool:
         request=1,
         start=lost[0],
         end=lost[1],
-        compacted_to=log.compacted_to,
+        compacted_to=log.state.compacted_to,
         takes_aside=takes_aside,
     )
     part = held(other, question, bytes_max=rng.choice((1_000, 5_000, 1 << 20)))
     assert bool(part.data) == (part.start < part.end)
     if part.data:
-        assert mend(log, lost, part.data, superseded=other.superseded) == (part.start, part.end)
+        assert mend(log, lost, part.data, superseded=other.state.superseded) == (part.start, part.end)
     return bool(part.data)
 
 
 def mend_all(logs: list[PartitionLog], rng: random.Random) -> None:
     idle = 0
-    while any(log.lost_ranges for log in logs):
-        log = rng.choice([each for each in logs if each.lost_ranges])
+    while any(log.state.lost_ranges for log in logs):
+        log = rng.choice([each for each in logs if each.state.lost_ranges])
         brought = ask(log, rng.choice([each for each in logs if each is not log]), rng)
         idle = 0 if brought else idle + 1
-        assert idle < 200, [each.lost_ranges for each in logs]
+        assert idle < 200, [each.state.lost_ranges for each in logs]
 
 
 @pytest.mark.parametrize("seed", first_short(range(HISTORIES), count=4))
@@ -120,22 +120,22 @@ def test_each_record_that_is_whole_somewhere_is_whole_everywhere(seed: int) -> N
     logs = [replica(batches, rng) for _ in range(3)]
     records = verified_records(logs[0])
     assert verified_records(logs[1]) == verified_records(logs[2]) == records
-    owner = {offset: rng.randrange(3) for offset in range(logs[0].log_end_offset)}
+    owner = {offset: rng.randrange(3) for offset in range(logs[0].state.log_end_offset)}
     for number, log in enumerate(logs):
         damage(log, {offset for offset, of in owner.items() if of == number}, rng)
     for log in logs:
         found(log)
-    assert any(log.lost_ranges for log in logs), "bits flip in more than half of what is not spared"
+    assert any(log.state.lost_ranges for log in logs), "bits flip in more than half of what is not spared"
     mend_all(logs, rng)
     for log in logs:
         found(log)
-        assert log.lost_ranges == ()
+        assert log.state.lost_ranges == ()
         assert verified_records(log) == records
-        assert isinstance(log.disk, SimDisk)
-        for path in [path for path in log.disk.names if path.endswith(".index")]:
-            log.disk.unlink(path)
-        again = open_log(log.disk.after_crash("kept"), folder=FOLDER, settings=REPLICATED)
-        again.advance_high_watermark(again.log_end_offset)
+        assert isinstance(log.state.disk, SimDisk)
+        for path in [path for path in log.state.disk.names if path.endswith(".index")]:
+            log.state.disk.unlink(path)
+        again = open_log(log.state.disk.after_crash("kept"), folder=FOLDER, settings=REPLICATED)
+        again.state.advance_high_watermark(again.state.log_end_offset)
         found(again)
         assert verified_records(again) == records
 
@@ -165,25 +165,25 @@ class Compacted:
     def compact(self) -> None:
         settings = CompactionSettings(min_cleanable_dirty_percent=0, delete_retention_ms=0)
         log = self.rng.choice(self.logs)
-        below = min(each.compacted_to for each in self.logs)
+        below = min(each.state.compacted_to for each in self.logs)
         compact(log, settings, map_bytes=1 << 14, now_us=self.now_us, tombstones_below=below)
 
     def damage(self) -> None:
         """One batch of one replica, while the others are whole: what it lacks is on both of them."""
-        if any(log.lost_ranges for log in self.logs) or not self.live:
+        if any(log.state.lost_ranges for log in self.logs) or not self.live:
             return
         log, rng = self.rng.choice(self.logs), self.rng
         for _ in range(rng.randrange(1, 4)):
-            view = log.log.state.view()
+            view = log.state.view()
             index = view.index(segment := rng.choice(view.segments))
             if len(index):
                 entry = rng.choice(list(index.entries))
-                log.disk.flip(segment.path, int(entry["position"]) * 8 + rng.randrange(int(entry["length"]) * 8))  # type: ignore[attr-defined]
+                log.state.disk.flip(segment.path, int(entry["position"]) * 8 + rng.randrange(int(entry["length"]) * 8))  # type: ignore[attr-defined]
         found(log)
 
     def mend(self) -> None:
         for log in self.logs:
-            if log.lost_ranges:
+            if log.state.lost_ranges:
                 ask(log, self.rng.choice([each for each in self.logs if each is not log]), self.rng)
 
     def play(self, steps: int) -> None:
@@ -203,5 +203,5 @@ def test_no_key_goes_and_none_comes_back_where_others_have_compacted_more_or_les
             check_compacted(log)
             newest = {key: value for key, (_, value) in newest_of(keyed_records(log)).items() if value is not None}
             assert newest == {key: value for key, value in story.live.items() if value is not None}
-            below = [key for at, (key, _) in keyed_records(log).items() if at < log.compacted_to]
+            below = [key for at, (key, _) in keyed_records(log).items() if at < log.state.compacted_to]
             assert len(below) == len(set(below)), "no key stands twice below the mark"

@@ -30,8 +30,8 @@ def test_a_log_may_lack_records_also_when_its_stream_is_compacted_no_more() -> N
     log = PartitionLog.create(SimDisk(), "/s", IDENTITY, SETTINGS, now_us=NOW_US)
     log.lead(1)
     end = log.append([batch_from_nats([(b"v", with_id("x"))], NOW_US)], leader_epoch=1, now_us=NOW_US).next_offset
-    log.sync()
-    log.advance_high_watermark(end)
+    log.syncer.sync()
+    log.state.advance_high_watermark(end)
     log.roll_if_due(NOW_US + SETTINGS.segment_age_ms * 2_000)
     assert log.handover.rewritten_to() == end
     answering = Answering.__new__(Answering)
@@ -47,7 +47,7 @@ class Leading:
         self.log = log
 
     def leadership(self) -> tuple[int, int, tuple[str, ...]]:
-        return 1, self.log.high_watermark, ("a", "b")
+        return 1, self.log.state.high_watermark, ("a", "b")
 
 
 class Reads:
@@ -64,7 +64,7 @@ def test_what_is_written_anew_between_the_answer_and_its_bytes_is_said_to_be_so(
         key = "same" if number in (0, 3) else f"other-{number}"
         headers = (*with_id(f"id-{number}"), ("Liftlog-Key", key))
         log.append([batch_from_nats([(b"x" * 300, headers)], NOW_US)], leader_epoch=1, now_us=NOW_US)
-    log.sync()
+    log.syncer.sync()
     answering = Answering.__new__(Answering)
     answering.at, answering._log, answering._partition = ("i", 0), log, cast(ReplicatedPartition, Leading(log))
     answering._bytes_max, answering._wait_s, answering._lock = 1 << 20, 0.2, threading.Condition()
@@ -74,7 +74,7 @@ def test_what_is_written_anew_between_the_answer_and_its_bytes_is_said_to_be_so(
     records = Records(
         epoch=1, incarnation=(1, 0), offset=0, high_watermark=0, log_start=0, rewritten_to=looked_up.rewritten_to
     )
-    log.advance_high_watermark(12)
+    log.state.advance_high_watermark(12)
     report = compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=NOW_US + 1)
     assert report is not None
     assert report.records_gone

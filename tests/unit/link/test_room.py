@@ -56,10 +56,10 @@ def test_a_follower_without_room_leaves_at_once_and_joins_when_it_has_room(three
     three.free[full] = FULL
     three.stored(at, b"one")
     three.in_sync(at, three.leader(at).me, well)
-    end = three.nodes[full].log(at).log_end_offset
+    end = three.nodes[full].log(at).state.log_end_offset
     for _ in range(5):
         three.stored(at, BIG)
-    assert three.nodes[full].log(at).log_end_offset == end, "nothing was appended below the reserve"
+    assert three.nodes[full].log(at).state.log_end_offset == end, "nothing was appended below the reserve"
     assert lacking(three, at) == (full,)
     three.free[full] = PLENTY
     three.in_sync(at)
@@ -97,9 +97,11 @@ def test_with_too_few_that_have_room_appends_say_so_and_a_trim_makes_room(three:
     eventually(lambda: len(three.service.state(at).isr) == 2, what="one to stay in sync")
     assert waits.outcome is None
     leader.partition(at).trim(10).result(60)
-    assert leader.log(at).kept_start_offset == 10
+    assert leader.log(at).checkpoints.kept_start_offset == 10
     for name in others:
-        eventually(lambda name=name: three.nodes[name].log(at).kept_start_offset == 10, what=f"{name} to follow it")
+        eventually(
+            lambda name=name: three.nodes[name].log(at).checkpoints.kept_start_offset == 10, what=f"{name} to follow it"
+        )
     three.free |= dict.fromkeys(others, PLENTY)
     assert isinstance(eventually(lambda: waits.outcome, what="the ack"), int)
     three.in_sync(at)
@@ -121,7 +123,7 @@ def test_a_follower_that_begins_with_nothing_takes_nothing_without_room(three: L
     three.start(away)
     eventually(lambda: lacking(three, at) == (away,), what="it to say that it has no room")
     three.stored(at, BIG)
-    assert three.nodes[away].log(at).log_end_offset == 0
+    assert three.nodes[away].log(at).state.log_end_offset == 0
     assert away not in three.service.state(at).isr
     three.free[away] = PLENTY
     three.in_sync(at)
@@ -144,10 +146,10 @@ def test_followers_of_the_brokers_own_streams_go_on_below_the_users_and_stop_at_
     three.same(own)
     assert not lacking(three, own)
     three.free[full] = RESERVE_BYTES * 3 // 8
-    end = three.nodes[full].log(own).log_end_offset
+    end = three.nodes[full].log(own).state.log_end_offset
     three.stored(own, b"more")
     eventually(lambda: lacking(three, own) == (full,), what="no room for the broker's own either")
-    assert three.nodes[full].log(own).log_end_offset == end
+    assert three.nodes[full].log(own).state.log_end_offset == end
     three.free[full] = PLENTY
     for each in (own, at):
         three.in_sync(each)
@@ -168,7 +170,7 @@ def test_a_follower_takes_what_fits_of_an_answer(three: Linked) -> None:
     three.start(away)
     eventually(lambda: lacking(three, at) == (away,), what="it to say that it has no room")
     log = three.nodes[away].log(at)
-    assert 0 < log.log_end_offset <= 5
+    assert 0 < log.state.log_end_offset <= 5
     three.free[away] = PLENTY
     three.in_sync(at)
     three.same(at)
@@ -200,7 +202,9 @@ def test_after_an_outage_of_all_on_full_disks_a_lower_minimum_lets_a_trim_make_r
     trimmed.result(60)
     eventually(lambda: partition.end == 13, what="its end")
     for name in others:
-        eventually(lambda name=name: three.nodes[name].log(at).kept_start_offset == 10, what=f"{name} to follow it")
+        eventually(
+            lambda name=name: three.nodes[name].log(at).checkpoints.kept_start_offset == 10, what=f"{name} to follow it"
+        )
     three.free |= dict.fromkeys(others, PLENTY)
     three.in_sync(at)
     three.same(at)

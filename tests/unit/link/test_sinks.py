@@ -378,9 +378,9 @@ def test_a_committed_offset_does_not_go_back_where_a_log_is_damaged(sinks: Linke
 
 def spoil(log: PartitionLog, count: int = 1) -> None:
     """In so many of the last batches that it has stored a byte is another one from now on."""
-    last = max(Path(log.folder).glob("*.arrows"))
+    last = max(Path(log.state.folder).glob("*.arrows"))
     with last.open("r+b") as file:
-        for message in [bytes(each) for each in log.batches(log.log_start_offset)][-count:]:
+        for message in [bytes(each) for each in log.reader.batches(log.state.log_start_offset)][-count:]:
             file.seek(last.read_bytes().rindex(message) + len(message) - 20)
             file.write(bytes([message[-20] ^ 0xFF]))
 
@@ -499,7 +499,7 @@ def test_a_part_whose_only_replica_lost_it_is_stored_again(tmp_path: Path) -> No
             store = sinks.leader_of(sinks.places[0])._store_of(STREAM, 0)
             store.staged()
             disk, stage = cluster.nodes["a"].disk, uuid.uuid4().hex
-            [file] = Path(store._hidden.open().folder).glob("*.arrows")
+            [file] = Path(store._hidden.open().state.folder).glob("*.arrows")
             size = file.stat().st_size
 
             def store_part() -> bool:

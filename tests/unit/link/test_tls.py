@@ -120,7 +120,7 @@ def returns(cluster: Linked, at: Place, certificates: Certificates | None) -> st
     eventually(lambda: cluster.nodes[away].link.counts["refused"] > 1, what="handshakes that fail")
     leader = cluster.leader(at)
     eventually(lambda: not leader.link.server.streams(), what="the stream of before is over")
-    assert cluster.nodes[away].log(at).log_end_offset < leader.log(at).log_end_offset
+    assert cluster.nodes[away].log(at).state.log_end_offset < leader.log(at).state.log_end_offset
     cluster.stop(away)
     cluster.certificates[away] = issued
     cluster.start(away)

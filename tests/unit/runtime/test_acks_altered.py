@@ -134,7 +134,7 @@ class Life:
 
     def follow(self) -> None:
         if self.replicated is not None:
-            self.replicated.follow(self.rng.randint(self.log.high_watermark, self.log.log_end_offset))
+            self.replicated.follow(self.rng.randint(self.log.state.high_watermark, self.log.state.log_end_offset))
 
     def fail_sync(self) -> None:
         if self.replicated is None and self.rng.random() < 0.3:
@@ -178,12 +178,12 @@ class Life:
                 assert self.failures, answer
                 continue
             is_repeat = answer.get("duplicate", False)
-            end = self.log.high_watermark
+            end = self.log.state.high_watermark
             if message.asks != {"all"} and not is_repeat and self.replicated is not None:
-                end = self.log.durable_end
+                end = self.log.state.durable_end
             first = self.offset_of_first(message) if is_repeat else offset_of(answer)
             assert first < end, f"{reply!r} asked for {message.asks}, is at {first} and was told at {end}"
-            assert self.with_interval or first < self.log.durable_end
+            assert self.with_interval or first < self.log.state.durable_end
 
     def offset_of_first(self, repeat: Message) -> int:
         """The offset of the record that a repeat repeats, known or not."""
@@ -192,8 +192,8 @@ class Life:
         return offset
 
     def stored(self) -> dict[int, bytes]:
-        start, end = self.log.log_start_offset, self.log.log_end_offset
-        found = (decode_batch(m) for m in self.log.log.messages(start, end, whole=True)) if end > start else ()
+        start, end = self.log.state.log_start_offset, self.log.state.log_end_offset
+        found = (decode_batch(m) for m in self.log.reader.messages(start, end, whole=True)) if end > start else ()
         return {row["offset"]: row["value"] for rows in found for row in rows.to_pylist()}
 
     def end(self) -> None:
@@ -209,8 +209,8 @@ class Life:
             self.pool.run_one()
             self.hand_over()
             if self.replicated is not None:
-                self.replicated.follow(self.log.log_end_offset)
-        if self.failures and self.log.failure is not None:
+                self.replicated.follow(self.log.state.log_end_offset)
+        if self.failures and self.log.state.failure is not None:
             self.partition.commit_all()
         self.hand_over()
         assert not self.wrong

@@ -87,12 +87,12 @@ def test_the_leaders_acks_go_out_while_the_high_watermark_lags(replicated: Repli
     replicated.receive(msg("s", b"0", reply="all"), leader(b"1", "leader"))
     replicated.sync()
     log, flusher = replicated.partition.log, replicated.intake.flusher
-    assert (log.durable_end, log.high_watermark) == (2, 0)
+    assert (log.state.durable_end, log.state.high_watermark) == (2, 0)
     assert replicated.told() == ["leader"]
     replicated.follow(1)
     assert replicated.told() == []
     replicated.follow(2)
-    assert (log.high_watermark, replicated.told()) == (2, ["all"])
+    assert (log.state.high_watermark, replicated.told()) == (2, ["all"])
     assert flusher.counts["acks_sent"] == 2
     assert flusher._pending_bytes == 0
 

@@ -33,7 +33,7 @@ def record(number: int) -> AuditRecord:
 
 def stored(broker: Broker) -> list[int]:
     log = broker.partition(AUDIT_STREAM, 0).log
-    rows = [row for message in log.batches(0) for row in decode_batch(message).to_pylist()]
+    rows = [row for message in log.reader.batches(0) for row in decode_batch(message).to_pylist()]
     return [json.loads(row["value"])["number"] for row in rows]
 
 
@@ -108,7 +108,7 @@ async def test_it_goes_by_the_configuration_also_later(tmp_path: Path) -> None:
             settings = broker.stream(AUDIT_STREAM).settings
             assert (settings.retention_ms, settings.retention_bytes) == (retention, 2 << 20)
             partition = broker.partition(AUDIT_STREAM, 0)
-            assert partition.log.settings.retention_ms == retention
+            assert partition.log.state.settings.retention_ms == retention
             await tell(broker, number)
         finally:
             await broker.stop()

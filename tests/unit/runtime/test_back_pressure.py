@@ -76,7 +76,7 @@ def test_while_the_disk_is_held_back_the_socket_is_not_read_and_then_all_comes(t
             eventually(lambda: driver.message_counts()["pauses"] == 1 and not is_reading())
             assert driver.message_counts()["messages"] < COUNT
             pool.go.release(COUNT)
-            eventually(lambda: log.durable_end == COUNT)
+            eventually(lambda: log.state.durable_end == COUNT)
             assert is_reading()
             assert driver.message_counts()["append_failed_records"] == 0
         finally:
@@ -126,7 +126,7 @@ def test_a_drain_goes_on_where_one_partition_of_several_fails(
     assert not driver._thread.is_alive()
     assert driver._client is not None
     assert driver._client.is_closed
-    assert logs["b"].durable_end == 1
+    assert logs["b"].state.durable_end == 1
     assert caplog.text.count("intake.drain_failed") == 1
     assert "intake.drain_timeout" not in caplog.text
 

@@ -159,12 +159,12 @@ def test_a_partition_moves_while_all_are_published_to(brokers: tuple[str, Broker
 
 
 def has(partitions: list[Partition], ack: dict[str, Any]) -> bool:
-    return bool(offset_of(ack) < partitions[partition_of(ack)].log.log_end_offset)
+    return bool(offset_of(ack) < partitions[partition_of(ack)].log.state.log_end_offset)
 
 
 @functools.cache
 def values_in(partition: Partition) -> list[bytes]:
-    batches = map(decode_batch, partition.log.batches(0))
+    batches = map(decode_batch, partition.log.reader.batches(0))
     return [value for batch in batches for value in batch.column("value").to_pylist()]
 
 
@@ -212,4 +212,4 @@ def test_one_of_several_that_end_takes_in_what_the_server_had_sent(brokers: tupl
         await client.close()
 
     asyncio.run(publish())
-    assert sum(partition.log.log_end_offset for partition in partitions) == count
+    assert sum(partition.log.state.log_end_offset for partition in partitions) == count

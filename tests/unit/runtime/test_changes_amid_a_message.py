@@ -108,7 +108,7 @@ class Broker:
 
     def value_at(self, ack: dict[str, Any]) -> bytes:
         log = self.partitions[ack["stream"]][partition_of(ack)].log
-        rows = [row for message in log.batches(0) for row in decode_batch(message).to_pylist()]
+        rows = [row for message in log.reader.batches(0) for row in decode_batch(message).to_pylist()]
         return bytes(rows[offset_of(ack)]["value"])
 
     # -- changes
@@ -244,7 +244,9 @@ def test_partitions_come_and_go_in_the_midst_of_a_message(
             for slot in broker.driver._flusher._intake.dirty():
                 broker.driver._flusher._flush(slot.tag, force=True)
             broker.until_stored()
-            found = [(p.partition, p.log.log_end_offset) for p in broker.partitions["s"] if p.log.log_end_offset]
+            found = [
+                (p.partition, p.log.state.log_end_offset) for p in broker.partitions["s"] if p.log.state.log_end_offset
+            ]
             assert sum(count for _, count in found) <= 1
             if found:
                 assert broker.value_at(broker.until_answered(b"half")) == VALUE
@@ -279,7 +281,7 @@ def test_a_message_amid_another_number_of_partitions_is_sorted_by_the_new_one_or
             for slot in broker.driver._flusher._intake.dirty():
                 broker.driver._flusher._flush(slot.tag, force=True)
             broker.until_stored()
-            found = [p.partition for p in broker.partitions["s"] if p.log.log_end_offset]
+            found = [p.partition for p in broker.partitions["s"] if p.log.state.log_end_offset]
             assert found in ([], [crc32(key) % 5])
             answer = broker.answers().get(b"half")
             if answer is not None and "error" in answer:
@@ -302,11 +304,11 @@ def test_what_came_before_the_server_confirmed_is_given_to_the_partition_at_once
 
         async def subscribe() -> None:
             broker.receive(hmsg("s.1", VALUE, ("Liftlog-Key", key.decode()), sid=3))
-            assert broker.partitions["s"][0].log.log_end_offset == 0, "it lingers"
+            assert broker.partitions["s"][0].log.state.log_end_offset == 0, "it lingers"
 
         broker.driver._captures._subscribe = subscribe
         broker.begin(0)
-        assert broker.partitions["s"][0].log.log_end_offset == 1
+        assert broker.partitions["s"][0].log.state.log_end_offset == 1
         broker.until_stored()
         broker.loop.close()
         pool.close()
@@ -319,7 +321,7 @@ def test_what_hashes_to_a_partition_that_is_led_elsewhere_is_passed_over_in_sile
         for number in range(40):
             broker.receive(hmsg("s.1", VALUE, ("Liftlog-Key", f"k{number}"), sid=3, reply=f"r{number}"))
         broker.until_stored()
-        ends = [p.log.log_end_offset for p in broker.partitions["s"]]
+        ends = [p.log.state.log_end_offset for p in broker.partitions["s"]]
         assert ends[2] == 0
         assert 0 < ends[0] + ends[1] == len(broker.answers()) < 40
         broker.loop.close()
@@ -365,7 +367,7 @@ def test_it_is_stored_or_refused_with_an_answer_and_reading_goes_on(
         assert broker.value_at(broker.until_answered(b"behind")) == b"behind"
         assert broker.value_at(broker.until_answered(b"before")) == b"before"
         if is_silent and b"half" not in broker.answers():  # its fate was decided behind the change
-            [place] = [p for p in broker.partitions["s"] if p.log.log_end_offset == 2]
+            [place] = [p for p in broker.partitions["s"] if p.log.state.log_end_offset == 2]
             assert broker.value_at({"stream": "s", "partition": place.partition, "seq": 2}) == VALUE
             continue
         answer = broker.until_answered(b"half")
@@ -387,7 +389,7 @@ def test_a_hundred_changes_in_the_midst_of_a_hundred_messages(make: Callable[[],
         broker.receive(wire[cut:])
     for number in range(100):
         assert broker.value_at(broker.until_answered(b"%03d" % number)) == VALUE
-    assert sum(p.log.log_end_offset for p in broker.partitions["s"]) == 100
+    assert sum(p.log.state.log_end_offset for p in broker.partitions["s"]) == 100
 
 
 def test_what_is_half_read_when_the_connection_ends_is_gone_and_reading_goes_on(make: Callable[[], Broker]) -> None:
@@ -400,7 +402,7 @@ def test_what_is_half_read_when_the_connection_ends_is_gone_and_reading_goes_on(
         broker.driver._intake.reset()
         broker.receive(msg("s.1", b"behind", reply="behind"))
         assert broker.value_at(broker.until_answered(b"behind")) == b"behind"
-        assert broker.partitions["s"][0].log.log_end_offset == 1
+        assert broker.partitions["s"][0].log.state.log_end_offset == 1
 
 
 class Broken:

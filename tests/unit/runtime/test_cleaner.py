@@ -16,7 +16,7 @@ from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.open_logs import OpenLogs
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.watch import ChangeHub
-from broker.storage.log import PartitionLog
+from broker.storage.remembered import Remembered
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import HeldPool, disk, partition, pool, rows
@@ -79,15 +79,15 @@ class Rounds:
 
     def append(self, size: int) -> None:
         self.partition.append_now([rows(bytes(size))], lambda *_: None)
-        self.partition.log.sync()  # the pool of these tests syncs nothing by itself
+        self.partition.log.syncer.sync()  # the pool of these tests syncs nothing by itself
 
     def next(self) -> bool:
         """Whether a checkpoint was written that says that all is durable."""
         self.now_s += 5.0
         self.turns.note([self.partition.replica])
         self.cleaner._checkpoint(self.turns, [self.partition.replica], self.now_s)
-        found = self.partition.log.log._checkpoints.written
-        return found is not None and found.recovery_point == self.partition.log.log_end_offset
+        found = self.partition.log.checkpoints.written
+        return found is not None and found.recovery_point == self.partition.log.state.log_end_offset
 
 
 @pytest.fixture
@@ -123,11 +123,11 @@ def test_a_partition_that_falls_quiet_while_it_rests_gets_its_checkpoint_all_the
 
 def test_what_moves_without_an_append_does_not_wait(rounds: Rounds) -> None:
     rounds.partition.replica.trim(1)
-    found = rounds.partition.log.log._checkpoints.written
+    found = rounds.partition.log.checkpoints.written
     assert found is not None
-    rounds.partition.log.log.state.lost_ranges = ((0, 1),)  # a read found damage
+    rounds.partition.log.state.lost_ranges = ((0, 1),)  # a read found damage
     rounds.next()
-    found = rounds.partition.log.log._checkpoints.written
+    found = rounds.partition.log.checkpoints.written
     assert found is not None
     assert found.lost_ranges == ((0, 1),)
 
@@ -148,14 +148,14 @@ def test_a_log_that_was_woken_in_vain_counts_as_open(
     open_logs = partition.replica._open_logs = OpenLogs(16, pool)
     pool.go.release(10)
     partition.append_now([rows(b"x")], lambda *_: None)
-    eventually(lambda: partition.log.durable_end == 1)
+    eventually(lambda: partition.log.state.durable_end == 1)
     partition.replica.rest_if_quiet()
     partition.replica.rest_if_quiet()
-    assert (partition.log.is_awake, len(open_logs)) == (False, 0)
+    assert (partition.log.state.is_awake, len(open_logs)) == (False, 0)
     disk.fail("write", kind, path=".arrows")
     cleaner = Cleaner(load(None, {}), lambda: [partition], moved=set)
     assert cleaner._each([partition.replica], lambda replica: replica.log.roll_if_due(1 << 60), "clean")
-    assert partition.log.is_awake
+    assert partition.log.state.is_awake
     assert [*open_logs._order] == [partition.log]
 
 
@@ -176,7 +176,7 @@ def test_what_was_appended_under_fsync_interval_is_synced_when_that_is_altered(
     pool.go.release(10)
     cleaner.start()
     try:
-        eventually(lambda: partition.log.durable_end == 1)
+        eventually(lambda: partition.log.state.durable_end == 1)
     finally:
         cleaner.stop()
     assert not partition.minds_time
@@ -191,20 +191,20 @@ def test_a_log_whose_interval_sync_failed_is_recovered_without_an_append(
     disk.fail("sync", errno.EIO, path=".arrows")
     pool.go.release(10)
     partition.sync_if_due(1.0)
-    eventually(lambda: partition.log.failure is not None)
+    eventually(lambda: partition.log.state.failure is not None)
     disk.fail("rename", errno.EIO)
     partition.sync_if_due(2.0)
-    assert partition.log.failure is not None, "the disk still refuses"
+    assert partition.log.state.failure is not None, "the disk still refuses"
     partition.sync_if_due(3.0)
-    assert partition.log.failure is None
-    assert (partition.log.durable_end, partition.log.high_watermark) == (1, 1)
+    assert partition.log.state.failure is None
+    assert (partition.log.state.durable_end, partition.log.state.high_watermark) == (1, 1)
 
 
 @pytest.mark.slow
 def test_a_log_that_follows_keeps_up_between_checkpoints(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     """`remembered.U4`: however seldom there is one. A log that is led does not."""
     kept: list[bool] = []
-    monkeypatch.setattr(PartitionLog, "keep_up", lambda log: kept.append(partition.replica.may_let_go()))
+    monkeypatch.setattr(Remembered, "keep_up", lambda remembered: kept.append(partition.replica.may_let_go()))
     leads = [True]
     partition.replica.may_let_go = lambda: leads[0]
     rounds: list[bool] = []

@@ -77,8 +77,8 @@ def test_a_repeat_gets_the_error_of_its_original(partition: Partition, pool: Hel
     disk.heal()
     later = Waiting(partition, batch_from_nats([(b"x", with_id("a"))], 3))  # recovers first, and asks the log
     assert later.is_told.wait(60)
-    assert later.batch.settled == (int(partition.log.log_end_offset == 1), 0, 0, 0)
-    assert partition.log.log_end_offset == 1
+    assert later.batch.settled == (int(partition.log.state.log_end_offset == 1), 0, 0, 0)
+    assert partition.log.state.log_end_offset == 1
 
 
 def test_of_those_that_race_for_a_sequence_one_wins(partition: Partition, pool: HeldPool) -> None:
@@ -94,7 +94,7 @@ def test_of_those_that_race_for_a_sequence_one_wins(partition: Partition, pool: 
     won = 0
     try:
         while won < 20:
-            end = partition.log.log_end_offset
+            end = partition.log.state.log_end_offset
             expecting = (("Nats-Expected-Last-Sequence", str(end)),)
             batch = batch_from_nats([(b"one", expecting), (b"two", expecting)], 1)
             waiting = Waiting(partition, batch)
@@ -142,12 +142,12 @@ def test_who_waits_for_a_failed_expectation_hears_of_a_failure_and_has_stored_no
 def test_of_those_that_race_for_an_offset_one_wins(partition: Partition, pool: HeldPool) -> None:
     pool.go.release(10_000)
     for _ in range(10):
-        end = partition.log.log_end_offset
+        end = partition.log.state.log_end_offset
         tries = [partition.append([rows(b"%d" % i)], expected_offset=end) for i in range(8)]
         errors = [each.exception(60) for each in tries]
         assert errors.count(None) == 1
         assert {error.fields["next_offset"] for error in errors if error is not None} == {end + 1}  # type: ignore[attr-defined]
-    assert partition.log.log_end_offset == 10
+    assert partition.log.state.log_end_offset == 10
 
 
 def test_an_append_that_waited_is_judged_by_the_fence_of_then(partition: Partition, pool: HeldPool) -> None:
@@ -199,8 +199,8 @@ def test_a_large_log_is_read_for_its_subjects_while_appends_go_on(
         racer.join()
     assert b"10163" in answers[0]
     assert b'"seq":' in answers[-1]
-    assert not partition.log.lacks_subjects
-    end = partition.log.log_end_offset
+    assert not partition.log.tracking.lacks_some
+    end = partition.log.state.log_end_offset
     sequence = int(json.loads(answers[-1])["seq"])
     assert asked(partition, "new", end + 7)[1].count(b"wrong last sequence: %d " % sequence) == 1
     assert asked(partition, "new", sequence)[0] == 1
@@ -216,7 +216,7 @@ def test_a_log_that_cannot_be_read_for_its_subjects_takes_appends_and_is_tried_a
     disk.fail("pread", errno.EIO, path=".arrows", times=1 << 30)
     assert b"10163" in asked(partition, "new", 0)[1]
     partition.append([rows(b"http")]).result(60)
-    assert partition.log.lacks_subjects
+    assert partition.log.tracking.lacks_some
     disk.heal()
     monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", 1 << 20)
     deadline = time.monotonic() + 60

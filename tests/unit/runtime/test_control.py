@@ -581,7 +581,7 @@ async def test_a_step_of_the_stop_that_fails_keeps_no_other_from_being_taken(tmp
     broker._dataplane.stop = fails  # type: ignore[method-assign]
     await broker.stop()
     async with running(tmp_path) as broker:
-        assert broker.partition("s", 0).log.recovery.clean
+        assert broker.partition("s", 0).log.state.recovery.clean
         assert await append(broker, "s") == 1
 
 
@@ -649,7 +649,7 @@ async def test_a_trim_recovers_a_log_that_has_failed_instead_of_doing_nothing(
             with pytest.raises(StorageFailed):
                 await broker.trim_stream("s", incarnation, {0: 2})
         assert await broker.trim_stream("s", incarnation, {0: 2}) == {0: 2}
-        assert broker.partition("s", 0).log.failure is None
+        assert broker.partition("s", 0).log.state.failure is None
 
 
 async def test_what_fails_behind_a_change_says_that_it_may_be_made(
@@ -671,7 +671,7 @@ async def test_what_fails_behind_a_change_says_that_it_may_be_made(
                 with pytest.raises(DiskFull) as error:
                     await broker.trim_stream("s", incarnation, {0: 1, 1: 1})
             assert error.value.fields.get("sent", False) is (number == 1)
-        assert broker.partition("s", 0).log.log_start_offset == 1
+        assert broker.partition("s", 0).log.state.log_start_offset == 1
         monkeypatch.setattr(broker.partition("s", 0), "alter", refused)
         with pytest.raises(DiskFull) as error:
             await broker.alter_stream("s", {"linger_ms": 7})

@@ -31,7 +31,7 @@ async def test_nothing_stays_of_streams_that_are_made_and_deleted(tmp_path: Path
                     await append(broker, name)
                     partition = broker.partition(name, 0)
                     partition.log.remembered.known()
-                    held = partition, partition.replica, partition._core, partition.log.log.state
+                    held = partition, partition.replica, partition._core, partition.log.state
                     refs += [*map(weakref.ref, held), weakref.ref(partition.log.remembered)]
                 for name in names:
                     await broker.delete_stream(name)

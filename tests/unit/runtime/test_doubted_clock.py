@@ -186,7 +186,7 @@ def test_retention_deletes_nothing_for_a_clock_that_jumped(
     stamp = int(machine.wall_s * 1e6)
     partition.append_now([RowBatch(offset_rows([(b"k", b"v")], timestamp_us=stamp))], lambda *_: None)
     pool.go.release()
-    eventually(lambda: partition.log.high_watermark == 1)
+    eventually(lambda: partition.log.state.high_watermark == 1)
     rounds = 0
 
     def count() -> None:
@@ -205,8 +205,8 @@ def test_retention_deletes_nothing_for_a_clock_that_jumped(
     cleaner.start()
     try:
         eventually(lambda: rounds >= 3)
-        assert partition.log.log_start_offset == 0
+        assert partition.log.state.log_start_offset == 0
         machine.pass_(DOUBT_S)
-        eventually(lambda: partition.log.log_start_offset == 1)
+        eventually(lambda: partition.log.state.log_start_offset == 1)
     finally:
         cleaner.stop()

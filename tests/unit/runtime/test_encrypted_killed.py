@@ -52,7 +52,7 @@ def opened(folders: Folders, *, is_known: bool) -> int:
             raise AssertionError(str(error)) from error
         except CorruptLog:  # it begins anew
             continue
-        log.update_settings(folders.log_settings(ENCRYPTED.settings))
+        log.remembered.update_settings(folders.log_settings(ENCRYPTED.settings))
         with suppress(OffsetOutOfRange):  # it was about to begin anew where its leader's log begins: it may not lead
             grow(log, 90, 2, committed=2)
             count += 1

@@ -78,7 +78,7 @@ class Intake:
     def send(self, blob: bytes) -> None:
         log = self.partitions[-1].log
         self.sent.append(blob)
-        self.at_send.append((log.durable_end, log.high_watermark, self.hub.count - self.noted))
+        self.at_send.append((log.state.durable_end, log.state.high_watermark, self.hub.count - self.noted))
 
     def receive(self, *sids: int, unawaited: int = 0) -> None:
         """One message for each sid, in one read of the socket, behind some for sid 1 that nobody awaits."""
@@ -107,7 +107,7 @@ def test_a_few_that_come_alone_are_durable_and_acknowledged_without_the_pool(int
         before = intake.acked()
         intake.receive(*[1] * count, unawaited=unawaited)
         assert intake.acked() == before + count
-    assert intake.partitions[0].log.durable_end == CROWD_RECORDS + 3 * unawaited
+    assert intake.partitions[0].log.state.durable_end == CROWD_RECORDS + 3 * unawaited
     assert intake.flusher.counts["acks_sent"] == CROWD_RECORDS
 
 
@@ -141,13 +141,13 @@ def test_a_crowd_that_comes_alone_is_as_well_if_all_are_awaited(intake: Intake) 
         before = intake.acked()
         intake.receive(*[1] * count)
         assert intake.acked() == before + count
-    assert intake.partitions[0].log.durable_end == CROWD_RECORDS + 1_000
+    assert intake.partitions[0].log.state.durable_end == CROWD_RECORDS + 1_000
 
 
 def test_two_partitions_at_once_are_the_pools(intake: Intake) -> None:
     intake.receive(1, 2)
     assert intake.acked() == 0
-    assert [partition.log.durable_end for partition in intake.partitions] == [0, 0]
+    assert [partition.log.state.durable_end for partition in intake.partitions] == [0, 0]
 
 
 def test_while_the_pool_syncs_one_partition_another_is_the_pools_as_well(intake: Intake) -> None:
@@ -160,12 +160,12 @@ def test_while_the_pool_syncs_one_partition_another_is_the_pools_as_well(intake:
 def test_a_crowd_that_is_not_all_awaited_does_not_hold_up_the_socket(intake: Intake, awaited: int) -> None:
     intake.receive(*[1] * awaited, unawaited=CROWD_RECORDS)
     assert intake.acked() == 0
-    assert intake.partitions[0].log.durable_end == 0
+    assert intake.partitions[0].log.state.durable_end == 0
 
 
 def test_a_record_that_nobody_awaits_does_not_hold_up_the_socket(intake: Intake) -> None:
     intake.receive(unawaited=1)
-    assert intake.partitions[0].log.durable_end == 0
+    assert intake.partitions[0].log.state.durable_end == 0
 
 
 @pytest.mark.parametrize("how", ["altered", "recovered"])
@@ -182,7 +182,7 @@ def test_a_batch_that_a_later_append_gets_answered_is_not_under_way_for_ever(
     else:
         intake.disk.fail("sync", errno.EIO, path=".arrows")
         with pytest.raises(StorageFailed):
-            partition.log.sync()
+            partition.log.syncer.sync()
     intake.receive(1)
     removed = intake.loop.create_task(intake.flusher.remove(slot))
     intake.loop.run_until_complete(asyncio.sleep(0))  # it has flushed

@@ -72,20 +72,20 @@ def test_a_round_does_nothing_to_an_empty_log(partition: Partition, monkeypatch:
 def test_a_checkpoint_is_up_to_date_until_something_is_appended(partition: Partition) -> None:
     log = partition.log
     partition.append_now([rows(b"x")], lambda *_: None)
-    log.sync()
+    log.syncer.sync()
     log.checkpoint()
-    assert not log.log.is_checkpointed, "the index in memory may be ahead of its file"
+    assert not log.checkpoints.is_up_to_date, "the index in memory may be ahead of its file"
     assert log.idle()
-    assert log.log.is_checkpointed
+    assert log.checkpoints.is_up_to_date
     partition.append_now([rows(b"y")], lambda *_: None)
-    assert not log.log.is_checkpointed
-    log.sync()
+    assert not log.checkpoints.is_up_to_date
+    log.syncer.sync()
     assert log.idle()
-    assert not log.log.is_checkpointed
+    assert not log.checkpoints.is_up_to_date
     log.checkpoint()
-    assert log.log.is_checkpointed
-    log.advance_high_watermark(2)
-    assert not log.log.is_checkpointed
+    assert log.checkpoints.is_up_to_date
+    log.state.advance_high_watermark(2)
+    assert not log.checkpoints.is_up_to_date
 
 
 def test_an_append_that_is_not_synced_yet_is_in_the_next_checkpoint(partition: Partition) -> None:
@@ -94,7 +94,7 @@ def test_an_append_that_is_not_synced_yet_is_in_the_next_checkpoint(partition: P
     log.checkpoint()
     partition.append_now([rows(b"x")], lambda *_: None)
     log.checkpoint()
-    written = log.log._checkpoints.written
+    written = log.checkpoints.written
     assert written is not None
     assert written.tail is not None
     assert written.recovery_point == 0
@@ -104,12 +104,12 @@ def test_a_segment_that_was_sealed_by_its_age_is_in_the_next_checkpoint(partitio
     """Nothing else has moved since the last one."""
     log = partition.log
     partition.append_now([rows(b"x")], lambda *_: None)
-    log.sync()
+    log.syncer.sync()
     assert log.idle()
     log.checkpoint()
     assert log.roll_if_due(1 << 62)
     log.checkpoint()
-    written = log.log._checkpoints.written
+    written = log.checkpoints.written
     assert written is not None
     assert written.tail is None
 
@@ -120,13 +120,13 @@ def test_whoever_asks_while_a_segment_is_sealed_is_told_that_something_moves(
     """It is asked without a lock: the tail may have been sealed, and still be the tail."""
     log = partition.log
     partition.append_now([rows(b"x")], lambda *_: None)
-    log.sync()
+    log.syncer.sync()
     log.checkpoint()
     told: list[bool] = []
     retire = Chain._retire
 
     def asked(chain: Chain) -> None:
-        told.append(log.log.is_checkpointed)
+        told.append(log.checkpoints.is_up_to_date)
         retire(chain)
 
     monkeypatch.setattr(Chain, "_retire", asked)

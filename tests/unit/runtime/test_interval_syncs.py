@@ -38,7 +38,7 @@ def test_a_long_round_of_the_cleaner_does_not_hold_up_syncs(partition: Partition
     try:
         assert is_at_it.wait(10)
         partition.append_now([rows(b"y")], lambda *_: None)
-        eventually(lambda: partition.log.durable_end == 2, timeout_s=10)
+        eventually(lambda: partition.log.state.durable_end == 2, timeout_s=10)
     finally:
         may_end.set()
         cleaner.stop()
@@ -62,7 +62,7 @@ def test_a_stream_that_is_altered_does_not_wait_for_the_next_look(
         partition.alter(interval(partition))
         syncs.look()
         partition.append_now([rows(b"x")], lambda *_: None)
-        eventually(lambda: partition.log.durable_end == 1, timeout_s=10)
+        eventually(lambda: partition.log.state.durable_end == 1, timeout_s=10)
     finally:
         syncs.stop()
 
@@ -84,7 +84,7 @@ def test_a_fault_at_one_partition_does_not_end_the_syncs_of_the_others(
     syncs.start()
     try:
         partition.append_now([rows(b"x")], lambda *_: None)
-        eventually(lambda: partition.log.durable_end == 1 and faulty.asked > 2, timeout_s=10)
+        eventually(lambda: partition.log.state.durable_end == 1 and faulty.asked > 2, timeout_s=10)
     finally:
         syncs.stop()
     assert caplog.text.count("cleaner.bug what=fsync") == 1

@@ -84,9 +84,9 @@ def grow(log: PartitionLog, epoch: int, groups: int, *, committed: int) -> None:
     log.lead(epoch)
     for number in range(groups):
         end = log.append([row_batch([b"v"]), row_batch([b"w"])], leader_epoch=epoch, now_us=0).next_offset
-        log.sync()
+        log.syncer.sync()
         if number < committed:
-            log.advance_high_watermark(end)
+            log.state.advance_high_watermark(end)
 
 
 def a_life(folders: Folders) -> None:
@@ -159,7 +159,7 @@ def test_no_log_is_taken_for_an_old_one_whenever_the_power_goes(case: tuple[type
             for _ in range(2):
                 folders = folders_on(left)
                 for log in opened_in(folders):
-                    assert log.log_end_offset >= folders.ends.known(AT), (step, mode)
+                    assert log.state.log_end_offset >= folders.ends.known(AT), (step, mode)
                     log.close()
                 folders.ends.note()
 
@@ -186,14 +186,14 @@ def test_an_older_copy_ends_below_what_is_known(tmp_path: Path) -> None:
             grow(log, 4, 1, committed=1)
             log.close(clean=False)
         [now] = opened_in(folders_on(OsDisk(), str(root)))
-        assert now.log_end_offset >= folders_on(OsDisk(), str(root)).ends.known(AT) == 14
+        assert now.state.log_end_offset >= folders_on(OsDisk(), str(root)).ends.known(AT) == 14
         now.close(clean=False)
         for copy in copies:
             shutil.rmtree(place)
             shutil.copytree(copy, place)
             folders = folders_on(OsDisk(), str(root))
             [old] = opened_in(folders)
-            assert old.log_end_offset < folders.ends.known(AT)
+            assert old.state.log_end_offset < folders.ends.known(AT)
             folders.ends.note(kept={AT})
             assert folders_on(OsDisk(), str(root)).ends.known(AT) == 14, "a process that is killed now is told again"
             old.close(clean=False)
@@ -221,7 +221,7 @@ def test_a_cut_that_cannot_be_noted_is_not_made() -> None:
     disk.fail("write", errno.ENOSPC, path="/data/ends")
     with pytest.raises(DiskFull):
         log.truncate(2)
-    assert (log.log_end_offset, folders.ends.known(AT)) == (6, 6)
+    assert (log.state.log_end_offset, folders.ends.known(AT)) == (6, 6)
     disk.heal()
     assert (log.truncate(2), folders.ends.known(AT)) == (2, 2)
 
@@ -259,7 +259,7 @@ def test_ends_that_were_written_although_it_failed_are_lowered_all_the_same(then
         folders.create(INFO, 0)
     folders = folders_on(disk.after_kill())
     [log] = opened_in(folders)
-    assert log.log_end_offset == folders.ends.known(AT) == (2 if then == "cut" else 0)
+    assert log.state.log_end_offset == folders.ends.known(AT) == (2 if then == "cut" else 0)
 
 
 def test_ends_that_may_not_be_on_disk_are_written_again() -> None:
@@ -289,7 +289,7 @@ def test_a_reset_that_failed_raises_no_end(call: str, path: str) -> None:
     log.close()
     folders = folders_on(disk.after_kill())
     [log] = opened_in(folders)
-    assert log.log_end_offset >= folders.ends.known(AT)
+    assert log.state.log_end_offset >= folders.ends.known(AT)
 
 
 def test_an_end_that_was_forgotten_does_not_come_back_with_the_power() -> None:
@@ -308,7 +308,7 @@ def test_an_end_that_was_forgotten_does_not_come_back_with_the_power() -> None:
     folders.create(INFO, 0)
     folders = folders_on(disk.after_crash("lost"))
     [log] = opened_in(folders)
-    assert log.log_end_offset == folders.ends.known(AT) == 0
+    assert log.state.log_end_offset == folders.ends.known(AT) == 0
 
 
 def test_half_a_removal_leaves_no_log() -> None:
@@ -327,7 +327,7 @@ def test_half_a_removal_leaves_no_log() -> None:
             folders.remove("s", "i", 0)
         except Crashed:
             folders = folders_on(disk.after_kill())
-            assert [log.log_end_offset for log in opened_in(folders)] in ([], [6]), step
+            assert [log.state.log_end_offset for log in opened_in(folders)] in ([], [6]), step
         else:
             return
     raise AssertionError("it never ends")
@@ -381,4 +381,4 @@ def test_on_a_disk_without_a_free_byte_a_log_takes_records_back_all_the_same(act
         log.truncate(6)
     else:
         log.reset(6)
-    assert log.log_end_offset == folders.ends.known(AT) == 6
+    assert log.state.log_end_offset == folders.ends.known(AT) == 6

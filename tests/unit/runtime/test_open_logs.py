@@ -64,8 +64,8 @@ def test_only_the_latest_keep_their_files_and_all_can_be_appended_to_again(pool:
             open_logs.touch(log)
             eventually(lambda: disk.open_files <= LIMIT)  # or one that is asked late may have been appended to since
         assert disk.open_files == LIMIT
-        assert [log.is_awake for log in made] == [False] * 16 + [True] * LIMIT
-    assert [log.log_end_offset for log in made] == [3] * 20
+        assert [log.state.is_awake for log in made] == [False] * 16 + [True] * LIMIT
+    assert [log.state.log_end_offset for log in made] == [3] * 20
 
 
 def test_a_log_that_is_not_durable_keeps_its_file_and_is_asked_again(pool: SyncPool) -> None:
@@ -75,14 +75,14 @@ def test_a_log_that_is_not_durable_keeps_its_file_and_is_asked_again(pool: SyncP
         append(log)
         open_logs.touch(log)
     eventually(lambda: len(open_logs) == LIMIT + 2, what="both that were asked came back")
-    assert all(log.is_awake for log in made)
+    assert all(log.state.is_awake for log in made)
     for log in made:
         commit(log)
     for log in made[2:]:
         append(log)
         commit(log)
         open_logs.touch(log)
-    eventually(lambda: [log.is_awake for log in made] == [False] * 2 + [True] * LIMIT)
+    eventually(lambda: [log.state.is_awake for log in made] == [False] * 2 + [True] * LIMIT)
 
 
 @pytest.mark.parametrize("blocked", [1, 3, LIMIT - 1, ASKED_MAX, 3 * ASKED_MAX])
@@ -97,7 +97,7 @@ def test_logs_that_cannot_give_their_file_back_do_not_keep_others_from_it(
         append(log)
         open_logs.touch(log)
         if why == "failed":
-            log.log.fail(StorageFailed("the disk"))
+            log.state.fail(StorageFailed("the disk"))
     for log in made[blocked:] * 2:
         append(log)
         commit(log)
@@ -111,7 +111,7 @@ def test_logs_that_cannot_give_their_file_back_do_not_keep_others_from_it(
         return disk.open_files <= wanted
 
     eventually(few, what=f"{disk.open_files} files to become {wanted}")
-    assert all(log.is_awake for log in made[:blocked])
+    assert all(log.state.is_awake for log in made[:blocked])
     assert len(open_logs) <= wanted + 2
 
 

@@ -95,7 +95,7 @@ def partition(disk: SimDisk, pool: HeldPool) -> Iterator[Partition]:
 
 
 def stored(partition: Partition) -> list[bytes]:
-    return [v for m in partition.log.batches(0) for v in decode_batch(m).column("value").to_pylist()]
+    return [v for m in partition.log.reader.batches(0) for v in decode_batch(m).column("value").to_pylist()]
 
 
 class Waiter:
@@ -120,10 +120,10 @@ def test_one_fsync_serves_all_that_was_appended_before_it(partition: Partition, 
     waiters = [Waiter() for _ in range(5)]
     for i, waiter in enumerate(waiters):
         partition.append_now([rows(b"%d" % i)], waiter)
-    assert partition.log.high_watermark == 0
+    assert partition.log.state.high_watermark == 0
     pool.go.release()
     assert [w.wait() for w in waiters] == [5] * 5
-    assert partition.log.high_watermark == 5
+    assert partition.log.state.high_watermark == 5
 
 
 def test_who_appends_may_sync_as_well_and_needs_no_other_thread(
@@ -134,14 +134,14 @@ def test_who_appends_may_sync_as_well_and_needs_no_other_thread(
     waiters = [Waiter(), Waiter()]
     for i, waiter in enumerate(waiters):
         partition.append_now([rows(b"%d" % i)], waiter, here=True)
-        assert (waiter.outcome, partition.log.high_watermark) == (i + 1, i + 1)
+        assert (waiter.outcome, partition.log.state.high_watermark) == (i + 1, i + 1)
 
 
 def test_an_offer_to_sync_is_not_taken_up_while_the_pool_is_at_it(partition: Partition, pool: HeldPool) -> None:
     queued, offered = Waiter(), Waiter()
     partition.append_now([rows(b"a")], queued)
     partition.append_now([rows(b"b")], offered, here=True)
-    assert (offered.outcome, partition.log.high_watermark) == (None, 0)
+    assert (offered.outcome, partition.log.state.high_watermark) == (None, 0)
     pool.go.release()
     assert [queued.wait(), offered.wait()] == [2, 2]
 
@@ -335,7 +335,7 @@ def test_a_new_leadership_lets_nobody_of_the_one_before_wait(partition: Partitio
     partition.append_now([rows(b"b")], later)
     pool.go.release(10)
     assert later.wait() == 2
-    assert (partition.log.leader_epoch, partition.leader_epoch) == (2, 2)
+    assert (partition.log.epochs.latest, partition.leader_epoch) == (2, 2)
 
 
 def test_nothing_is_appended_before_it_is_led(partition: Partition, pool: HeldPool) -> None:
@@ -372,9 +372,9 @@ def test_an_append_that_was_judged_before_a_change_is_refused_behind_it(
     waiter = Waiter()
     with pytest.raises(error):
         partition.append_now([rows(b"x")], waiter)
-    assert (stored(partition), partition.log.log_end_offset, waiter.done.is_set()) == ([], 0, False)
+    assert (stored(partition), partition.log.state.log_end_offset, waiter.done.is_set()) == ([], 0, False)
     partition.append_now([rows(b"decided")], waiter, decided=True)
-    assert partition.log.log_end_offset == 1
+    assert partition.log.state.log_end_offset == 1
 
 
 def test_refusal_is_a_new_error_for_each_append(partition: Partition) -> None:
@@ -451,7 +451,7 @@ def test_a_group_that_a_recovery_lost_is_not_called_durable_by_what_came_behind_
         result = real(*args, **options)
         disk.fail("sync", errno.EIO, path=".arrows")
         with pytest.raises(StorageFailed):
-            partition.log.sync()
+            partition.log.syncer.sync()
         segment = next(path for path in disk.names if path.endswith(".arrows"))
         disk.flip(segment, 8 * (len(disk.names[segment].content) - 8))
         real([rows(b"other")], Waiter())
@@ -460,7 +460,7 @@ def test_a_group_that_a_recovery_lost_is_not_called_durable_by_what_came_behind_
     monkeypatch.setattr(partition, "append_now", append)
     with pytest.raises(StorageFailed, match="may be lost"):
         append_durable(partition, [rows(b"group")], leader_epoch=1)
-    assert partition.log.lost_ranges == ((0, 1),)
+    assert partition.log.state.lost_ranges == ((0, 1),)
 
 
 def test_a_fault_after_a_sync_leaves_the_partition_to_be_synced_again(

@@ -92,8 +92,10 @@ def test_everybody_is_told_once_and_the_truth(seed: int) -> None:
         pool.close()
     loop.close()
     assert all(len(outcomes) == 1 for outcomes in told.values())
-    assert log.high_watermark == log.durable_end == log.log_end_offset
-    records = {row["offset"]: row["value"] for message in log.batches(0) for row in decode_batch(message).to_pylist()}
+    assert log.state.high_watermark == log.state.durable_end == log.state.log_end_offset
+    records = {
+        row["offset"]: row["value"] for message in log.reader.batches(0) for row in decode_batch(message).to_pylist()
+    }
     for value, [(result, outcome)] in told.items():
         if isinstance(outcome, int):
             assert records[result.first_offset] == value

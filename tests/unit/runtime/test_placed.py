@@ -137,7 +137,7 @@ def a_process_that_led(tmp_path: Path, cluster: Cluster) -> Place:
         [at] = cluster.create("s")
         make_leader(cluster, at)
         append(one.leading(at))
-        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+        eventually(lambda: one.log(at).state.durable_end == 1, what="the fsync")
     return at
 
 
@@ -385,7 +385,7 @@ def test_a_failed_fsync_is_a_step_out_and_then_a_follower(
     waiter = append(partition)
     assert isinstance(waiter.wait(), Exception)
     eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
-    eventually(lambda: partition.log.failure is None, what="the log to recover")
+    eventually(lambda: partition.log.state.failure is None, what="the log to recover")
     is_following(one)
     state = cluster.state(at)
     assert state.leader != "a"
@@ -547,7 +547,7 @@ def test_a_damaged_replica_begins_anew_and_its_files_stay_until_all_are_in_sync(
     steps_out(cluster, at)
     eventually(lambda: one.partition(at) is not before, what="a new log")
     after = one.partition(at)
-    assert after.log.log_end_offset == 0
+    assert after.log.state.log_end_offset == 0
     aside = Path(f"{one.root}/s/i-s/0.aside")
     assert aside.exists()
     eventually(lambda: "a" in cluster.state(at).opened, what="to say that it is open")
@@ -708,7 +708,7 @@ def test_a_replica_that_comes_back_before_its_turn_begins_empty(led: tuple[Node,
     one.placed(at).tell(told)
     go.set()
     eventually(lambda: one.partition(at) is not before, what="a new log")
-    assert one.log(at).log_end_offset == 0
+    assert one.log(at).state.log_end_offset == 0
 
 
 def test_after_a_restart_what_is_there_is_sound_and_leads_again(tmp_path: Path, cluster: Cluster) -> None:
@@ -717,12 +717,12 @@ def test_after_a_restart_what_is_there_is_sound_and_leads_again(tmp_path: Path, 
         [at] = cluster.create("s")
         make_leader(cluster, at)
         waiter = append(one.leading(at))
-        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+        eventually(lambda: one.log(at).state.durable_end == 1, what="the fsync")
         assert not waiter.done.is_set()
     with node(tmp_path, cluster, "p2") as two:
         found = two.start()
         assert found.sound == {"i-s": [0]}
-        assert two.log(at).log_end_offset == 1
+        assert two.log(at).state.log_end_offset == 1
         eventually(lambda: two.story, what="to follow")
         assert cluster.state(at).step_outs_of("a") == 0
         assert "a" in cluster.state(at).isr
@@ -745,7 +745,7 @@ def test_who_comes_back_without_what_was_committed_does_not_lead(tmp_path: Path,
         cluster.register("c")
         eventually(lambda: two.story, what="to follow")
         assert cluster.state(at).leader == "c"
-        assert not two.log(at).is_behind
+        assert not two.log(at).state.is_behind
 
 
 def test_a_step_out_that_the_process_did_not_live_to_see_puts_the_damaged_log_aside(
@@ -757,7 +757,7 @@ def test_a_step_out_that_the_process_did_not_live_to_see_puts_the_damaged_log_as
     cluster.apply(kind="step_out", broker_id="a", registration=registration, why="damage", replicas=[[*at, 0]])
     with node(tmp_path, cluster, "p2") as two:
         assert two.start().sound == {"i-s": [0]}
-        assert two.log(at).log_end_offset == 0
+        assert two.log(at).state.log_end_offset == 0
         assert Path(f"{tmp_path}/streams/s/i-s/0.aside/partition.json").exists()
         eventually(lambda: "a" in cluster.state(at).opened, what="to say that it is open")
 
@@ -774,7 +774,7 @@ def test_a_failed_fsync_that_the_process_did_not_live_to_see_costs_no_log_that_m
     assert cluster.state(at).leader == "a"
     with node(tmp_path, cluster, "p2") as two:
         two.start()
-        assert two.log(at).log_end_offset == 1
+        assert two.log(at).state.log_end_offset == 1
         eventually(lambda: two.partition(at).leads, what="to lead")
 
 
@@ -793,7 +793,7 @@ def test_a_broker_that_was_removed_comes_back_without_its_former_replicas(tmp_pa
     with node(tmp_path, cluster, "p2") as two:
         assert two.start().sound == {"i-s": [0]}
         cluster.apply(kind="reassign", replicas=["a", "b", "c"], **moved)
-        assert two.log(at).log_end_offset == 0
+        assert two.log(at).state.log_end_offset == 0
         assert Path(f"{tmp_path}/streams/s/i-s/0.aside/partition.json").exists()
 
 
@@ -835,7 +835,7 @@ def test_a_rescue_deletes_nothing_that_an_older_catalog_had_given_up(tmp_path: P
             )
         cluster.apply(kind="end_rescue", rescue=begun["rescue"], brokers=["a", "b", "c", "d"])
         assert cluster.state(at).leader == "a"
-        assert two.leading(at).log.log_end_offset == 1
+        assert two.leading(at).log.state.log_end_offset == 1
 
 
 def test_a_log_that_was_found_outlives_a_fault_of_ours_when_it_is_taken(tmp_path: Path, cluster: Cluster) -> None:
@@ -853,7 +853,7 @@ def test_a_log_that_was_found_outlives_a_fault_of_ours_when_it_is_taken(tmp_path
         two.followers = followers  # type: ignore[method-assign]
         two.start()
         eventually(lambda: calls, what="the fault")
-        assert two.log(at).log_end_offset == 1
+        assert two.log(at).state.log_end_offset == 1
         assert not Path(f"{tmp_path}/streams/s/i-s/0.aside").exists()
 
 
@@ -926,7 +926,7 @@ def test_a_log_that_was_closed_has_not_failed(led: tuple[Node, Cluster, Place]) 
 
     before.tick = tick  # type: ignore[method-assign]
     placed.tick(1 << 40)
-    assert before.log.failure is not None
+    assert before.log.state.failure is not None
     eventually(lambda: one.partition(at).leads, what="to lead again")
     assert placed._wants_out is None
     assert placed.stepping is None
@@ -939,7 +939,7 @@ def test_a_lost_folder_is_not_listed_and_made_anew(tmp_path: Path, cluster: Clus
     with node(tmp_path, cluster, "p2") as two:
         assert two.start().sound == {}
         assert "a" not in cluster.state(at).isr
-        assert two.log(at).log_end_offset == 0
+        assert two.log(at).state.log_end_offset == 0
         eventually(lambda: "a" in cluster.state(at).opened, what="to be open")
 
 
@@ -970,7 +970,7 @@ def test_what_cannot_be_opened_for_now_is_not_lost(
     assert "a" in {*cluster.state(at).isr, *cluster.state(at).last_isr}
     with node(tmp_path, cluster, "p3") as three:
         assert three.start().sound == {"i-s": [0]}
-        assert three.log(at).log_end_offset == 1
+        assert three.log(at).state.log_end_offset == 1
 
 
 def test_a_folder_that_a_later_release_has_written_is_not_lost(tmp_path: Path, cluster: Cluster) -> None:
@@ -1021,7 +1021,7 @@ def test_what_was_put_aside_outlives_a_disk_that_takes_no_new_log(
     """Each try found the folder that the one before it had begun, and put that in its place."""
     one, cluster, at = led
     append(one.partition(at))
-    eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    eventually(lambda: one.log(at).state.durable_end == 1, what="the fsync")
     real, refused = one.disk.replace_file, []
 
     def full(path: str, data: bytes, *, frees: bool = False) -> None:
@@ -1033,7 +1033,7 @@ def test_what_was_put_aside_outlives_a_disk_that_takes_no_new_log(
     monkeypatch.setattr(one.disk, "replace_file", full)
     one.placed(at).damaged("a bit has flipped")
     steps_out(cluster, at)
-    eventually(lambda: one.log(at).log_end_offset == 0, what="a new log")
+    eventually(lambda: one.log(at).state.log_end_offset == 0, what="a new log")
     assert len(refused) == 2
     assert records_aside(tmp_path)
 
@@ -1052,7 +1052,7 @@ def test_what_was_put_aside_outlives_a_process_that_ends_before_it_has_told_of_t
         with monkeypatch.context() as patched, node(tmp_path, cluster, process) as one:
             patched.setattr(cluster, "execute", nobody_answers)  # to the end of the process: it tries again
             assert one.start().sound == {"i-s": [0]}
-            assert one.log(at).log_end_offset == 0
+            assert one.log(at).state.log_end_offset == 0
     assert "a" not in cluster.state(at).opened
     assert records_aside(tmp_path)
 
@@ -1136,7 +1136,7 @@ def test_damage_that_any_reader_has_noted_is_a_step_out(led: tuple[Node, Cluster
     cluster.apply(kind="set_min_insync", stream=at[0], min_insync_replicas=1)
     partition = one.partition(at)
     taken(partition)
-    eventually(lambda: partition.log.high_watermark == 1, what="a commit")
+    eventually(lambda: partition.log.state.high_watermark == 1, what="a commit")
     rejoin(cluster, at, broker="b")
     partition.log.checkpoint()
     segment = next(Path(f"{one.root}/s/i-s/0").glob("*.arrows"))
@@ -1144,7 +1144,7 @@ def test_damage_that_any_reader_has_noted_is_a_step_out(led: tuple[Node, Cluster
     stored[700] ^= 1
     segment.write_bytes(bytes(stored))
     partition.scrub(0)
-    assert partition.log.lost_ranges
+    assert partition.log.state.lost_ranges
     steps_out(cluster, at)
     eventually(lambda: one.partition(at) is not partition, what="a new log")
 
@@ -1155,7 +1155,7 @@ def test_compaction_is_told_the_marks_of_all_and_whoever_leads_hears_of_each_pas
     """L9, I6: who leads asks its core, and of others it has heard nothing; who follows tells its leader."""
     one, cluster, at = led
     replica = one.placed(at)
-    replica.partition.log.log.state.note_compacted(5)  # type: ignore[union-attr]
+    replica.partition.log.state.note_compacted(5)  # type: ignore[union-attr]
     assert replica.marks() == (0, 0)
     replica.compacted()
     assert ("compacted", at) not in one.story
@@ -1215,9 +1215,9 @@ def test_a_flipped_bit_in_the_only_replica_is_lost_and_nothing_behind_it_is(
         stored(one.partition(at), kept)
         one.log(at).checkpoint()
         stored(one.partition(at), 10 - kept)
-        index = one.log(at).log.chain.segments[-1]
+        index = one.log(at).log.state.chain.segments[-1]
         shutil.copytree(one.root, tmp_path / "copy")
-        positions = [int(entry["position"]) for entry in one.log(at).index_of(index).entries]
+        positions = [int(entry["position"]) for entry in one.log(at).state.index_of(index).entries]
     shutil.rmtree(one.root)
     (tmp_path / "copy").rename(one.root)  # as after kill -9
     [path] = Path(one.root).glob("only/i-only/0/*.arrows")
@@ -1227,11 +1227,13 @@ def test_a_flipped_bit_in_the_only_replica_is_lost_and_nothing_behind_it_is(
     with node(tmp_path, cluster, "p2") as two:
         assert two.start().sound == {"i-only": [0]}
         partition = two.leading(at)
-        found = [row for message in partition.log.batches(0) for row in decode_batch(message)["offset"].to_pylist()]
+        found = [
+            row for message in partition.log.reader.batches(0) for row in decode_batch(message)["offset"].to_pylist()
+        ]
         assert found == [0, 1, 2, 3, 4, 6, 7, 8, 9]
-        assert (partition.log.log_end_offset, partition.log.lost_ranges) == (10, ((5, 6),))
+        assert (partition.log.state.log_end_offset, partition.log.state.lost_ranges) == (10, ((5, 6),))
         stored(partition, 1)
-        assert partition.log.log_end_offset == 11
+        assert partition.log.state.log_end_offset == 11
         assert cluster.kinds().count("step_out") == 0
 
 
@@ -1241,16 +1243,16 @@ def test_the_only_replica_counts_as_one_of_several_before_it_leads_with_others(o
     at = only_here(one, cluster)
     stored(one.partition(at), 2)
     before = one.partition(at).leader_epoch
-    assert one.log(at).settings.is_sole_replica
+    assert one.log(at).state.settings.is_sole_replica
     cluster.apply(kind="raise_replication", name="only", replication_factor=2)
     eventually(lambda: one.partition(at).leads and one.partition(at).leader_epoch > before, what="another epoch")
-    assert not one.log(at).settings.is_sole_replica
+    assert not one.log(at).state.settings.is_sole_replica
     assert one.log(at).handover.lacks is False
     [other] = [broker for broker in cluster.state(at).replicas if broker != "a"]
     cluster.opened(at, other)
     cluster.join(at, other)
     cluster.apply(kind="reassign", stream="i-only", partition=0, replicas=["a"])
-    eventually(lambda: one.log(at).settings.is_sole_replica, what="to be alone again")
+    eventually(lambda: one.log(at).state.settings.is_sole_replica, what="to be alone again")
     one.leading(at)
     stored(one.partition(at), 1)
 

@@ -51,8 +51,8 @@ def an_old_log(tmp_path: Path, cluster: Cluster) -> Place:
         make_leader(cluster, at)
         for end in (1, 2):
             append(one.leading(at))
-            eventually(lambda end=end: one.log(at).durable_end == end, what="the fsync")  # type: ignore[misc]
-            one.log(at).advance_high_watermark(end)
+            eventually(lambda end=end: one.log(at).state.durable_end == end, what="the fsync")  # type: ignore[misc]
+            one.log(at).state.advance_high_watermark(end)
             one.log(at).checkpoint()
             if end == 1:
                 shutil.copytree(one.root, tmp_path / "copy")
@@ -73,7 +73,7 @@ def test_it_is_behind_and_begins_anew(tmp_path: Path, cluster: Cluster) -> None:
         assert three.start().behind == {"i-s": [0]}
         assert "a" not in {*cluster.state(at).isr, *cluster.state(at).last_isr}
         steps_out(cluster, at)
-        eventually(lambda: three.log(at).log_end_offset == 0, what="a new log")
+        eventually(lambda: three.log(at).state.log_end_offset == 0, what="a new log")
         eventually(lambda: three.story, what="to follow")
         three.replicas.note_ends()
     assert known(three, at) == 0
@@ -90,7 +90,7 @@ def test_where_nobody_else_may_lead_it_leads_and_says_so(tmp_path: Path, cluster
         assert two.start().behind == {"i-s": [0]}
         two.leading(at)
         assert cluster.state(at).unclean_epoch
-        assert two.log(at).log_end_offset == 1
+        assert two.log(at).state.log_end_offset == 1
         two.replicas.note_ends()
         assert known(two, at) == 1
         assert cluster.kinds().count("step_out") == 0
@@ -144,7 +144,7 @@ def test_it_stays_while_nobody_else_may_lead(
         assert cluster.state(at).leader is None
         cluster.apply(kind="elect_unclean", broker_id="a", stream=at[0], partition=at[1], epoch_seen=0)
         two.leading(at)
-        assert two.log(at).log_end_offset == 1
+        assert two.log(at).state.log_end_offset == 1
         assert cluster.kinds().count("step_out") == 0
         rejoin(cluster, at, broker="b")
         steps_out(cluster, at)

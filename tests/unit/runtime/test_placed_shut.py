@@ -50,8 +50,8 @@ def an_encrypted_log(tmp_path: Path, cluster: Cluster) -> Place:
         [at] = cluster.create("s", encryption="aes-256-gcm")
         make_leader(cluster, at)
         append(one.leading(at))
-        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
-        one.log(at).advance_high_watermark(1)
+        eventually(lambda: one.log(at).state.durable_end == 1, what="the fsync")
+        one.log(at).state.advance_high_watermark(1)
         one.replicas.note_ends()
     return at
 
@@ -112,7 +112,7 @@ def test_it_is_kept_shut_and_the_others_go_on(
     with node(tmp_path, cluster, "p3") as three:
         with_key(three).start()
         assert three.replicas.shut() == {}
-        assert three.log(at).log_end_offset == 1
+        assert three.log(at).state.log_end_offset == 1
         assert three.host.folders.ends.known(at) == 1
         eventually(lambda: ("follow" in str(three.story)) or three.story, what="to follow")
 
@@ -140,7 +140,7 @@ def test_the_last_one_that_could_lead_stays_that_and_says_why(tmp_path: Path, cl
         shutil.copy(tmp_path / "copy" / name, folder / name)
     with node(tmp_path, cluster, "p3") as three:
         with_key(three).start()
-        assert three.leading(at).log.log_end_offset == 1
+        assert three.leading(at).log.state.log_end_offset == 1
 
 
 def test_in_a_rescue_a_broker_says_nothing_without_it(tmp_path: Path, cluster: Cluster) -> None:
@@ -160,7 +160,7 @@ def test_an_operator_lets_it_begin_anew_by_taking_its_folder_away(tmp_path: Path
     folder.rename(tmp_path / "kept")
     with node(tmp_path, cluster, "p2") as two:
         assert with_key(two).start().sound == {}
-        assert two.log(at).log_end_offset == 0
+        assert two.log(at).state.log_end_offset == 0
         eventually(lambda: "a" in cluster.state(at).opened, what="to be open")
 
 
@@ -173,7 +173,7 @@ def test_a_move_away_and_back_lets_it_begin_anew(tmp_path: Path, cluster: Cluste
         eventually(lambda: "a" not in cluster.state(at).replicas, what="to be moved")
         eventually(lambda: not cluster.catalog.cluster.leftovers.get("a"), what="to be deleted")
         cluster.apply(kind="reassign", stream=at[0], partition=at[1], replicas=["b", "c", "a"])
-        assert two.log(at).log_end_offset == 0
+        assert two.log(at).state.log_end_offset == 0
         assert two.replicas.shut() == {}
 
 

@@ -65,23 +65,23 @@ def append(led: Led, **options: object) -> Waiter:
 def test_followers_are_told_before_the_leader_syncs(led: Led) -> None:
     """P4: all of them fsync at the same time."""
     heard: list[int] = []
-    led.partition.replica.on_news = lambda: heard.append(led.partition.log.durable_end)
+    led.partition.replica.on_news = lambda: heard.append(led.partition.log.state.durable_end)
     waiter = Waiter()
     led.partition.append_now([rows(b"x")], waiter, here=True)
-    assert (heard, led.partition.log.durable_end) == ([0], 0)
+    assert (heard, led.partition.log.state.durable_end) == ([0], 0)
     led.follow(1, "b")
     led.follow(1, "c")
     assert waiter.outcome is None, "its own is missing"
     led.partition.run_sync()
-    assert (waiter.outcome, led.partition.log.durable_end) == (1, 1)
+    assert (waiter.outcome, led.partition.log.state.durable_end) == (1, 1)
 
 
 def test_an_ack_waits_for_the_followers_in_sync(led: Led) -> None:
     waiter = append(led)
     led.follow(1, "b")
-    assert (waiter.outcome, led.partition.log.durable_end) == (None, 1)
+    assert (waiter.outcome, led.partition.log.state.durable_end) == (None, 1)
     led.follow(1, "c")
-    assert (waiter.outcome, led.partition.log.high_watermark) == (1, 1)
+    assert (waiter.outcome, led.partition.log.state.high_watermark) == (1, 1)
 
 
 def test_a_follower_lags_by_what_it_has_not_told_to_be_on_its_disk(led: Led) -> None:
@@ -103,13 +103,13 @@ def test_a_commit_of_offsets_waits_for_the_followers_in_sync(led: Led) -> None:
     async def commits() -> None:
         offset = ConsumerOffset(consumer="c", stream="s", partition=0, offset=7)
         commit = asyncio.create_task(consumers.commit("c", [offset]))
-        while led.partition.log.log_end_offset == 0:
+        while led.partition.log.state.log_end_offset == 0:
             await asyncio.sleep(0.01)
         led.partition.run_sync()
         for name in ("b", "c"):
             for _ in range(20):  # whoever was told here would be through
                 await asyncio.sleep(0)
-            assert (commit.done(), led.partition.log.durable_end, consumers.consumers()) == (False, 1, [])
+            assert (commit.done(), led.partition.log.state.durable_end, consumers.consumers()) == (False, 1, [])
             led.follow(1, name)
         await asyncio.wait_for(commit, 60)
 
@@ -123,7 +123,7 @@ def test_too_few_in_sync_is_an_error_at_once_and_ends_when_one_is_back(led: Led)
     with pytest.raises(NotEnoughReplicas, match="min_insync_replicas=2") as found:
         append(led)
     assert (found.value.fields["in_sync"], found.value.status) == (["a"], 503)
-    assert (led.partition.log.log_end_offset, before.outcome) == (1, None)
+    assert (led.partition.log.state.log_end_offset, before.outcome) == (1, None)
     led.answer_isr("a", "b")
     after = append(led)
     led.follow(2, "b")
@@ -134,10 +134,10 @@ def test_without_a_session_nothing_is_appended(led: Led) -> None:
     led.has_session = False
     with pytest.raises(NotReady, match="session"):
         append(led)
-    assert led.partition.log.log_end_offset == 0
+    assert led.partition.log.state.log_end_offset == 0
     led.has_session = True
     append(led)
-    assert led.partition.log.log_end_offset == 1
+    assert led.partition.log.state.log_end_offset == 1
 
 
 @pytest.mark.parametrize("acks", list(Acks))
@@ -148,7 +148,7 @@ def test_who_is_stored_without_a_session_is_told_when_there_is_one(led: Led, ack
     led.partition.run_sync()
     led.follow(1)
     led.partition.tick(1)
-    assert (waiter.outcome, led.partition.log.high_watermark, book.done.is_set()) == (None, 1, True)
+    assert (waiter.outcome, led.partition.log.state.high_watermark, book.done.is_set()) == (None, 1, True)
     led.has_session = True
     led.partition.tick(2)
     assert isinstance(waiter.outcome, int)
@@ -232,13 +232,13 @@ def test_a_failed_fsync_ends_the_leadership_and_asks_for_a_step_out(led: Led, di
     assert (led.outward, led.partition.leads) == ([StepOut()], False)
     with pytest.raises(NotLeader):
         append(led)
-    assert led.partition.log.failure is not None, "nobody but who has stepped out recovers it"
+    assert led.partition.log.state.failure is not None, "nobody but who has stepped out recovers it"
 
 
 @pytest.mark.parametrize("how", ["append", "tick"])
 def test_whatever_has_failed_the_log_ends_the_leadership(led: Led, how: str) -> None:
     waiter = append(led)
-    led.partition.log.log.state.fail(StorageFailed("a checkpoint, say"))
+    led.partition.log.state.fail(StorageFailed("a checkpoint, say"))
     if how == "append":
         with pytest.raises(StorageFailed):
             append(led)
@@ -288,7 +288,7 @@ def test_who_is_about_to_hand_over_takes_nothing_more_until_it_leads_anew(led: L
     led.partition.lead(3, led.state)
     led.partition.serve(3)
     append(led)
-    assert led.partition.log.log_end_offset == 2
+    assert led.partition.log.state.log_end_offset == 2
 
 
 def by_intake(led: Led) -> None:
@@ -334,14 +334,14 @@ def test_what_was_judged_before_a_hand_over_is_refused_after_it(
             assert there.wait(60)
             assert led.partition.hands_over()
             may_go.set()
-            eventually(lambda: appending.done() or led.partition.log.log_end_offset, what="its end")
+            eventually(lambda: appending.done() or led.partition.log.state.log_end_offset, what="its end")
         finally:
             may_go.set()
             led.partition.depose()  # who waits for an ack is told
         with pytest.raises(NotReady, match="this broker stops") as found:
             appending.result(60)
     assert "sent" not in found.value.fields
-    assert led.partition.log.log_end_offset == 0
+    assert led.partition.log.state.log_end_offset == 0
 
 
 def test_a_hand_over_waits_for_an_append_at_the_disk(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,7 +407,7 @@ def test_a_new_leader_tells_no_end_before_it_has_committed_its_beginning(led: Le
     """P14. Its followers may have told more."""
     partition = led.partition
     append(led)
-    assert (partition.end, partition.log.durable_end) == (0, 1)
+    assert (partition.end, partition.log.state.durable_end) == (0, 1)
     partition.depose()
     assert partition.end is None
     led.state = replace(led.state, leader_epoch=3)
@@ -456,11 +456,11 @@ def test_a_log_start_that_is_not_written_down_is_told_to_nobody(led: Led, monkey
         raise OSError(errno.EIO, "made to refuse")
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(log.disk), "replace_file", refuses)
+        patched.setattr(type(log.state.disk), "replace_file", refuses)
         with pytest.raises(StorageFailed):
             led.partition.replica.trim(3)
-        assert log.failure is None
-        assert (log.log_start_offset, log.kept_start_offset) == (3, 0)
+        assert log.state.failure is None
+        assert (log.state.log_start_offset, log.checkpoints.kept_start_offset) == (3, 0)
         led.partition.tick(1_000)
         assert led.partition._core.trims.log_start == 0
         following = Following.__new__(Following)
@@ -482,7 +482,7 @@ def test_a_stop_refuses_what_was_sorted_and_has_stopped_when_all_before_was_answ
     led.partition.stop_taking(7, lambda: stopped.append(1))
     with pytest.raises(NotReady, match="gets more partitions"):
         append(led, sorted_by=1)
-    assert led.partition.log.log_end_offset == 1, "what is refused is not stored"
+    assert led.partition.log.state.log_end_offset == 1, "what is refused is not stored"
     assert not led.partition.has_stopped(7, 2)
     led.follow(1)
     assert (before.outcome, bool(stopped)) == (1, True)
@@ -557,7 +557,7 @@ def test_a_new_leadership_takes_nothing_before_it_serves(led: Led, sorted_by: in
     led.partition._check_ready = lambda: None  # type: ignore[method-assign]
     with pytest.raises(NotReady, match="just begun"):
         append(led, sorted_by=sorted_by)
-    assert led.partition.log.log_end_offset == 0
+    assert led.partition.log.state.log_end_offset == 0
 
 
 @pytest.mark.parametrize("is_done", [True, False], ids=["trimmed", "deposed"])
@@ -584,7 +584,7 @@ def test_who_waits_for_a_trim_no_more_is_told_nothing(
 
 def test_who_waits_for_an_append_no_more_is_told_nothing(led: Led, caplog: pytest.LogCaptureFixture) -> None:
     gone, other = led.partition.append([rows(b"x")]), led.partition.append([rows(b"y")])
-    eventually(lambda: led.partition.log.log_end_offset == 2, what="both are appended")
+    eventually(lambda: led.partition.log.state.log_end_offset == 2, what="both are appended")
     gone.cancel()
     led.partition.run_sync()
     led.follow(2)

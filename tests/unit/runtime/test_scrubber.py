@@ -101,7 +101,7 @@ def test_passes_follow_one_another_and_find_what_rots_between_them(
     assert samples(made)["lost_ranges_total"] == 0
     flip(disk, "b")
     eventually(lambda: samples(made)["lost_ranges_total"] == 1)
-    assert [p.log.lost_ranges for p in partitions] == [(), ((0, 1),), ()]
+    assert [p.log.state.lost_ranges for p in partitions] == [(), ((0, 1),), ()]
     passes = samples(made)["passes_total"]
     eventually(lambda: samples(made)["passes_total"] >= passes + 2)
     assert samples(made)["lost_ranges_total"] == 1, "counted once"
@@ -158,7 +158,7 @@ def test_a_partition_that_cannot_be_read_is_passed_over_and_not_marked(
     made = scrub_of()
     eventually(lambda: samples(made)["passes_total"] >= 1)
     assert samples(made)["failed_partitions_total"] >= 1
-    assert all(p.log.lost_ranges == () for p in partitions)
+    assert all(p.log.state.lost_ranges == () for p in partitions)
     disk.heal()
     before = samples(made)["passes_total"]
     eventually(lambda: samples(made)["passes_total"] >= before + 2)

@@ -69,7 +69,7 @@ async def test_the_folder_stays_locked_while_what_hangs_may_write(tmp_path: Path
         DataFolder.open(str(tmp_path / "data"), broker_id=broker.broker_id)
     broker._folder.close()  # as the end of the process does
     async with running(tmp_path) as broker:
-        assert broker.partition("s", 0).log.recovery.clean
+        assert broker.partition("s", 0).log.state.recovery.clean
 
 
 @pytest.mark.parametrize(("has_ended", "codes"), [(True, []), (False, [70])])

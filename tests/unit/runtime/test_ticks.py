@@ -48,7 +48,7 @@ class Ticking(Intake):
         self.loop.run_until_complete(until(condition, what))
 
     def ends(self) -> list[tuple[int, int]]:
-        return [(partition.log.log_end_offset, partition.log.durable_end) for partition in self.partitions]
+        return [(partition.log.state.log_end_offset, partition.log.state.durable_end) for partition in self.partitions]
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_partitions_share_a_tick_and_a_place_in_the_pool(
     pool.go.release()
     intake.until(lambda: intake.ends() == [(2, 2), (1, 1)], "both by one turn of the pool")
     intake.until(lambda: intake.flusher._pending_bytes == intake.flusher._ticked_bytes == 0, "both to be answered")
-    assert [partition.log.high_watermark for partition in intake.partitions] == [2, 1]
+    assert [partition.log.state.high_watermark for partition in intake.partitions] == [2, 1]
 
 
 def test_an_awaited_record_takes_along_what_lingers_in_its_partition_and_waits_for_no_tick(
@@ -287,18 +287,18 @@ def test_a_power_cut_anywhere_in_a_row_takes_nothing_that_was_told_to_be_durable
             life(disk, told)
         after = disk.after_crash("lost")
         for folder, end in told.items():
-            assert open_log(after, folder=folder).log_end_offset >= end
+            assert open_log(after, folder=folder).state.log_end_offset >= end
         found.add(tuple(told.values()))
     assert {(), (1, 1, 1, 1)} <= found
 
 
 def _synced(log: PartitionLog) -> Outcome:
-    return log.sync()
+    return log.syncer.sync()
 
 
 def _note(told: dict[str, int], log: PartitionLog, end: Outcome) -> None:
     assert isinstance(end, int)
-    told[log.folder] = end
+    told[log.state.folder] = end
 
 
 def test_one_wake_up_serves_what_a_row_has_synced_and_a_bug_ends_none_of_it(

@@ -61,13 +61,13 @@ def test_one_partition_without_followers_holds_up_nobody_and_refuses_what_is_too
     silent.intake.led[1].follow(1)
     flusher._take_synced()
     assert silent.told() == ["b"]
-    silent.follow(silent.partition.log.log_end_offset)
+    silent.follow(silent.partition.log.state.log_end_offset)
     assert (slot_of(silent, 0).uncommitted_bytes, flusher.uncommitted.byte_count) == (0, 0)
     assert flusher.uncommitted.none.is_set()
-    assert len(silent.told()) == silent.partition.log.log_end_offset
+    assert len(silent.told()) == silent.partition.log.state.log_end_offset
     silent.receive(msg("s", VALUE, reply="again"))
     silent.sync()
-    silent.follow(silent.partition.log.log_end_offset)
+    silent.follow(silent.partition.log.state.log_end_offset)
     assert silent.told() == ["again"]
 
 
@@ -78,8 +78,8 @@ def test_what_nobody_awaits_is_kept_nowhere_and_never_refused(silent: Replicated
     flusher = silent.intake.flusher
     assert (flusher.uncommitted.byte_count, flusher._pending_bytes) == (0, 0)
     assert flusher.counts["append_failed_records"] == 0
-    assert silent.partition.log.log_end_offset == 2 * BYTES_MAX // len(VALUE)
-    assert silent.partition.log.high_watermark == 0
+    assert silent.partition.log.state.log_end_offset == 2 * BYTES_MAX // len(VALUE)
+    assert silent.partition.log.state.high_watermark == 0
 
 
 def test_two_that_wait_leave_a_third_for_others() -> None:
@@ -127,10 +127,10 @@ def test_a_flush_follows_the_fsync_and_not_the_commit(silent: Replicated) -> Non
     slot = slot_of(silent, 0)
     silent.receive(msg("s", b"0", reply="a0"), msg("s", b"0", sid=2, reply="b0"))
     silent.receive(msg("s", b"1", reply="a1"))
-    assert (slot.in_flight, silent.partition.log.log_end_offset) == (1, 1)
+    assert (slot.in_flight, silent.partition.log.state.log_end_offset) == (1, 1)
     silent.partition.run_sync()
     silent.intake.flusher._take_synced()
-    assert (silent.partition.log.log_end_offset, silent.told()) == (2, [])
+    assert (silent.partition.log.state.log_end_offset, silent.told()) == (2, [])
 
 
 def test_a_commit_that_is_heard_of_before_the_fsync_of_this_broker_is_counted_once(silent: Replicated) -> None:

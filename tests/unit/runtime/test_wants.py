@@ -123,7 +123,7 @@ class Trimmed:
     def __init__(self) -> None:
         self.leads, self.leader_epoch, self.refuses = True, 5, True
         self.kept_start_offset = 0
-        self.log = self.replica = self
+        self.log = self.checkpoints = self.replica = self
         self.stepped: list[object] = []
 
     def trim(self, start: int) -> None:

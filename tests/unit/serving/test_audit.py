@@ -56,7 +56,7 @@ CONTRACT = document(ENDPOINTS)
 def records(server: Server) -> list[dict[str, Any]]:
     """All that is in the audit, oldest first."""
     log = server.backend.partition(AUDIT_STREAM, 0).log
-    rows = [row for message in log.batches(0) for row in decode_batch(message).to_pylist()]
+    rows = [row for message in log.reader.batches(0) for row in decode_batch(message).to_pylist()]
     assert all(row["key"].decode() == (json.loads(row["value"])["principal"] or "") for row in rows)
     return [json.loads(row["value"]) for row in rows]
 
@@ -531,7 +531,7 @@ def test_however_much_the_records_say_their_leader_takes_them(tmp_path: Path) ->
         told = asked.server.call(put())
         assert [n for n, each in enumerate(told) if each is not None] == [18]
         assert isinstance(told[18], InvalidRequest)
-        assert there.backend.partition(AUDIT_STREAM, 0).log.high_watermark == 19
+        assert there.backend.partition(AUDIT_STREAM, 0).log.state.high_watermark == 19
         assert outcome(asked, "lost") == 1
 
 

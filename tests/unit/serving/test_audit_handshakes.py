@@ -165,7 +165,7 @@ def test_a_flood_from_all_ports_costs_so_many_records_and_one_that_counts_the_re
         assert max(len(str(each["asked"])) for each in told(server)) < 400
         of_one = [each for each in told(server) if each["address"] == "10.0.0.1"]
         assert len(of_one) <= 11
-        assert server.backend.partition(AUDIT_STREAM, 0).log.byte_count < 100 << 10
+        assert server.backend.partition(AUDIT_STREAM, 0).log.state.byte_count < 100 << 10
 
 
 def test_who_comes_before_and_behind_the_application_ends_nothing(tmp_path: Path) -> None:

@@ -711,4 +711,4 @@ def test_clients_beyond_a_limit_wait_and_go_on(tmp_path: Path, monkeypatch: pyte
             thread.join()
         assert not failed
         assert server.serving.meters.limited.labels("caller_requests_max")._value.get() > 0
-        assert server.backend.partition("own", 0).log.log_end_offset == 20
+        assert server.backend.partition("own", 0).log.state.log_end_offset == 20

@@ -110,7 +110,7 @@ def test_damage_on_the_disk_is_found_where_it_is_wanted(
     """In the header, in the offsets, in the timestamps, in the headers' offsets behind the values."""
     if is_known:
         client.read("orders", columns=["timestamp"]).to_table()
-    plan = server.backend.partition("orders", 0).log.read(40, end=80)
+    plan = server.backend.partition("orders", 0).log.reader.read(40, end=80)
     (place,) = plan.ranges
     plan.close()
     with open(place.path, "r+b") as file:
@@ -226,7 +226,7 @@ def test_damage_behind_what_was_left_out_is_met_where_it_is(
 
 def damage(server: Server, column: str, *, start: int = 40, end: int = 80) -> None:
     """Flip a bit in a column of a batch."""
-    plan = server.backend.partition("orders", 0).log.read(start, end=end)
+    plan = server.backend.partition("orders", 0).log.reader.read(start, end=end)
     (place,) = plan.ranges
     plan.close()
     with open(place.path, "r+b") as file:

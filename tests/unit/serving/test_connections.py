@@ -383,7 +383,7 @@ def test_a_request_that_has_come_is_not_refused_and_carried_out(tmp_path: Path) 
         server.call(on_loop())
         head = client.recv(1 << 16)
         assert head.startswith(b"HTTP/1.1 200 "), head
-        assert server.backend.partition("orders", 0).log.log_end_offset == 1
+        assert server.backend.partition("orders", 0).log.state.log_end_offset == 1
 
 
 @pytest.mark.slow

@@ -169,7 +169,7 @@ def test_retention_that_overtakes_it_is_the_beginning(
 
 
 def test_it_ends_behind_what_is_lost_and_another_goes_on_before_it(client: Client, server: Server) -> None:
-    server.backend.partition("s", 0).log.log.state.lost_ranges = ((0, 2), (5, 10), (20, 21), (21, 22))
+    server.backend.partition("s", 0).log.state.lost_ranges = ((0, 2), (5, 10), (20, 21), (21, 22))
     asked: dict[str, Any] = {}
     told, offsets = [], []
     while (found := read(client, **asked))[1] == "DATA_LOSS":
@@ -193,7 +193,7 @@ def test_a_lost_range_is_told_as_a_whole(
     client: Client, server: Server, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr(backward, "STEP", step)
-    server.backend.partition("s", 0).log.log.state.lost_ranges = ((10, 20),)
+    server.backend.partition("s", 0).log.state.lost_ranges = ((10, 20),)
     assert read(client) == (down(29, 20), "DATA_LOSS", "offsets 10 to 19 of s/0 are lost: subscribe from 9 on")
 
 
@@ -202,13 +202,13 @@ def test_more_lost_ranges_than_a_header_has_are_told_one_by_one(
 ) -> None:
     for _ in range(6):
         server.api.append("s", values(10))
-    server.backend.partition("s", 0).log.log.state.lost_ranges = tuple((at, at + 10) for at in range(0, 80, 20))
+    server.backend.partition("s", 0).log.state.lost_ranges = tuple((at, at + 10) for at in range(0, 80, 20))
     monkeypatch.setattr(http, "LOST_RANGES_MAX", 2)
     assert read(client) == (down(89, 70), "DATA_LOSS", "offsets 60 to 69 of s/0 are lost: subscribe from 59 on")
 
 
 def test_damaged_bytes_are_no_records(client: Client, server: Server) -> None:
-    plan = server.backend.partition("s", 0).log.read(10, end=20)
+    plan = server.backend.partition("s", 0).log.reader.read(10, end=20)
     (stored,) = plan.ranges
     plan.close()
     with open(stored.path, "r+b") as file:

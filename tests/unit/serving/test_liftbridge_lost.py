@@ -65,7 +65,7 @@ def test_when_another_broker_leads_by_now_a_client_is_told_to_look_for_it(
 
 
 def test_a_subscription_ends_before_what_is_lost_and_another_goes_on_behind_it(client: Client, server: Server) -> None:
-    server.backend.partition("s", 0).log.log.state.lost_ranges = ((0, 2), (5, 10), (20, 21), (21, 22))
+    server.backend.partition("s", 0).log.state.lost_ranges = ((0, 2), (5, 10), (20, 21), (21, 22))
     asked: dict[str, Any] = {}
     told = []
     while (found := read(client, **asked))[1] == "DATA_LOSS":
@@ -85,7 +85,7 @@ def test_each_consumer_of_a_group_hears_once_of_what_is_lost_at_its_place(client
     assert offsets(a.subscribe(0), 10) == [*range(10)]
     a.commit(0, 9)
     a.leave()
-    server.backend.partition("s", 0).log.log.state.lost_ranges = ((10, 15), (15, 20))
+    server.backend.partition("s", 0).log.state.lost_ranges = ((10, 15), (15, 20))
     for name in ("b", "c"):
         who = Stock(client, name)
         who.fetch()
@@ -96,7 +96,7 @@ def test_each_consumer_of_a_group_hears_once_of_what_is_lost_at_its_place(client
 
 
 def test_who_has_heard_of_it_amid_its_reading_goes_on_behind_it(client: Client, server: Server) -> None:
-    server.backend.partition("s", 0).log.log.state.lost_ranges = ((10, 20),)
+    server.backend.partition("s", 0).log.state.lost_ranges = ((10, 20),)
     a = Stock(client, "a")
     a.fetch()
     call = a.subscribe(0)
@@ -108,7 +108,7 @@ def test_who_has_heard_of_it_amid_its_reading_goes_on_behind_it(client: Client, 
 
 @pytest.mark.parametrize("at", [150, 250, 320, 900])
 def test_damaged_bytes_are_no_records(client: Client, server: Server, at: int) -> None:
-    plan = server.backend.partition("s", 0).log.read(10, end=20)
+    plan = server.backend.partition("s", 0).log.reader.read(10, end=20)
     (stored,) = plan.ranges
     plan.close()
     with open(stored.path, "r+b") as file:

@@ -142,7 +142,9 @@ class Peopled(Enforced):
         """The catalog, and where each log ends: what is said of consumers, groups and sinks is in logs."""
         backend = self.server.backend
         logs = {each.name: backend.partitions(each.name) for each in backend.streams(internal=True)}
-        ends = {name: [each.log.log_end_offset for each in of] for name, of in logs.items() if name != AUDIT_STREAM}
+        ends = {
+            name: [each.log.state.log_end_offset for each in of] for name, of in logs.items() if name != AUDIT_STREAM
+        }
         catalog = {key: value for key, value in backend._catalog.snapshot().items() if key != "access"}
         return json.dumps(catalog), ends
 

@@ -148,7 +148,7 @@ def test_a_long_poll_waits_here_too(orders: Api) -> None:
 
 def flip(server: Server, record: int) -> None:
     """Change a byte within the record's batch on disk, behind the broker's back."""
-    with server.backend.partition("orders", 0).log.read(record, end=record + 1) as plan:
+    with server.backend.partition("orders", 0).log.reader.read(record, end=record + 1) as plan:
         place = plan.ranges[0]
     with Path(place.path).open("r+b") as file:
         file.seek(place.position + place.length - 20)

@@ -101,8 +101,8 @@ def test_an_offset_that_it_has_let_go_is_the_leaders_to_answer(followed: Followi
 
 
 def test_damage_is_the_leaders_to_answer(followed: Following) -> None:
-    followed.log.update_settings(replace(followed.log.settings, is_sole_replica=False))
-    followed.log.log.state.lost_ranges = ((0, 3),)
+    followed.log.remembered.update_settings(replace(followed.log.state.settings, is_sole_replica=False))
+    followed.log.state.lost_ranges = ((0, 3),)
     assert refused(followed.read(offset=1))
 
 

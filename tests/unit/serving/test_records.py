@@ -121,7 +121,7 @@ def test_above_the_high_watermark_is_out_of_range(orders: Api, offset: int) -> N
 def test_below_the_log_start_is_out_of_range_but_earliest_is_not(server: Server, orders: Api) -> None:
     log = server.backend.partition("orders", 0).log
     log.trim(40)
-    start = log.log_start_offset
+    start = log.state.log_start_offset
     assert start > 0
     answer = orders.read("orders", offset=0)
     assert (answer.status, answer.problem["log_start_offset"]) == (416, start)

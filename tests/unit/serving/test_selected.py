@@ -147,7 +147,7 @@ def test_a_following_reader_waits_behind_what_it_does_not_want(client: Client) -
 def test_what_a_disk_has_lost_is_told_from_what_was_left_out(
     server: Server, client: Client, api: Api, conditions: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = server.backend.partition("orders", 0).log.read(3, end=6)
+    plan = server.backend.partition("orders", 0).log.reader.read(3, end=6)
     (at,) = plan.ranges
     plan.close()
     with open(at.path, "r+b") as file:
@@ -184,7 +184,7 @@ def test_damage_far_behind_what_was_asked_for_is_found_and_passed_over(
         for i in range(6):
             one = rows(i, "far.b" if i >= 4 else "far.a", b"%d" % i)
             client.append("far", 0, pa.Table.from_batches([one] * 1500).combine_chunks())
-        plan = server.backend.partition("far", 0).log.read(4 * 1500, end=5 * 1500)
+        plan = server.backend.partition("far", 0).log.reader.read(4 * 1500, end=5 * 1500)
         (at,) = plan.ranges
         plan.close()
         if is_known:
@@ -200,7 +200,7 @@ def test_damage_far_behind_what_was_asked_for_is_found_and_passed_over(
 
 def test_so_many_lost_ranges_are_told_that_none_is_missing(server: Server, client: Client, api: Api) -> None:
     log = server.backend.partition("orders", 0).log
-    log.log.state.lost_ranges = tuple((i, i + 1) for i in range(12))
+    log.state.lost_ranges = tuple((i, i + 1) for i in range(12))
     assert (
         api.read("orders", key="z").headers[http.LOST]
         == "0-1, 1-2, 2-3, 3-4, 4-5, 5-6, 6-7, 7-8, 8-9, 9-10, 10-11, 11-12"

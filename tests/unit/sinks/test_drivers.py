@@ -78,7 +78,7 @@ def test_retention_and_trim_wait_for_pinned_stages(rig: Rig, driver: Driver) -> 
     assert partition.replica.trim(2) == 1, "up to the pin"
     assert partition.replica.apply_retention(1 << 60) == 1
     driver.commit(attempt)
-    end = partition.log.high_watermark
+    end = partition.log.state.high_watermark
     assert partition.replica.trim(end) == end
     assert partition.replica.apply_retention(1 << 60) == end
 
@@ -243,7 +243,7 @@ def test_a_hidden_log_is_trimmed_once_nothing_of_it_is_needed(disk: SimDisk, rig
     rig.rounds.sweep()
     for store in rig.stores():
         hidden = store._hidden.open()
-        assert hidden.log_start_offset == hidden.log_end_offset
+        assert hidden.state.log_start_offset == hidden.state.log_end_offset
     driver.write()
     driver.world.check_complete(rig, 4)
 
@@ -262,7 +262,7 @@ def test_a_commit_is_answered_though_its_stages_cannot_be_freed(
     rig.rounds.sweep()
     for store in rig.stores():
         hidden = store._hidden.open()
-        assert hidden.log_start_offset == hidden.log_end_offset
+        assert hidden.state.log_start_offset == hidden.state.log_end_offset
 
 
 def test_commits_are_rewritten_when_they_have_grown(
@@ -273,7 +273,7 @@ def test_commits_are_rewritten_when_they_have_grown(
     rig.sinks.open("another", "o")
     for _ in range(6):
         driver.write()
-    assert rig.commits.log.log_start_offset > 10
+    assert rig.commits.log.state.log_start_offset > 10
     states = rig.sinks.states()
     assert [state.sink for state in states] == ["another", SINK]
     again = Rig(disk.after_crash("lost"), boot=2)
@@ -336,8 +336,8 @@ def test_a_pin_names_the_high_watermark_and_keeps_the_lower_one_when_it_is_renew
         rig.append(partition.partition, b"visible")
         partition.log.append([rows_of([b"durable"])], leader_epoch=partition.leader_epoch, now_us=0)
         partition._core.step(Appended(1, 2, (2,), ()))  # and its sync has not been told yet
-        partition.log.sync()
-        assert (partition.log.high_watermark, partition.log.durable_end) == (1, 2)
+        partition.log.syncer.sync()
+        assert (partition.log.state.high_watermark, partition.log.state.durable_end) == (1, 2)
     pin(older, attempt)
     assert {found.search_from for found in pins_of(rig)} == {1}
     for partition in rig.partitions:
@@ -487,7 +487,7 @@ def test_thirteen_thousand_stages_are_committed_at_once(rig: Rig) -> None:
                 store._hidden.append(notes)
     rig.sinks.commit(SINK, CommitRequest(owner="run", epoch=opened.epoch, batch_id=0, rows=3), named, {})
     assert sum(len(values) for p in (0, 1) for _, values in rig.visible(p)) == 3
-    assert rig.commits.log.byte_count < 3 << 20
+    assert rig.commits.log.state.byte_count < 3 << 20
     rig.rounds.sweep()
     assert not any(store.staged().stages for store in rig.stores())
     assert len(rig.sinks.describe(SINK).last.stages) == count  # type: ignore[union-attr]

@@ -109,7 +109,7 @@ def test_the_scrub_of_a_broker_covers_what_is_staged(disk: SimDisk, rig: Rig) ->
         scrubber.stop()
     assert counts["lost_ranges_total"] == 1
     assert counts["failed_partitions_total"] == 0
-    assert rig.store(STREAM, partition)._hidden.open().lost_ranges
+    assert rig.store(STREAM, partition)._hidden.open().state.lost_ranges
 
 
 def counted(scrubber: Scrubber) -> dict[str, float]:

@@ -100,7 +100,7 @@ def parked(server: Server, watch: HeadWatch) -> None:
 
 
 def there(server: Server) -> int:
-    return server.backend.partition("read", 0).log.high_watermark
+    return server.backend.partition("read", 0).log.state.high_watermark
 
 
 @contextmanager

@@ -149,14 +149,14 @@ def test_an_open_segment_is_an_arrow_stream_with_room_behind_it(tmp_path: Path) 
     place = OsDisk(), str(tmp_path)
     log = opened_log(place, b"a", b"b")
     path = segment(str(tmp_path))
-    assert os.path.getsize(path) > AHEAD_BYTES > log.byte_count
+    assert os.path.getsize(path) > AHEAD_BYTES > log.state.byte_count
     assert os.stat(path).st_blocks * 512 < AHEAD_BYTES, "room takes no space"
     assert pa.ipc.open_stream(path).read_all()["value"].to_pylist() == [b"a", b"b"]
     assert polars.read_ipc_stream(path)["value"].to_list() == [b"a", b"b"]
     plain = read_segment(Path(path).read_bytes())
     assert [row["value"] for batch in plain for row in batch.rows] == [b"a", b"b"]
     log.close()
-    assert os.path.getsize(path) == log.byte_count
+    assert os.path.getsize(path) == log.state.byte_count
 
 
 def test_a_sealed_segment_and_a_resting_tail_have_no_room(place: tuple[Disk, str]) -> None:
@@ -186,17 +186,17 @@ def test_what_a_sealed_segment_had_as_room_does_not_come_back_after_a_power_cut(
 
 def test_recovery_cuts_room_and_says_nothing_of_it(place: tuple[Disk, str]) -> None:
     disk, folder = place
-    written = opened_log(place, b"a", b"b").byte_count  # and the process is gone
+    written = opened_log(place, b"a", b"b").state.byte_count  # and the process is gone
     if isinstance(disk, SimDisk):
         disk = disk.after_kill()
     found = inspect_partition(disk, f"{folder}/p")
     assert (found.findings, found.log_end_offset) == ([], 2)
     log = open_log(disk, settings=SETTINGS, folder=f"{folder}/p", boot_id="next")
-    assert (log.recovery.cut_bytes, log.recovery.cut_offset, log.recovery.notes) == (0, None, [])
-    assert (log.log_end_offset, log.durable_end, log.lost_ranges) == (2, 2, ())
-    assert disk.size(segment(folder)) == log.byte_count == written
+    assert (log.state.recovery.cut_bytes, log.state.recovery.cut_offset, log.state.recovery.notes) == (0, None, [])
+    assert (log.state.log_end_offset, log.state.durable_end, log.state.lost_ranges) == (2, 2, ())
+    assert disk.size(segment(folder)) == log.state.byte_count == written
     append(log, b"c")
-    assert log.segment_count == 1, "it goes on where it was"
+    assert log.state.segment_count == 1, "it goes on where it was"
     assert [value for _, _, value in verified_records(log)] == [b"a", b"b", b"c"]
     log.close()
     assert inspect_partition(disk, f"{folder}/p").findings == []
@@ -205,7 +205,7 @@ def test_recovery_cuts_room_and_says_nothing_of_it(place: tuple[Disk, str]) -> N
 def test_a_torn_batch_before_the_room_is_a_torn_tail(place: tuple[Disk, str]) -> None:
     disk, folder = place
     log = opened_log(place, b"a")
-    end = log.byte_count
+    end = log.state.byte_count
     if isinstance(disk, SimDisk):
         disk = disk.after_kill()
     file = disk.open(segment(folder))
@@ -215,14 +215,14 @@ def test_a_torn_batch_before_the_room_is_a_torn_tail(place: tuple[Disk, str]) ->
     file.close()
     assert [finding.kind for finding in inspect_partition(disk, f"{folder}/p").findings] == ["torn_tail"]
     log = open_log(disk, settings=SETTINGS, folder=f"{folder}/p", boot_id="next")
-    assert log.recovery.cut_bytes > 100
-    assert (log.log_end_offset, log.lost_ranges) == (1, ())
+    assert log.state.recovery.cut_bytes > 100
+    assert (log.state.log_end_offset, log.state.lost_ranges) == (1, ())
 
 
 def test_committed_records_of_which_zeros_are_left_are_lost_not_room(place: tuple[Disk, str]) -> None:
     disk, folder = place
     log = opened_log(place, b"a")
-    end = log.byte_count
+    end = log.state.byte_count
     append(log, b"b")
     log.checkpoint()
     if isinstance(disk, SimDisk):
@@ -237,10 +237,10 @@ def test_committed_records_of_which_zeros_are_left_are_lost_not_room(place: tupl
         ("lost_range", 1, 2)
     ]
     log = open_log(disk, settings=SETTINGS, folder=f"{folder}/p", boot_id="next")
-    assert (log.log_end_offset, log.lost_ranges) == (2, ((1, 2),))
+    assert (log.state.log_end_offset, log.state.lost_ranges) == (2, ((1, 2),))
     assert disk.size(segment(folder)) == size, "the file is left as it is"
     append(log, b"c")
-    assert log.log_end_offset == 3
+    assert log.state.log_end_offset == 3
 
 
 def test_a_repair_tells_of_no_room(place: tuple[Disk, str]) -> None:
@@ -302,7 +302,7 @@ def test_room_that_could_not_be_trimmed_is_not_taken_for_what_was_written(
     append(log, b"2")
     assert log.roll_if_due(1 << 60)
     append(log, b"3")
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
     assert [value for _, _, value in verified_records(log)] == [b"0", b"1", b"2", b"3"]
     check_log(log, disk)
     with pa.ipc.open_stream(disk.read_file(segment(folder))) as stream:
@@ -321,7 +321,7 @@ def test_an_append_is_refused_while_the_room_of_a_resting_tail_cannot_be_trimmed
         with pytest.raises(StorageFailed):
             append(log, b"refused")
     refusing(False)
-    if log.failure is not None:
+    if log.state.failure is not None:
         log.recover(0)
     append(log, b"1")
     assert [value for _, _, value in verified_records(log)] == [b"0", b"1"]

@@ -29,7 +29,7 @@ def prepared(settings: LogSettings = SETTINGS) -> tuple[SimDisk, PartitionLog]:
     log = create_log(disk, settings=settings)
     for number in range(END):
         log.append([row_batch([b"%d" % number])], leader_epoch=1, now_us=0)
-        log.advance_high_watermark(min(log.sync(), COMMITTED))
+        log.state.advance_high_watermark(min(log.syncer.sync(), COMMITTED))
         if number == KEPT - 1:
             log.checkpoint()
     return disk, log
@@ -37,7 +37,7 @@ def prepared(settings: LogSettings = SETTINGS) -> tuple[SimDisk, PartitionLog]:
 
 def at(log: PartitionLog, offset: int) -> tuple[str, int]:
     """The file of a record's batch, and where that stands there."""
-    with log.read(offset, end=END, stored=True) as plan:
+    with log.reader.read(offset, end=END, stored=True) as plan:
         return plan.ranges[0].path, plan.ranges[0].position
 
 
@@ -62,16 +62,20 @@ def reopened(disk: SimDisk, settings: LogSettings = SETTINGS) -> PartitionLog:
 @pytest.mark.parametrize("offset", range(KEPT, COMMITTED))
 def test_a_batch_that_a_later_header_covers_is_missed(offset: int) -> None:
     log = reopened(flipped(*prepared(), offset))
-    assert (log.log_end_offset, log.high_watermark, log.lost_ranges) == (offset, min(offset, KEPT), ())
-    assert log.is_behind
+    assert (log.state.log_end_offset, log.state.high_watermark, log.state.lost_ranges) == (
+        offset,
+        min(offset, KEPT),
+        (),
+    )
+    assert log.state.is_behind
 
 
 @pytest.mark.parametrize("offset", [COMMITTED, END - 1])
 def test_a_batch_that_nothing_covers_looks_like_a_torn_tail(offset: int) -> None:
     """Nothing is promised for such a batch: docs/explain/replication.md."""
     log = reopened(flipped(*prepared(), offset))
-    assert log.log_end_offset == offset
-    assert not log.is_behind
+    assert log.state.log_end_offset == offset
+    assert not log.state.is_behind
 
 
 def test_a_cut_below_the_recovery_point_is_missed_at_each_open() -> None:
@@ -79,15 +83,15 @@ def test_a_cut_below_the_recovery_point_is_missed_at_each_open() -> None:
     disk = cut(*prepared(), 7)
     for _ in range(2):
         log = reopened(disk)
-        assert (log.log_end_offset, log.lost_ranges) == (KEPT, ((7, KEPT),))
-        assert log.is_behind
+        assert (log.state.log_end_offset, log.state.lost_ranges) == (KEPT, ((7, KEPT),))
+        assert log.state.is_behind
         log.close()
 
 
 def test_what_is_lost_within_the_log_costs_nobody_else_anything() -> None:
     disk = flipped(*prepared(), 5)
     log = reopened(disk)
-    assert not log.is_behind
+    assert not log.state.is_behind
 
 
 def test_a_log_that_ends_below_the_high_watermark_of_its_checkpoint_is_behind() -> None:
@@ -97,7 +101,7 @@ def test_a_log_that_ends_below_the_high_watermark_of_its_checkpoint_is_behind() 
     assert told is not None
     disk.replace_file(path, replace(told, high_watermark=COMMITTED).encode())
     log = reopened(cut(disk, log, COMMITTED - 1))
-    assert (log.log_end_offset, log.is_behind) == (COMMITTED - 1, True)
+    assert (log.state.log_end_offset, log.state.is_behind) == (COMMITTED - 1, True)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -107,15 +111,15 @@ def test_what_was_never_fsynced_is_not_missed(mode: str) -> None:
         log.append([row_batch([b"more-%d" % number] * 30)], leader_epoch=1, now_us=0)
     for seed in range(20):
         log = reopened(disk.after_crash(mode, seed=seed))  # type: ignore[arg-type]
-        assert log.log_end_offset >= END
-        assert not log.is_behind
+        assert log.state.log_end_offset >= END
+        assert not log.state.is_behind
 
 
 def test_a_sole_replica_keeps_to_its_lost_ranges() -> None:
     alone = replace(SETTINGS, is_sole_replica=True)
     log = reopened(flipped(*prepared(alone), KEPT), alone)
-    assert (log.log_end_offset, log.lost_ranges) == (END, ((KEPT, KEPT + 1),))
-    assert not log.is_behind
+    assert (log.state.log_end_offset, log.state.lost_ranges) == (END, ((KEPT, KEPT + 1),))
+    assert not log.state.is_behind
 
 
 # --- until somebody was told ----------------------------------------------------------------------------------------
@@ -126,7 +130,7 @@ def test_it_is_behind_at_each_open_until_it_was_told_whom_it_follows(is_clean: b
     disk = flipped(*prepared(), 14)
     for _ in range(3):
         log = reopened(disk)
-        assert (log.log_end_offset, log.is_behind) == (14, True)
+        assert (log.state.log_end_offset, log.state.is_behind) == (14, True)
         if is_clean:
             log.close()
         else:
@@ -134,15 +138,15 @@ def test_it_is_behind_at_each_open_until_it_was_told_whom_it_follows(is_clean: b
             disk = disk.after_kill()
     log = reopened(disk)
     log.follow(2)
-    assert not log.is_behind
+    assert not log.state.is_behind
     log.close()
-    assert not reopened(disk).is_behind
+    assert not reopened(disk).state.is_behind
 
 
 def test_whoever_leads_with_it_is_behind_no_more() -> None:
     log = reopened(flipped(*prepared(), 14))
     assert log.lead(2) == 14
-    assert not log.is_behind
+    assert not log.state.is_behind
 
 
 @pytest.mark.parametrize("offset", first_short([14, 0]))
@@ -166,17 +170,17 @@ def test_the_power_goes_at_any_step_of_the_open_that_cuts(offset: int) -> None:
             log = reopened(disk)
         except Crashed:
             return disk
-        assert log.is_behind
+        assert log.state.is_behind
         return disk
 
     whole = damaged()
     before = whole.steps
-    assert reopened(whole).is_behind
+    assert reopened(whole).state.is_behind
     assert whole.steps - before >= 3
     for step in range(1, whole.steps - before + 1):
         for mode in MODES:
             disk = opened_until(step).after_crash(mode, seed=step)
-            assert reopened(disk).is_behind, (step, mode)
+            assert reopened(disk).state.is_behind, (step, mode)
 
 
 def test_a_repair_keeps_what_the_broker_would_have_noticed() -> None:
@@ -185,7 +189,7 @@ def test_a_repair_keeps_what_the_broker_would_have_noticed() -> None:
     report = repair(disk, FOLDER, now_us=1, has_others=True)
     assert report.actions
     log = reopened(disk)
-    assert (log.log_end_offset, log.is_behind) == (KEPT, True)
+    assert (log.state.log_end_offset, log.state.is_behind) == (KEPT, True)
 
 
 @pytest.mark.parametrize("how", ["missing", "damaged"])

@@ -179,10 +179,10 @@ def test_a_second_read_looks_at_what_may_hold_it_alone(monkeypatch: pytest.Monke
     wanted = Conditions(key=b"517")
 
     def read() -> tuple[list[int], int]:
-        with log.read(0, questions=questions_of(wanted)) as plan:
+        with log.reader.read(0, questions=questions_of(wanted)) as plan:
             looked_at = plan.bytes
             select(plan, wanted, lambda _: None, asked=0)
-            assert plan.next_offset == log.high_watermark
+            assert plan.next_offset == log.state.high_watermark
             return [part.length for part in plan.ranges], looked_at
 
     first, all_bytes = read()
@@ -204,7 +204,7 @@ def test_nothing_is_learnt_of_an_encrypted_log_and_all_of_it_is_looked_at(monkey
         commit(log)
     wanted = Conditions(key=b"1")
     for _ in range(2):
-        with log.read(0, questions=questions_of(wanted)) as plan:
+        with log.reader.read(0, questions=questions_of(wanted)) as plan:
             assert plan.batch_count == 3
             select(plan, wanted, lambda _: None, asked=0)
             assert (plan.batch_count, plan.first_offset) == (1, 1)

@@ -33,15 +33,15 @@ STEPS = [0, HOUR, -HOUR, 400 * 24 * HOUR, -400 * 24 * HOUR]
 def is_stored(log: PartitionLog, text: str, *, at: int, wall: int, epoch: int = 1, read: int | None = None) -> bool:
     """Publish a message with this id; whether it was taken for a new one."""
     batch = batch_from_nats([(b"x", with_id(text))], wall if read is None else read)
-    before = log.log_end_offset
+    before = log.state.log_end_offset
     log.append([batch], leader_epoch=epoch, now_us=at, wall_us=wall)
-    log.advance_high_watermark(log.sync())
-    return log.log_end_offset > before
+    log.state.advance_high_watermark(log.syncer.sync())
+    return log.state.log_end_offset > before
 
 
 def pass_on(leader: PartitionLog, follower: PartitionLog, *, at: int) -> None:
-    follower.append_stored(stored(leader, follower.log_end_offset), leader_epoch=1, now_us=at)
-    follower.advance_high_watermark(min(follower.sync(), leader.high_watermark))
+    follower.append_stored(stored(leader, follower.state.log_end_offset), leader_epoch=1, now_us=at)
+    follower.state.advance_high_watermark(min(follower.syncer.sync(), leader.state.high_watermark))
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -64,7 +64,7 @@ def test_a_new_leader_with_another_clock_knows_the_ids_of_the_window(step: int) 
         follower.tell_time(began)
         pass_on(leader, follower, at=began + SECOND)
         if keeps_up:
-            follower.keep_up()
+            follower.remembered.keep_up()
         follower.lead(2)
         assert not is_stored(follower, "a", at=began + WINDOW - SECOND, wall=NOON + step, epoch=2)
         assert is_stored(follower, "a", at=began + WINDOW + 2 * SECOND, wall=NOON + step, epoch=2)
@@ -95,7 +95,7 @@ def test_an_id_over_http_is_known_for_its_window_whatever_its_timestamp() -> Non
     log = create_log(SimDisk(), settings=replace(SETTINGS, is_sole_replica=True))
     for text, timestamp in ("a", 0), ("b", NOON + 9 * HOUR):
         log.append([batch_over_http([text], timestamp)], leader_epoch=1, now_us=0, wall_us=NOON)
-        log.advance_high_watermark(log.sync())
+        log.state.advance_high_watermark(log.syncer.sync())
         assert not is_stored(log, text, at=WINDOW - SECOND, wall=NOON)
         assert is_stored(log, text, at=WINDOW, wall=NOON)
         log = create_log(SimDisk(), settings=replace(SETTINGS, is_sole_replica=True))
@@ -159,7 +159,7 @@ def test_a_state_file_of_another_broker_says_no_times() -> None:
     leader, follower = create_log(SimDisk(), settings=SETTINGS), create_log(SimDisk(), settings=SETTINGS)
     leader.lead(1)
     assert is_stored(leader, "a", at=5 * HOUR, wall=NOON)
-    leader.remembered.save(leader.durable_end)
+    leader.remembered.save(leader.state.durable_end)
     follower.tell_time(900 * HOUR)
     sections = leader.remembered.states.load(1)
     assert sections is not None

@@ -37,7 +37,7 @@ class Folder:
             batch = keyed_batch([(b"k%d" % number, b"v")])
             self.log.append([batch], leader_epoch=1, now_us=0)
         self.log.roll_if_due(1 << 60)
-        self.log.advance_high_watermark(self.log.sync())
+        self.log.state.advance_high_watermark(self.log.syncer.sync())
         self.new: PartitionLog | None = None
 
     def begin_anew(self) -> None:
@@ -118,4 +118,4 @@ def test_what_was_cut_meanwhile_is_not_let_go(tmp_path: Path) -> None:
     log.follow(2)
     log.truncate(3)
     assert log.log.let_go(start) == 0
-    assert (log.log_start_offset, log.log_end_offset) == (0, 3)
+    assert (log.state.log_start_offset, log.state.log_end_offset) == (0, 3)

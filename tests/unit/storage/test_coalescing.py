@@ -79,7 +79,7 @@ def settle(log: PartitionLog, settings: CoalescingSettings = SETTINGS, memory: K
 
 
 def headers_of(log: PartitionLog) -> list[BatchHeader]:
-    return [read_header(message) for message in log.batches(log.log_start_offset)]
+    return [read_header(message) for message in log.reader.batches(log.state.log_start_offset)]
 
 
 def ranges_of(log: PartitionLog) -> list[tuple[int, int]]:
@@ -91,17 +91,17 @@ def ranges_of(log: PartitionLog) -> list[tuple[int, int]]:
 
 def test_batches_of_one_record_become_one_with_the_same_records() -> None:
     log = trickled(50)
-    records, before = verified_records(log), log.byte_count
+    records, before = verified_records(log), log.state.byte_count
     assert coalesce(log, SETTINGS, {}, now_us=NOW_US) == CoalescingReport(
-        end=50, segments=1, batches_before=50, batches_after=1, bytes_before=before, bytes_after=log.byte_count
+        end=50, segments=1, batches_before=50, batches_after=1, bytes_before=before, bytes_after=log.state.byte_count
     )
     check_compacted(log)
     assert verified_records(log) == records
     assert read_records(log, 17, end=31) == records[17:31]
     assert ranges_of(log) == [(0, 50)]
-    assert log.byte_count < before / 8
-    assert log.offset_for_time(30) == 30
-    assert log.bytes_between(0, 50) == log.byte_count - len(SCHEMA_BYTES) - len(END_OF_STREAM)
+    assert log.state.byte_count < before / 8
+    assert log.reader.offset_for_time(30) == 30
+    assert log.reader.bytes_between(0, 50) == log.state.byte_count - len(SCHEMA_BYTES) - len(END_OF_STREAM)
 
 
 def test_joined_batches_are_closed_at_the_bytes_and_the_records_of_the_stream() -> None:
@@ -111,7 +111,7 @@ def test_joined_batches_are_closed_at_the_bytes_and_the_records_of_the_stream() 
     log = trickled(100)
     settle(log, CoalescingSettings(min_age_ms=0, shape=BatchShape(batch_bytes=2_000)))
     assert len(ranges_of(log)) > 3
-    assert all(len(message) < 888 + 2_000 for message in log.batches(0))
+    assert all(len(message) < 888 + 2_000 for message in log.reader.batches(0))
 
 
 def test_a_joined_batch_says_what_holds_of_all_that_went_into_it() -> None:
@@ -126,7 +126,7 @@ def test_a_joined_batch_says_what_holds_of_all_that_went_into_it() -> None:
     assert (header.first_offset, header.last_offset, header.leader_epoch) == (0, 9, 4)
     assert header.max_timestamp_us == 90
     assert header.high_watermark == 0  # a scan that searches trusts no batch that claims to be committed
-    assert log.offset_for_time(80) == 1
+    assert log.reader.offset_for_time(80) == 1
 
 
 def test_batches_of_different_epochs_are_not_joined() -> None:
@@ -138,7 +138,7 @@ def test_batches_of_different_epochs_are_not_joined() -> None:
     log.roll_if_due(NOW_US)
     settle(log)
     assert [(h.first_offset, h.last_offset, h.leader_epoch) for h in headers_of(log)] == [(0, 9, 1), (10, 19, 3)]
-    assert (log.epoch_of(9), log.epoch_of(10), log.epoch_end(1)) == (1, 3, 10)
+    assert (log.epochs.epoch_of(9), log.epochs.epoch_of(10), log.epochs.end_of(1).end_offset) == (1, 3, 10)
 
 
 def test_the_newest_groups_of_a_producer_keep_their_stamps_and_older_ones_are_joined() -> None:
@@ -205,12 +205,12 @@ def test_what_is_written_anew_is_compressed_and_read_by_everybody(compression: s
     log = trickled(200, disk=disk)
     records = verified_records(log)
     settle(log)
-    plain = log.byte_count
+    plain = log.state.byte_count
     assert settle(log, compressed(compression)) == 1
-    assert log.byte_count < plain * 0.6
+    assert log.state.byte_count < plain * 0.6
     assert verified_records(log) == records
     assert read_records(log, 17, end=31) == records[17:31]
-    assert log.offset_for_time(30) == 30
+    assert log.reader.offset_for_time(30) == 30
     data = bytes(disk.names[f"{FOLDER}/{0:020d}.arrows"].content)
     assert pl.read_ipc_stream(data)["value"].to_list() == [value for _, _, value in records]
     for found in (disk.after_kill(), disk.after_crash("lost")):
@@ -229,13 +229,13 @@ def test_compression_alone_joins_nothing_and_keeps_stamps_decisions_and_groups()
     log.append([row_batch([b"tiny"])], leader_epoch=1, now_us=0)
     commit(log)
     log.roll_if_due(NOW_US)
-    before, size = headers_of(log), log.byte_count
+    before, size = headers_of(log), log.state.byte_count
     settings = CoalescingSettings.of(
         StreamSettings(coalesce_min_batch_bytes=0, compression="zstd", retention_ms=None, dedup_window_ms=0)
     )
     assert settings is not None
     assert settle(log, settings) == 1
-    assert log.byte_count < size / 2
+    assert log.state.byte_count < size / 2
     assert [replace(header, crc=0) for header in headers_of(log)] == [replace(header, crc=0) for header in before]
 
 
@@ -252,9 +252,9 @@ def test_a_log_that_was_left_plain_is_compressed_when_its_stream_is_altered() ->
     log = trickled(300)
     memory: KnownSegments = {}
     assert settle(log, memory=memory) == 1
-    before = log.byte_count
+    before = log.state.byte_count
     assert settle(log, compressed("zstd"), memory) == 1
-    assert log.byte_count < before
+    assert log.state.byte_count < before
 
 
 def test_damage_in_a_compressed_segment_loses_one_batch_wherever_it_strikes() -> None:
@@ -263,8 +263,8 @@ def test_damage_in_a_compressed_segment_loses_one_batch_wherever_it_strikes() ->
     records = verified_records(log)
     settle(log, compressed("zstd", batch_records=100))
     path = f"{FOLDER}/{0:020d}.arrows"
-    assert log.segment_count == 1
-    entries = log.log.chain.segments[0].index(disk).entries  # type: ignore[union-attr]
+    assert log.state.segment_count == 1
+    entries = log.state.chain.segments[0].index(disk).entries  # type: ignore[union-attr]
     start, length = int(entries["position"][1]), int(entries["length"][1])
     log.append([row_batch([b"tail"])], leader_epoch=1, now_us=0)
     commit(log)
@@ -275,7 +275,7 @@ def test_damage_in_a_compressed_segment_loses_one_batch_wherever_it_strikes() ->
         opened = open_log(found, settings=LARGE)
         commit(opened)
         assert verified_records(opened) == records[:100] + records[200:] + [(400, 0, b"tail")]
-        assert opened.lost_ranges == ((100, 200),)
+        assert opened.state.lost_ranges == ((100, 200),)
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
@@ -285,16 +285,16 @@ def test_a_bad_sector_in_a_rewritten_segment_loses_one_batch(compression: str) -
     log = trickled(400, disk=disk)
     records = verified_records(log)
     settle(log, compressed(compression, batch_records=100))
-    entries = log.log.chain.segments[0].index(disk).entries  # type: ignore[union-attr]
+    entries = log.state.chain.segments[0].index(disk).entries  # type: ignore[union-attr]
     start = int(entries["position"][1])
     log.append([row_batch([b"tail"])], leader_epoch=1, now_us=0)
     commit(log)
     inode = disk.names[f"{FOLDER}/{0:020d}.arrows"]
     for content in (inode.content, inode.durable):
         content[start : start + 512] = bytes(512)
-    with log.read(100) as plan:
+    with log.reader.read(100) as plan:
         assert plan.first_offset == 200
-    assert log.lost_ranges == ((100, 200),)
+    assert log.state.lost_ranges == ((100, 200),)
     assert [record for record in verified_records(log) if record[0] < 400] == records[:100] + records[200:]
     found = disk.after_kill()
     (lost,) = inspect_partition(found, FOLDER).of_kind("lost_range")
@@ -310,7 +310,7 @@ def test_compaction_compresses_what_it_writes_anew() -> None:
     settings = CompactionSettings(min_cleanable_dirty_percent=0)
     compact(log, settings, map_bytes=1 << 16, now_us=0, shape=BatchShape(compression="lz4"))
     check_compacted(log)
-    assert log.byte_count < 40 * 100
+    assert log.state.byte_count < 40 * 100
     assert sorted(keyed_records(log)) == list(range(10, 40))
 
 
@@ -325,7 +325,7 @@ def test_small_segments_become_one_with_the_same_records() -> None:
     assert report is not None
     assert (report.segments, report.batches_before, report.batches_after) == (5, 100, 1)
     check_compacted(log)
-    assert log.segment_count == 1
+    assert log.state.segment_count == 1
     assert verified_records(log) == records
     names = sorted(name.rpartition("/")[2] for name in disk.names if ".arrows" in name or "join" in name)
     assert names == ["00000000000000000000.arrows"]
@@ -345,9 +345,9 @@ def test_a_large_segment_is_not_written_again_for_the_sake_of_small_ones() -> No
         log.append([row_batch([b"x"])], leader_epoch=1, now_us=0)
         commit(log)
         log.roll_if_due(NOW_US)
-    before = log.segment_count
+    before = log.state.segment_count
     settle(log)
-    assert log.segment_count == before
+    assert log.state.segment_count == before
 
 
 @pytest.mark.parametrize(
@@ -397,9 +397,9 @@ def test_retention_by_age_bytes_and_records_works_on_joined_segments() -> None:
     for limits in ({"retention_ms": 5}, {"retention_bytes": 2_000}, {"retention_records": 30}):
         log = trickled(10, segments=12)
         settle(log, CoalescingSettings(min_age_ms=0, segment_bytes=1 << 20, span_records=40))
-        assert 3 <= log.segment_count <= 5
+        assert 3 <= log.state.segment_count <= 5
         records = verified_records(log)
-        log.update_settings(LogSettings(segment_bytes=1 << 20, **limits))  # type: ignore[arg-type]
+        log.remembered.update_settings(LogSettings(segment_bytes=1 << 20, **limits))  # type: ignore[arg-type]
         start = log.apply_retention(now_us=10_000)  # a segment has 1 ms, the newest record is from 11 ms
         assert 40 <= start < 120
         assert verified_records(log) == records[start:]
@@ -440,9 +440,9 @@ def test_the_active_segment_young_records_and_what_is_not_committed_stay_as_they
     assert ranges_of(log)[:2] == [(0, 20), (20, 21)]
     assert coalesce(log, young, {}, now_us=2_018) is None
     log.roll_if_due(NOW_US)
-    assert log.high_watermark == 40
+    assert log.state.high_watermark == 40
     settle(log)
-    log.advance_high_watermark(60)
+    log.state.advance_high_watermark(60)
     assert ranges_of(log) == [(0, 20), (20, 40), *((i, i + 1) for i in range(40, 60))]
 
 
@@ -482,11 +482,11 @@ def test_segments_that_compaction_emptied_become_one() -> None:
         commit(log)
         log.roll_if_due(NOW_US)
     compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=0, shape=BatchShape())
-    assert log.segment_count == 10
+    assert log.state.segment_count == 10
     settle(log, CoalescingSettings(min_age_ms=0, segment_bytes=1 << 20, is_compacted=True))
-    assert log.segment_count == 1
+    assert log.state.segment_count == 1
     assert keyed_records(log) == {9: (b"k", b"9")}
-    assert log.byte_count < 2_000
+    assert log.state.byte_count < 2_000
 
 
 # --- beside others ------------------------------------------------------------------------------------------------
@@ -495,7 +495,7 @@ def test_segments_that_compaction_emptied_become_one() -> None:
 def test_readers_with_the_old_files_open_read_them_to_their_end() -> None:
     log = trickled(20, segments=3)
     records = verified_records(log)
-    with log.read(0) as plan:
+    with log.reader.read(0) as plan:
         sent = plan_bytes(plan)
         settle(log)
         assert plan_bytes(plan) == sent
@@ -506,13 +506,13 @@ def test_a_question_that_began_before_segments_were_joined_is_asked_again() -> N
     for offset in (0, 25, 45):
         log = trickled(20, segments=3)
         records = verified_records(log)
-        view = log.log.state.view()
+        view = log.state.view()
         for segment in view.segments:
             assert view.index(segment)
         settle(log)
-        views = [log.log.state.view(), view]
-        log.log.state.view = views.pop  # type: ignore[method-assign]
-        with log.read(offset) as plan:
+        views = [log.state.view(), view]
+        log.state.view = views.pop  # type: ignore[method-assign]
+        with log.reader.read(offset) as plan:
             assert sent_records(plan) == records
         assert views == []
 
@@ -530,7 +530,7 @@ def test_retention_that_takes_a_segment_meanwhile_wins() -> None:
     report = coalesce(log, SETTINGS, {}, now_us=NOW_US, throttle=throttle)
     assert report is not None
     assert report.failed
-    assert (log.log_start_offset, log.segment_count) == (20, 3)
+    assert (log.state.log_start_offset, log.state.segment_count) == (20, 3)
     assert [name for name in disk.names if "join" in name or name.endswith(".tmp")] == []
     assert settle(log) == 1
     assert verified_records(log) == records[20:]
@@ -561,7 +561,7 @@ def test_a_full_disk_stops_it_and_appends_go_on() -> None:
     with pytest.raises(DiskFull):
         coalesce(log, SETTINGS, {}, now_us=NOW_US)
     disk.heal()
-    assert log.failure is None
+    assert log.state.failure is None
     assert settle(log) == 1
     assert verified_records(log) == records
 
@@ -595,7 +595,7 @@ def test_a_damaged_batch_stops_it_and_a_log_with_lost_records_is_left_alone() ->
     report = coalesce(log, SETTINGS, {}, now_us=NOW_US)
     assert report is not None
     assert report.failed
-    assert log.lost_ranges == ((20, 21),)
+    assert log.state.lost_ranges == ((20, 21),)
     assert coalesce(log, SETTINGS, {}, now_us=NOW_US) is None
 
 
@@ -624,9 +624,9 @@ def test_the_next_open_finishes_a_join_that_was_interrupted() -> None:
         opened = open_log(found, settings=LARGE)
         commit(opened)
         check_compacted(opened)
-        assert opened.segment_count == 1
+        assert opened.state.segment_count == 1
         assert verified_records(opened) == records
-        assert any("interrupted join of 3 segments" in note for note in opened.recovery.notes)
+        assert any("interrupted join of 3 segments" in note for note in opened.state.recovery.notes)
         assert not any("join-" in name for name in found.names)
 
 
@@ -638,12 +638,12 @@ def test_a_new_file_that_was_damaged_since_removes_nothing(byte: int) -> None:
     found = disk.after_kill()
     opened = open_log(found, settings=LARGE)
     commit(opened)
-    assert any("damaged" in note for note in opened.recovery.notes)
+    assert any("damaged" in note for note in opened.state.recovery.notes)
     for log in (opened, open_log(found.after_crash("lost"), settings=LARGE)):
         commit(log)
         assert verified_records(log) == records[20:]
-        assert log.lost_ranges == ((0, 20),)
-        assert log.log_end_offset == 60
+        assert log.state.lost_ranges == ((0, 20),)
+        assert log.state.log_end_offset == 60
 
 
 def test_verify_calls_what_an_interrupted_join_left_harmless_and_repair_finishes_it() -> None:
@@ -675,7 +675,7 @@ def test_old_segments_stand_where_nothing_of_the_new_file_can_be_read() -> None:
     opened = open_log(disk.after_kill(), settings=LARGE)
     commit(opened)
     assert verified_records(opened) == records[20:]
-    assert opened.lost_ranges == ((0, 20),)
+    assert opened.state.lost_ranges == ((0, 20),)
 
 
 # --- others read it -----------------------------------------------------------------------------------------------
@@ -691,7 +691,7 @@ def test_pyarrow_and_polars_read_a_joined_segment() -> None:
     assert table.column("offset").to_pylist() == [offset for offset, _, _ in records]
     frame = pl.read_ipc_stream(data)
     assert frame["value"].to_list() == [value for _, _, value in records]
-    (message,) = log.batches(0)
+    (message,) = log.reader.batches(0)
     assert decode_batch(message).num_rows == 60
 
 

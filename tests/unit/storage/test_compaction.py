@@ -102,9 +102,9 @@ def test_the_active_segment_and_what_is_not_committed_are_not_touched() -> None:
     log = filled([[(b"a", b"1")]])
     log.append([keyed_batch([(b"a", b"2")])], leader_epoch=1, now_us=0)
     roll(log)  # sealed, and not committed
-    assert log.high_watermark == 1
+    assert log.state.high_watermark == 1
     run(log)
-    log.advance_high_watermark(2)
+    log.state.advance_high_watermark(2)
     assert keyed_records(log) == {0: (b"a", b"1"), 1: (b"a", b"2")}
     log.append([keyed_batch([(b"a", b"3")])], leader_epoch=1, now_us=0)
     commit(log)
@@ -114,9 +114,9 @@ def test_the_active_segment_and_what_is_not_committed_are_not_touched() -> None:
 
 def test_a_batch_that_loses_nothing_keeps_its_bytes_and_one_that_loses_some_its_header() -> None:
     log = filled([[(b"a", b"1"), (b"b", b"1")], [(b"c", b"1")], [(b"a", b"2")]])
-    before = [bytes(message) for message in log.batches(0)]
+    before = [bytes(message) for message in log.reader.batches(0)]
     run(log)
-    after = [bytes(message) for message in log.batches(0)]
+    after = [bytes(message) for message in log.reader.batches(0)]
     assert after[1:] == before[1:]
     old, new = read_header(before[0]), read_header(after[0])
     assert [getattr(old, name) for name in ("first_offset", "last_offset", "leader_epoch", "max_timestamp_us")] == [
@@ -135,7 +135,7 @@ def test_neighbours_that_lose_all_become_one_empty_batch_but_for_those_of_a_prod
     commit(log)
     roll(log)
     run(log)
-    headers = [read_header(message) for message in log.batches(0)]
+    headers = [read_header(message) for message in log.reader.batches(0)]
     assert [(h.first_offset, h.last_offset, h.leader_epoch, h.producer_id) for h in headers] == [
         (0, 3, 1, 0),
         (4, 4, 1, 7),
@@ -152,7 +152,7 @@ def test_the_batches_of_a_commit_group_stay_in_their_places() -> None:
     commit(log)
     roll(log)
     run(log)
-    headers = [read_header(message) for message in log.batches(0)]
+    headers = [read_header(message) for message in log.reader.batches(0)]
     assert [(h.first_offset, h.group_index, h.group_count) for h in headers] == [(0, 0, 2), (1, 1, 2), (2, 0, 1)]
 
 
@@ -197,7 +197,7 @@ def test_a_deleted_key_does_not_come_back_on_a_replica_that_lags() -> None:
         leader.append([keyed_batch(records)], leader_epoch=1, now_us=0)
         commit(leader)
         roll(leader)
-        if lagging.log_end_offset == 0:
+        if lagging.state.log_end_offset == 0:
             copy(leader, lagging)
     assert run(leader) is not None
     assert run(leader, now_us=9 * HOUR_US) is None  # no mark of the other: nothing to do, however late it is
@@ -206,7 +206,7 @@ def test_a_deleted_key_does_not_come_back_on_a_replica_that_lags() -> None:
     assert newest_of(keyed_records(lagging))[b"k"] == (1, None)
     roll(lagging)
     assert run(lagging) is not None
-    mark = load_clean_state(lagging.disk, FOLDER).cleaned_to
+    mark = load_clean_state(lagging.state.disk, FOLDER).cleaned_to
     assert mark == 3
     for least, left in ((1, 2), (mark, 1)):
         compact(leader, SETTINGS, map_bytes=1 << 16, now_us=9 * HOUR_US, tombstones_below=least)
@@ -220,30 +220,30 @@ def test_a_tombstone_that_waits_says_so_and_a_lazy_replica_does_a_pass_for_it() 
     log, lazy = (among_others([[(b"k", b"1")], [(b"k", None)], [(b"other", b"2")]]) for _ in range(2))
     never = CompactionSettings(min_cleanable_dirty_percent=101, delete_retention_ms=1)
     assert run(log) is not None
-    assert (log.compacted_to, log.waits_to) == (3, 0)  # it has not had its time yet
+    assert (log.state.compacted_to, log.state.waits_to) == (3, 0)  # it has not had its time yet
     assert run(log, now_us=9 * HOUR_US) is None
-    assert (log.compacted_to, log.waits_to) == (3, 3)
-    for wanted in (0, log.waits_to):
+    assert (log.state.compacted_to, log.state.waits_to) == (3, 3)
+    for wanted in (0, log.state.waits_to):
         report = compact(lazy, never, map_bytes=1 << 16, now_us=9 * HOUR_US, compact_to=wanted)
         assert (report is not None) == (wanted > 0)
-    assert lazy.compacted_to == 3
-    assert compact(lazy, never, map_bytes=1 << 16, now_us=9 * HOUR_US, compact_to=log.waits_to) is None
-    compact(log, SETTINGS, map_bytes=1 << 16, now_us=9 * HOUR_US, tombstones_below=lazy.compacted_to)
+    assert lazy.state.compacted_to == 3
+    assert compact(lazy, never, map_bytes=1 << 16, now_us=9 * HOUR_US, compact_to=log.state.waits_to) is None
+    compact(log, SETTINGS, map_bytes=1 << 16, now_us=9 * HOUR_US, tombstones_below=lazy.state.compacted_to)
     assert keyed_records(log) == {2: (b"other", b"2")}
-    assert log.waits_to == 0
+    assert log.state.waits_to == 0
 
 
 def test_the_mark_is_what_the_last_whole_pass_reached_also_after_an_open() -> None:
     log = among_others([[(b"k%d" % i, b"1")] for i in range(6)])
     with pytest.raises(ZeroDivisionError):
         compact(log, SETTINGS, map_bytes=1 << 16, now_us=0, throttle=lambda size: 1 // 0)  # type: ignore[arg-type, return-value]
-    assert log.compacted_to == 0
+    assert log.state.compacted_to == 0
     report = compact(log, SETTINGS, map_bytes=0, now_us=0)  # of one key
     assert report is not None
     assert not report.is_done
-    assert log.compacted_to == 1
-    again = open_log(log.disk.after_kill(), settings=AMONG_OTHERS)  # type: ignore[attr-defined]
-    assert again.compacted_to == 1
+    assert log.state.compacted_to == 1
+    again = open_log(log.state.disk.after_kill(), settings=AMONG_OTHERS)  # type: ignore[attr-defined]
+    assert again.state.compacted_to == 1
 
 
 def test_an_open_that_finds_a_shorter_log_lowers_the_mark_on_disk() -> None:
@@ -254,8 +254,8 @@ def test_an_open_that_finds_a_shorter_log_lowers_the_mark_on_disk() -> None:
     lowered = CleanState(cleaned_to=4, horizons=((2, 1), (4, 2)), tombstones_to=4)
     for _ in range(2):
         log = open_log(disk.after_kill(), settings=AMONG_OTHERS)
-        assert log.log_end_offset == log.compacted_to == 4
-        assert load_clean_state(log.disk, FOLDER) == lowered
+        assert log.state.log_end_offset == log.state.compacted_to == 4
+        assert load_clean_state(log.state.disk, FOLDER) == lowered
 
 
 @pytest.mark.parametrize(
@@ -274,14 +274,14 @@ def test_an_open_that_cannot_lower_the_mark_fails_and_may_be_tried_again(
     disk = SimDisk()
     log = among_others([[(b"k%d" % i, b"1")] for i in range(4)], disk=disk)
     save_clean_state(disk, FOLDER, CleanState(cleaned_to=9))
-    disk = log.disk.after_kill()  # type: ignore[attr-defined]
+    disk = log.state.disk.after_kill()  # type: ignore[attr-defined]
     path = f"{FOLDER}/{CLEAN_STATE_FILE}" if call != "sync_dir" else FOLDER
     disk.fail(call, error, path=path, times=100)
     with pytest.raises(refused):
         open_log(disk, settings=AMONG_OTHERS)
     for then in (disk.after_kill(), disk.after_crash("lost"), disk.after_crash("reordered")):
         again = open_log(then, settings=AMONG_OTHERS)
-        assert again.log_end_offset == again.compacted_to == 4
+        assert again.state.log_end_offset == again.state.compacted_to == 4
         assert load_clean_state(then, FOLDER) == CleanState(cleaned_to=4)
         commit(again)
         assert [key for key, _ in keyed_records(again).values()] == [b"k%d" % i for i in range(4)]
@@ -303,8 +303,8 @@ def among_others(batches: Sequence[Sequence[Keyed]], *, disk: SimDisk | None = N
 
 def copy(leader: PartitionLog, log: PartitionLog) -> None:
     """Copy all that the leader has stored, byte for byte."""
-    while log.log_end_offset < leader.log_end_offset:
-        with leader.read(log.log_end_offset, stored=True) as plan:
+    while log.state.log_end_offset < leader.state.log_end_offset:
+        with leader.reader.read(log.state.log_end_offset, stored=True) as plan:
             log.append_stored(plan_bytes(plan), leader_epoch=1, now_us=0)
     commit(log)
 
@@ -387,23 +387,23 @@ def test_a_full_map_needs_several_passes_and_each_goes_on_where_the_last_ended()
 
 def test_a_reader_with_the_old_file_open_reads_it_to_its_end() -> None:
     log = filled([[(b"a", b"1"), (b"b", b"1")], [(b"a", b"2")]])
-    with log.read(0) as plan:
+    with log.reader.read(0) as plan:
         run(log)
         assert [value for _, _, value in sent_records(plan)] == [b"1", b"1", b"2"]
         assert len(plan_bytes(plan)) == plan.bytes
-    with log.read(0) as plan:
+    with log.reader.read(0) as plan:
         assert [offset for offset, _, _ in sent_records(plan)] == [1, 2]
 
 
 def test_a_question_that_began_before_a_segment_was_replaced_is_asked_again() -> None:
     log = filled([[(b"a", b"1"), (b"b", b"1")], [(b"a", b"2")]])
-    view = log.log.state.view()
+    view = log.state.view()
     for segment in view.segments:
         assert view.index(segment)
     run(log)
-    views = [log.log.state.view(), view]
-    log.log.state.view = views.pop  # type: ignore[method-assign]
-    with log.read(0) as plan:
+    views = [log.state.view(), view]
+    log.state.view = views.pop  # type: ignore[method-assign]
+    with log.reader.read(0) as plan:
         assert [offset for offset, _, _ in sent_records(plan)] == [1, 2]
     assert views == []
 
@@ -417,7 +417,7 @@ def test_the_log_opens_again_with_the_same_records_and_goes_on() -> None:
         opened = open_log(again)
         commit(opened)  # as the runtime does: the sole replica has it
         assert keyed_records(opened) == records
-        assert opened.log_end_offset == 4
+        assert opened.state.log_end_offset == 4
         check_compacted(opened)
         opened.append([keyed_batch([(b"a", b"3")])], leader_epoch=2, now_us=0)
         commit(opened)
@@ -446,7 +446,7 @@ def test_a_damaged_batch_stops_the_pass_and_a_log_with_lost_records_is_left_alon
     first, second = (compact(log, SETTINGS, map_bytes=1 << 16, now_us=0) for _ in range(2))
     assert first is not None
     assert first.uncleanable
-    assert log.lost_ranges == ((1, 2),)
+    assert log.state.lost_ranges == ((1, 2),)
     assert second is not None
     assert second.uncleanable
     assert keyed_records(log) == {0: (b"a", b"1"), 2: (b"a", b"2")}
@@ -483,7 +483,7 @@ def test_a_full_disk_stops_the_pass_and_appends_go_on() -> None:
     with pytest.raises(DiskFull):
         compact(log, SETTINGS, map_bytes=1 << 16, now_us=0)
     disk.heal()
-    assert log.failure is None
+    assert log.state.failure is None
     log.append([keyed_batch([(b"c", b"1")])], leader_epoch=1, now_us=0)
     assert run(log) is not None
 
@@ -499,7 +499,7 @@ def test_a_segment_that_was_let_go_meanwhile_is_not_brought_back() -> None:
             log.trim(2)
 
     compact(log, SETTINGS, map_bytes=1 << 16, now_us=0, throttle=throttle)
-    assert log.log_start_offset == 2
+    assert log.state.log_start_offset == 2
     assert [name for name in disk.names if "/00000000000000000000" in name] == []
     assert keyed_records(log) == {2: (b"a", b"2"), 3: (b"b", b"2")}
 

@@ -31,7 +31,7 @@ def append(log: PartitionLog, value: bytes = b"x") -> None:
 
 
 def values(log: PartitionLog) -> list[bytes]:
-    log.advance_high_watermark(log.durable_end)
+    log.state.advance_high_watermark(log.state.durable_end)
     return [value for _, _, value in verified_records(log)]
 
 
@@ -47,8 +47,8 @@ def test_what_is_appended_while_it_is_under_way_is_not_said_to_be_durable(
         append(log, b"late")
 
     monkeypatch.setattr(SimFile, "sync", sync)
-    assert log.sync() == log.durable_end == 1
-    assert log.log_end_offset == 2
+    assert log.syncer.sync() == log.state.durable_end == 1
+    assert log.state.log_end_offset == 2
     assert values(open_log(disk.after_crash("lost"))) == [b"x"]
 
 
@@ -62,27 +62,27 @@ def test_a_sync_that_failed_fails_the_log_until_it_has_recovered(
     disk.fail("sync", number, path=".arrows")
     for _ in range(2):
         with pytest.raises(error):
-            log.sync()
+            log.syncer.sync()
     with pytest.raises(error):
         append(log)
-    assert log.durable_end == 0
+    assert log.state.durable_end == 0
     assert values(open_log(disk.after_crash("lost"))) == []
     log.recover(now_us=0)
     append(log, b"y")
-    assert log.sync() == 2
+    assert log.syncer.sync() == 2
     assert values(open_log(disk.after_crash("lost"))) == [b"x", b"y"]
 
 
 def roll_in_vain(log: PartitionLog, disk: SimDisk) -> None:
-    disk.fail("sync", errno.EIO, path=log.folder)
+    disk.fail("sync", errno.EIO, path=log.state.folder)
     with pytest.raises(StorageFailed):
         log.roll_if_due(1 << 60)
 
 
 def check_it_comes_back(log: PartitionLog, disk: SimDisk) -> None:
-    assert log.durable_end == 0
+    assert log.state.durable_end == 0
     log.recover(0)
-    assert log.sync() == 1
+    assert log.syncer.sync() == 1
     assert values(open_log(disk.after_crash("lost"))) == [b"x"]
 
 
@@ -108,7 +108,7 @@ class Beside:
 
 
 def roll_by_append(log: PartitionLog) -> None:
-    log.update_settings(LogSettings(segment_bytes=1_000))
+    log.remembered.update_settings(LogSettings(segment_bytes=1_000))
     append(log, b"y")
 
 
@@ -145,15 +145,15 @@ def test_a_roll_beside_a_sync_that_was_told_the_error_does_not_say_that_all_is_w
 
     monkeypatch.setattr(SimFile, "sync", sync)
     monkeypatch.setattr(SimFile, "write", write)
-    disk.fail("sync", errno.EIO, path=log.folder)
-    syncing.append(Beside(log.sync))
+    disk.fail("sync", errno.EIO, path=log.state.folder)
+    syncing.append(Beside(log.syncer.sync))
     assert told.wait(60)
     rolling = Beside(lambda: roll(log))
     assert marked.wait(60)
     go_on.set()
     assert isinstance(rolling.ends(), StorageFailed)
     assert isinstance(syncing[0].ends(), StorageFailed)
-    assert log.log_end_offset == 1
+    assert log.state.log_end_offset == 1
     check_it_comes_back(log, disk)
 
 
@@ -171,7 +171,7 @@ def test_a_sync_beside_a_roll_that_was_told_the_error_does_not_either(
 
     monkeypatch.setattr(Syncer, "_sync_begins", begins_and_rolls)
     with pytest.raises(StorageFailed):
-        log.sync()
+        log.syncer.sync()
     monkeypatch.undo()
     check_it_comes_back(log, disk)
 
@@ -184,7 +184,7 @@ def test_a_tail_that_is_given_up_beside_a_failing_sync_is_not_durable(
     for value in (b"x", b"y"):
         append(log, value)
     told, go_on, scanned = threading.Event(), threading.Event(), threading.Event()
-    tail = log.log.state.view().segments[-1]
+    tail = log.state.view().segments[-1]
 
     def sync(file: SimFile) -> None:
         try:
@@ -200,13 +200,13 @@ def test_a_tail_that_is_given_up_beside_a_failing_sync_is_not_durable(
 
     monkeypatch.setattr(SimFile, "sync", sync)
     monkeypatch.setattr(SimFile, "trim", trim)
-    disk.fail("sync", errno.EIO, path=log.folder)
-    syncing = Beside(log.sync)
+    disk.fail("sync", errno.EIO, path=log.state.folder)
+    syncing = Beside(log.syncer.sync)
     assert told.wait(60)
     disk.flip(tail.path, 8 * (disk.size(tail.path) - 3))  # in the last batch
-    repairing = Beside(lambda: log.repair_segment(tail))
+    repairing = Beside(lambda: log.state.repair(tail))
     assert scanned.wait(60)
     go_on.set()
     assert isinstance(repairing.ends(), StorageFailed)
     assert isinstance(syncing.ends(), StorageFailed)
-    assert log.durable_end == 0
+    assert log.state.durable_end == 0

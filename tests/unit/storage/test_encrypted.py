@@ -113,7 +113,7 @@ def change(disk: SimDisk, path: str, at: int, data: bytes) -> None:
 
 def forged(disk: SimDisk, log: PartitionLog, offset: int, at: int = 500) -> tuple[str, int]:
     """Change a byte of the batch that has an offset, and make the CRC fit, there and in the index."""
-    view = log.log.view()
+    view = log.state.view()
     segment = view.segments[view.segment_of(offset)]
     index = view.index(segment)
     entry = index.entries[index.find(offset)]
@@ -259,7 +259,7 @@ def test_a_log_that_was_opened_before_its_stream_was_known_is_encrypted_from_the
     disk = SimDisk()
     filled(disk, 3).close()
     log = create_log(disk, folder=f"{FOLDER}1", settings=replace(SETTINGS, is_encrypted=False))
-    log.update_settings(SETTINGS)
+    log.remembered.update_settings(SETTINGS)
     log.append([told(b"first")], leader_epoch=1, now_us=0)
     commit(log)
     assert [value for _, _, value in verified_records(log)] == [CANARY + b"first"]
@@ -495,7 +495,7 @@ def test_batches_that_are_damaged_or_changed_do_not_speak_against_the_keys() -> 
     disk = SimDisk()
     log = filled(disk, 6, replace(SETTINGS, segment_bytes=1 << 20))
     forged(disk, log, 0)
-    entry = log.log.view().index(log.log.view().segments[0]).entries[1]
+    entry = log.state.view().index(log.state.view().segments[0]).entries[1]
     disk.flip(segments(disk)[0], 8 * (int(entry["position"]) + 700))
     log.close(clean=False)
     vault = open_vault(disk.after_crash("lost"))
@@ -508,13 +508,13 @@ def test_a_disk_that_does_not_read_a_batch_does_not_speak_against_the_keys() -> 
     for call in ("open", "pread"):
         found = disk.after_crash("lost")
         found.fail(call, errno.EIO, path=segments(disk)[-1])
-        assert open_log(found, settings=SETTINGS, boot_id="another").log_end_offset == 30
+        assert open_log(found, settings=SETTINGS, boot_id="another").state.log_end_offset == 30
         found = disk.after_crash("lost")
         found.lose(f"{FOLDER}/checkpoint")
         found.fail(call, errno.EIO, path=".arrows", times=len(segments(disk)))
         with pytest.raises(StorageFailed):
             open_log(found, settings=SETTINGS, boot_id="another")
-        assert open_log(found, settings=SETTINGS, boot_id="another").log_end_offset == 30
+        assert open_log(found, settings=SETTINGS, boot_id="another").state.log_end_offset == 30
 
 
 def test_without_both_files_a_log_is_not_taken_for_one_in_clear() -> None:
@@ -654,7 +654,7 @@ def test_no_file_has_what_users_sent() -> None:
     log.close()
     nothing_told(disk)
     log = open_log(disk, settings=SETTINGS)
-    assert log.recovery.clean
+    assert log.state.recovery.clean
     state = log.remembered.states.load(30)
     assert state is not None
     assert IDS in state
@@ -668,7 +668,7 @@ def test_after_a_power_cut_it_is_what_was_synced() -> None:
     found = open_log(disk.after_crash("lost"), settings=SETTINGS, boot_id="another")
     commit(found)
     assert [value for _, _, value in read_records(found, 0)] == [CANARY + b"%d" % number for number in range(7)]
-    assert found.lost_ranges == ()
+    assert found.state.lost_ranges == ()
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
@@ -697,7 +697,7 @@ def check_scrubbed(log: PartitionLog) -> None:
     offset = 0
     while (piece := scrub(log, offset, bytes_max=1 << 20)) is not None:
         offset = piece.next_offset
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
 
 
 def test_a_follower_encrypts_what_its_leader_sends_with_a_key_of_its_own() -> None:
@@ -705,8 +705,8 @@ def test_a_follower_encrypts_what_its_leader_sends_with_a_key_of_its_own() -> No
     leader = filled(theirs)
     follower = create_log(ours, settings=replace(SETTINGS, is_sole_replica=False))
     follower.follow(1)
-    while follower.log_end_offset < 30:
-        with leader.read(follower.log_end_offset, max_bytes=4_000, stored=True) as plan:
+    while follower.state.log_end_offset < 30:
+        with leader.reader.read(follower.state.log_end_offset, max_bytes=4_000, stored=True) as plan:
             sent = plan_bytes(plan)
         assert CANARY in sent
         follower.append_stored(sent, leader_epoch=1, now_us=0)
@@ -716,7 +716,7 @@ def test_a_follower_encrypts_what_its_leader_sends_with_a_key_of_its_own() -> No
     check_log(follower, ours)
     assert theirs.read_file(f"{FOLDER}/keys") != ours.read_file(f"{FOLDER}/keys")
     follower.truncate(11)
-    with leader.read(11, stored=True) as plan:
+    with leader.reader.read(11, stored=True) as plan:
         follower.append_stored(plan_bytes(plan), leader_epoch=1, now_us=0)
     commit(follower)
     assert verified_records(follower) == verified_records(leader)
@@ -730,16 +730,16 @@ def test_a_batch_that_was_changed_is_not_served_and_those_before_it_are() -> Non
     log = filled(disk, 6, replace(SETTINGS, segment_bytes=1 << 20))
     forged(disk, log, 4)
     before = {name: bytes(inode.content) for name, inode in disk.names.items()}
-    with log.read(2) as plan:
+    with log.reader.read(2) as plan:
         assert plan.next_offset == 4
         assert plan.batch_count == len(plan_bytes(plan)) // (plan.bytes // plan.batch_count) == 2
     with pytest.raises(BadBatch, match="changed, moved"):
-        log.read(4, repairs=False)
+        log.reader.read(4, repairs=False)
     with pytest.raises(BadBatch, match="not encrypted here"):
-        log.read(4)
+        log.reader.read(4)
     with pytest.raises(CorruptLog):
-        list(log.batches(0))
-    assert log.lost_ranges == (), "its disk is well: nothing is given up"
+        list(log.reader.batches(0))
+    assert log.state.lost_ranges == (), "its disk is well: nothing is given up"
     assert [value for _, _, value in read_records(log, 5)] == [CANARY + b"5"]
     assert {name: bytes(inode.content) for name, inode in disk.names.items() if name.endswith(".arrows")} == {
         name: content for name, content in before.items() if name.endswith(".arrows")
@@ -764,7 +764,7 @@ def test_a_batch_in_the_place_of_another_is_found() -> None:
     """The one before it, with the offsets, the CRC and the index of the one that stood there."""
     disk = SimDisk()
     log = filled(disk, 4)
-    view = log.log.view()
+    view = log.state.view()
     index = view.index(view.segments[0])
     entries = [index.entries[at] for at in range(2)]
     content = disk.names[view.segments[0].path].content
@@ -774,20 +774,20 @@ def test_a_batch_in_the_place_of_another_is_found() -> None:
     entries[1]["crc"] = seal(moved)
     change(disk, view.segments[0].path, int(entries[1]["position"]), bytes(moved))
     with pytest.raises(BadBatch):
-        log.read(1)
+        log.reader.read(1)
 
 
 def test_rot_is_damage_as_in_any_log() -> None:
     disk = SimDisk()
     log = filled(disk, 6, replace(SETTINGS, segment_bytes=1 << 20))
-    view = log.log.view()
+    view = log.state.view()
     entry = view.index(view.segments[0]).entries[3]
     disk.flip(view.segments[0].path, 8 * (int(entry["position"]) + 700))
     with pytest.raises(BadBatch):
-        log.read(3, repairs=False)
-    assert log.lost_ranges == (), "who asks so looks for himself, and tells of it"
+        log.reader.read(3, repairs=False)
+    assert log.state.lost_ranges == (), "who asks so looks for himself, and tells of it"
     assert [value for _, _, value in read_records(log, 3)] == [CANARY + b"4", CANARY + b"5"]
-    assert log.lost_ranges == ((3, 4),)
+    assert log.state.lost_ranges == ((3, 4),)
 
 
 def test_repair_needs_the_key() -> None:
@@ -817,7 +817,7 @@ def test_tampering_with_a_state_file_leaves_it_out() -> None:
 def test_a_log_that_is_not_encrypted_has_none_of_this() -> None:
     disk = SimDisk()
     log = filled(disk, 5, replace(SETTINGS, is_encrypted=False))
-    with log.read(0) as plan:
+    with log.reader.read(0) as plan:
         assert not plan.is_opened
     assert not disk.exists(f"{FOLDER}/keys")
     log.close()
@@ -849,7 +849,7 @@ def test_a_read_reserves_what_it_takes(tmp_path: Path, monkeypatch: pytest.Monke
             """Of the file in memory, which is no memory of Python."""
             return sum(os.stat(f"/proc/self/fd/{fd}").st_size for fd in memory_files())
 
-        with log.read(0, reserve=reserve) as plan:
+        with log.reader.read(0, reserve=reserve) as plan:
             assert plan.batch_count == 3
             peak = tracemalloc.get_traced_memory()[1] - before + plan.bytes
     finally:

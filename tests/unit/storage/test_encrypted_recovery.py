@@ -115,8 +115,8 @@ def test_by_a_header_that_was_changed_nothing_is_cut(number: int, field: str, va
     assert {path: kept(disk)[path] for path in segments} == segments
     put_back(disk, before)
     log = open_log(disk, settings=settings, boot_id="another")
-    assert log.log_end_offset == 18
-    assert log.lost_ranges == ()
+    assert log.state.log_end_offset == 18
+    assert log.state.lost_ranges == ()
 
 
 def test_a_batch_that_others_wrote_is_not_taken_for_ours() -> None:
@@ -135,7 +135,7 @@ def test_a_batch_that_others_wrote_is_not_taken_for_ours() -> None:
     write(disk, f"{LAST}.arrows", position + length, bytes(other.names[f"{LAST}.arrows"].content[at : at + size]))
     refused(disk, "not what was encrypted here")
     put_back(disk, before)
-    assert open_log(disk, settings=SETTINGS, boot_id="another").log_end_offset == 18
+    assert open_log(disk, settings=SETTINGS, boot_id="another").state.log_end_offset == 18
 
 
 def test_what_a_crash_leaves_is_cut_as_in_any_log() -> None:
@@ -144,7 +144,7 @@ def test_what_a_crash_leaves_is_cut_as_in_any_log() -> None:
         position, length = batches_of(disk)[-1]
         write(disk, f"{LAST}.arrows", position + cut, bytes(length - cut))
         log = open_log(disk, settings=SETTINGS, boot_id="another")
-        assert (log.log_end_offset, log.recovery.cut_offset) == (15, 15)
+        assert (log.state.log_end_offset, log.state.recovery.cut_offset) == (15, 15)
 
 
 def test_one_that_was_changed_may_be_given_up_by_hand() -> None:
@@ -154,7 +154,7 @@ def test_one_that_was_changed_may_be_given_up_by_hand() -> None:
     write(disk, f"{LAST}.arrows", position, bytes(8))
     log = open_log(disk, settings=SETTINGS, boot_id="another")
     commit(log)
-    assert (log.lost_ranges, log.log_end_offset) == (((6, 9),), 18)
+    assert (log.state.lost_ranges, log.state.log_end_offset) == (((6, 9),), 18)
     assert [offset for offset, _, _ in verified_records(log)] == [*range(6), *range(9, 18)]
 
 
@@ -193,8 +193,8 @@ def test_an_older_clean_mark_that_is_made_to_fit_passes_over_nothing() -> None:
     point = replace(found.tail, bytes=disk.size(f"{LAST}.arrows"))
     disk.replace_file(f"{FOLDER}/checkpoint", replace(found, tail=point, clean_boot_id=BOOT_ID).encode())
     log = open_log(disk, settings=SETTINGS)
-    assert log.log_end_offset == 18
-    assert not log.recovery.clean
+    assert log.state.log_end_offset == 18
+    assert not log.state.recovery.clean
 
 
 def test_an_older_clean_mark_over_a_sealed_segment_passes_over_nothing() -> None:
@@ -205,17 +205,17 @@ def test_an_older_clean_mark_over_a_sealed_segment_passes_over_nothing() -> None
     found = Checkpoint.decode(disk.read_file(f"{FOLDER}/checkpoint"), where="")
     assert found is not None
     assert found.tail is None
-    assert open_log(disk.after_kill(), settings=SETTINGS).recovery.clean
+    assert open_log(disk.after_kill(), settings=SETTINGS).state.recovery.clean
     disk.replace_file(f"{FOLDER}/checkpoint", replace(found, recovery_point=6, high_watermark=6).encode())
     log = open_log(disk, settings=SETTINGS)
-    assert log.log_end_offset == 18
+    assert log.state.log_end_offset == 18
 
 
 def test_an_index_that_leads_behind_batches_passes_over_nothing() -> None:
     """The checkpoint has its CRC, and both can be written by whoever writes files."""
     disk = SimDisk()
     log = filled(disk)
-    log.log.checkpoint()
+    log.checkpoints.keep()
     for number in range(4):
         log.append([row_batch([b"%d.%d" % (number, i) for i in range(3)])], leader_epoch=1, now_us=number)
         commit(log)
@@ -229,8 +229,8 @@ def test_an_index_that_leads_behind_batches_passes_over_nothing() -> None:
     crc = int(footer_of(entries)[12:16][::-1].hex(), 16)
     disk.replace_file(f"{FOLDER}/checkpoint", replace(found, tail=replace(found.tail, entry_crc=crc)).encode())
     log = open_log(disk, settings=SETTINGS, boot_id="another")
-    assert log.lost_ranges == ()
-    assert log.log_end_offset == 30
+    assert log.state.lost_ranges == ()
+    assert log.state.log_end_offset == 30
 
 
 def _entries_of(disk: SimDisk, point: TailPoint) -> Entries:
@@ -244,7 +244,7 @@ def test_a_log_that_has_failed_is_not_recovered_by_what_others_wrote_meanwhile()
     disk = SimDisk()
     log = filled(disk)
     before = kept(disk)
-    log.log.fail(StorageFailed("an fsync"))
+    log.state.fail(StorageFailed("an fsync"))
     forge(disk, -1, "group_count", 2)
     with pytest.raises(BadBatch, match="put the file back"):
         log.recover(0)
@@ -271,7 +271,7 @@ def test_messages_are_opened_in_memory_that_is_used_again() -> None:
 
     disk = SimDisk()
     log = filled(disk)
-    vault = log.log.state.vault
+    vault = log.state.vault
     assert vault is not None
     own, content = OwnBatches(vault), bytes(disk.names[f"{LAST}.arrows"].content)
     for position, length in batches_of(disk):

@@ -29,7 +29,7 @@ def test_it_is_stored_where_it_is_expected_and_nowhere_else(log: PartitionLog) -
     for wrong in (0, 1, 3, 1 << 62):
         result = expect(log, wrong)
         assert (result.first_offset, result.next_offset, result.has_records) == (2, 2, False)
-    assert log.log_end_offset == 2
+    assert log.state.log_end_offset == 2
     assert expect(log, 2)[:2] == (2, 3)
     commit(log)
     assert [value for _, _, value in verified_records(log)] == [b"a", b"b", b"x"]
@@ -47,7 +47,7 @@ def test_a_repeat_is_answered_as_one_whatever_it_expects(log: PartitionLog) -> N
         result = expect(log, expected, stamped([b"a", b"b"], 1, 0, 0))
         assert (result.first_offset, result.next_offset) == (0, 2)
     assert result.duplicate
-    assert log.log_end_offset == 2
+    assert log.state.log_end_offset == 2
 
 
 def test_what_did_not_hold_uses_up_no_sequence(log: PartitionLog) -> None:

@@ -54,7 +54,7 @@ def test_full_disk_refuses_the_append_and_takes_the_next_when_there_is_space(
         with pytest.raises(DiskFull, match="No space left") as caught:
             append(log, b"refused")
         assert caught.value.reason == "disk_full"
-    assert log.failure is None
+    assert log.state.failure is None
     assert values(log) == [b"0"], "reads go on"
     disk.heal()
     append(log, b"1")
@@ -98,12 +98,12 @@ def test_full_disk_at_a_roll_refuses_the_append_and_rolls_later(disk: SimDisk) -
         disk.bytes_max = disk.used_bytes + free
         with pytest.raises(DiskFull):
             append(log, b"refused")
-        assert log.failure is None
+        assert log.state.failure is None
         assert values(log) == [b"0", b"1"]
     disk.heal()
     append(log, b"2")
     commit(log)
-    assert log.segment_count == 2
+    assert log.state.segment_count == 2
     assert values(log) == [b"0", b"1", b"2"]
     check_log(log, disk)
 
@@ -117,11 +117,11 @@ def test_write_error_fails_the_log_until_it_has_recovered(disk: SimDisk, log: Pa
         with pytest.raises(StorageFailed, match="until the log has recovered"):
             append(log, b"refused")
     with pytest.raises(StorageFailed):
-        log.sync()
+        log.syncer.sync()
     assert values(log) == [b"0"], "reads go on"
     log.recover(0)
-    assert log.failure is None
-    assert log.durable_end == 2
+    assert log.state.failure is None
+    assert log.state.durable_end == 2
     append(log, b"2")
     commit(log)
     assert values(log) == [b"0", b"1", b"2"]
@@ -133,7 +133,7 @@ def test_write_that_cannot_be_taken_back_fails_the_log_also_on_a_full_disk(disk:
     disk.fail("truncate", errno.EIO)
     with pytest.raises(StorageFailed):
         append(log, b"refused")
-    assert log.failure is not None
+    assert log.state.failure is not None
     log.recover(0)
     append(log, b"1")
     commit(log)
@@ -149,17 +149,17 @@ def test_failed_fsync_is_never_trusted_again(
     append(log, b"1", b"2")
     disk.fail("sync", kind)
     with pytest.raises(error):
-        log.sync()
-    assert log.durable_end == 1
+        log.syncer.sync()
+    assert log.state.durable_end == 1
     with pytest.raises(error):
         append(log, b"refused")
     with pytest.raises(error):
-        log.sync()
+        log.syncer.sync()
     assert not log.idle()
     log.recover(0)
-    assert (log.durable_end, log.log_end_offset) == (3, 3)
+    assert (log.state.durable_end, log.state.log_end_offset) == (3, 3)
     found = open_log(disk.after_crash("lost"), boot_id="next")
-    found.advance_high_watermark(3)
+    found.state.advance_high_watermark(3)
     assert values(found) == [b"0", b"1", b"2"]
 
 
@@ -168,11 +168,11 @@ def test_failed_first_fsync_of_a_segment_is_not_trusted_with_its_schema_message_
     append(log, b"0")
     disk.fail("sync", errno.EIO)
     with pytest.raises(StorageFailed):
-        log.sync()
+        log.syncer.sync()
     log.recover(0)
     found = open_log(disk.after_crash("lost"), boot_id="next")
-    assert found.recovery.notes == []
-    assert found.log_end_offset == 1
+    assert found.state.recovery.notes == []
+    assert found.state.log_end_offset == 1
 
 
 def test_failed_fsync_at_a_roll_is_never_trusted_again(disk: SimDisk) -> None:
@@ -185,9 +185,9 @@ def test_failed_fsync_at_a_roll_is_never_trusted_again(disk: SimDisk) -> None:
     log.recover(0)
     append(log, b"2")
     commit(log)
-    assert log.segment_count == 2
+    assert log.state.segment_count == 2
     found = open_log(disk.after_crash("lost"), boot_id="next")
-    found.advance_high_watermark(3)
+    found.state.advance_high_watermark(3)
     assert values(found) == [b"0", b"1", b"2"]
     check_log(found, disk)
 
@@ -196,10 +196,10 @@ def test_recovery_may_be_tried_again_and_again(disk: SimDisk, log: PartitionLog)
     """Each of its calls fails once; what could not be written yet is kept in memory meanwhile."""
     append(log, b"1")
     append(log, b"2")
-    log.advance_high_watermark(3)  # fsync = interval: readers may have seen it
+    log.state.advance_high_watermark(3)  # fsync = interval: readers may have seen it
     disk.fail("sync", errno.EIO)
     with pytest.raises(StorageFailed):
-        log.sync()
+        log.syncer.sync()
     for call, kind in (
         ("open", errno.EIO),
         ("pread", errno.EIO),
@@ -212,37 +212,37 @@ def test_recovery_may_be_tried_again_and_again(disk: SimDisk, log: PartitionLog)
         disk.fail(call, kind, short=100)
         with pytest.raises((StorageFailed, DiskFull)):
             log.recover(0)
-        assert log.failure is not None
+        assert log.state.failure is not None
         with pytest.raises((StorageFailed, DiskFull)):
             append(log, b"refused")
-        assert log.lost_ranges == ()
+        assert log.state.lost_ranges == ()
     log.recover(0)
     assert values(log) == [b"0", b"1", b"2"]
     check_log(log, disk)
     found = open_log(disk.after_crash("lost"), boot_id="next")
-    assert found.log_end_offset == 3
+    assert found.state.log_end_offset == 3
 
 
 def test_recovering_a_log_that_is_well_changes_nothing(disk: SimDisk, log: PartitionLog) -> None:
     append(log, b"1")
     before = disk.steps
     log.recover(0)
-    assert (disk.steps, log.durable_end, log.log_end_offset) == (before, 1, 2)
+    assert (disk.steps, log.state.durable_end, log.state.log_end_offset) == (before, 1, 2)
 
 
 @pytest.mark.parametrize("call", ["create", "write", "sync", "rename", "sync_dir"])
 def test_checkpoint_that_cannot_be_written_leaves_the_old_one(disk: SimDisk, log: PartitionLog, call: str) -> None:
     append(log, b"1")
-    log.sync()
+    log.syncer.sync()
     disk.fail(call, errno.ENOSPC, path="" if call == "sync_dir" else "checkpoint")
     with pytest.raises(DiskFull, match="checkpoint in"):
         log.checkpoint()
-    assert log.failure is None
+    assert log.state.failure is None
     append(log, b"2")
     commit(log)
     log.close()
     log = open_log(disk)
-    assert log.recovery.clean
+    assert log.state.recovery.clean
     assert values(log) == [b"0", b"1", b"2"]
 
 
@@ -250,9 +250,9 @@ def test_new_epoch_that_cannot_be_written_refuses_the_append(disk: SimDisk, log:
     disk.fail("write", errno.ENOSPC, path="epochs")
     with pytest.raises(DiskFull):
         log.append([row_batch([b"x"])], leader_epoch=2, now_us=0)
-    assert (log.leader_epoch, log.log_end_offset) == (1, 1)
+    assert (log.epochs.latest, log.state.log_end_offset) == (1, 1)
     log.append([row_batch([b"x"])], leader_epoch=2, now_us=0)
-    assert (log.leader_epoch, log.epoch_of(0), log.epoch_of(1)) == (2, 1, 2)
+    assert (log.epochs.latest, log.epochs.epoch_of(0), log.epochs.epoch_of(1)) == (2, 1, 2)
 
 
 def test_clean_mark_that_cannot_be_withdrawn_refuses_the_append(disk: SimDisk, log: PartitionLog) -> None:
@@ -263,8 +263,8 @@ def test_clean_mark_that_cannot_be_withdrawn_refuses_the_append(disk: SimDisk, l
         append(log, b"x")
     append(log, b"1")
     found = open_log(disk.after_crash("kept"))
-    assert not found.recovery.clean
-    assert found.log_end_offset == 2
+    assert not found.state.recovery.clean
+    assert found.state.log_end_offset == 2
 
 
 def test_an_append_that_comes_while_the_log_is_closed_costs_the_clean_mark_and_nothing_else(
@@ -280,7 +280,7 @@ def test_an_append_that_comes_while_the_log_is_closed_costs_the_clean_mark_and_n
     monkeypatch.setattr(log.remembered, "keep", late)
     log.close(clean=True)
     found = open_log(disk)
-    assert not found.recovery.clean
+    assert not found.state.recovery.clean
     commit(found)
     assert values(found) == [b"0", b"late"]
 
@@ -289,10 +289,10 @@ def test_disk_that_cannot_be_read_is_an_error_of_the_tree(disk: SimDisk, log: Pa
     for call in ("open", "pread"):
         disk.fail(call, errno.EIO)
         with pytest.raises(StorageFailed, match="Input/output error"):
-            log.read(0)
+            log.reader.read(0)
     assert disk.open_files == 1
     assert [record[0] for record in read_records(log, 0)] == [0]
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
 
 
 @pytest.mark.parametrize("call", ["read_file", "listdir", "pread", "open"])
@@ -302,7 +302,7 @@ def test_log_that_cannot_be_opened_says_why(disk: SimDisk, log: PartitionLog, ca
     with pytest.raises(StorageFailed, match=r"open .*Input/output error"):
         open_log(found)
     assert found.open_files == 0
-    assert open_log(found).log_end_offset == 1
+    assert open_log(found).state.log_end_offset == 1
 
 
 def test_log_that_cannot_be_made_says_why(disk: SimDisk) -> None:
@@ -322,8 +322,8 @@ def test_retention_goes_on_when_a_file_cannot_be_removed(disk: SimDisk) -> None:
     log.close()
     disk = disk.after_crash("kept")
     found = open_log(disk, boot_id="next")
-    assert (found.log_start_offset, found.lost_ranges) == (5, ())
-    assert not [name for name in disk.listdir(found.folder) if name < f"{4:020d}"]
+    assert (found.state.log_start_offset, found.state.lost_ranges) == (5, ())
+    assert not [name for name in disk.listdir(found.state.folder) if name < f"{4:020d}"]
 
 
 def test_segments_that_vanish_under_an_open_log_are_lost_not_a_crash(disk: SimDisk) -> None:
@@ -331,9 +331,9 @@ def test_segments_that_vanish_under_an_open_log_are_lost_not_a_crash(disk: SimDi
     for i in range(8):
         append(log, b"%d" % i)
     commit(log)
-    disk.unlink(log.log.state.view().segments[1].path)
+    disk.unlink(log.state.view().segments[1].path)
     assert [record[0] for record in read_records(log, 0)] == [0, 1, 4, 5, 6, 7]
-    assert log.lost_ranges == ((2, 4),)
+    assert log.state.lost_ranges == ((2, 4),)
 
 
 def test_file_that_changes_all_the_time_is_an_error_not_a_loop(disk: SimDisk, log: PartitionLog) -> None:
@@ -342,7 +342,7 @@ def test_file_that_changes_all_the_time_is_an_error_not_a_loop(disk: SimDisk, lo
     commit(log)
     log.roll_if_due(1 << 60)
 
-    path = log.log.state.view().segments[0].path
+    path = log.state.view().segments[0].path
     real = disk.open
 
     def fickle(name: str, *, create: bool = False, readonly: bool = False):  # type: ignore[no-untyped-def]
@@ -364,20 +364,22 @@ def test_a_trim_that_the_full_disk_refused_is_not_done_until_it_is_written_down(
         append(log, b"%d" % number)
         commit(log)
     log.checkpoint()
-    files = len(disk.listdir(log.folder))
+    files = len(disk.listdir(log.state.folder))
     disk.bytes_max = 0
     for _ in range(3):
         with pytest.raises(DiskFull):
             log.trim(5)
-        assert log.kept_start_offset == open_log(disk.after_kill(), settings=SMALL).log_start_offset == 0
+        assert (
+            log.checkpoints.kept_start_offset == open_log(disk.after_kill(), settings=SMALL).state.log_start_offset == 0
+        )
     disk.heal()
     if again == "checkpoint, trim":
         log.checkpoint()
     assert (log.apply_retention(now_us=0) if again == "retention" else log.trim(5)) == 5
-    assert log.kept_start_offset == 5
-    assert len(disk.listdir(log.folder)) < files, "and its room is back"
+    assert log.checkpoints.kept_start_offset == 5
+    assert len(disk.listdir(log.state.folder)) < files, "and its room is back"
     reopened = open_log(disk, settings=SMALL)
-    assert reopened.log_start_offset == 5
+    assert reopened.state.log_start_offset == 5
     assert values(reopened) == [b"5", b"6", b"7"]
 
 
@@ -391,15 +393,15 @@ def test_a_log_that_recovers_lets_nothing_go_that_could_not_be_written_down(disk
     disk.fail("write", errno.ENOSPC, path="checkpoint", times=2)
     with pytest.raises(DiskFull):
         log.trim(3)
-    log.log.fail(StorageFailed("made to fail"))
+    log.state.fail(StorageFailed("made to fail"))
     with pytest.raises(DiskFull):
         log.recover(0)
-    found = open_log(disk.after_kill(), settings=log.settings)
-    assert (found.log_start_offset, found.log_end_offset, found.lost_ranges) == (0, 4, ())
+    found = open_log(disk.after_kill(), settings=log.state.settings)
+    assert (found.state.log_start_offset, found.state.log_end_offset, found.state.lost_ranges) == (0, 4, ())
     log.recover(0)
-    assert log.log_start_offset == 3
-    found = open_log(disk.after_kill(), settings=log.settings)
-    assert (found.log_start_offset, found.log_end_offset, found.lost_ranges) == (3, 4, ())
+    assert log.state.log_start_offset == 3
+    found = open_log(disk.after_kill(), settings=log.state.settings)
+    assert (found.state.log_start_offset, found.state.log_end_offset, found.state.lost_ranges) == (3, 4, ())
 
 
 @pytest.mark.process
@@ -423,7 +425,7 @@ def test_limit_of_the_file_size_on_the_real_disk_is_a_full_disk(tmp_path: Path) 
         except DiskFull as error:
             print(error)
         commit(log)
-        assert log.failure is None
+        assert log.state.failure is None
         assert len(verified_records(log)) == stored > 50
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         log.append([row_batch([b"more"])], leader_epoch=1, now_us=0)

@@ -22,6 +22,7 @@ from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint, LogSettings
+from broker.storage.writing.replace import sealed_segments
 from tests.support.compacting import check_compacted, keyed_batch
 from tests.support.logs import (
     FOLDER,
@@ -51,21 +52,21 @@ def append(log: PartitionLog, *values: bytes, epoch: int = 1, group: int = 1) ->
 def stored(log: PartitionLog, start: int, end: int | None = None) -> bytes:
     """The stored messages from `start` on."""
     found = b""
-    while start < (log.log_end_offset if end is None else end):
-        with log.read(start, end=end, stored=True) as plan:
+    while start < (log.state.log_end_offset if end is None else end):
+        with log.reader.read(start, end=end, stored=True) as plan:
             found += plan_bytes(plan)
             start = plan.next_offset
     return found
 
 
 def copy(leader: PartitionLog, follower: PartitionLog, *, epoch: int, end: int | None = None) -> None:
-    follower.append_stored(stored(leader, follower.log_end_offset, end), leader_epoch=epoch, now_us=0)
+    follower.append_stored(stored(leader, follower.state.log_end_offset, end), leader_epoch=epoch, now_us=0)
 
 
 def groups_of(log: PartitionLog) -> list[tuple[int, int]]:
     """Where each commit group begins and ends. Each batch of `append` has one record."""
     found = []
-    for first in range(log.log_start_offset, log.log_end_offset):
+    for first in range(log.state.log_start_offset, log.state.log_end_offset):
         header = read_header(stored(log, first, first + 1))
         if header.group_index == 0:
             found.append((first, first + header.group_count))
@@ -73,7 +74,7 @@ def groups_of(log: PartitionLog) -> list[tuple[int, int]]:
 
 
 def values(log: PartitionLog) -> list[bytes]:
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
     return [value for _, _, value in verified_records(log)]
 
 
@@ -83,7 +84,7 @@ def leader() -> PartitionLog:
     _, log = new_log()
     for number in range(12):
         append(log, b"%d" % number, epoch=1 + number // 5, group=1 + (number % 3 == 2))
-    log.sync()
+    log.syncer.sync()
     return log
 
 
@@ -95,15 +96,17 @@ def test_what_a_leader_stored_is_stored_byte_for_byte(leader: PartitionLog, piec
     """However much comes in a call; segments are the follower's own."""
     disk, log = new_log(settings=replace(SETTINGS, segment_bytes=2_500))
     log.follow(3)
-    while log.log_end_offset < leader.log_end_offset:
-        copy(leader, log, epoch=3, end=min(log.log_end_offset + piece, leader.log_end_offset))
+    while log.state.log_end_offset < leader.state.log_end_offset:
+        copy(leader, log, epoch=3, end=min(log.state.log_end_offset + piece, leader.state.log_end_offset))
     assert stored(log, 0) == stored(leader, 0)
-    assert log.segment_count > leader.segment_count
-    assert log.leader_epoch == 3
-    assert [log.epoch_of(offset) for offset in range(16)] == [leader.epoch_of(offset) for offset in range(16)]
-    assert log.log.group_ends == leader.log.group_ends
-    for segment, end in log.sealed_segments():  # between groups only
-        assert end in [0, *leader.log.group_ends], segment.path
+    assert log.state.segment_count > leader.state.segment_count
+    assert log.epochs.latest == 3
+    assert [log.epochs.epoch_of(offset) for offset in range(16)] == [
+        leader.epochs.epoch_of(offset) for offset in range(16)
+    ]
+    assert log.state.group_ends == leader.log.state.group_ends
+    for segment, end in sealed_segments(log.state):  # between groups only
+        assert end in [0, *leader.log.state.group_ends], segment.path
     assert values(log) == values(leader)
     check_log(log, disk)
     log.close()
@@ -134,7 +137,7 @@ def test_what_arrives_together_is_one_write_for_each_epoch(
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_what_was_joined_and_compressed_goes_over_as_it_is(leader: PartitionLog, compression: str) -> None:
     """Offset span and rows differ, several appends are one message."""
-    leader.advance_high_watermark(leader.log_end_offset)
+    leader.state.advance_high_watermark(leader.state.log_end_offset)
     leader.roll_if_due(1 << 60)
     wanted = CoalescingSettings(
         min_age_ms=0, segment_bytes=1 << 20, shape=BatchShape(batch_records=4, compression=compression)
@@ -155,7 +158,7 @@ def test_damaged_or_foreign_messages_are_refused_as_a_whole(leader: PartitionLog
     _, log = new_log()
     log.follow(3)
     copy(leader, log, epoch=3, end=4)
-    end, before = log.log_end_offset, stored(log, 0)
+    end, before = log.state.log_end_offset, stored(log, 0)
     more = stored(leader, end)
     for position in (90, 300, len(more) - 20):
         damaged = bytearray(more)
@@ -165,7 +168,7 @@ def test_damaged_or_foreign_messages_are_refused_as_a_whole(leader: PartitionLog
     for foreign in (stored(leader, 0), stored(leader, 8), more + more, more[:-8], more[8:]):
         with pytest.raises(BadBatch):
             log.append_stored(foreign, leader_epoch=3, now_us=0)
-    assert (log.log_end_offset, stored(log, 0)) == (end, before)
+    assert (log.state.log_end_offset, stored(log, 0)) == (end, before)
     log.append_stored(more, leader_epoch=3, now_us=0)
     assert stored(log, 0) == stored(leader, 0)
     log.append_stored(b"", leader_epoch=3, now_us=0)
@@ -176,7 +179,7 @@ def test_an_epoch_that_goes_down_or_is_above_the_leaders_is_refused(leader: Part
     log.follow(2)
     with pytest.raises(BadBatch, match="leader epoch 3"):
         copy(leader, log, epoch=2)
-    assert log.log_end_offset == 0
+    assert log.state.log_end_offset == 0
     _, other = new_log()
     append(other, b"x", epoch=2)
     other.follow(3)
@@ -193,7 +196,7 @@ def test_a_write_that_fails_in_the_middle_leaves_whole_messages_and_the_rest_com
         disk.fail("write", errno.ENOSPC, path=".arrows", after=2 * after, short=100)
         with pytest.raises(Exception, match="No space left"):
             copy(leader, log, epoch=3)
-        assert log.log_end_offset < leader.log_end_offset
+        assert log.state.log_end_offset < leader.state.log_end_offset
         copy(leader, log, epoch=3)
         assert stored(log, 0) == stored(leader, 0)
         check_log(log, disk)
@@ -206,7 +209,7 @@ def test_an_epoch_of_which_nothing_could_be_written_is_not_the_last_ones(leader:
     first = stored(leader, 0, 1)
     log.follow(3)
     log.append_stored(first, leader_epoch=3, now_us=0)
-    before = (log.log.leader_epoch, log.end_of_epoch(9))
+    before = (log.epochs.latest, log.epochs.end_of(9))
     disk.fail("write", errno.ENOSPC, path=".arrows", short=100)
     if leads:
         log.lead(9)
@@ -215,11 +218,11 @@ def test_an_epoch_of_which_nothing_could_be_written_is_not_the_last_ones(leader:
     else:
         log.follow(9)
         with pytest.raises(DiskFull):
-            log.append_stored(of_epoch(9, log.log_end_offset), leader_epoch=9, now_us=0)
-    assert (log.log.leader_epoch, log.end_of_epoch(9)) == before
+            log.append_stored(of_epoch(9, log.state.log_end_offset), leader_epoch=9, now_us=0)
+    assert (log.epochs.latest, log.epochs.end_of(9)) == before
     log.checkpoint()
-    again = PartitionLog.open(disk, FOLDER, log.settings, boot_id="", now_us=0)
-    assert (again.log.leader_epoch, again.end_of_epoch(9)) == before
+    again = PartitionLog.open(disk, FOLDER, log.state.settings, boot_id="", now_us=0)
+    assert (again.log.epochs.latest, again.epochs.end_of(9)) == before
 
 
 def of_epoch(epoch: int, offset: int) -> bytes:
@@ -239,9 +242,9 @@ def test_a_follower_that_leads_knows_what_producers_did(leader: PartitionLog) ->
     copy(leader, log, epoch=3)
     log.roll_if_due(1 << 60)
     log.checkpoint()
-    assert log.lead(4) == leader.log_end_offset
+    assert log.lead(4) == leader.state.log_end_offset
     assert log.append([stamped([b"p"], 7, 0, 3)], leader_epoch=4, now_us=0).duplicate
-    assert log.append([stamped([b"p"], 7, 0, 4)], leader_epoch=4, now_us=0).first_offset == leader.log_end_offset
+    assert log.append([stamped([b"p"], 7, 0, 4)], leader_epoch=4, now_us=0).first_offset == leader.state.log_end_offset
     again = open_log(disk.after_kill(), settings=SETTINGS)
     assert again.append([stamped([b"p"], 7, 0, 2)], leader_epoch=4, now_us=0).duplicate
 
@@ -266,7 +269,7 @@ def test_an_append_in_another_epoch_than_the_one_led_is_refused_and_writes_nothi
         log.lead(6)
     with pytest.raises(NotLeader):
         log.follow(6)
-    assert (disk.steps, log.log_end_offset) == (steps, 1)
+    assert (disk.steps, log.state.log_end_offset) == (steps, 1)
     assert log.lead(8) == 1
     append(log, b"1", epoch=8)
     with pytest.raises(NotLeader):
@@ -302,7 +305,7 @@ def test_the_end_of_an_epoch_comes_with_the_epoch_that_it_is_the_end_of(leader: 
     _, log = new_log()
     for number, epoch in enumerate((1, 1, 4, 4, 6)):
         append(log, b"%d" % number, epoch=epoch)
-    assert [log.end_of_epoch(epoch) for epoch in range(8)] == [
+    assert [log.epochs.end_of(epoch) for epoch in range(8)] == [
         *((-1, 0), (1, 2), (1, 2), (1, 2), (4, 4), (4, 4), (6, 5), (6, 5))
     ]
 
@@ -325,10 +328,10 @@ def test_two_logs_agree_after_the_dialogue_of_epochs() -> None:
     one.follow(4)
     leader, follower = other, one
     for _ in range(5):
-        mine = follower.leader_epoch
-        epoch, end = leader.end_of_epoch(mine)
-        follower.truncate(min(end, follower.end_of_epoch(epoch).end_offset))
-        if epoch == mine and follower.log_end_offset == end:
+        mine = follower.epochs.latest
+        epoch, end = leader.epochs.end_of(mine)
+        follower.truncate(min(end, follower.epochs.end_of(epoch).end_offset))
+        if epoch == mine and follower.state.log_end_offset == end:
             break
     copy(leader, follower, epoch=4)
     assert stored(leader, 0) == stored(follower, 0)
@@ -351,11 +354,11 @@ def test_who_reads_the_epochs_beside_the_first_append_does_not_take_its_epoch_aw
     begins: dict[str, bool] = {}
     disk.__class__ = SlowDisk
     log = open_log(disk, settings=SETTINGS)
-    assert log.recovery.clean
+    assert log.state.recovery.clean
     begins["epoch"] = True
-    assert log.epoch_of(0) == 1
+    assert log.epochs.epoch_of(0) == 1
     assert not begins
-    assert (log.epoch_of(1), log.leader_epoch) == (2, 2)
+    assert (log.epochs.epoch_of(1), log.epochs.latest) == (2, 2)
 
 
 # --- an incomplete group --------------------------------------------------------------------------------------------
@@ -364,23 +367,23 @@ def test_who_reads_the_epochs_beside_the_first_append_does_not_take_its_epoch_aw
 @pytest.mark.parametrize("is_durable", [False, True])
 def test_whoever_leads_cuts_a_group_of_which_it_has_a_part(leader: PartitionLog, is_durable: bool) -> None:
     """Below the recovery point too. The start of its epoch comes after that."""
-    first = leader.log_end_offset
+    first = leader.state.log_end_offset
     append(leader, b"g", b"h", epoch=3, group=4)
     disk, log = new_log()
     log.follow(3)
     copy(leader, log, epoch=3, end=first + 4)
-    assert log.log_end_offset == first + 4
+    assert log.state.log_end_offset == first + 4
     if is_durable:
-        log.sync()
+        log.syncer.sync()
         log.checkpoint()
         log = open_log(disk.after_kill(), settings=SETTINGS, boot_id="next")
-        assert log.log_end_offset == first + 4, "what was fsynced is not cut at open"
+        assert log.state.log_end_offset == first + 4, "what was fsynced is not cut at open"
     assert log.lead(4) == first
-    assert log.durable_end <= first
+    assert log.state.durable_end <= first
     append(log, b"mine", epoch=4)
-    assert (log.epoch_of(first - 1), log.epoch_of(first)) == (3, 4)
+    assert (log.epochs.epoch_of(first - 1), log.epochs.epoch_of(first)) == (3, 4)
     assert values(log)[-1] == b"mine"
-    check_log(log, disk if not is_durable else log.disk)  # type: ignore[arg-type]
+    check_log(log, disk if not is_durable else log.state.disk)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_opened", [False, True])
@@ -389,44 +392,46 @@ def test_a_follower_that_is_left_alone_cuts_a_group_of_which_it_has_a_part(
     leader: PartitionLog, part: int, is_opened: bool
 ) -> None:
     """All others were taken from it: with `is_sole_replica` it kept the part, and committed it as a group."""
-    first = leader.log_end_offset
+    first = leader.state.log_end_offset
     append(leader, b"g", epoch=3, group=4)
     disk, log = new_log()
     log.follow(3)
     copy(leader, log, epoch=3, end=first + part)
-    log.sync()
-    log.advance_high_watermark(first)
+    log.syncer.sync()
+    log.state.advance_high_watermark(first)
     alone = replace(SETTINGS, is_sole_replica=True)
     if is_opened:
         log.checkpoint()
         log = open_log(disk.after_kill(), settings=alone, boot_id="next")
-    log.update_settings(alone)
+    log.remembered.update_settings(alone)
     assert log.lead(4) == (first if part < 4 else first + 4)
     append(log, b"mine", epoch=4)
     assert values(log)[-1] == b"mine"
-    check_log(log, log.disk)  # type: ignore[arg-type]
+    check_log(log, log.state.disk)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("how", ["", "rolled by age", "rolled and killed"])
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_whoever_leads_cuts_a_group_that_has_outgrown_a_segment(leader: PartitionLog, how: str, is_whole: bool) -> None:
     """Half of it stayed, in the segment before, and was committed (once seed 102). One that is whole is kept."""
-    first = leader.log_end_offset
+    first = leader.state.log_end_offset
     append(leader, bytes(3_000), epoch=3, group=4)
     disk, log = new_log()
     log.follow(3)
     for end in range(first + 1, first + (5 if is_whole else 4)):
         copy(leader, log, epoch=3, end=end)
         if how:
-            assert log.roll_if_due(log.settings.segment_age_ms * 1_000)
+            assert log.roll_if_due(log.state.settings.segment_age_ms * 1_000)
         if how == "rolled and killed":
             log.checkpoint()
             disk = disk.after_kill()
             log = open_log(disk, settings=SETTINGS, boot_id=f"boot {end}")
             log.follow(3)
-            assert log.log_end_offset == end
-    rolled = [end for _, end in log.sealed_segments() if end > first]
-    assert rolled == (list(range(first + 1, log.log_end_offset + 1)) if how else []), "by size it rolls between groups"
+            assert log.state.log_end_offset == end
+    rolled = [end for _, end in sealed_segments(log.state) if end > first]
+    assert rolled == (list(range(first + 1, log.state.log_end_offset + 1)) if how else []), (
+        "by size it rolls between groups"
+    )
     assert log.lead(4) == (first + 4 if is_whole else first)
     append(log, b"mine", epoch=4)
     assert values(log)[-1] == b"mine"
@@ -435,20 +440,20 @@ def test_whoever_leads_cuts_a_group_that_has_outgrown_a_segment(leader: Partitio
 
 def test_whoever_leads_keeps_a_group_whose_rest_is_damaged_here(leader: PartitionLog) -> None:
     """Others may have all of it, committed, and would cut it to where this log ends (once seed 90)."""
-    first = leader.log_end_offset
+    first = leader.state.log_end_offset
     append(leader, b"g", epoch=3, group=3)
     disk, log = new_log()
     log.follow(3)
     copy(leader, log, epoch=3)
-    log.sync()
+    log.syncer.sync()
     log.checkpoint()
-    with log.read(first + 2, stored=True) as plan:
+    with log.reader.read(first + 2, stored=True) as plan:
         [place] = plan.ranges
     disk.flip(place.path, 8 * (place.position + 96))
     log = open_log(disk.after_kill(), settings=SETTINGS, boot_id="next")
-    assert log.lost_ranges == ((first + 2, first + 3),)
+    assert log.state.lost_ranges == ((first + 2, first + 3),)
     assert log.lead(4) == first + 3
-    assert log.end_of_epoch(3).end_offset == first + 3
+    assert log.epochs.end_of(3).end_offset == first + 3
 
 
 def flip_in_header(disk: SimDisk, log: PartitionLog, first: int, field: str) -> None:
@@ -458,7 +463,7 @@ def flip_in_header(disk: SimDisk, log: PartitionLog, first: int, field: str) -> 
         at += digits
         if name == field:
             break
-    with log.read(first, end=first + 1, stored=True) as plan:
+    with log.reader.read(first, end=first + 1, stored=True) as plan:
         [place] = plan.ranges
     disk.flip(place.path, 8 * (place.position + at - 1))
 
@@ -467,14 +472,14 @@ def flip_in_header(disk: SimDisk, log: PartitionLog, first: int, field: str) -> 
 def test_whoever_leads_believes_no_header_whose_batch_is_damaged(leader: PartitionLog, field: str) -> None:
     """It would cut a committed group that one flipped bit made look as if its rest were missing (once seed 1400)."""
     append(leader, b"g", epoch=3, group=2)
-    end = leader.log_end_offset
+    end = leader.state.log_end_offset
     disk, log = new_log()
     log.follow(3)
     copy(leader, log, epoch=3)
-    log.sync()
+    log.syncer.sync()
     flip_in_header(disk, log, end - 1, field)
     assert log.lead(4) == end
-    assert log.lost_ranges == ((end - 1, end),)
+    assert log.state.lost_ranges == ((end - 1, end),)
 
 
 def test_a_cut_at_a_lost_record_does_without_the_index_of_its_segment(leader: PartitionLog) -> None:
@@ -482,18 +487,18 @@ def test_a_cut_at_a_lost_record_does_without_the_index_of_its_segment(leader: Pa
     disk, log = new_log()
     log.follow(3)
     copy(leader, log, epoch=3)
-    log.sync()
+    log.syncer.sync()
     flip_in_header(disk, log, 1, "group_count")
     log.close()
     log = open_log(disk, settings=SETTINGS)
     for name in [name for name in disk.listdir(FOLDER) if name.endswith(".index")]:
         disk.unlink(f"{FOLDER}/{name}")
-    log.log.state.lost_ranges = ((1, 2),)
+    log.state.lost_ranges = ((1, 2),)
     log.follow(4)
     assert log.truncate(2) == 2
-    assert log.lost_ranges == ((1, 2),)
+    assert log.state.lost_ranges == ((1, 2),)
     again = open_log(disk.after_kill(), settings=SETTINGS)
-    assert (again.log_end_offset, again.lost_ranges) == (2, ((1, 2),))
+    assert (again.state.log_end_offset, again.state.lost_ranges) == (2, ((1, 2),))
 
 
 def test_a_cut_anywhere_does_without_any_index() -> None:
@@ -503,9 +508,9 @@ def test_a_cut_anywhere_does_without_any_index() -> None:
     disk, log = new_log(settings=settings)
     for number in range(16):
         append(log, b"%d" % number, group=1 + number % 4)
-    log.sync()
+    log.syncer.sync()
     ends = [0, *(end for _, end in groups_of(log))]
-    borders = {segment.base_offset for segment in log.log.chain.segments}
+    borders = {segment.base_offset for segment in log.state.chain.segments}
     assert any(start in borders and start > 0 and end - start > 1 for start, end in groups_of(log))
     log.close()
     for to in range(ends[-1]):
@@ -516,7 +521,7 @@ def test_a_cut_anywhere_does_without_any_index() -> None:
         again.follow(3)
         expected = max(end for end in ends if end <= to)
         assert again.truncate(to) == expected
-        assert open_log(bare.after_kill(), settings=settings).log_end_offset == expected
+        assert open_log(bare.after_kill(), settings=settings).state.log_end_offset == expected
 
 
 def test_epochs_are_not_derived_from_a_damaged_header(leader: PartitionLog) -> None:
@@ -524,35 +529,35 @@ def test_epochs_are_not_derived_from_a_damaged_header(leader: PartitionLog) -> N
     disk, log = new_log()
     log.follow(3)
     copy(leader, log, epoch=3)
-    log.sync()
-    first, end = (leader.end_of_epoch(epoch).end_offset for epoch in (1, 2))
+    log.syncer.sync()
+    first, end = (leader.epochs.end_of(epoch).end_offset for epoch in (1, 2))
     flip_in_header(disk, log, first, "leader_epoch")
     log.close()
     disk.unlink(f"{FOLDER}/epochs")
     again = open_log(disk, settings=SETTINGS)
-    assert [again.end_of_epoch(epoch).end_offset for epoch in (1, 2)] == [first + 1, end]  # one batch is none any more
-    assert again.lost_ranges == ((first, first + 1),)
+    assert [again.epochs.end_of(epoch).end_offset for epoch in (1, 2)] == [first + 1, end]  # one batch is none any more
+    assert again.state.lost_ranges == ((first, first + 1),)
 
 
 def test_a_group_that_goes_on_after_an_open_does_not_end_where_the_open_found_the_log_to_end(
     leader: PartitionLog,
 ) -> None:
     """The rule: a replica that leads then commits that group as a whole."""
-    first = leader.log_end_offset
+    first = leader.state.log_end_offset
     append(leader, b"g", b"h", epoch=3, group=4)
     append(leader, b"next", epoch=3)
     disk, log = new_log()
     log.follow(3)
     copy(leader, log, epoch=3, end=first + 4)
-    log.sync()
+    log.syncer.sync()
     log.checkpoint()
     log = open_log(disk.after_kill(), settings=SETTINGS, boot_id="next")
-    assert log.log_end_offset == first + 4
+    assert log.state.log_end_offset == first + 4
     log.follow(3)
     copy(leader, log, epoch=3, end=first + 6)
     copy(leader, log, epoch=3)
     assert log.lead(4) == first + 9
-    assert log.log.state.open_groups() == (0, (first + 8, first + 9))
+    assert log.state.open_groups() == (0, (first + 8, first + 9))
 
 
 def test_the_epoch_of_the_record_before_the_log_start_is_known_as_long_as_somebody_may_end_there() -> None:
@@ -560,14 +565,14 @@ def test_the_epoch_of_the_record_before_the_log_start_is_known_as_long_as_somebo
     _, log = new_log()
     log.lead(5)
     append(log, b"a", b"b", epoch=5)
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
     assert log.trim(2) == 2
     for epoch in (6, 7, 8):
         log.lead(epoch)
         append(log, b"%d" % epoch, epoch=epoch)
-    log.sync()
-    assert (log.log_start_offset, log.end_of_epoch(5), log.epoch_of(1)) == (2, (5, 2), 5)
-    assert log.end_of_epoch(4) == (-1, 0)
+    log.syncer.sync()
+    assert (log.state.log_start_offset, log.epochs.end_of(5), log.epochs.epoch_of(1)) == (2, (5, 2), 5)
+    assert log.epochs.end_of(4) == (-1, 0)
 
 
 # --- truncate, reset ------------------------------------------------------------------------------------------------
@@ -582,7 +587,7 @@ def test_a_truncated_log_is_the_beginning_of_what_it_was(leader: PartitionLog, t
     copy(leader, log, epoch=3)
     whole = stored(log, 0)
     if how:
-        log.advance_high_watermark(log.sync())
+        log.state.advance_high_watermark(log.syncer.sync())
         log.checkpoint()
     if how == "sealed":
         log.roll_if_due(1 << 60)
@@ -592,15 +597,19 @@ def test_a_truncated_log_is_the_beginning_of_what_it_was(leader: PartitionLog, t
         log.follow(3)
     ends = [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 16]
     expected = max(end for end in ends if end <= to)
-    assert log.truncate(to) == expected == log.log_end_offset
-    assert log.high_watermark <= expected
-    assert log.durable_end <= expected
+    assert log.truncate(to) == expected == log.state.log_end_offset
+    assert log.state.high_watermark <= expected
+    assert log.state.durable_end <= expected
     assert stored(log, 0) == whole[: len(stored(log, 0))]
-    assert log.leader_epoch == (leader.epoch_of(expected - 1) if expected else -1)
+    assert log.epochs.latest == (leader.epochs.epoch_of(expected - 1) if expected else -1)
     check_log(log, disk)
     log.follow(9)
     again = open_log(disk.after_kill(), settings=SETTINGS)
-    assert (again.log_end_offset, again.leader_epoch, again.lost_ranges) == (expected, log.leader_epoch, ())
+    assert (again.state.log_end_offset, again.epochs.latest, again.state.lost_ranges) == (
+        expected,
+        log.epochs.latest,
+        (),
+    )
     copy(leader, log, epoch=9)
     assert stored(log, 0) == whole
     check_log(log, disk)
@@ -611,10 +620,10 @@ def test_a_truncation_lowers_everything_that_names_an_offset(leader: PartitionLo
     disk, log = new_log()
     log.follow(3)
     copy(leader, log, epoch=3)
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
     log.checkpoint()
     save_clean_state(disk, FOLDER, CleanState(cleaned_to=14, horizons=((4, 10), (14, 20)), tombstones_to=9))
-    log.log.state.lost_ranges = ((5, 6), (7, 12), (13, 14))
+    log.state.lost_ranges = ((5, 6), (7, 12), (13, 14))
     before = Checkpoint.decode(disk.read_file(f"{FOLDER}/checkpoint"), where="")
     assert before is not None
     assert before.tail is not None
@@ -623,11 +632,11 @@ def test_a_truncation_lowers_everything_that_names_an_offset(leader: PartitionLo
     found = Checkpoint.decode(disk.read_file(f"{FOLDER}/checkpoint"), where="")
     assert found is not None
     assert (found.high_watermark, found.recovery_point) == (8, 8)
-    assert (found.lost_ranges, log.lost_ranges) == (((5, 6), (7, 8)), ((5, 6), (7, 8)))
+    assert (found.lost_ranges, log.state.lost_ranges) == (((5, 6), (7, 8)), ((5, 6), (7, 8)))
     assert found.tail is None
     assert load_clean_state(disk, FOLDER) == CleanState(cleaned_to=8, horizons=((4, 10), (8, 20)), tombstones_to=8)
-    assert log.log.group_ends == []
-    assert (log.high_watermark, log.durable_end, log.log_end_offset) == (8, 8, 8)
+    assert log.state.group_ends == []
+    assert (log.state.high_watermark, log.state.durable_end, log.state.log_end_offset) == (8, 8, 8)
 
 
 @pytest.mark.parametrize("how", ["kill", "lost", "close"])
@@ -638,21 +647,21 @@ def test_the_epochs_that_were_cut_do_not_come_back_behind_records_of_an_earlier_
     disk, log = new_log()
     log.follow(3)
     copy(leader, log, epoch=3)
-    log.sync()
+    log.syncer.sync()
     log.checkpoint()
     _, other = new_log()
     for number in range(12):
         append(other, b"%d" % number, epoch=1, group=1 + (number % 3 == 2))
-    log.truncate(leader.epoch_end(1))
+    log.truncate(leader.epochs.end_of(1).end_offset)
     log.follow(4)
     copy(other, log, epoch=4)
-    log.sync()
+    log.syncer.sync()
     if how == "close":
         log.close()
     again = open_log(disk.after_crash("lost") if how == "lost" else disk.after_kill(), settings=SETTINGS)
-    assert again.log_end_offset == other.log_end_offset
-    assert again.leader_epoch == 1
-    assert {again.epoch_of(offset) for offset in range(again.log_end_offset)} == {1}
+    assert again.state.log_end_offset == other.state.log_end_offset
+    assert again.epochs.latest == 1
+    assert {again.epochs.epoch_of(offset) for offset in range(again.state.log_end_offset)} == {1}
 
 
 def test_a_state_file_goes_with_the_records_that_it_tells_of() -> None:
@@ -660,7 +669,7 @@ def test_a_state_file_goes_with_the_records_that_it_tells_of() -> None:
     disk, log = new_log()
     for sequence in range(6):
         log.append([stamped([b"p"], 7, 0, sequence)], leader_epoch=1, now_us=0)
-        log.advance_high_watermark(log.sync() if sequence < 3 else log.high_watermark)
+        log.state.advance_high_watermark(log.syncer.sync() if sequence < 3 else log.state.high_watermark)
         if sequence in (1, 4):
             log.roll_if_due(1 << 60)
     assert list_states(disk, FOLDER) == [5, 2]
@@ -680,7 +689,7 @@ def test_where_no_state_file_is_below_the_cut_who_leads_tells_what_its_log_tells
     disk, log = new_log()
     for sequence in range(4):
         log.append([stamped([b"p"], 7, 0, sequence)], leader_epoch=1, now_us=0)
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
     log.roll_if_due(1 << 60)
     log.checkpoint()
     assert list_states(disk, FOLDER) == [4]
@@ -698,23 +707,23 @@ def test_a_cut_below_the_log_start_is_for_reset(leader: PartitionLog) -> None:
     _, log = new_log(settings=replace(SETTINGS, segment_bytes=2_000))
     log.follow(3)
     copy(leader, log, epoch=3)
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
     log.trim(6)
     before = stored(log, 6)
     with pytest.raises(OffsetOutOfRange):
         log.truncate(5)
     assert stored(log, 6) == before
     assert log.truncate(6) == 6
-    assert log.log_start_offset == log.log_end_offset == 6
+    assert log.state.log_start_offset == log.state.log_end_offset == 6
 
 
 def test_a_cut_within_a_joined_batch_takes_all_of_it_and_lowers_the_mark() -> None:
     disk, log = joined_copy()
-    assert [log.batch_start(offset) for offset in (0, 1, 4, 5, 8, 10, 11)] == [0, 0, 0, 5, 5, 10, 11]
+    assert [log.reader.batch_start(offset) for offset in (0, 1, 4, 5, 8, 10, 11)] == [0, 0, 0, 5, 5, 10, 11]
     save_clean_state(disk, FOLDER, CleanState(cleaned_to=9))
-    assert log.compacted_to == 9
+    assert log.state.compacted_to == 9
     assert log.truncate(8) == 5
-    assert (log.log_end_offset, log.compacted_to) == (5, 5)
+    assert (log.state.log_end_offset, log.state.compacted_to) == (5, 5)
     assert load_clean_state(disk, FOLDER) == CleanState(cleaned_to=5)
 
 
@@ -724,7 +733,7 @@ def test_a_cut_within_a_joined_batch_that_holds_the_log_start_leaves_nothing() -
     log.trim(2)
     assert log.truncate(3) == 2
     for found in (log, open_log(disk.after_crash("lost"), settings=SETTINGS)):
-        assert (found.log_start_offset, found.log_end_offset, found.high_watermark) == (2, 2, 2)
+        assert (found.state.log_start_offset, found.state.log_end_offset, found.state.high_watermark) == (2, 2, 2)
     assert log.handover.lacks
 
 
@@ -734,7 +743,7 @@ def joined_copy() -> tuple[SimDisk, PartitionLog]:
     log.lead(1)
     for number in range(10):
         append(log, b"%d" % number)
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
     log.roll_if_due(1 << 60)
     wanted = CoalescingSettings(min_age_ms=0, segment_bytes=1 << 20, shape=BatchShape(batch_records=5))
     while coalesce(log, wanted, {}, now_us=1 << 50) is not None:
@@ -749,16 +758,16 @@ def test_a_reset_log_begins_anew_and_keeps_nothing(leader: PartitionLog, to: int
     leader.append([stamped([b"p"], 7, 0, 0)], leader_epoch=3, now_us=0)
     log.follow(3)
     copy(leader, log, epoch=3)
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
     log.checkpoint()
     save_clean_state(disk, FOLDER, CleanState(cleaned_to=9))
     log.reset(to, last_epoch=2)
     for found in (log, open_log(disk.after_kill(), settings=SETTINGS), open_log(disk.after_crash("lost"), boot_id="n")):
-        assert (found.log_start_offset, found.high_watermark, found.log_end_offset) == (to, to, to)
-        assert found.leader_epoch == (2 if to else -1)
-        assert found.end_of_epoch(3) == ((2, to) if to else (-1, 0))
-        assert found.lost_ranges == ()
-        assert found.segment_count == 1
+        assert (found.state.log_start_offset, found.state.high_watermark, found.state.log_end_offset) == (to, to, to)
+        assert found.epochs.latest == (2 if to else -1)
+        assert found.epochs.end_of(3) == ((2, to) if to else (-1, 0))
+        assert found.state.lost_ranges == ()
+        assert found.state.segment_count == 1
     assert load_clean_state(disk, FOLDER) == CleanState(superseded_to=0)
     assert list_states(disk, FOLDER) == []
     log.lead(4)
@@ -773,16 +782,16 @@ def test_readers_of_what_is_taken_back_get_an_answer_and_no_wrong_record(leader:
     _, log = new_log()
     log.follow(3)
     copy(leader, log, epoch=3)
-    log.advance_high_watermark(log.sync())
-    view = log.log.state.view()
+    log.state.advance_high_watermark(log.syncer.sync())
+    view = log.state.view()
     log.truncate(6)
     copy(leader, log, epoch=3, end=8)
     views = [view]
-    fresh = log.log.state.view
-    log.log.state.view = lambda: views.pop() if views else fresh()  # type: ignore[method-assign]
+    fresh = log.state.view
+    log.state.view = lambda: views.pop() if views else fresh()  # type: ignore[method-assign]
     with pytest.raises(OffsetOutOfRange):
-        log.read(12)
-    with log.read(6, stored=True) as plan:
+        log.reader.read(12)
+    with log.reader.read(6, stored=True) as plan:
         assert plan.next_offset == 8
 
 
@@ -792,7 +801,7 @@ def test_a_truncation_that_fails_anywhere_leaves_the_log_as_it_was_or_shorter(le
         disk, log = new_log(settings=replace(SETTINGS, segment_bytes=3_000))
         log.follow(3)
         copy(leader, log, epoch=3)
-        log.advance_high_watermark(log.sync())
+        log.state.advance_high_watermark(log.syncer.sync())
         log.checkpoint()
         whole = stored(log, 0)
         disk.fail(call, errno.EIO, after=after)
@@ -802,7 +811,7 @@ def test_a_truncation_that_fails_anywhere_leaves_the_log_as_it_was_or_shorter(le
             disk.heal()
             log.recover(0)
         disk.heal()
-        end = log.log_end_offset
+        end = log.state.log_end_offset
         assert end >= 6
         assert stored(log, 0) == whole[: len(stored(log, 0))]
         assert log.truncate(7) == 6
@@ -817,14 +826,19 @@ def test_a_failed_fsync_of_a_replica_among_others_cuts_what_is_not_durable(leade
     disk, log = new_log(settings=replace(SETTINGS, segment_bytes=1 << 20))
     log.follow(3)
     copy(leader, log, epoch=3, end=6)
-    log.sync()
+    log.syncer.sync()
     copy(leader, log, epoch=3)
-    log.advance_high_watermark(8)
+    log.state.advance_high_watermark(8)
     disk.fail("sync", errno.EIO, path=".arrows")
     with pytest.raises(StorageFailed):
-        log.sync()
+        log.syncer.sync()
     log.recover(0)
-    assert (log.log_end_offset, log.high_watermark, log.durable_end, log.lost_ranges) == (6, 6, 6, ())
+    assert (log.state.log_end_offset, log.state.high_watermark, log.state.durable_end, log.state.lost_ranges) == (
+        6,
+        6,
+        6,
+        (),
+    )
     copy(leader, log, epoch=3)
     assert stored(log, 0) == stored(leader, 0)
     check_log(log, disk)
@@ -835,17 +849,17 @@ def test_a_high_watermark_on_disk_proves_nothing_where_there_are_other_replicas(
     disk, log = new_log(settings=replace(SETTINGS, segment_bytes=1 << 20))
     log.follow(3)
     copy(leader, log, epoch=3, end=4)
-    log.sync()
+    log.syncer.sync()
     copy(leader, log, epoch=3)
-    log.advance_high_watermark(12)
-    log.log.checkpoint()
+    log.state.advance_high_watermark(12)
+    log.checkpoints.keep()
     path = f"{FOLDER}/{0:020d}.arrows"
-    position = int(log.log.state.view().segments[0].index(disk).positions[5])  # type: ignore[union-attr]
+    position = int(log.state.view().segments[0].index(disk).positions[5])  # type: ignore[union-attr]
     disk.flip(path, 8 * (position + 300))
     log = open_log(disk.after_crash("kept"), settings=SETTINGS, boot_id="next")
-    assert log.log_end_offset < 12
-    assert log.high_watermark == log.log_end_offset
-    assert log.lost_ranges == ()
+    assert log.state.log_end_offset < 12
+    assert log.state.high_watermark == log.state.log_end_offset
+    assert log.state.lost_ranges == ()
 
 
 @pytest.mark.parametrize("damage", ["damaged", "missing"])
@@ -855,8 +869,8 @@ def test_a_replica_without_its_checkpoint_says_so_at_each_open(
 ) -> None:
     """Seed 347 of the simulator: the process was killed after the first open, which had written a new checkpoint; the
     next one took the folder for sound, and served records that an answered trim had let go."""
-    disk = leader.log.disk
-    leader.advance_high_watermark(leader.sync())
+    disk = leader.log.state.disk
+    leader.state.advance_high_watermark(leader.syncer.sync())
     leader.checkpoint()
     path = f"{FOLDER}/{CHECKPOINT_FILE}"
     if damage == "damaged":
@@ -882,7 +896,7 @@ def test_a_truncation_under_a_pass_of_compaction_ends_it(at: int) -> None:
     for number in range(8):
         log.append([keyed_batch([(b"k", b"%d" % number)])], leader_epoch=1, now_us=0)
     log.roll_if_due(1 << 60)
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
     log.follow(2)
     calls: list[int] = []
     then: list[bytes] = []
@@ -933,21 +947,21 @@ def test_where_there_are_other_replicas_no_read_goes_past_what_is_damaged(number
     log = create_log(disk, settings=replace(SETTINGS, is_sole_replica=not has_replicas))
     for each in range(13):
         append(log, b"%d" % each)
-    log.advance_high_watermark(log.sync())
-    with log.read(number, end=number + 1) as plan:
+    log.state.advance_high_watermark(log.syncer.sync())
+    with log.reader.read(number, end=number + 1) as plan:
         [place] = plan.ranges
     disk.names[place.path].content[place.position + 96] ^= 1
     found = []
     at = 0
     with suppress(CorruptLog):
-        while at < log.log_end_offset:
-            with log.read(at, max_bytes=1, stored=True) as plan:
+        while at < log.state.log_end_offset:
+            with log.reader.read(at, max_bytes=1, stored=True) as plan:
                 found += [offset for offset, *_ in sent_records(plan)]
                 assert plan.next_offset > at
                 at = plan.next_offset
     before, after = list(range(number)), list(range(number + 1, 13))
     assert (found, at) == ((before, number) if has_replicas else (before + after, 13))
-    assert log.lost_ranges == ((number, number + 1),)
+    assert log.state.lost_ranges == ((number, number + 1),)
 
 
 # --- state files ----------------------------------------------------------------------------------------------------
@@ -963,7 +977,7 @@ def ahead_of_its_commits() -> tuple[SimDisk, PartitionLog]:
     disk, log = new_log(settings=minding)
     log.follow(1)
     copy(leader, log, epoch=1)
-    log.advance_high_watermark(30)
+    log.state.advance_high_watermark(30)
     log.checkpoint()
     assert list_states(disk, FOLDER)[0] > 30
     return disk, log
@@ -973,9 +987,9 @@ def ahead_of_its_commits() -> tuple[SimDisk, PartitionLog]:
 def test_retention_and_a_truncation_leave_no_gap_in_what_is_told_of_producers(restarts: bool) -> None:
     """The state file above the cut goes; one that told of the segments that are gone was there before they went."""
     disk, log = ahead_of_its_commits()
-    before = log.segment_count
+    before = log.state.segment_count
     assert log.trim(25) == 25
-    assert log.segment_count < before
+    assert log.state.segment_count < before
     log.truncate(31)
     if restarts:
         log.close()
@@ -988,9 +1002,9 @@ def test_retention_and_a_truncation_leave_no_gap_in_what_is_told_of_producers(re
 def test_only_what_a_committed_state_file_tells_may_be_compacted_away() -> None:
     """After a truncation the newest file may be gone, and ids are read from the older one and the log above it."""
     _, log = ahead_of_its_commits()
-    assert log.rewritable_end() == 0
-    log.advance_high_watermark(log.log_end_offset)
-    assert log.rewritable_end() == log.log_end_offset
+    assert log.remembered.rewritable_end() == 0
+    log.state.advance_high_watermark(log.state.log_end_offset)
+    assert log.remembered.rewritable_end() == log.state.log_end_offset
 
 
 @pytest.mark.parametrize("asked", [3, 5])
@@ -1002,6 +1016,6 @@ def test_what_a_leader_of_another_epoch_has_sent_is_not_appended(leader: Partiti
     log.follow(4)
     with pytest.raises(NotLeader):
         copy(leader, log, epoch=asked)
-    assert log.log_end_offset == 6
+    assert log.state.log_end_offset == 6
     copy(leader, log, epoch=4)
-    assert log.log_end_offset == leader.log_end_offset
+    assert log.state.log_end_offset == leader.state.log_end_offset

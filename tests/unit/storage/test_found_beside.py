@@ -47,7 +47,7 @@ def find_damage(disk: SimDisk, log: PartitionLog) -> None:
     flip_batch(disk, log, DAMAGED)
     piece = scrub(log, DAMAGED)
     assert piece is not None
-    assert piece.lost == log.lost_ranges == ((DAMAGED, DAMAGED + 1),)
+    assert piece.lost == log.state.lost_ranges == ((DAMAGED, DAMAGED + 1),)
 
 
 def test_a_read_whose_view_is_older_than_what_the_scrub_finds_stops_before_it(
@@ -64,7 +64,7 @@ def test_a_read_whose_view_is_older_than_what_the_scrub_finds_stops_before_it(
         return index(view, segment)
 
     monkeypatch.setattr(LogView, "index", found_meanwhile)
-    with log.read(DAMAGED - 5) as plan:
+    with log.reader.read(DAMAGED - 5) as plan:
         assert plan.next_offset == DAMAGED
     assert not is_first
 
@@ -105,6 +105,6 @@ def test_a_compaction_leaves_a_segment_in_which_something_is_lost_meanwhile(monk
 
 
 def assert_gap_is_seen(log: PartitionLog) -> None:
-    borders = [(h.first_offset, h.next_offset) for h in map(verify_batch, log.batches(0))]
+    borders = [(h.first_offset, h.next_offset) for h in map(verify_batch, log.reader.batches(0))]
     assert (DAMAGED - 1, DAMAGED) in borders
     assert (DAMAGED + 1, DAMAGED + 2) in borders

@@ -55,7 +55,7 @@ def trim_all(log: PartitionLog) -> int:
 
 
 def retain(log: PartitionLog) -> int:
-    log.update_settings(replace(SETTINGS, retention_ms=1))
+    log.remembered.update_settings(replace(SETTINGS, retention_ms=1))
     return log.apply_retention(now_us=6 * 3_600_000_000, wall_us=1 << 50)
 
 
@@ -87,7 +87,7 @@ def test_space_is_freed_where_no_byte_is_free(
     for boot in ("boot-1", "next"):
         commit(log)
         assert values(log) == [*expected, b"more"]
-        assert log.log_start_offset == start
+        assert log.state.log_start_offset == start
         if has_state:
             assert log.append([stamped([b"7"], 1, 0, 7)], leader_epoch=1, now_us=0).duplicate
         check_log(log, disk)
@@ -104,9 +104,9 @@ def test_without_spare_files_the_error_says_that_the_disk_is_full_and_nothing_is
     with pytest.raises(DiskFull):
         free(log)
     disk.heal()
-    assert open_log(disk.after_kill(), settings=SETTINGS).log_start_offset == 0
+    assert open_log(disk.after_kill(), settings=SETTINGS).state.log_start_offset == 0
     assert free(log) >= 5
-    assert open_log(disk.after_kill(), settings=SETTINGS).log_start_offset >= 5
+    assert open_log(disk.after_kill(), settings=SETTINGS).state.log_start_offset >= 5
 
 
 def test_a_leadership_whose_epoch_cannot_be_written_appends_nothing_and_begins_once_there_is_room() -> None:
@@ -116,12 +116,12 @@ def test_a_leadership_whose_epoch_cannot_be_written_appends_nothing_and_begins_o
     for _ in range(2):
         with pytest.raises(DiskFull):
             log.append([stamped([b"9"], 1, 0, COUNT)], leader_epoch=2, now_us=0)
-        assert (log.log_end_offset, log.leader_epoch) == (COUNT, 1)
+        assert (log.state.log_end_offset, log.epochs.latest) == (COUNT, 1)
     disk.heal()
     assert values(open_log(disk.after_kill(), settings=SETTINGS, boot_id="next")) == values(log)
     assert log.append([stamped([b"9"], 1, 0, COUNT)], leader_epoch=2, now_us=0).first_offset == COUNT
     commit(log)
-    assert (log.epoch_of(COUNT - 1), log.epoch_of(COUNT)) == (1, 2)
+    assert (log.epochs.epoch_of(COUNT - 1), log.epochs.epoch_of(COUNT)) == (1, 2)
     check_log(log, disk)
 
 
@@ -134,7 +134,7 @@ def test_where_a_roll_has_no_room_for_a_state_file_the_older_one_stands() -> Non
         log.append([stamped([b"%d" % number], 1, 0, number)], leader_epoch=1, now_us=0)
         commit(log)
     assert list_states(disk, FOLDER) == before
-    assert "no new state file" in str(log.recovery.notes)
+    assert "no new state file" in str(log.state.recovery.notes)
     disk.heal()
     found = open_log(disk.after_kill(), settings=SETTINGS, boot_id="next")
     commit(found)
@@ -185,9 +185,9 @@ def test_a_power_cut_at_any_step_of_freeing_on_a_full_disk_loses_nothing(free: C
         for mode in MODES:
             found = open_log(disk.after_crash(mode, seed=step), settings=SETTINGS, boot_id="next")
             commit(found)
-            assert found.lost_ranges == (), f"step {step}, {mode}"
-            assert found.log_end_offset == COUNT
-            assert values(found) == [b"%d" % number for number in range(COUNT)][found.log_start_offset :]
+            assert found.state.lost_ranges == (), f"step {step}, {mode}"
+            assert found.state.log_end_offset == COUNT
+            assert values(found) == [b"%d" % number for number in range(COUNT)][found.state.log_start_offset :]
             again = found.append([stamped([b"8"], 1, 0, 8)], leader_epoch=1, now_us=0)
             assert again.duplicate, f"step {step}, {mode}: what the producer did is forgotten"
     assert start >= 5
@@ -214,7 +214,7 @@ def test_what_needs_no_new_state_file_goes_first_where_there_is_no_room_for_one(
     else:
         with pytest.raises(DiskFull):
             log.trim(COUNT)
-        assert log.log_start_offset == told
+        assert log.state.log_start_offset == told
         assert not [name for name in disk.listdir(FOLDER) if name < f"{told:020d}"], "and its room is back"
     disk.heal()
     assert log.trim(COUNT) == COUNT
@@ -262,7 +262,7 @@ def test_space_is_freed_on_a_real_file_system_that_is_full(small: Path, free: Ca
     (small / "filler").unlink()
     log.append([stamped([b"more"], 1, 0, COUNT)], leader_epoch=1, now_us=0)
     commit(log)
-    start = log.log_start_offset
+    start = log.state.log_start_offset
     log.close()
     log = open_log(disk, settings=SETTINGS, folder=str(small / "p"))
     assert values(log) == [*[b"%d" % number for number in range(COUNT)][start:], b"more"]
@@ -335,7 +335,7 @@ def test_a_replica_that_is_to_make_room_leads_is_cut_and_begins_anew_on_a_full_d
     """Nobody trims a partition that nobody leads. The leader lacks a state file: nobody had one to give to it."""
     disk = SimDisk()
     log = made_log(disk)
-    log.update_settings(replace(SETTINGS, is_sole_replica=False))
+    log.remembered.update_settings(replace(SETTINGS, is_sole_replica=False))
     log.follow(2)
     log.remembered.drop()
     disk.bytes_max, disk.spares = 0, list(spares)
@@ -344,7 +344,7 @@ def test_a_replica_that_is_to_make_room_leads_is_cut_and_begins_anew_on_a_full_d
             act(log)
         return
     act(log)
-    assert log.failure is None
+    assert log.state.failure is None
     if act is lead:
         if spares:
             assert log.trim(5) == 5
@@ -354,6 +354,6 @@ def test_a_replica_that_is_to_make_room_leads_is_cut_and_begins_anew_on_a_full_d
         commit(log)
         log.checkpoint()
     else:
-        assert log.log_end_offset == {truncate: COUNT - 2, reset: COUNT + 5}[act]
+        assert log.state.log_end_offset == {truncate: COUNT - 2, reset: COUNT + 5}[act]
     found = open_log(disk.after_crash("lost"), settings=replace(SETTINGS, is_sole_replica=False))
-    assert (found.log_end_offset, values(found)) == (log.log_end_offset, values(log))
+    assert (found.state.log_end_offset, values(found)) == (log.state.log_end_offset, values(log))

@@ -46,7 +46,7 @@ def led_log(disk: SimDisk) -> PartitionLog:
     log.lead(1)
     for number in range(END // 2):
         epoch = 1 if number < 6 else 2 if number < 14 else 5
-        if log.log.led != epoch:
+        if log.epochs.led != epoch:
             log.lead(epoch)
         times = [number * 10 + 1, number * 10 + 2]  # the index has their running maximum
         batch = stamped([b"p" * 50] * 2, 7, 0, number // 4) if number % 4 == 1 else row_batch([b"v" * 50] * 2, times)
@@ -58,15 +58,15 @@ def led_log(disk: SimDisk) -> PartitionLog:
 
 
 def found_by_the_scrub(log: PartitionLog) -> Ranges:
-    offset = log.log_start_offset
+    offset = log.state.log_start_offset
     while (piece := scrub(log, offset)) is not None:
         offset = piece.next_offset
-    return log.lost_ranges
+    return log.state.lost_ranges
 
 
 def flips(*offsets: int) -> Damage:
     def damage(disk: SimDisk, log: PartitionLog) -> None:
-        view = log.log.state.view()
+        view = log.state.view()
         for offset in offsets:
             segment = view.segments[view.segment_of(offset)]
             index = view.index(segment)
@@ -82,11 +82,11 @@ def loses_the_file(disk: SimDisk, log: PartitionLog) -> None:
 
 def cuts_the_file(disk: SimDisk, log: PartitionLog) -> None:
     """A sealed segment that ends after two of its batches."""
-    segment = log.log.state.view().segments[1]
-    end = log.index_of(segment).end_of(1)
+    segment = log.state.view().segments[1]
+    end = log.state.index_of(segment).end_of(1)
     inode = disk.names[segment.path]
     del inode.content[end:], inode.durable[end:]
-    log.log.state.repair(segment)
+    log.state.repair(segment)
 
 
 def flips_the_schema(disk: SimDisk, log: PartitionLog) -> None:
@@ -122,7 +122,7 @@ def damaged(name: str) -> tuple[SimDisk, PartitionLog, dict[int, bytes]]:
 
 
 def messages(log: PartitionLog) -> dict[int, bytes]:
-    return {verify_batch(m).first_offset: bytes(m) for m in log.log.messages(log.log_start_offset, None)}
+    return {verify_batch(m).first_offset: bytes(m) for m in log.reader.messages(log.state.log_start_offset, None)}
 
 
 def check_given_up(log: PartitionLog, ranges: Ranges, whole: dict[int, bytes]) -> None:
@@ -131,7 +131,7 @@ def check_given_up(log: PartitionLog, ranges: Ranges, whole: dict[int, bytes]) -
     found, expected, epoch = messages(log), 0, 0
     for at, message in found.items():
         header = verify_batch(message)
-        assert (at, header.leader_epoch) == (expected, log.epoch_of(at))
+        assert (at, header.leader_epoch) == (expected, log.epochs.epoch_of(at))
         assert header.leader_epoch >= epoch
         expected, epoch = header.next_offset, header.leader_epoch
         rows = decode_batch(message).num_rows
@@ -146,11 +146,11 @@ def check_given_up(log: PartitionLog, ranges: Ranges, whole: dict[int, bytes]) -
 def copied(log: PartitionLog, end: int | None = None) -> PartitionLog:
     """A follower's log, which has fetched all of it, in small pieces."""
     follower = create_log(SimDisk(), settings=REPLICATED)
-    follower.follow(log.leader_epoch)
-    while follower.log_end_offset < (log.log_end_offset if end is None else end):
-        with log.read(follower.log_end_offset, max_bytes=2_000, stored=True) as plan:
+    follower.follow(log.epochs.latest)
+    while follower.state.log_end_offset < (log.state.log_end_offset if end is None else end):
+        with log.reader.read(follower.state.log_end_offset, max_bytes=2_000, stored=True) as plan:
             data = b"".join(f.pread(p.length, p.position) for p, (_, f) in zip(plan.ranges, plan.sources, strict=True))
-        follower.append_stored(data, leader_epoch=log.leader_epoch, now_us=0)
+        follower.append_stored(data, leader_epoch=log.epochs.latest, now_us=0)
     commit(follower)
     return follower
 
@@ -159,7 +159,7 @@ def copied(log: PartitionLog, end: int | None = None) -> PartitionLog:
 def test_the_range_is_empty_and_all_else_is_as_it_was(name: str) -> None:
     disk, log, whole = damaged(name)
     ranges = DAMAGES[name][1]
-    with pytest.raises(CorruptLog), log.read(ranges[0][0]):
+    with pytest.raises(CorruptLog), log.reader.read(ranges[0][0]):
         pass
     give_up(log, ranges, leader_epoch=5, aside=ASIDE)
     check_given_up(log, ranges, whole)
@@ -173,7 +173,7 @@ def test_the_range_is_empty_and_all_else_is_as_it_was(name: str) -> None:
     for index in [path for path in disk.names if path.endswith(".index")]:
         disk.unlink(index)
     again = open_log(disk.after_crash("kept"), settings=REPLICATED)
-    assert (again.lost_ranges, again.log_end_offset) == ((), END + 1)
+    assert (again.state.lost_ranges, again.state.log_end_offset) == ((), END + 1)
     assert found_by_the_scrub(again) == ()
 
 
@@ -198,15 +198,15 @@ def test_power_may_go_at_any_step(name: str) -> None:
                 give_up(log, ranges, leader_epoch=5, aside=ASIDE)
             after = disk.after_kill() if mode == "kill" else disk.after_crash(mode, seed=step)  # type: ignore[arg-type]
             found = open_log(after, settings=REPLICATED)
-            assert found.log_end_offset == END, (step, mode)
-            found.advance_high_watermark(END)
+            assert found.state.log_end_offset == END, (step, mode)
+            found.state.advance_high_watermark(END)
             found.lead(6)
             lost = found_by_the_scrub(found)
             seen.add(lost)
             if lost:
                 assert lost == ranges, (step, mode)
                 assert {at: m for at, m in messages(found).items() if decode_batch(m).num_rows} == whole, (step, mode)
-                with pytest.raises(CorruptLog), found.read(ranges[0][0]):
+                with pytest.raises(CorruptLog), found.reader.read(ranges[0][0]):
                     pass
                 give_up(found, ranges, leader_epoch=6, aside=ASIDE)
             else:
@@ -222,8 +222,8 @@ def test_what_is_not_given_up_stays_lost_in_the_same_segment() -> None:
     flips(2, 6)(disk, log)
     assert found_by_the_scrub(log) == ((2, 4), (6, 8))
     give_up(log, ((6, 8),), leader_epoch=5, aside=ASIDE)
-    assert log.lost_ranges == ((2, 4),)
-    with pytest.raises(CorruptLog), log.read(2):
+    assert log.state.lost_ranges == ((2, 4),)
+    with pytest.raises(CorruptLog), log.reader.read(2):
         pass
     for index in [path for path in disk.names if path.endswith(".index")]:
         disk.unlink(index)
@@ -244,7 +244,7 @@ def test_a_sole_replica_that_has_lost_something_can_be_mended_likewise() -> None
     flips(4)(disk, log)
     assert found_by_the_scrub(log) == ((4, 6),)
     before = verified_records(log)
-    give_up(log, log.lost_ranges, leader_epoch=1, aside=ASIDE)
+    give_up(log, log.state.lost_ranges, leader_epoch=1, aside=ASIDE)
     assert found_by_the_scrub(log) == ()
     assert verified_records(log) == before
     assert len(before) == 22
@@ -269,7 +269,7 @@ def test_a_follower_that_stands_in_the_range_goes_on_from_there() -> None:
     flips(8, 10, 12, 14)(disk, log)
     assert found_by_the_scrub(log) == ((8, 16),)
     give_up(log, ((8, 16),), leader_epoch=5, aside=ASIDE, borders=[14])
-    with log.read(14, stored=True) as plan:
+    with log.reader.read(14, stored=True) as plan:
         assert plan.first_offset == 14, "no epoch or segment begins there"
 
 
@@ -285,12 +285,12 @@ def test_an_epoch_that_lies_within_the_range_is_still_known() -> None:
     ranges = found_by_the_scrub(log)
     assert ranges == ((10, 16), (END, END + 3))
     give_up(log, ranges, leader_epoch=11, aside=ASIDE)
-    ends = {epoch: log.end_of_epoch(epoch) for epoch in range(12)}
-    assert {epoch: copied(log).end_of_epoch(epoch) for epoch in range(12)} == ends
+    ends = {epoch: log.epochs.end_of(epoch) for epoch in range(12)}
+    assert {epoch: copied(log).epochs.end_of(epoch) for epoch in range(12)} == ends
     disk.unlink(f"{FOLDER}/epochs")
     log.close()
     again = open_log(disk, settings=REPLICATED)
-    assert {epoch: again.end_of_epoch(epoch) for epoch in range(12)} == ends
+    assert {epoch: again.epochs.end_of(epoch) for epoch in range(12)} == ends
 
 
 def test_who_does_not_lead_gives_up_nothing() -> None:
@@ -298,7 +298,7 @@ def test_who_does_not_lead_gives_up_nothing() -> None:
     log.follow(6)
     with pytest.raises(NotLeader):
         give_up(log, ((4, 6),), leader_epoch=5, aside=ASIDE)
-    assert log.lost_ranges == ((4, 6),)
+    assert log.state.lost_ranges == ((4, 6),)
 
 
 @pytest.mark.parametrize("ranges", [(), ((0, 2),), ((4, 8),)])
@@ -306,7 +306,7 @@ def test_only_what_is_lost_is_given_up(ranges: Ranges) -> None:
     _, log, _ = damaged("in the middle")
     with pytest.raises(CorruptLog):
         give_up(log, ranges, leader_epoch=5, aside=ASIDE)
-    assert log.lost_ranges == ((4, 6),)
+    assert log.state.lost_ranges == ((4, 6),)
 
 
 def test_more_damage_that_is_found_on_the_way_ends_it() -> None:
@@ -314,10 +314,10 @@ def test_more_damage_that_is_found_on_the_way_ends_it() -> None:
     flips(8)(disk, log)
     with pytest.raises(CorruptLog, match="more is damaged"):
         give_up(log, ((4, 6),), leader_epoch=5, aside=ASIDE)
-    assert log.lost_ranges == ((4, 6), (8, 10))
+    assert log.state.lost_ranges == ((4, 6), (8, 10))
     assert not [path for path in disk.names if path.endswith(".tmp")]
-    give_up(log, log.lost_ranges, leader_epoch=5, aside=ASIDE)
-    assert log.lost_ranges == ()
+    give_up(log, log.state.lost_ranges, leader_epoch=5, aside=ASIDE)
+    assert log.state.lost_ranges == ()
 
 
 def test_where_the_log_begins_with_the_damage_it_is_to_be_trimmed() -> None:
@@ -328,7 +328,7 @@ def test_where_the_log_begins_with_the_damage_it_is_to_be_trimmed() -> None:
     with pytest.raises(CorruptLog, match="trim it"):
         give_up(log, ((0, 10),), leader_epoch=5, aside=ASIDE)
     log.trim(10)
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
 
 
 @pytest.mark.parametrize("operation", ["open", "write", "sync", "rename", "sync_dir"])
@@ -341,7 +341,7 @@ def test_a_disk_that_refuses_leaves_the_range_lost_and_it_may_be_tried_again(ope
         try:
             give_up(log, ranges, leader_epoch=5, aside=ASIDE)
         except StorageFailed:
-            assert log.lost_ranges == ranges
+            assert log.state.lost_ranges == ranges
         except LiftlogError as error:
             pytest.fail(f"{error!r}")
         else:
@@ -361,7 +361,7 @@ def test_on_a_full_disk_the_range_stays_lost_until_the_last_byte_it_needs_is_fre
         try:
             give_up(log, DAMAGES[name][1], leader_epoch=5, aside=ASIDE)
         except DiskFull:
-            assert log.lost_ranges == DAMAGES[name][1]
+            assert log.state.lost_ranges == DAMAGES[name][1]
             assert not [path for path in disk.names if path.endswith(".tmp")], "half a file takes room"
             assert disk.open_files == files
             assert messages_around(log) == whole
@@ -375,9 +375,9 @@ def test_on_a_full_disk_the_range_stays_lost_until_the_last_byte_it_needs_is_fre
 def messages_around(log: PartitionLog) -> dict[int, bytes]:
     """What can be read beside the lost ranges, by the first offset of each batch."""
     found: dict[int, bytes] = {}
-    offset = log.log_start_offset
-    for start, stop in (*log.lost_ranges, (END, END)):
-        found |= {verify_batch(m).first_offset: bytes(m) for m in log.log.messages(offset, start)}
+    offset = log.state.log_start_offset
+    for start, stop in (*log.state.lost_ranges, (END, END)):
+        found |= {verify_batch(m).first_offset: bytes(m) for m in log.reader.messages(offset, start)}
         offset = stop
     return found
 
@@ -385,5 +385,5 @@ def messages_around(log: PartitionLog) -> dict[int, bytes]:
 def test_a_follower_takes_the_state_file_that_tells_of_what_is_gone() -> None:
     """Or a producer whose last batch is lost would be out of sequence at the next leader."""
     _, log, _ = damaged("in the tail")
-    give_up(log, log.lost_ranges, leader_epoch=5, aside=ASIDE)
+    give_up(log, log.state.lost_ranges, leader_epoch=5, aside=ASIDE)
     assert log.handover.rewritten_to() >= 34

@@ -65,7 +65,7 @@ def test_a_batch_is_asked_for_after_the_one_before_was_written() -> None:
 
     def source() -> Iterator[RowBatch]:
         for values in VALUES:
-            sizes.append(disk.size(log.log.chain.tail.path))  # type: ignore[union-attr]
+            sizes.append(disk.size(log.state.chain.tail.path))  # type: ignore[union-attr]
             yield row_batch(values)
 
     log.append_group(StoredGroup(batches=source(), batch_count=3, byte_count=7_000), leader_epoch=1, now_us=0)
@@ -75,7 +75,7 @@ def test_a_batch_is_asked_for_after_the_one_before_was_written() -> None:
 def test_what_the_source_raises_takes_all_of_it_back() -> None:
     disk = SimDisk()
     log = before(disk)
-    kept, size = records(log), disk.size(log.log.chain.tail.path)  # type: ignore[union-attr]
+    kept, size = records(log), disk.size(log.state.chain.tail.path)  # type: ignore[union-attr]
 
     def source() -> Iterator[RowBatch]:
         yield row_batch([b"x"])
@@ -83,7 +83,7 @@ def test_what_the_source_raises_takes_all_of_it_back() -> None:
 
     with pytest.raises(CorruptLog):
         log.append_group(StoredGroup(batches=source(), batch_count=2, byte_count=4_000), leader_epoch=1, now_us=0)
-    assert disk.size(log.log.chain.tail.path) == size  # type: ignore[union-attr]
+    assert disk.size(log.state.chain.tail.path) == size  # type: ignore[union-attr]
     log.append_group(group_of(), leader_epoch=1, now_us=0)
     commit(log)
     assert [value for _, _, value in records(log)] == [b"before", *(v for vs in VALUES for v in vs)]
@@ -100,7 +100,7 @@ def test_a_write_that_fails_takes_all_of_it_back(after: int, number: int, error:
     disk.fail("write", number, path=".arrows", after=after, short=700)
     with pytest.raises(error):
         log.append_group(group_of(), leader_epoch=1, now_us=0)
-    if log.failure is not None:
+    if log.state.failure is not None:
         log.recover(0)
     commit(log)
     assert records(log) == kept
@@ -140,7 +140,7 @@ def resting(disk: SimDisk) -> PartitionLog:
     """A log that was closed cleanly and opened anew: of its epochs it has read nothing yet."""
     before(disk).close()
     log = open_log(disk)
-    assert log.recovery.clean
+    assert log.state.recovery.clean
     return log
 
 
@@ -158,7 +158,7 @@ def test_a_group_whose_source_fails_is_taken_back_also_where_epochs_cannot_be_re
         log.append_group(StoredGroup(batches=ends(), batch_count=2, byte_count=1_000), leader_epoch=1, now_us=0)
     disk.heal()
     log.append([row_batch([b"acked"])], leader_epoch=1, now_us=0)
-    log.sync()
+    log.syncer.sync()
     again = open_log(disk.after_crash("lost"), boot_id="next")
     commit(again)
     assert [value for _, _, value in records(again)] == [b"before", b"acked"]
@@ -171,4 +171,4 @@ def test_a_write_that_cannot_be_taken_back_fails_the_log_also_where_epochs_canno
     disk.fail("read_file", errno.EIO, path="epochs")
     with pytest.raises(StorageFailed):
         log.append([row_batch([b"x"])], leader_epoch=1, now_us=0)
-    assert log.failure is not None
+    assert log.state.failure is not None

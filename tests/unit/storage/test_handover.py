@@ -33,23 +33,23 @@ def append(log: PartitionLog, sequence: int, *, epoch: int = 1) -> bool:
 
 
 def copy(leader: PartitionLog, log: PartitionLog, *, is_rewritten: bool = False, end: int | None = None) -> None:
-    with leader.read(log.log_end_offset, end=end, stored=True, max_bytes=WHOLE) as plan:
+    with leader.reader.read(log.state.log_end_offset, end=end, stored=True, max_bytes=WHOLE) as plan:
         log.append_stored(plan_bytes(plan), leader_epoch=1, now_us=0, is_rewritten=is_rewritten)
-    log.sync()
+    log.syncer.sync()
 
 
 def begins_anew(leader: PartitionLog) -> tuple[SimDisk, PartitionLog]:
     disk = SimDisk()
     log = create_log(disk, settings=SETTINGS)
     log.follow(1)
-    log.reset(leader.log_start_offset, last_epoch=1)
+    log.reset(leader.state.log_start_offset, last_epoch=1)
     copy(leader, log)
     return disk, log
 
 
 def sent(leader: PartitionLog, log: PartitionLog) -> tuple[int, bytes]:
     """The state file that the leader offers now."""
-    offset = leader.handover.offered(log.log_start_offset, log.durable_end)
+    offset = leader.handover.offered(log.state.log_start_offset, log.state.durable_end)
     piece = leader.handover.piece(offset, 0, WHOLE)
     assert piece is not None
     data, size = piece
@@ -64,7 +64,7 @@ def leader() -> PartitionLog:
     log.lead(1)
     for sequence in range(10):
         append(log, sequence)
-        log.advance_high_watermark(log.sync())
+        log.state.advance_high_watermark(log.syncer.sync())
     log.trim(7)
     return log
 
@@ -117,7 +117,7 @@ def test_pieces_count_only_one_after_the_other_of_one_file_and_of_one_life_of_th
     assert not take(offset, 0, data[:half], size)
     assert not take(offset, half, data[half:], size + 1)
     assert not take(offset, 0, data[:half], size)
-    log.truncate(log.log_end_offset - 1)
+    log.truncate(log.state.log_end_offset - 1)
     copy(leader, log)
     assert not take(offset, half, data[half:], size)
     assert log.handover.lacks
@@ -130,7 +130,7 @@ def test_what_tells_of_more_than_is_durable_is_neither_offered_nor_taken(leader:
     offset, data = sent(leader, whole)
     _, log = begins_anew(leader)
     log.truncate(offset - 1)
-    assert leader.handover.offered(7, log.durable_end) == -1
+    assert leader.handover.offered(7, log.state.durable_end) == -1
     assert not log.handover.take(offset, 0, data, len(data))
     copy(leader, log)
     assert log.handover.take(offset, 0, data, len(data))
@@ -152,11 +152,11 @@ def test_who_lacks_one_writes_none_and_writes_nothing_anew(leader: PartitionLog)
     for _ in range(3):
         leader.append([keyed_batch([(b"k", b"x" * 900)])], leader_epoch=1, now_us=0)
         copy(leader, log)
-    log.advance_high_watermark(log.durable_end)
+    log.state.advance_high_watermark(log.state.durable_end)
     log.roll_if_due(1 << 60)
     log.checkpoint()
-    assert log.segment_count > 1
-    assert log.rewritable_end() == 0
+    assert log.state.segment_count > 1
+    assert log.remembered.rewritable_end() == 0
     assert compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=1 << 60) is None
     log.close()
     assert list_states(disk, FOLDER) == []
@@ -165,7 +165,7 @@ def test_who_lacks_one_writes_none_and_writes_nothing_anew(leader: PartitionLog)
 
 def test_who_leads_without_one_tells_what_its_log_tells(leader: PartitionLog) -> None:
     disk, log = begins_anew(leader)
-    log.advance_high_watermark(9)
+    log.state.advance_high_watermark(9)
     log.lead(2)
     assert list_states(disk, FOLDER) == [9]
     assert not log.handover.lacks
@@ -176,14 +176,14 @@ def test_who_leads_without_one_tells_what_its_log_tells(leader: PartitionLog) ->
 def test_who_leads_on_a_full_disk_tells_what_its_log_tells_once_there_is_room(leader: PartitionLog) -> None:
     """Its file could not be written then. It took its log for one that no producer had come to, and said so in one."""
     disk, log = begins_anew(leader)
-    log.advance_high_watermark(9)
+    log.state.advance_high_watermark(9)
     disk.bytes_max = disk.used_bytes
     log.lead(2)
     assert log.handover.lacks
     disk.bytes_max = None
     assert append(log, 9, epoch=2)
     assert not append(log, 10, epoch=2)
-    log.sync()
+    log.syncer.sync()
     log = open_log(disk.after_kill(), settings=SETTINGS)
     log.lead(3)
     assert append(log, 9, epoch=3)
@@ -208,7 +208,7 @@ def test_who_copies_what_was_written_anew_lacks_one_from_then_on(leader: Partiti
 def test_a_leader_that_finds_its_file_damaged_makes_another(leader: PartitionLog) -> None:
     _, log = begins_anew(leader)
     offset, data = sent(leader, log)
-    leader.disk.flip(f"{FOLDER}/{state_name(offset)}", 300)  # type: ignore[attr-defined]
+    leader.state.disk.flip(f"{FOLDER}/{state_name(offset)}", 300)  # type: ignore[attr-defined]
     assert leader.handover.piece(offset, 0, WHOLE) is None
     offset, again = sent(leader, log)
     assert again == data or offset == 10
@@ -222,9 +222,9 @@ def test_a_sole_replica_that_gets_company_says_at_once_that_nobody_was_told_anyt
     disk = SimDisk()
     log = create_log(disk)
     log.append([keyed_batch([(b"k", b"x")])], leader_epoch=1, now_us=0)
-    log.sync()
+    log.syncer.sync()
     assert list_states(disk, FOLDER) == []
-    log.update_settings(SETTINGS)
+    log.remembered.update_settings(SETTINGS)
     assert list_states(disk, FOLDER) == [1]
     assert not log.handover.lacks
 
@@ -234,7 +234,7 @@ NOW_US = 10_000_000
 
 def publish(log: PartitionLog, epoch: int, number: int, key: str) -> bool:
     """A message with an id and a key; whether it was there already."""
-    end = log.log_end_offset
+    end = log.state.log_end_offset
     batch = batch_from_nats([(b"x" * 300, (*with_id(f"id-{number}"), ("Liftlog-Key", key)))], NOW_US)
     return log.append([batch], leader_epoch=epoch, now_us=NOW_US).next_offset == end
 
@@ -251,7 +251,7 @@ def test_what_was_copied_of_an_earlier_leader_is_told_by_a_file_of_this_leadersh
     log.follow(1)
     for number in range(12):
         publish(first, 1, number, "same" if number in (0, 3) else f"other-{number}")
-    first.advance_high_watermark(first.sync())
+    first.state.advance_high_watermark(first.syncer.sync())
     copy(first, second)
     report = compact(first, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=NOW_US + 1)
     assert report is not None
@@ -259,7 +259,7 @@ def test_what_was_copied_of_an_earlier_leader_is_told_by_a_file_of_this_leadersh
     assert first.handover.rewritten_to() > 8
     copy(first, log, is_rewritten=True, end=8)
     assert log.handover.lacks
-    second.advance_high_watermark(12 if is_committed else 2)
+    second.state.advance_high_watermark(12 if is_committed else 2)
     core = Leader("b")
     second.lead(2)
     log.follow(2)
@@ -269,16 +269,16 @@ def test_what_was_copied_of_an_earlier_leader_is_told_by_a_file_of_this_leadersh
             replicas=("a", "b", "c"),
             isr=("a", "b"),
             partition_epoch=1,
-            high_watermark=second.high_watermark,
+            high_watermark=second.state.high_watermark,
             durable_end=12,
             log_end=12,
         )
     )
-    assert second.handover.offered(core.state_from(0), log.durable_end) == -1, "it has not copied all of that yet"
-    with second.read(8, stored=True, max_bytes=WHOLE) as plan:
+    assert second.handover.offered(core.state_from(0), log.state.durable_end) == -1, "it has not copied all of that yet"
+    with second.reader.read(8, stored=True, max_bytes=WHOLE) as plan:
         log.append_stored(plan_bytes(plan), leader_epoch=2, now_us=0)
-    log.sync()
-    offset = second.handover.offered(core.state_from(0), log.durable_end)
+    log.syncer.sync()
+    offset = second.handover.offered(core.state_from(0), log.state.durable_end)
     assert offset == 12
     found = second.handover.piece(offset, 0, WHOLE)
     assert found is not None
@@ -297,8 +297,8 @@ def compacted(*, high_watermark: int = 12) -> tuple[SimDisk, PartitionLog]:
     log.lead(1)
     for number in range(12):
         publish(log, 1, number, "same" if number in (0, 3) else f"other-{number}")
-    log.sync()
-    log.advance_high_watermark(high_watermark)
+    log.syncer.sync()
+    log.state.advance_high_watermark(high_watermark)
     report = compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=NOW_US + 1)
     assert report is not None
     assert report.records_gone
@@ -310,7 +310,7 @@ def test_after_a_power_cut_it_is_known_how_far_records_may_have_gone() -> None:
     disk, log = compacted()
     wanted = log.handover.rewritten_to()
     assert wanted > 8
-    found = open_log(disk.after_crash("lost"), settings=log.settings, boot_id="next")
+    found = open_log(disk.after_crash("lost"), settings=log.state.settings, boot_id="next")
     found.lead(2)
     assert found.handover.rewritten_to() >= wanted
 
@@ -319,17 +319,17 @@ def test_so_it_is_where_they_were_copied() -> None:
     """The state file that came tells of more than is committed."""
     _, first = compacted()
     disk = SimDisk()
-    log = create_log(disk, settings=first.settings)
+    log = create_log(disk, settings=first.state.settings)
     log.checkpoint()
     log.follow(1)
     copy(first, log, is_rewritten=True, end=8)
-    log.advance_high_watermark(8)
+    log.state.advance_high_watermark(8)
     copy(first, log)
-    offset = first.handover.offered(12, log.durable_end)
+    offset = first.handover.offered(12, log.state.durable_end)
     found = first.handover.piece(offset, 0, WHOLE)
     assert found is not None
     assert log.handover.take(offset, 0, *found)
-    for each in (log, open_log(disk.after_crash("lost"), settings=first.settings, boot_id="next")):
+    for each in (log, open_log(disk.after_crash("lost"), settings=first.state.settings, boot_id="next")):
         if each is not log:
             each.lead(2)
-        assert 8 <= each.handover.rewritten_to() <= each.high_watermark
+        assert 8 <= each.handover.rewritten_to() <= each.state.high_watermark

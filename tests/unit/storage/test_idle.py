@@ -39,11 +39,11 @@ def test_log_that_was_opened_cleanly_opens_its_file_at_the_first_append() -> Non
     log.close()
     log = open_log(disk)
     assert disk.open_files == 0
-    assert log.sync() == 1
+    assert log.syncer.sync() == 1
     log.checkpoint()
-    assert log.offset_for_time(0) is None, "what is not committed has no time"
-    log.advance_high_watermark(1)
-    assert log.offset_for_time(0) == 0
+    assert log.reader.offset_for_time(0) is None, "what is not committed has no time"
+    log.state.advance_high_watermark(1)
+    assert log.reader.offset_for_time(0) == 0
     assert disk.open_files == 0
     log.append([row_batch([b"y"])], leader_epoch=1, now_us=0)
     assert disk.open_files == 1
@@ -68,10 +68,10 @@ def test_three_hundred_idle_logs_hold_no_descriptor_and_a_few_kilobytes_each(tmp
     logs = [open_log(disk, settings=settings, folder=folder) for folder in folders]
     used = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert all(log.recovery.clean for log in logs)
+    assert all(log.state.recovery.clean for log in logs)
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert used / count < 12_000
-    logs[7].advance_high_watermark(8)
+    logs[7].state.advance_high_watermark(8)
     assert len(read_records(logs[7], 0)) == 8
     assert len(os.listdir("/proc/self/fd")) == descriptors
 

@@ -56,7 +56,7 @@ def forged(request: pytest.FixtureRequest) -> PartitionLog:
     disk = closed_log()
     forge(disk, 1, request.param)
     log = open_log(disk)
-    assert log.recovery.clean
+    assert log.state.recovery.clean
     return log
 
 
@@ -70,29 +70,29 @@ def found(log: PartitionLog) -> list[tuple[int, bytes]]:
 def test_every_record_is_read_from_wherever_one_begins(forged: PartitionLog) -> None:
     for offset in range(len(EXPECTED) - 1, -1, -1):
         assert [(at, value) for at, _, value in read_records(forged, offset)] == EXPECTED[offset:]
-    assert forged.lost_ranges == ()
+    assert forged.state.lost_ranges == ()
 
 
 def test_every_record_is_read_in_one_plan_and_verified(forged: PartitionLog) -> None:
     assert found(forged) == EXPECTED
-    assert forged.lost_ranges == ()
+    assert forged.state.lost_ranges == ()
 
 
 def test_a_time_is_found_beside_them(forged: PartitionLog) -> None:
     """The age of what is read next: never of something that lies before its batch."""
-    end = forged.log_end_offset
-    found = [forged.timestamp_at(offset) for offset in range(end)]
+    end = forged.state.log_end_offset
+    found = [forged.reader.timestamp_at(offset) for offset in range(end)]
     known = [timestamp for timestamp in found if timestamp is not None]
     assert known == sorted(known)
     assert len(known) == end
-    assert forged.timestamp_at(end) is None
+    assert forged.reader.timestamp_at(end) is None
 
 
 def test_bytes_between_counts_them(forged: PartitionLog) -> None:
-    with open_log(closed_log()).read(0) as plan:
+    with open_log(closed_log()).reader.read(0) as plan:
         one = plan.bytes // (SEGMENTS * BATCHES)
     for start in range(0, len(EXPECTED), 2):
-        assert forged.bytes_between(start, start + 2) == one
+        assert forged.reader.bytes_between(start, start + 2) == one
 
 
 def test_the_scrub_checks_them_and_writes_the_index_again(forged: PartitionLog) -> None:
@@ -100,8 +100,8 @@ def test_the_scrub_checks_them_and_writes_the_index_again(forged: PartitionLog) 
     while (piece := scrub(forged, offset, bytes_max=2_000)) is not None:
         batches, offset = batches + piece.batches, piece.next_offset
     assert batches == SEGMENTS * BATCHES
-    assert forged.lost_ranges == ()
-    assert forged.disk.read_file(f"{FOLDER}/{2 * BATCHES:020d}.index") == closed_log().read_file(
+    assert forged.state.lost_ranges == ()
+    assert forged.state.disk.read_file(f"{FOLDER}/{2 * BATCHES:020d}.index") == closed_log().read_file(
         f"{FOLDER}/{2 * BATCHES:020d}.index"
     )
 
@@ -114,7 +114,7 @@ def test_compaction_keeps_them(forged: PartitionLog) -> None:
     for _ in range(2):  # the first finds that it has to look again
         compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=1 << 50)
     assert found(log) == [*EXPECTED[1:], (len(EXPECTED), b"newer")]
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
 
 
 def test_coalescing_keeps_them(forged: PartitionLog) -> None:
@@ -122,9 +122,9 @@ def test_coalescing_keeps_them(forged: PartitionLog) -> None:
     memory: KnownSegments = {}
     for _ in range(20):
         coalesce(forged, settings, memory, now_us=1 << 60)
-    assert len(forged.log.view().segments) < SEGMENTS, "they were joined"
+    assert len(forged.log.state.view().segments) < SEGMENTS, "they were joined"
     assert found(forged) == EXPECTED
-    assert forged.lost_ranges == ()
+    assert forged.state.lost_ranges == ()
 
 
 def test_beside_a_batch_that_is_lost_the_others_are_read() -> None:
@@ -133,18 +133,18 @@ def test_beside_a_batch_that_is_lost_the_others_are_read() -> None:
         for lack in range(BATCHES):
             disk = closed_log()
             log = open_log(disk)
-            entry = log.log.state.view().index(log.log.state.view().segments[1]).entries[lost]
+            entry = log.state.view().index(log.state.view().segments[1]).entries[lost]
             disk.flip(f"{FOLDER}/{2 * BATCHES:020d}.arrows", 8 * (int(entry["position"]) + 900))
             offset = 2 * (BATCHES + lost)
             scrub(log, offset, bytes_max=1)
-            assert log.lost_ranges == ((offset, offset + 2),)
+            assert log.state.lost_ranges == ((offset, offset + 2),)
             log.checkpoint()
             log.close()
             if lack < BATCHES - 1:
                 forge_lossy(disk, lack)
             again = open_log(disk)
             assert found(again) == [record for record in EXPECTED if record[0] not in (offset, offset + 1)]
-            assert again.lost_ranges == ((offset, offset + 2),)
+            assert again.state.lost_ranges == ((offset, offset + 2),)
 
 
 def forge_lossy(disk: SimDisk, lack: int) -> None:
@@ -160,4 +160,4 @@ def test_an_index_that_is_whole_is_looked_at_once_and_left_alone(monkeypatch: py
     log = open_log(closed_log())
     monkeypatch.setattr(LogState, "repair", None)
     assert found(log) == EXPECTED
-    assert all(log.log.state.view().index(segment).is_complete for segment in log.log.state.view().segments)
+    assert all(log.state.view().index(segment).is_complete for segment in log.state.view().segments)

@@ -50,7 +50,7 @@ class Made:
         log.checkpoint()
         if clean:
             log.close()
-        self.log_end_offset = log.log_end_offset
+        self.log_end_offset = log.state.log_end_offset
         self.disk = disk.after_crash("kept")
 
     def paths(self, ending: str) -> list[str]:
@@ -346,9 +346,9 @@ def test_in_use_the_active_segment_is_read_up_to_the_recovery_point_and_no_furth
         log.append([row_batch([b"x" * 300] * 3)], leader_epoch=1, now_us=0)
     commit(log)
     log.checkpoint()
-    point = log.log_end_offset
+    point = log.state.log_end_offset
     log.append([row_batch([b"x" * 300] * 2)], leader_epoch=1, now_us=0)
-    path = log.log.state.view().segments[-1].path
+    path = log.state.view().segments[-1].path
     disk.names[path].content.extend(b"half a batch")
     found = inspect_partition(disk, FOLDER, in_use=True)
     assert found.findings == []
@@ -374,7 +374,7 @@ def test_in_use_a_last_segment_that_was_sealed_and_written_anew_since_the_checkp
     found = inspect_partition(disk, FOLDER, in_use=True)
     assert found.findings == []
     assert (found.batches, found.log_end_offset) == (1, 20)
-    index = log.log.state.view().segments[-1].index_path
+    index = log.state.view().segments[-1].index_path
     disk.names[index].content[20] ^= 1
     assert _kinds(inspect_partition(disk, FOLDER, in_use=True)) == ["wrong_index"]
 
@@ -454,15 +454,15 @@ def test_what_is_found_is_what_recovery_loses_and_cuts(seed: int, runs_ahead: bo
     if disk.exists(path):
         disk.unlink(path)  # so that recovery reads the whole segment
     log = open_log(disk, settings=LogSettings())
-    log.advance_high_watermark(log.log_end_offset)
+    log.state.advance_high_watermark(log.state.log_end_offset)
     there = {record[0] for record in verified_records(log)}
     lost = {
         offset
         for finding in found.of_kind("lost_range")
         for offset in range(finding.first_offset or 0, finding.next_offset or 0)
     }
-    assert found.log_end_offset == log.log_end_offset
-    assert there | lost == set(range(log.log_end_offset))
+    assert found.log_end_offset == log.state.log_end_offset
+    assert there | lost == set(range(log.state.log_end_offset))
     assert not there & lost
 
 

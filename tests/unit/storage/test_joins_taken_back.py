@@ -34,7 +34,7 @@ def interrupted(left: int) -> tuple[SimDisk, PartitionLog, list[Record]]:
     with pytest.raises(StorageFailed):
         coalesce(log, CoalescingSettings(min_age_ms=0, segment_bytes=1 << 20, shape=shape), {}, now_us=NOW_US)
     disk.heal()
-    assert log.segment_count == 1
+    assert log.state.segment_count == 1
     assert LAST in disk.names
     log.follow(2)
     return disk, log, records
@@ -62,14 +62,14 @@ def test_a_truncation_beside_the_leftovers_of_a_damaged_join_leaves_nothing_behi
     disk, log, records = interrupted(left)
     damaged(disk, byte)
     taken_back(log, lambda log: log.truncate(to))
-    end = log.log_end_offset
+    end = log.state.log_end_offset
     assert end <= to
     for found in (disk.after_kill(), disk.after_crash("lost")):
         again = open_log(found, settings=SETTINGS)
-        assert again.log_end_offset == end
+        assert again.state.log_end_offset == end
         commit(again)
         kept = verified_records(again)
-        lost = {at for start, stop in again.lost_ranges for at in range(start, stop)}
+        lost = {at for start, stop in again.state.lost_ranges for at in range(start, stop)}
         assert kept == [record for record in records[:end] if record[0] not in lost]
 
 
@@ -81,7 +81,7 @@ def test_a_reset_beside_the_leftovers_of_a_damaged_join_leaves_nothing(byte: int
     taken_back(log, lambda log: log.reset(to))
     for found in (disk.after_kill(), disk.after_crash("lost")):
         again = open_log(found, settings=SETTINGS)
-        assert (again.log_start_offset, again.log_end_offset, again.lost_ranges) == (to, to, ())
+        assert (again.state.log_start_offset, again.state.log_end_offset, again.state.lost_ranges) == (to, to, ())
 
 
 @pytest.mark.parametrize("to", [0, 10, 30, 45, 70])
@@ -89,6 +89,6 @@ def test_the_leftovers_of_a_join_that_is_whole_are_no_obstacle(to: int) -> None:
     disk, log, records = interrupted(40)
     end = log.truncate(to)
     again = open_log(disk.after_kill(), settings=SETTINGS)
-    assert (again.log_end_offset, again.lost_ranges) == (end, ())
+    assert (again.state.log_end_offset, again.state.lost_ranges) == (end, ())
     commit(again)
     assert verified_records(again) == records[:end]

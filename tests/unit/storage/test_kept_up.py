@@ -50,7 +50,7 @@ def made(kinds: list[str]) -> PartitionLog:
     log.lead(1)
     for number, kind in numbered(kinds):
         assert not append(log, number, kind)
-    log.sync()
+    log.syncer.sync()
     return log
 
 
@@ -67,10 +67,10 @@ def follows() -> tuple[SimDisk, PartitionLog]:
 
 
 def copy(leader: PartitionLog, log: PartitionLog, most_bytes: int = 1 << 30) -> None:
-    if log.log_end_offset < leader.log_end_offset:
-        with leader.read(log.log_end_offset, stored=True, max_bytes=most_bytes) as plan:
+    if log.state.log_end_offset < leader.state.log_end_offset:
+        with leader.reader.read(log.state.log_end_offset, stored=True, max_bytes=most_bytes) as plan:
             log.append_stored(plan_bytes(plan), leader_epoch=1, now_us=NOW_US)
-        log.sync()
+        log.syncer.sync()
 
 
 def check(log: PartitionLog) -> None:
@@ -99,17 +99,17 @@ def test_whatever_happens_the_tables_tell_what_the_log_tells(seed: int) -> None:
     kinds = [rng.choice(["stamp", "ids", "plain", "plain"]) for _ in range(GROUPS)]
     leader, (_, log) = made(kinds), follows()
     kept = 0
-    while log.log_end_offset < leader.log_end_offset:
+    while log.state.log_end_offset < leader.state.log_end_offset:
         match rng.choice(["copy", "copy", "copy", "keep", "keep", "cut", "checkpoint"]):
             case "copy":
                 copy(leader, log, rng.choice([1, 3_000]))
             case "keep":
-                log.keep_up()
+                log.remembered.keep_up()
                 memory = log.remembered.memory
-                kept += memory is not None and memory.end == log.log_end_offset
+                kept += memory is not None and memory.end == log.state.log_end_offset
             case "cut" if rng.random() < 0.4:
-                to = rng.randint(0, log.log_end_offset)
-                log.truncate(log.log.ask(lambda view, to=to: group_start(view, to)))  # type: ignore[misc]
+                to = rng.randint(0, log.state.log_end_offset)
+                log.truncate(log.state.ask(lambda view, to=to: group_start(view, to)))  # type: ignore[misc]
             case "checkpoint":
                 log.checkpoint()
         check(log)
@@ -138,10 +138,10 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_who_begins_to_lead_reads_what_came_last_and_no_more(reads: list[int]) -> None:
     leader, (_, log) = made(["ids"] * 20), follows()
-    while log.log_end_offset < 30:
+    while log.state.log_end_offset < 30:
         copy(leader, log, 1)
-    log.keep_up()
-    end = log.log_end_offset
+    log.remembered.keep_up()
+    end = log.state.log_end_offset
     copy(leader, log)
     reads.clear()
     log.lead(2)
@@ -152,11 +152,11 @@ def test_who_begins_to_lead_reads_what_came_last_and_no_more(reads: list[int]) -
 def test_what_tells_nothing_is_not_read(reads: list[int]) -> None:
     leader, (_, log) = made(["ids", *["plain"] * 20]), follows()
     copy(leader, log, 1)
-    log.keep_up()
+    log.remembered.keep_up()
     reads.clear()
-    while log.log_end_offset < leader.log_end_offset:
+    while log.state.log_end_offset < leader.state.log_end_offset:
         copy(leader, log, 1)
-        log.keep_up()
+        log.remembered.keep_up()
     log.lead(2)
     assert append(log, 0, "ids", epoch=2)
     assert reads == []
@@ -170,7 +170,7 @@ def test_a_log_that_tells_nothing_is_not_read(reads: list[int]) -> None:
     log = open_log(disk, settings=SETTINGS)
     log.follow(1)
     copy(leader, log)
-    log.keep_up()
+    log.remembered.keep_up()
     assert (reads, log.remembered.memory) == ([], None)
 
 
@@ -197,7 +197,7 @@ def test_what_was_read_while_the_log_changed_does_not_count(
         log = open_log(disk, settings=SETTINGS)
         log.follow(1)
     else:
-        log.keep_up()
+        log.remembered.keep_up()
     copy(leader, log)
     real, times = LogReader.messages, list[int]()
 
@@ -209,22 +209,22 @@ def test_what_was_read_while_the_log_changed_does_not_count(
             yield message
 
     monkeypatch.setattr(LogReader, "messages", messages)
-    log.keep_up()
+    log.remembered.keep_up()
     assert len(times) >= 4
     check(log)
-    log.keep_up()
+    log.remembered.keep_up()
     memory = log.remembered.memory
-    assert log.log_end_offset == 0 or (memory is not None and memory.end == log.log_end_offset)
+    assert log.state.log_end_offset == 0 or (memory is not None and memory.end == log.state.log_end_offset)
     check(log)
 
 
 def test_a_disk_that_cannot_be_read_costs_the_head_start_and_nothing_else() -> None:
     leader, (disk, log) = made(["ids"] * 20), follows()
     copy(leader, log, 1)
-    log.keep_up()
+    log.remembered.keep_up()
     copy(leader, log)
     disk.fail("pread", errno.EIO, path=".arrows")
-    log.keep_up()
+    log.remembered.keep_up()
     check(log)
     log.lead(2)
     assert append(log, 19, "ids", epoch=2)
@@ -234,7 +234,7 @@ def test_a_disk_that_cannot_be_read_costs_the_head_start_and_nothing_else() -> N
 def test_who_cannot_read_what_came_last_leads_all_the_same_and_reads_it_when_it_is_asked() -> None:
     leader, (disk, log) = made(["ids"] * 20), follows()
     copy(leader, log, 1)
-    log.keep_up()
+    log.remembered.keep_up()
     copy(leader, log)
     disk.fail("pread", errno.EIO, path="24.arrows")
     log.lead(2)
@@ -252,7 +252,7 @@ def test_two_that_keep_up_and_append_at_once_leave_tables_of_what_is_stored(tmp_
 
     def keep_up() -> None:
         while not done.is_set():
-            log.keep_up()
+            log.remembered.keep_up()
 
     with ThreadPoolExecutor(1) as pool:
         kept = pool.submit(keep_up)
@@ -260,12 +260,12 @@ def test_two_that_keep_up_and_append_at_once_leave_tables_of_what_is_stored(tmp_
             for number in range(60):
                 copy(leader, log, 1)
                 if number % 7 == 6:
-                    log.truncate(log.log.ask(lambda view: group_start(view, log.log_end_offset - 2)))
+                    log.truncate(log.state.ask(lambda view: group_start(view, log.state.log_end_offset - 2)))
         finally:
             done.set()
         kept.result()
     copy(leader, log)
-    log.keep_up()
+    log.remembered.keep_up()
     check(log)
     log.lead(2)
     assert append(log, 39, "stamp", epoch=2)

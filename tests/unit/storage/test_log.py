@@ -49,7 +49,7 @@ def log(disk: SimDisk) -> PartitionLog:
 def fill(log: PartitionLog, appends: int, *, size: int = 100, epoch: int = 0, now_us: int = 0) -> None:
     """One record per append, timestamp = offset."""
     for _ in range(appends):
-        offset = log.log_end_offset
+        offset = log.state.log_end_offset
         log.append([row_batch([bytes(size)], [offset])], leader_epoch=epoch, now_us=now_us)
 
 
@@ -61,8 +61,8 @@ def test_offsets_are_dense_and_appends_say_where_they_went(log: PartitionLog) ->
     second = log.append([row_batch([b"c"]), row_batch([b"d", b"e"])], leader_epoch=1, now_us=0)
     assert (first.first_offset, first.next_offset) == (0, 2)
     assert (second.first_offset, second.next_offset) == (2, 5)
-    assert log.log_end_offset == 5
-    assert log.byte_count == len(SCHEMA_BYTES) + first.bytes + second.bytes
+    assert log.state.log_end_offset == 5
+    assert log.state.byte_count == len(SCHEMA_BYTES) + first.bytes + second.bytes
     commit(log)
     assert [(offset, value) for offset, _, value in verified_records(log)] == list(
         enumerate([b"a", b"b", b"c", b"d", b"e"])
@@ -81,7 +81,7 @@ def test_batches_of_one_append_are_one_commit_group(log: PartitionLog) -> None:
     commit(log)
     log.append([row_batch([b"x"]), row_batch([b"y", b"z"]), row_batch([b"w"])], leader_epoch=6, now_us=0)
     commit(log)
-    alone, *group = (read_header(message) for message in log.batches(0))
+    alone, *group = (read_header(message) for message in log.reader.batches(0))
     assert (alone.group_index, alone.group_count, alone.high_watermark) == (0, 1, 0)
     assert [(h.group_index, h.group_count) for h in group] == [(0, 3), (1, 3), (2, 3)]
     assert {(h.leader_epoch, h.high_watermark) for h in group} == {(6, 1)}
@@ -98,7 +98,7 @@ def test_failing_compose_appends_nothing(log: PartitionLog) -> None:
 
     with pytest.raises(NotSupported):
         log.append([row_batch([b"x"]), Refuses()], leader_epoch=0, now_us=0)
-    assert log.log_end_offset == 0
+    assert log.state.log_end_offset == 0
     fill(log, 1)
     commit(log)
     assert len(verified_records(log)) == 1
@@ -129,27 +129,27 @@ def test_rows_keep_every_column_and_get_their_offsets() -> None:
 
 def test_one_sync_serves_all_appends_before_it(disk: SimDisk, log: PartitionLog) -> None:
     fill(log, 10)
-    assert log.durable_end == 0
+    assert log.state.durable_end == 0
     before = disk.calls.get("sync", 0)
-    assert log.sync() == log.durable_end == 10
-    assert log.sync() == 10
+    assert log.syncer.sync() == log.state.durable_end == 10
+    assert log.syncer.sync() == 10
     assert disk.calls["sync"] == before + 1, "nothing new: no fsync"
 
 
 def test_sync_covers_segments_that_were_rolled_meanwhile(disk: SimDisk) -> None:
     log = create_log(disk, settings=LogSettings(segment_bytes=3_000))
     fill(log, 12)
-    assert log.segment_count > 3
-    assert log.sync() == 12
+    assert log.state.segment_count > 3
+    assert log.syncer.sync() == 12
     found = open_log(disk.after_crash("lost"), boot_id="other")
-    assert found.log_end_offset == 12
+    assert found.state.log_end_offset == 12
 
 
 def test_high_watermark_never_moves_back(log: PartitionLog) -> None:
     fill(log, 5)
-    log.advance_high_watermark(3)
-    log.advance_high_watermark(1)
-    assert log.high_watermark == 3
+    log.state.advance_high_watermark(3)
+    log.state.advance_high_watermark(1)
+    assert log.state.high_watermark == 3
 
 
 # --- roll -----------------------------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ def test_segments_roll_by_bytes_and_never_within_an_append(disk: SimDisk) -> Non
     for _ in range(10):
         log.append([row_batch([bytes(600)]), row_batch([bytes(600)])], leader_epoch=0, now_us=0)
     commit(log)
-    assert all(segment.size(disk) <= 5_000 + len(END_OF_STREAM) for segment in log.log.state.view().segments)
-    assert all(segment.base_offset % 2 == 0 for segment in log.log.state.view().segments)
+    assert all(segment.size(disk) <= 5_000 + len(END_OF_STREAM) for segment in log.state.view().segments)
+    assert all(segment.base_offset % 2 == 0 for segment in log.state.view().segments)
     check_log(log, disk)
 
 
@@ -170,20 +170,20 @@ def test_batch_over_the_segment_size_gets_a_segment_of_its_own(disk: SimDisk) ->
     fill(log, 1)
     fill(log, 1, size=50_000)
     fill(log, 1)
-    assert [segment.base_offset for segment in log.log.state.view().segments] == [0, 1, 2]
+    assert [segment.base_offset for segment in log.state.view().segments] == [0, 1, 2]
 
 
 def test_segments_roll_by_age_of_their_first_append(log: PartitionLog) -> None:
-    log.update_settings(LogSettings(segment_age_ms=1_000))
+    log.remembered.update_settings(LogSettings(segment_age_ms=1_000))
     assert not log.roll_if_due(1 << 60), "nothing to seal"
     fill(log, 1, now_us=5_000_000)
     fill(log, 1, now_us=5_900_000)
     assert not log.roll_if_due(5_999_999)
     assert log.roll_if_due(6_000_000)
     assert not log.roll_if_due(1 << 60), "is sealed already"
-    assert log.durable_end == 2
+    assert log.state.durable_end == 2
     fill(log, 1, now_us=7_000_000)
-    assert log.segment_count == 2
+    assert log.state.segment_count == 2
 
 
 def test_age_survives_a_restart(disk: SimDisk, log: PartitionLog) -> None:
@@ -198,7 +198,7 @@ def test_age_survives_a_restart(disk: SimDisk, log: PartitionLog) -> None:
 def test_sealed_segment_ends_with_the_marker_and_the_active_one_does_not(disk: SimDisk) -> None:
     log = create_log(disk, settings=LogSettings(segment_bytes=3_000))
     fill(log, 4)
-    *sealed, active = (disk.read_file(segment.path) for segment in log.log.state.view().segments)
+    *sealed, active = (disk.read_file(segment.path) for segment in log.state.view().segments)
     assert sealed
     assert all(data.endswith(END_OF_STREAM) for data in sealed)
     assert not active.endswith(END_OF_STREAM)
@@ -210,7 +210,7 @@ def test_polars_and_pyarrow_read_segment_files_as_they_are(tmp_path: Path) -> No
     log = create_log(OsDisk(), settings=LogSettings(segment_bytes=6_000), folder=str(tmp_path / "p"))
     fill(log, 20)
     paths = sorted(tmp_path.rglob("*.arrows"))
-    assert len(paths) == log.segment_count > 2
+    assert len(paths) == log.state.segment_count > 2
     offsets = []
     for path in paths:
         table = pa.ipc.open_stream(path.read_bytes()).read_all()
@@ -230,7 +230,7 @@ def test_ranges_between_schema_and_marker_are_a_stream(disk: SimDisk) -> None:
     log = create_log(disk, settings=LogSettings(segment_bytes=4_000))
     fill(log, 30)
     commit(log)
-    with log.read(7, end=21) as plan:
+    with log.reader.read(7, end=21) as plan:
         data = SCHEMA_BYTES + plan_bytes(plan) + END_OF_STREAM
         assert len(data) == len(SCHEMA_BYTES) + plan.bytes + len(END_OF_STREAM)
         assert len({place.path for place in plan.ranges}) == len(plan.ranges) > 1
@@ -242,7 +242,7 @@ def test_ranges_of_the_real_disk_are_read_by_their_descriptor(tmp_path: Path) ->
     log = create_log(OsDisk(), settings=LogSettings(segment_bytes=4_000), folder=str(tmp_path / "p"))
     fill(log, 10)
     commit(log)
-    with log.read(3) as plan:
+    with log.reader.read(3) as plan:
         data = b"".join(os.pread(place.fd, place.length, place.position) for place in plan.ranges)
     stream = pa.ipc.open_stream(SCHEMA_BYTES + data + END_OF_STREAM)
     assert [offset for offset, _, _ in records_of(stream.read_all())] == list(range(3, 10))
@@ -254,7 +254,7 @@ def test_first_batch_may_begin_before_and_the_last_end_after_what_was_asked(log:
     log.append([row_batch([b"3", b"4", b"5"])], leader_epoch=0, now_us=0)
     fill(log, 1)
     commit(log)
-    with log.read(1, end=4) as plan:
+    with log.reader.read(1, end=4) as plan:
         assert (plan.first_offset, plan.next_offset) == (0, 6)
     assert [record[0] for record in read_records(log, 1, end=4)] == [1, 2, 3]
 
@@ -262,44 +262,47 @@ def test_first_batch_may_begin_before_and_the_last_end_after_what_was_asked(log:
 def test_limit_by_bytes_gives_at_least_one_batch_and_then_what_fits(log: PartitionLog) -> None:
     fill(log, 5)
     commit(log)
-    with log.read(0) as all_of_it:
+    with log.reader.read(0) as all_of_it:
         one = all_of_it.bytes // 5
     for max_bytes, count in ((0, 1), (one - 1, 1), (one, 1), (2 * one - 1, 1), (2 * one, 2), (100 * one, 5)):
-        with log.read(0, max_bytes=max_bytes) as plan:
+        with log.reader.read(0, max_bytes=max_bytes) as plan:
             assert (plan.bytes, plan.next_offset) == (count * one, count)
 
 
 def test_reading_at_the_high_watermark_is_empty_and_beyond_is_an_error(log: PartitionLog) -> None:
-    with log.read(0) as plan:
+    with log.reader.read(0) as plan:
         assert (plan.ranges, plan.first_offset, plan.next_offset, plan.bytes) == ([], 0, 0, 0)
     fill(log, 4)
-    log.sync()
-    log.advance_high_watermark(2)
-    with log.read(2) as plan:
+    log.syncer.sync()
+    log.state.advance_high_watermark(2)
+    with log.reader.read(2) as plan:
         assert (plan.ranges, plan.next_offset) == ([], 2)
     for offset in (-1, 3, 99):
         with pytest.raises(OffsetOutOfRange, match=r"outside \[0, 2\]") as caught:
-            log.read(offset)
+            log.reader.read(offset)
         assert (caught.value.log_start_offset, caught.value.high_watermark) == (0, 2)
-        assert (caught.value.stream, caught.value.partition) == (log.identity.stream, log.identity.partition)
+        assert (caught.value.stream, caught.value.partition) == (
+            log.state.identity.stream,
+            log.state.identity.partition,
+        )
 
 
 def test_uncommitted_records_are_not_found(log: PartitionLog) -> None:
     fill(log, 4)
-    log.advance_high_watermark(2)
+    log.state.advance_high_watermark(2)
     assert [record[0] for record in read_records(log, 0)] == [0, 1]
     assert [record[0] for record in verified_records(log)] == [0, 1]
-    assert log.offset_for_time(1) == 1
-    assert log.offset_for_time(2) is None
+    assert log.reader.offset_for_time(1) == 1
+    assert log.reader.offset_for_time(2) is None
 
 
 def test_batch_is_committed_as_a_whole_or_not_at_all(log: PartitionLog) -> None:
     fill(log, 1)
     log.append([row_batch([b"1", b"2", b"3"])], leader_epoch=0, now_us=0)
-    log.advance_high_watermark(3)
-    with log.read(0) as plan:
+    log.state.advance_high_watermark(3)
+    with log.reader.read(0) as plan:
         assert (plan.first_offset, plan.next_offset) == (0, 1)
-    with log.read(2) as plan:
+    with log.reader.read(2) as plan:
         assert plan.ranges == []
     assert [record[0] for record in verified_records(log)] == [0]
 
@@ -308,7 +311,7 @@ def test_plan_closes_its_files(disk: SimDisk, log: PartitionLog) -> None:
     fill(log, 3)
     commit(log)
     held = disk.open_files
-    plan = log.read(0)
+    plan = log.reader.read(0)
     assert disk.open_files == held + 1
     plan.close()
     plan.close()
@@ -319,7 +322,7 @@ def test_plan_opens_a_bounded_number_of_files_and_says_where_to_go_on(disk: SimD
     log = create_log(disk, settings=LogSettings(segment_bytes=1_000))
     fill(log, 100)
     commit(log)
-    with log.read(0) as plan:
+    with log.reader.read(0) as plan:
         assert (len(plan.ranges), plan.next_offset) == (64, 64)
     assert [record[0] for record in read_records(log, 0, max_bytes=1 << 30)] == list(range(100))
 
@@ -329,7 +332,7 @@ def test_time_is_found_to_the_record_though_timestamps_are_in_no_order(log: Part
     log.append([row_batch([b"", b""], [10, 25])], leader_epoch=0, now_us=0)
     log.append([row_batch([b"", b""], [31, 29])], leader_epoch=0, now_us=0)
     commit(log)
-    assert [log.offset_for_time(time) for time in (0, 5, 6, 30, 31, 32)] == [0, 0, 1, 1, 5, None]
+    assert [log.reader.offset_for_time(time) for time in (0, 5, 6, 30, 31, 32)] == [0, 0, 1, 1, 5, None]
 
 
 def test_time_below_the_log_start_is_not_found(log: PartitionLog) -> None:
@@ -338,47 +341,47 @@ def test_time_below_the_log_start_is_not_found(log: PartitionLog) -> None:
     log.append([row_batch([b"", b""], [2, 50])], leader_epoch=0, now_us=0)
     commit(log)
     log.trim(1)
-    assert log.offset_for_time(1) == 1
-    assert log.offset_for_time(3) == 3
-    assert log.offset_for_time(51) is None
+    assert log.reader.offset_for_time(1) == 1
+    assert log.reader.offset_for_time(3) == 3
+    assert log.reader.offset_for_time(51) is None
 
 
 def test_bytes_between_adds_up(disk: SimDisk) -> None:
     log = create_log(disk, settings=LogSettings(segment_bytes=4_000))
     fill(log, 12)
     commit(log)
-    with log.read(0) as plan:
+    with log.reader.read(0) as plan:
         one = plan.bytes // 12
-    assert log.bytes_between(5, 5) == log.bytes_between(9, 3) == 0
-    assert log.bytes_between(0, 1) == one
-    overhead = (len(SCHEMA_BYTES) + len(END_OF_STREAM)) * log.segment_count
-    assert 12 * one <= log.bytes_between(0, 12) <= 12 * one + overhead
-    assert 4 * one <= log.bytes_between(3, 7) <= 4 * one + overhead
+    assert log.reader.bytes_between(5, 5) == log.reader.bytes_between(9, 3) == 0
+    assert log.reader.bytes_between(0, 1) == one
+    overhead = (len(SCHEMA_BYTES) + len(END_OF_STREAM)) * log.state.segment_count
+    assert 12 * one <= log.reader.bytes_between(0, 12) <= 12 * one + overhead
+    assert 4 * one <= log.reader.bytes_between(3, 7) <= 4 * one + overhead
 
 
 def test_bytes_of_a_part_of_a_batch_are_in_proportion_to_its_records(disk: SimDisk) -> None:
     log = create_log(disk)
     log.append([row_batch([bytes(100)] * 1000)], leader_epoch=0, now_us=0)
     commit(log)
-    whole = log.bytes_between(0, 1000)
+    whole = log.reader.bytes_between(0, 1000)
     assert whole > 100_000
-    assert log.bytes_between(0, 500) == log.bytes_between(500, 1000) == whole // 2
+    assert log.reader.bytes_between(0, 500) == log.reader.bytes_between(500, 1000) == whole // 2
     for start, end in ((0, 1), (1, 2), (17, 18), (999, 1000)):
-        assert abs(log.bytes_between(start, end) - whole / 1000) <= 1
+        assert abs(log.reader.bytes_between(start, end) - whole / 1000) <= 1
     cuts = [0, 3, 400, 401, 998, 1000]
-    assert sum(log.bytes_between(*pair) for pair in pairwise(cuts)) == whole
+    assert sum(log.reader.bytes_between(*pair) for pair in pairwise(cuts)) == whole
     log.trim(750)
-    assert log.bytes_between(0, 1000) == whole // 4, "of the batch that the log begins in, too"
+    assert log.reader.bytes_between(0, 1000) == whole // 4, "of the batch that the log begins in, too"
 
 
 def test_epochs_of_leaders_are_known_after_a_restart(disk: SimDisk, log: PartitionLog) -> None:
-    assert (log.leader_epoch, log.epoch_of(0), log.epoch_end(4)) == (-1, -1, 0)
+    assert (log.epochs.latest, log.epochs.epoch_of(0), log.epochs.end_of(4).end_offset) == (-1, -1, 0)
     fill(log, 3, epoch=1)
     fill(log, 2, epoch=4)
     for _ in range(2):
-        assert [log.epoch_of(offset) for offset in range(6)] == [1, 1, 1, 4, 4, -1]
-        assert [log.epoch_end(epoch) for epoch in (0, 1, 2, 4)] == [0, 3, 3, 5]
-        assert log.leader_epoch == 4
+        assert [log.epochs.epoch_of(offset) for offset in range(6)] == [1, 1, 1, 4, 4, -1]
+        assert [log.epochs.end_of(epoch).end_offset for epoch in (0, 1, 2, 4)] == [0, 3, 3, 5]
+        assert log.epochs.latest == 4
         log.close()
         log = open_log(disk)
 
@@ -388,7 +391,7 @@ def test_epochs_are_derived_from_the_batches_when_the_file_is_gone(disk: SimDisk
     log = create_log(disk, settings=LogSettings(segment_bytes=3_500))
     for epoch in (1, 1, 1, 2, 5, 5, 5, 5, 5, 5, 9, 9):
         fill(log, 1, epoch=epoch)
-    expected = [log.epoch_of(offset) for offset in range(12)]
+    expected = [log.epochs.epoch_of(offset) for offset in range(12)]
     for is_clean in (True, False):
         log.close(clean=is_clean)
         if damage == "missing":
@@ -396,8 +399,8 @@ def test_epochs_are_derived_from_the_batches_when_the_file_is_gone(disk: SimDisk
         else:
             disk.flip(f"{FOLDER}/epochs", 77)
         log = open_log(disk)
-        assert log.recovery.clean == is_clean
-        assert [log.epoch_of(offset) for offset in range(len(expected))] == expected
+        assert log.state.recovery.clean == is_clean
+        assert [log.epochs.epoch_of(offset) for offset in range(len(expected))] == expected
         fill(log, 1, epoch=11 - is_clean)
         expected.append(11 - is_clean)
 
@@ -415,17 +418,19 @@ def test_an_old_file_of_epochs_is_not_believed(disk: SimDisk, version: int, is_c
         versions += {disk.read_file(f"{FOLDER}/epochs")} - {*versions}
         if at == checkpointed:
             log.checkpoint()
-    expected = [(log.epoch_of(offset), log.end_of_epoch(log.epoch_of(offset))) for offset in range(13)]
+    expected = [(log.epochs.epoch_of(offset), log.epochs.end_of(log.epochs.epoch_of(offset))) for offset in range(13)]
     assert len(versions) == 5
     log.close(clean=is_clean)
     disk.replace_file(f"{FOLDER}/epochs", versions[version])
-    log = open_log(disk, settings=log.settings)
-    assert log.recovery.clean == is_clean
+    log = open_log(disk, settings=log.state.settings)
+    assert log.state.recovery.clean == is_clean
     for _ in range(2):
-        assert [(log.epoch_of(offset), log.end_of_epoch(log.epoch_of(offset))) for offset in range(13)] == expected
-        assert log.leader_epoch == 12
+        assert [
+            (log.epochs.epoch_of(offset), log.epochs.end_of(log.epochs.epoch_of(offset))) for offset in range(13)
+        ] == expected
+        assert log.epochs.latest == 12
         log.close()
-        log = open_log(disk, settings=log.settings)
+        log = open_log(disk, settings=log.state.settings)
 
 
 @pytest.mark.parametrize("since", ["cut", "trimmed", "begun anew"])
@@ -442,12 +447,12 @@ def test_a_file_of_epochs_of_a_later_time_is_not_believed(
         log.lead(epoch)
         fill(log, 1, size=600, epoch=epoch)
         commit(log)
-        if log.log_end_offset == checkpointed:
+        if log.state.log_end_offset == checkpointed:
             log.checkpoint()
-    expected = [(log.epoch_of(offset), log.end_of_epoch(log.epoch_of(offset))) for offset in range(8)]
+    expected = [(log.epochs.epoch_of(offset), log.epochs.end_of(log.epochs.epoch_of(offset))) for offset in range(8)]
     log.close(clean=is_clean)
     copy = disk.after_kill()
-    log = open_log(disk, settings=log.settings)
+    log = open_log(disk, settings=log.state.settings)
     log.follow(7)
     match since:
         case "cut":
@@ -460,9 +465,11 @@ def test_a_file_of_epochs_of_a_later_time_is_not_believed(
     log.lead(8)
     fill(log, 4, size=600, epoch=8)
     copy.replace_file(f"{FOLDER}/epochs", disk.read_file(f"{FOLDER}/epochs"))
-    log = open_log(copy, settings=log.settings)
-    assert log.recovery.clean == is_clean
-    assert [(log.epoch_of(offset), log.end_of_epoch(log.epoch_of(offset))) for offset in range(8)] == expected
+    log = open_log(copy, settings=log.state.settings)
+    assert log.state.recovery.clean == is_clean
+    assert [
+        (log.epochs.epoch_of(offset), log.epochs.end_of(log.epochs.epoch_of(offset))) for offset in range(8)
+    ] == expected
 
 
 def test_an_old_file_of_epochs_beside_an_empty_log_is_not_believed(disk: SimDisk) -> None:
@@ -476,7 +483,7 @@ def test_an_old_file_of_epochs_beside_an_empty_log_is_not_believed(disk: SimDisk
     log.close()
     disk.replace_file(f"{FOLDER}/epochs", old)
     log = open_log(disk)
-    assert (log.recovery.clean, log.leader_epoch, log.end_of_epoch(3)) == (True, 3, (3, 4))
+    assert (log.state.recovery.clean, log.epochs.latest, log.epochs.end_of(3)) == (True, 3, (3, 4))
 
 
 # --- let go ---------------------------------------------------------------------------------------------------
@@ -488,7 +495,7 @@ def rolled(disk: SimDisk, **limits: int) -> PartitionLog:
     for offset in range(13):
         log.append([row_batch([bytes(100)], [offset * 1_000_000])], leader_epoch=0, now_us=0)
     commit(log)
-    assert [segment.base_offset for segment in log.log.state.view().segments] == [0, 2, 4, 6, 8, 10, 12]
+    assert [segment.base_offset for segment in log.state.view().segments] == [0, 2, 4, 6, 8, 10, 12]
     return log
 
 
@@ -497,27 +504,27 @@ def test_retention_by_age_lets_go_of_segments_whose_newest_record_is_too_old(dis
     assert log.apply_retention(now_us=5_000_000) == 0
     assert log.apply_retention(now_us=5_000_001) == 2
     assert log.apply_retention(now_us=9_999_999) == 6
-    assert log.segment_count == 4
+    assert log.state.segment_count == 4
     assert not [name for name in disk.listdir(FOLDER) if name.startswith(f"{4:020d}")]
 
 
 def test_retention_by_age_takes_the_active_segment_when_all_of_it_is_too_old(disk: SimDisk) -> None:
     log = rolled(disk, retention_ms=4_000)
     assert log.apply_retention(now_us=17_000_000) == 13
-    assert (log.log_end_offset, log.segment_count) == (13, 1)
+    assert (log.state.log_end_offset, log.state.segment_count) == (13, 1)
     log.close()
     log = open_log(disk)
-    assert (log.log_start_offset, log.log_end_offset) == (13, 13)
+    assert (log.state.log_start_offset, log.state.log_end_offset) == (13, 13)
     fill(log, 1)
-    assert log.log_end_offset == 14
+    assert log.state.log_end_offset == 14
 
 
 def test_retention_by_bytes_keeps_at_least_so_many(disk: SimDisk) -> None:
     log = rolled(disk)
-    total = log.byte_count
-    log.update_settings(LogSettings(segment_bytes=3_000, retention_bytes=total // 2))
+    total = log.state.byte_count
+    log.remembered.update_settings(LogSettings(segment_bytes=3_000, retention_bytes=total // 2))
     log.apply_retention(now_us=0)
-    assert total // 2 <= log.byte_count < total // 2 + 3_500
+    assert total // 2 <= log.state.byte_count < total // 2 + 3_500
 
 
 def test_retention_by_records_keeps_at_least_so_many(disk: SimDisk) -> None:
@@ -529,8 +536,8 @@ def test_retention_by_records_keeps_at_least_so_many(disk: SimDisk) -> None:
 def test_retention_stops_at_the_high_watermark(disk: SimDisk) -> None:
     log = create_log(disk, settings=LogSettings(segment_bytes=3_000, retention_ms=1))
     fill(log, 9)
-    log.sync()
-    log.advance_high_watermark(5)
+    log.syncer.sync()
+    log.state.advance_high_watermark(5)
     assert log.apply_retention(now_us=1 << 60) == 4
 
 
@@ -543,7 +550,7 @@ def test_reading_below_the_log_start_is_an_error_with_the_range(disk: SimDisk) -
     log = rolled(disk)
     assert log.trim(5) == 5
     with pytest.raises(OffsetOutOfRange) as caught:
-        log.read(4)
+        log.reader.read(4)
     assert (caught.value.log_start_offset, caught.value.high_watermark) == (5, 13)
     assert [record[0] for record in read_records(log, 5)] == list(range(5, 13))
     assert log.trim(3) == 5, "never moves back"
@@ -552,7 +559,7 @@ def test_reading_below_the_log_start_is_an_error_with_the_range(disk: SimDisk) -
 
 def test_plan_that_is_open_outlives_the_segments_it_reads(disk: SimDisk) -> None:
     log = rolled(disk)
-    with log.read(0) as plan:
+    with log.reader.read(0) as plan:
         log.trim(13)
         assert pa.ipc.open_stream(SCHEMA_BYTES + plan_bytes(plan) + END_OF_STREAM).read_all().num_rows == 13
 
@@ -565,10 +572,10 @@ def test_clean_restart_reads_no_segment(disk: SimDisk) -> None:
     log.close()
     disk.calls.clear()
     log = open_log(disk)
-    assert log.recovery.clean
+    assert log.state.recovery.clean
     assert "open" not in disk.calls
     assert disk.calls["read_file"] == 2, "identity and checkpoint"
-    assert (log.log_end_offset, log.high_watermark, log.durable_end) == (13, 13, 13)
+    assert (log.state.log_end_offset, log.state.high_watermark, log.state.durable_end) == (13, 13, 13)
     assert len(read_records(log, 0)) == 13
 
 
@@ -576,27 +583,27 @@ def test_clean_mark_of_another_boot_is_not_trusted_but_costs_little(disk: SimDis
     log = rolled(disk)
     log.close()
     log = open_log(disk, boot_id="after the reboot")
-    assert not log.recovery.clean
-    assert log.recovery.scanned_batches == 1, "the last one below the recovery point"
-    assert log.log_end_offset == 13
+    assert not log.state.recovery.clean
+    assert log.state.recovery.scanned_batches == 1, "the last one below the recovery point"
+    assert log.state.log_end_offset == 13
 
 
 @pytest.mark.parametrize("boot_id", ["", BOOT_ID])
 def test_unknown_boot_is_never_trusted(disk: SimDisk, boot_id: str) -> None:
     log = create_log(disk, boot_id=boot_id)
     log.close()
-    assert open_log(disk, boot_id=boot_id).recovery.clean == bool(boot_id)
+    assert open_log(disk, boot_id=boot_id).state.recovery.clean == bool(boot_id)
 
 
 def test_clean_mark_is_withdrawn_before_the_next_append(disk: SimDisk, log: PartitionLog) -> None:
     fill(log, 3)
     log.close()
     log = open_log(disk)
-    assert log.recovery.clean
+    assert log.state.recovery.clean
     fill(log, 1)
     found = open_log(disk.after_crash("kept"))
-    assert not found.recovery.clean
-    assert found.log_end_offset == 4
+    assert not found.state.recovery.clean
+    assert found.state.log_end_offset == 4
 
 
 def test_clean_mark_stays_while_nothing_is_appended(disk: SimDisk, log: PartitionLog) -> None:
@@ -611,7 +618,7 @@ def test_clean_mark_stays_while_nothing_is_appended(disk: SimDisk, log: Partitio
     assert disk.calls.keys() <= {"read_file"}
     log.close()
     assert "replace_file" not in disk.calls
-    assert open_log(disk.after_crash("lost")).recovery.clean
+    assert open_log(disk.after_crash("lost")).state.recovery.clean
 
 
 def test_clean_mark_does_not_cover_a_roll_after_it(disk: SimDisk, log: PartitionLog) -> None:
@@ -620,7 +627,7 @@ def test_clean_mark_does_not_cover_a_roll_after_it(disk: SimDisk, log: Partition
     log = open_log(disk)
     assert log.roll_if_due(1 << 60)
     found = open_log(killed := disk.after_kill())
-    assert not found.recovery.clean
+    assert not found.state.recovery.clean
     fill(found, 1)
     commit(found)
     assert len(verified_records(found)) == 4
@@ -634,7 +641,7 @@ def test_folder_of_another_partition_is_refused(disk: SimDisk, log: PartitionLog
         PartitionLog.open(disk, FOLDER, LogSettings(), boot_id="b", now_us=0, expected=other)
     with pytest.raises(WrongFolder, match="already holds a log"):
         create_log(disk)
-    assert PartitionLog.open(disk, FOLDER, LogSettings(), boot_id="b", now_us=0).identity == IDENTITY
+    assert PartitionLog.open(disk, FOLDER, LogSettings(), boot_id="b", now_us=0).state.identity == IDENTITY
 
 
 def test_closed_log_accepts_nothing_and_recover_does_not_wake_it(log: PartitionLog) -> None:
@@ -643,7 +650,7 @@ def test_closed_log_accepts_nothing_and_recover_does_not_wake_it(log: PartitionL
     with pytest.raises(StorageFailed, match="is closed"):
         fill(log, 1)
     with pytest.raises(StorageFailed, match="is closed"):
-        log.sync()
+        log.syncer.sync()
     log.close()
 
 
@@ -658,18 +665,18 @@ def test_trim_to_the_end_that_was_cut_short_by_a_crash_is_no_clean_state() -> No
     for step in range(1, 12):
         found = disk.after_crash("kept", crash_at=step)
         log = open_log(found)
-        assert log.recovery.clean
+        assert log.state.recovery.clean
         try:
             log.trim(3)
             fill(log, 1)
         except Crashed:
             log = open_log(found.after_crash("kept"))
-            start, end = log.log_start_offset, log.log_end_offset
+            start, end = log.state.log_start_offset, log.state.log_end_offset
             assert (start, end) in ((0, 3), (3, 3), (3, 4))
             fill(log, 1)
             commit(log)
             assert [record[0] for record in verified_records(log)] == list(range(start, end + 1))
-            assert len({segment.base_offset for segment in log.log.state.view().segments}) == log.segment_count
+            assert len({segment.base_offset for segment in log.state.view().segments}) == log.state.segment_count
     assert steps == disk.steps
 
 

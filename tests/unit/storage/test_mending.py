@@ -53,8 +53,8 @@ def answer(log: PartitionLog, start: int, stop: int) -> bytes:
 
 
 def mend_all(log: PartitionLog, other: PartitionLog) -> None:
-    while log.lost_ranges:
-        lost = log.lost_ranges[0]
+    while log.state.lost_ranges:
+        lost = log.state.lost_ranges[0]
         mend(log, lost, answer(other, *lost))
 
 
@@ -64,7 +64,7 @@ def check_mended(log: PartitionLog, records: Sequence[object]) -> None:
     expected = 0
     for message in messages(log).values():
         header = verify_batch(message)
-        assert (header.first_offset, header.leader_epoch) == (expected, log.epoch_of(expected))
+        assert (header.first_offset, header.leader_epoch) == (expected, log.epochs.epoch_of(expected))
         expected = header.next_offset
     assert expected == END
 
@@ -88,7 +88,7 @@ def test_what_is_damaged_is_what_it_was(name: str) -> None:
     commit(log)
     assert not [path for path in disk.names if path.endswith(".tmp")]
     again = open_log(without_indexes(disk).after_crash("kept"), settings=REPLICATED)
-    assert (again.lost_ranges, again.log_end_offset) == ((), END + 1)
+    assert (again.state.lost_ranges, again.state.log_end_offset) == ((), END + 1)
     assert found_by_the_scrub(again) == ()
 
 
@@ -120,14 +120,14 @@ def test_power_may_go_at_any_step(name: str) -> None:
                 mend_all(log, other)
             after = disk.after_kill() if mode == "kill" else disk.after_crash(mode, seed=step)  # type: ignore[arg-type]
             found = open_log(after, settings=REPLICATED)
-            assert found.log_end_offset == END, (step, mode)
-            found.advance_high_watermark(END)
+            assert found.state.log_end_offset == END, (step, mode)
+            found.state.advance_high_watermark(END)
             lost = found_by_the_scrub(found)
             assert set(lost) <= set(ranges), (step, mode)
             there = messages(found)
             assert all(there[at] == message for at, message in whole.items()), (step, mode)
             for start, _ in lost:
-                with pytest.raises(CorruptLog), found.read(start):
+                with pytest.raises(CorruptLog), found.reader.read(start):
                     pass
             mend_all(found, other)
             check_mended(found, records)
@@ -145,7 +145,7 @@ def test_a_disk_that_refuses_leaves_the_range_lost_and_it_may_be_tried_again(ope
         try:
             mend(log, lost, answer(other, *lost))
         except StorageFailed:
-            assert log.lost_ranges == (lost,)
+            assert log.state.lost_ranges == (lost,)
         except LiftlogError as error:
             pytest.fail(f"{error!r}")
         else:
@@ -166,9 +166,9 @@ def test_a_disk_that_refuses_leaves_the_range_lost_and_it_may_be_tried_again(ope
 def test_a_part_may_come_and_the_rest_stays_lost(part: tuple[int, int], left: Ranges) -> None:
     """Two others are damaged in the same range, at different places: each has something."""
     disk, log, _ = damaged("over a border of epochs")
-    assert log.lost_ranges == ((10, 16),)
+    assert log.state.lost_ranges == ((10, 16),)
     assert mend(log, (10, 16), answer(another(), *part)) == part
-    assert log.lost_ranges == left
+    assert log.state.lost_ranges == left
     log.close()
     again = open_log(without_indexes(disk), settings=REPLICATED)
     assert found_by_the_scrub(again) == left
@@ -182,9 +182,9 @@ def test_a_part_may_come_and_the_rest_stays_lost(part: tuple[int, int], left: Ra
 @pytest.mark.parametrize("name", ["a segment is gone", "a segment is cut"])
 def test_a_part_of_a_file_that_is_gone_may_come(name: str) -> None:
     disk, log, _ = damaged(name)
-    [(start, stop)] = log.lost_ranges
+    [(start, stop)] = log.state.lost_ranges
     assert mend(log, (start, stop), answer(another(), start + 2, start + 4)) == (start + 2, start + 4)
-    assert log.lost_ranges == ((start, start + 2), (start + 4, stop))
+    assert log.state.lost_ranges == ((start, start + 2), (start + 4, stop))
     again = open_log(without_indexes(disk.after_crash("kept")), settings=REPLICATED)
     assert found_by_the_scrub(again) == ((start, start + 2), (start + 4, stop))
     mend_all(again, another())
@@ -213,7 +213,7 @@ def test_another_replica_has_joined_its_batches(name: str) -> None:
 
 def test_a_joined_batch_is_damaged_and_another_replica_has_many() -> None:
     log, other = joined(), another()
-    disk = log.disk
+    disk = log.state.disk
     assert isinstance(disk, SimDisk)
     first = next(at for at, m in messages(log).items() if verify_batch(m).last_offset > at + 1)
     flips(first)(disk, log)
@@ -231,8 +231,8 @@ def test_a_batch_that_is_never_joined_does_not_stick_out() -> None:
         forged = bytes(encode_batch(decode_batch(message), replace(header, **field)))
         with pytest.raises(BadBatch, match="sticks out"):
             mend(log, (4, 6), forged)
-        assert log.lost_ranges == ((4, 6),)
-    assert not [path for path in log.disk.names if path.endswith(".tmp")]  # type: ignore[attr-defined]
+        assert log.state.lost_ranges == ((4, 6),)
+    assert not [path for path in log.state.disk.names if path.endswith(".tmp")]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("epoch", [0, 2, 5])
@@ -242,7 +242,7 @@ def test_records_of_another_history_are_refused(epoch: int) -> None:
     forged = bytes(encode_batch(decode_batch(message), replace(verify_batch(message), leader_epoch=epoch)))
     with pytest.raises(BadBatch, match=f"leader epoch {epoch}"):
         mend(log, (4, 6), forged)
-    assert log.lost_ranges == ((4, 6),)
+    assert log.state.lost_ranges == ((4, 6),)
     assert messages(log) == whole
 
 
@@ -270,7 +270,7 @@ def test_what_came_is_no_use(what: str) -> None:
     }[what]
     with pytest.raises(BadBatch):
         mend(log, (8, 12), data)
-    assert log.lost_ranges == ((8, 12),)
+    assert log.state.lost_ranges == ((8, 12),)
     assert messages(log) == whole
 
 
@@ -280,7 +280,7 @@ def test_an_index_that_is_gone_or_lacks_something_is_made_anew_first(what: str) 
     disk, log, _ = damaged("in the middle")
     log.close()
     again = open_log(without_indexes(disk), settings=REPLICATED)
-    again.advance_high_watermark(END)
+    again.state.advance_high_watermark(END)
     if what == "mended":
         mend(again, (4, 6), answer(another(), 4, 6))
         check_mended(again, verified_records(another()))
@@ -303,7 +303,7 @@ def test_more_damage_that_is_found_on_the_way_ends_it() -> None:
     flips(8)(disk, log)
     with pytest.raises(CorruptLog, match="more is damaged"):
         mend(log, (4, 6), answer(another(), 4, 6))
-    assert log.lost_ranges == ((4, 6), (8, 10))
+    assert log.state.lost_ranges == ((4, 6), (8, 10))
     mend_all(log, another())
     check_mended(log, verified_records(another()))
 
@@ -326,12 +326,12 @@ def test_another_replica_has_compacted_less_and_the_mark_goes_down_before() -> N
     """Below the mark no key stands twice, and a record of an older life of a key comes back here."""
     disk, log, _ = damaged("over a border of segments")
     save_clean_state(disk, FOLDER, CleanState(cleaned_to=30, horizons=((30, 7),)))
-    log.log.state.note_compacted(30)
-    cuts = log.log.cuts
+    log.state.note_compacted(30)
+    cuts = log.state.cuts
     lower_mark(log, 8)
-    assert (log.compacted_to, load_clean_state(disk, FOLDER).cleaned_to) == (8, 8)
+    assert (log.state.compacted_to, load_clean_state(disk, FOLDER).cleaned_to) == (8, 8)
     assert load_clean_state(disk.after_crash("lost"), FOLDER).cleaned_to == 8
-    assert log.log.cuts > cuts, "a pass that is under way is not minded"
+    assert log.state.cuts > cuts, "a pass that is under way is not minded"
     save_clean_state(disk, FOLDER, CleanState(cleaned_to=30))
     begun = disk.steps
     mend_all(log, another())
@@ -343,7 +343,7 @@ def test_another_replica_has_compacted_less_and_the_mark_goes_down_before() -> N
             mend_all(log, another())
         after = disk.after_crash("kept")
         found = open_log(after, settings=REPLICATED)
-        found.advance_high_watermark(END)
+        found.state.advance_high_watermark(END)
         is_there = not found_by_the_scrub(found)
         assert not is_there or load_clean_state(after, FOLDER).cleaned_to <= 8, step
 
@@ -358,7 +358,7 @@ def test_what_may_be_gone_there_for_newer_records_is_said_here_before_it_comes()
 
     disk, log, _ = damaged("over a border of segments")
     mend_in_two_steps(log)
-    assert log.superseded == (50, 6)
+    assert log.state.superseded == (50, 6)
     begun, total = damaged("over a border of segments")[0].steps, disk.steps
     for step in range(begun + 1, total):
         disk, log, _ = damaged("over a border of segments")
@@ -366,8 +366,8 @@ def test_what_may_be_gone_there_for_newer_records_is_said_here_before_it_comes()
         with pytest.raises(Crashed):
             mend_in_two_steps(log)
         found = open_log(disk.after_crash("kept"), settings=REPLICATED)
-        found.advance_high_watermark(END)
-        assert (8, 12) in found_by_the_scrub(found) or found.superseded == (50, 6), step
+        found.state.advance_high_watermark(END)
+        assert (8, 12) in found_by_the_scrub(found) or found.state.superseded == (50, 6), step
 
 
 def test_a_log_that_is_closed_or_was_cut_is_not_mended() -> None:
@@ -401,13 +401,13 @@ FIRST_FILES = {"first": (0,), "two": (0, 10), "first and third": (0, 20), "all b
 @pytest.mark.parametrize("other", [another, joined])
 def test_the_first_files_are_gone(name: str, other: Callable[[], PartitionLog]) -> None:
     disk, log = loses(*FIRST_FILES[name])
-    assert log.lost_ranges[0][0] == 0
+    assert log.state.lost_ranges[0][0] == 0
     mend_all(log, other())
     check_mended(log, verified_records(another()))
     log.append([row_batch([b"after"])], leader_epoch=5, now_us=0)
     commit(log)
     again = open_log(without_indexes(disk).after_crash("kept"), settings=REPLICATED)
-    assert (again.lost_ranges, again.log_end_offset) == ((), END + 1)
+    assert (again.state.lost_ranges, again.state.log_end_offset) == ((), END + 1)
     assert found_by_the_scrub(again) == ()
 
 
@@ -416,9 +416,9 @@ def test_of_the_first_files_a_part_may_come(part: tuple[int, int]) -> None:
     disk, log = loses(0, 10)
     assert mend(log, (0, 20), answer(another(), *part)) == part
     left = tuple(each for each in ((0, part[0]), (part[1], 20)) if each[0] < each[1])
-    assert log.lost_ranges == left
+    assert log.state.lost_ranges == left
     again = open_log(without_indexes(disk.after_crash("kept")), settings=REPLICATED)
-    again.advance_high_watermark(END)
+    again.state.advance_high_watermark(END)
     assert found_by_the_scrub(again) == left
     mend_all(again, another())
     check_mended(again, verified_records(another()))
@@ -433,7 +433,7 @@ def test_the_log_starts_within_the_first_batch_and_its_file_is_gone() -> None:
     mend_all(log, another())
     assert found_by_the_scrub(log) == ()
     assert verified_records(log) == [each for each in verified_records(another()) if each[0] >= 11]
-    assert log.batch_start(11) == 10
+    assert log.reader.batch_start(11) == 10
 
 
 @pytest.mark.parametrize("part", first_short(range(4)))
@@ -452,7 +452,7 @@ def test_power_may_go_while_the_first_file_is_made(part: int) -> None:
                 mend_all(log, other)
             after = disk.after_kill() if mode == "kill" else disk.after_crash(mode, seed=step)  # type: ignore[arg-type]
             found = open_log(after, settings=REPLICATED)
-            found.advance_high_watermark(END)
+            found.state.advance_high_watermark(END)
             assert found_by_the_scrub(found) in ((), ((0, 10),)), (step, mode)
             mend_all(found, other)
             check_mended(found, verified_records(other))
@@ -479,18 +479,18 @@ def longer_log(disk: SimDisk) -> PartitionLog:
         log.append([batch_from_nats([(b"v" * 100, with_id("a"))], 0)], leader_epoch=5, now_us=0)
     log.append([row_batch([b"v"])], leader_epoch=5, now_us=0)
     commit(log)
-    assert log.log_end_offset == 5, "each was stored once"
+    assert log.state.log_end_offset == 5, "each was stored once"
     log.checkpoint()
     return log
 
 
 def repeats(log: PartitionLog, *, now_us: int = 1) -> list[bool]:
     """Send both once more: whether each was stored, in epoch 6."""
-    before = log.log_end_offset
+    before = log.state.log_end_offset
     found = []
     for batch in (stamped([b"p" * 50] * 2, 7, 0, 0), batch_from_nats([(b"v" * 100, with_id("a"))], 0)):
         log.append([batch], leader_epoch=6, now_us=now_us)
-        found.append(log.log_end_offset > before)
+        found.append(log.state.log_end_offset > before)
     commit(log)
     return found
 
@@ -501,9 +501,9 @@ def longer_and_damaged() -> tuple[SimDisk, PartitionLog]:
     log = longer_log(disk)
     flips(1, 3)(disk, log)
     disk = disk.after_kill()
-    log = open_log(disk, settings=log.settings, now_us=0)
+    log = open_log(disk, settings=log.state.settings, now_us=0)
     log.lead(6)
-    log.advance_high_watermark(5)
+    log.state.advance_high_watermark(5)
     assert found_by_the_scrub(log) == ((1, 4),)
     return disk, log
 
@@ -512,7 +512,7 @@ def check_decides_nothing(log: PartitionLog) -> None:
     for batch in (stamped([b"p" * 50] * 2, 7, 0, 0), batch_from_nats([(b"v" * 100, with_id("a"))], 0)):
         with pytest.raises(NotReady, match="are damaged here"):
             log.append([batch], leader_epoch=6, now_us=1)
-    assert log.log_end_offset == 5
+    assert log.state.log_end_offset == 5
 
 
 @pytest.mark.parametrize("then", ["goes on", "is killed", "stops"])
@@ -526,7 +526,7 @@ def test_nothing_that_was_damaged_is_stored_again(then: str) -> None:
         log.close()
     if then != "goes on":
         disk = disk.after_kill()
-        log = open_log(disk, settings=log.settings, now_us=0)
+        log = open_log(disk, settings=log.state.settings, now_us=0)
         log.lead(6)
         check_decides_nothing(log)
     assert [each for each in log.remembered.states.offsets if each > 1] == []
@@ -535,7 +535,7 @@ def test_nothing_that_was_damaged_is_stored_again(then: str) -> None:
     mend(log, (1, 4), answer(longer_log(SimDisk()), 1, 4))
     assert repeats(log) == [False, False]
     log.close()
-    log = open_log(disk, settings=log.settings, now_us=1)
+    log = open_log(disk, settings=log.state.settings, now_us=1)
     log.lead(6)
     assert repeats(log, now_us=2) == [False, False]
 
@@ -554,14 +554,14 @@ def test_no_state_file_is_made_of_what_is_mended_while_it_is_read(monkeypatch: p
     held = answer(other, 1, 4)
     flips(1, 3)(disk, longer_log(disk))
     disk = disk.after_kill()
-    log = open_log(disk, settings=other.settings, now_us=0)
+    log = open_log(disk, settings=other.state.settings, now_us=0)
     log.lead(6)
-    log.advance_high_watermark(5)
+    log.state.advance_high_watermark(5)
     log.append([row_batch([b"of nobody"])], leader_epoch=6, now_us=0)
 
     def read_slowly(reader: LogReader, offset: int, end: int | None, *, whole: bool = False) -> Iterator[memoryview]:
         found = list(read(reader, offset, end, whole=whole))
-        if log.lost_ranges:
+        if log.state.lost_ranges:
             mend(log, (1, 4), held)
         yield from found
 
@@ -569,11 +569,11 @@ def test_no_state_file_is_made_of_what_is_mended_while_it_is_read(monkeypatch: p
     with pytest.raises(NotReady, match="meanwhile"):
         log.remembered.keep_committed()
     monkeypatch.undo()
-    assert not log.lost_ranges
+    assert not log.state.lost_ranges
     commit(log)
     assert repeats(log) == [False, False]
     log.remembered.keep_committed()
-    log = open_log(disk.after_kill(), settings=other.settings, now_us=1)
+    log = open_log(disk.after_kill(), settings=other.state.settings, now_us=1)
     log.lead(6)
     assert repeats(log, now_us=2) == [False, False]
 
@@ -596,7 +596,7 @@ def test_ids_are_decided_once_what_is_damaged_is_older_than_their_window() -> No
     _, log = longer_and_damaged()
     check_decides_nothing(log)
     log.append([batch_from_nats([(b"v", with_id("a"))], 0)], leader_epoch=6, now_us=10**9)
-    assert log.log_end_offset == 6
+    assert log.state.log_end_offset == 6
 
 
 def tracked_log(disk: SimDisk) -> PartitionLog:
@@ -620,16 +620,16 @@ def tracked_and_damaged() -> tuple[SimDisk, PartitionLog]:
     disk = disk.after_kill()
     log = open_log(disk, settings=REPLICATED, now_us=0)
     log.lead(6)
-    log.advance_high_watermark(4)
+    log.state.advance_high_watermark(4)
     return disk, log
 
 
 def update(log: PartitionLog, expected: int) -> bool:
     """Whether a record of "s" is stored by who has seen `expected`."""
-    before = log.log_end_offset
+    before = log.state.log_end_offset
     log.append([batch_from_nats([(b"v", expecting(expected))], 1)], leader_epoch=6, now_us=1)
     commit(log)
-    return log.log_end_offset > before
+    return log.state.log_end_offset > before
 
 
 @pytest.mark.parametrize("is_read_at_once", [True, False])
@@ -646,7 +646,7 @@ def test_nothing_is_expected_of_a_subject_while_its_last_record_may_be_damaged(
     if not is_read_at_once:
         assert not update(log, 2), "it is not known yet"
         monkeypatch.undo()
-        while log.build_subjects():
+        while log.tracking.build():
             pass
     for _ in range(2):
         with pytest.raises(NotReady, match="are damaged here"):
@@ -669,11 +669,11 @@ def test_it_is_mended_while_the_table_of_subjects_is_built_around_it(monkeypatch
     monkeypatch.setattr(tracking, "PIECE_BYTES", 1)
     assert not update(log, 2), "it is not known yet"
     for _ in range(3):
-        assert log.build_subjects()
-    assert log.lost_ranges == ((2, 3),)
+        assert log.tracking.build()
+    assert log.state.lost_ranges == ((2, 3),)
     mend(log, (2, 3), answer(other, 2, 3))
     monkeypatch.undo()
-    while log.build_subjects():
+    while log.tracking.build():
         pass
     assert not update(log, 2)
     assert update(log, 3)
@@ -688,7 +688,7 @@ def keyed_log(disk: SimDisk) -> PartitionLog:
         headers = (*with_id(name), ("Liftlog-Key", "k"))
         log.append([batch_from_nats([(b"v" * 100, headers)], 0)], leader_epoch=5, now_us=0)
     commit(log)
-    log.log.checkpoint()
+    log.checkpoints.keep()
     return log
 
 
@@ -698,29 +698,29 @@ def compacted() -> PartitionLog:
     log.roll_if_due(1 << 60)
     commit(log)
     compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=1 << 60)
-    assert log.superseded[0] == 4
+    assert log.state.superseded[0] == 4
     return log
 
 
 def stores_the_first_again(log: PartitionLog) -> bool:
-    before, again = log.log_end_offset, batch_from_nats([(b"v" * 100, (*with_id("a"), ("Liftlog-Key", "k")))], 1)
-    log.append([again], leader_epoch=log.leader_epoch, now_us=1)
-    return log.log_end_offset > before
+    before, again = log.state.log_end_offset, batch_from_nats([(b"v" * 100, (*with_id("a"), ("Liftlog-Key", "k")))], 1)
+    log.append([again], leader_epoch=log.epochs.latest, now_us=1)
+    return log.state.log_end_offset > before
 
 
 def test_what_came_without_a_record_that_had_gone_does_not_tell_its_id() -> None:
     """M5: the repeat of an older value of a key would come to stand above the newer one."""
     disk, other = SimDisk(), compacted()
     flips(1)(disk, keyed_log(disk))
-    log = open_log(disk.after_kill(), settings=other.settings, now_us=0)
+    log = open_log(disk.after_kill(), settings=other.state.settings, now_us=0)
     log.lead(6)
-    log.advance_high_watermark(4)
+    log.state.advance_high_watermark(4)
     assert found_by_the_scrub(log) == ((1, 2),)
     with pytest.raises(BadBatch, match="state file"):
-        mend(log, (1, 2), answer(other, 1, 2), superseded=other.superseded)
+        mend(log, (1, 2), answer(other, 1, 2), superseded=other.state.superseded)
     with pytest.raises(NotReady):
         stores_the_first_again(log)
-    assert log.lost_ranges == ((1, 2),)
+    assert log.state.lost_ranges == ((1, 2),)
 
 
 def test_where_the_id_is_known_a_state_file_tells_of_it_before_it_comes() -> None:
@@ -728,8 +728,8 @@ def test_where_the_id_is_known_a_state_file_tells_of_it_before_it_comes() -> Non
     log = keyed_log(disk)
     flips(1)(disk, log)
     assert found_by_the_scrub(log) == ((1, 2),)
-    assert mend(log, (1, 2), answer(other, 1, 2), superseded=other.superseded) == (1, 2)
+    assert mend(log, (1, 2), answer(other, 1, 2), superseded=other.state.superseded) == (1, 2)
     assert not stores_the_first_again(log)
-    log = open_log(disk.after_kill(), settings=other.settings, now_us=0)
+    log = open_log(disk.after_kill(), settings=other.state.settings, now_us=0)
     log.lead(6)
     assert not stores_the_first_again(log)

@@ -30,7 +30,7 @@ REPLICATED = replace(SETTINGS, is_sole_replica=False)
 
 def bytes_of(log: PartitionLog, offset: int) -> tuple[str, slice]:
     """The file and the bytes of the batch that begins there."""
-    view = log.log.view()
+    view = log.state.view()
     segment = view.segments[view.segment_of(offset)]
     entry = view.index(segment).entries[view.index(segment).find(offset)]
     assert int(entry["first_offset"]) == offset
@@ -80,24 +80,24 @@ def test_one_that_was_moved_is_not_served_and_all_is_there_once_the_file_is_put_
     log = filled(disk)
     before = {path: bytes(inode.content) for path, inode in disk.names.items() if path.endswith(".arrows")}
     move(disk, log)
-    with log.read(0, max_bytes=1 << 20) as plan:
+    with log.reader.read(0, max_bytes=1 << 20) as plan:
         assert plan.next_offset == 4
     for reader in (
         lambda: read_records(log, 4),
-        lambda: list(log.batches(4)),
-        lambda: list(log.batches_in_turn(4, 60)),
+        lambda: list(log.reader.batches(4)),
+        lambda: list(log.reader.batches_in_turn(4, 60)),
     ):
         with pytest.raises(BadBatch, match="not encrypted here"):
             reader()
-    ((start, end),) = log.tampered
-    assert (start, log.lost_ranges) == (4, ())
+    ((start, end),) = log.state.tampered
+    assert (start, log.state.lost_ranges) == (4, ())
     assert read_records(log, 0, end=4) == RECORDS[:4]
     assert read_records(log, end) == RECORDS[end:]
     log.close()
     for path, content in before.items():
         disk.replace_file(path, content)
     log = open_log(disk, settings=SETTINGS, boot_id="another")
-    log.advance_high_watermark(60)
+    log.state.advance_high_watermark(60)
     assert verified_records(log) == RECORDS
 
 
@@ -111,12 +111,12 @@ def test_whoever_meets_it_first_finds_it(move: Callable[[SimDisk, PartitionLog],
         assert sum(piece.tampered for piece in scrubbed(log)) == 1
         assert sum(piece.tampered for piece in scrubbed(log)) == 0
     else:
-        found: Iterator[object] = log.batches(0) if reader == "batches" else log.batches_in_turn(0, 60)
+        found: Iterator[object] = log.reader.batches(0) if reader == "batches" else log.reader.batches_in_turn(0, 60)
         assert [next(found) is not None, next(found) is not None] == [True, True]
         with pytest.raises(BadBatch):
             next(found)
-    assert log.tampered[0][0] == 4
-    assert log.lost_ranges == ()
+    assert log.state.tampered[0][0] == 4
+    assert log.state.lost_ranges == ()
 
 
 @pytest.mark.parametrize("move", MOVES)
@@ -132,7 +132,7 @@ def test_nothing_is_written_anew_from_it(move: Callable[[SimDisk, PartitionLog],
             coalesce(log, CoalescingSettings(min_batch_bytes=1 << 16), {}, now_us=1 << 50)
         else:
             compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=1 << 50)
-    assert log.tampered[0][0] == 4
+    assert log.state.tampered[0][0] == 4
     path = bytes_of(log, 0)[0]
     assert disk.names[path] is before[path]
     assert read_records(log, 0, end=4) == RECORDS[:4]
@@ -144,7 +144,7 @@ def test_one_that_was_left_out_is_missed(is_only_read: bool) -> None:
     disk = SimDisk()
     log = filled(disk)
     path, place = bytes_of(log, 4)
-    view = log.log.view()
+    view = log.state.view()
     entries = view.index(view.segments[0]).entries.copy()
     log.close()
     left = entries[[at for at in range(len(entries)) if at != 2]]
@@ -154,16 +154,16 @@ def test_one_that_was_left_out_is_missed(is_only_read: bool) -> None:
     disk.replace_file(path.replace(".arrows", ".index"), left.tobytes() + footer_of(left))
     log = open_log(disk, settings=SETTINGS)
     if is_only_read:
-        with log.read(0, max_bytes=1 << 20) as plan:
+        with log.reader.read(0, max_bytes=1 << 20) as plan:
             assert plan.next_offset == 4
-        with log.read(2, max_bytes=1) as plan:
+        with log.reader.read(2, max_bytes=1) as plan:
             assert plan.next_offset == 4
         with pytest.raises(BadBatch):
             read_records(log, 4)
     else:
         assert sum(piece.tampered for piece in scrubbed(log)) == 1
         assert sum(piece.tampered for piece in scrubbed(log)) == 0
-    assert (log.tampered, log.lost_ranges) == (((4, 6),), ())
+    assert (log.state.tampered, log.state.lost_ranges) == (((4, 6),), ())
     assert read_records(log, 6) == RECORDS[6:]
 
 
@@ -173,9 +173,9 @@ def test_where_there_are_others_it_comes_from_them(move: Callable[[SimDisk, Part
     other, log = filled(SimDisk(), REPLICATED), filled(disk, REPLICATED)
     move(disk, log)
     scrubbed(log)
-    ((start, end),) = log.lost_ranges
+    ((start, end),) = log.state.lost_ranges
     assert start == 4
-    with other.read(start, end=end, max_bytes=1 << 20, stored=True) as plan:
+    with other.reader.read(start, end=end, max_bytes=1 << 20, stored=True) as plan:
         mend(log, (start, end), memoryview(plan_bytes(plan)))
     assert verified_records(log) == RECORDS
     assert sum(piece.tampered for piece in scrubbed(log)) == 0
@@ -187,7 +187,7 @@ def test_one_in_the_tail_lets_appends_go_on() -> None:
     swapped(disk, log)
     with pytest.raises(BadBatch):
         read_records(log, 0)
-    assert (log.tampered, log.lost_ranges) == (((4, 6),), ())
+    assert (log.state.tampered, log.state.lost_ranges) == (((4, 6),), ())
     log.append([row_batch([b"new"])], leader_epoch=1, now_us=100)
     commit(log)
     assert [record[0] for record in read_records(log, 6)] == list(range(6, 21))
@@ -198,8 +198,8 @@ def test_what_is_appended_while_the_tail_is_scanned_is_nobodys_doing() -> None:
     log = filled(disk, replace(SETTINGS, segment_bytes=1 << 20), 10)
     path, place = bytes_of(log, 8)
     disk.flip(path, 8 * (place.start + 700))
-    (segment,) = log.log.view().segments
-    found = rescan(disk, segment, 10, vault=log.log.state.vault, is_growing=True)
+    (segment,) = log.state.view().segments
+    found = rescan(disk, segment, 10, vault=log.state.vault, is_growing=True)
     assert (found.lost, found.tampered) == ([(8, 10)], [])
 
 
@@ -212,17 +212,17 @@ def test_a_batch_in_clear_is_not_encrypted_by_whoever_mends_beside_it() -> None:
     other, log = filled(SimDisk(), REPLICATED), filled(disk, REPLICATED)
     put(disk, log, 2, 4)
     scrubbed(log)
-    assert log.lost_ranges == ((4, 6),)
+    assert log.state.lost_ranges == ((4, 6),)
     plain = filled(in_clear, replace(REPLICATED, is_encrypted=False))
     (path, place), (there, of) = bytes_of(log, 0), bytes_of(plain, 0)
     forged = bytes(in_clear.names[there].content[of])
     assert len(forged) == place.stop - place.start
     disk.names[path].content[place] = forged
-    with other.read(4, end=6, max_bytes=1, stored=True) as plan:
+    with other.reader.read(4, end=6, max_bytes=1, stored=True) as plan:
         data = memoryview(plan_bytes(plan))
     with pytest.raises(CorruptLog, match="more is damaged"):
         mend(log, (4, 6), data)
-    assert log.lost_ranges == ((0, 2), (4, 6))
+    assert log.state.lost_ranges == ((0, 2), (4, 6))
 
 
 def test_a_folder_that_was_moved_aside_in_clear_tells_an_encrypted_log_nothing() -> None:

@@ -231,7 +231,7 @@ def two_rows(*subjects: str) -> RowBatch:
 
 def test_of_neighbours_comes_one_batch_that_is_of_no_commit_group(tmp_path: Path) -> None:
     log = grown(tmp_path / "log", 3)
-    with log.read(0) as plan:
+    with log.reader.read(0) as plan:
         select(plan, Conditions(subjects=("a",)), lambda _: None, asked=0)
         (message,) = split_messages(SCHEMA_BYTES + read_ranges(plan.ranges) + END_OF_STREAM)
     header = verify_batch(message)
@@ -256,7 +256,7 @@ def test_where_there_is_no_room_for_what_is_made_nothing_is_passed_over(
         return real(file, message)
 
     real = MadeFile.write
-    with log.read(0) as plan:
+    with log.reader.read(0) as plan:
         monkeypatch.setattr(MadeFile, "write", write)
         with pytest.raises(StorageFailed, match="no room"):
             select(plan, Conditions(subjects=("a",)), lambda _: None, asked=0)
@@ -267,7 +267,7 @@ def test_an_answer_ends_where_it_has_made_enough(tmp_path: Path, monkeypatch: py
     log = grown(tmp_path / "log", 3)
     monkeypatch.setattr("broker.storage.select.SHAPE", BatchShape(batch_bytes=1))
     monkeypatch.setattr("broker.storage.select.MADE_BYTES_MAX", 3_000)
-    with log.read(0) as plan:
+    with log.reader.read(0) as plan:
         select(plan, Conditions(subjects=("a",)), lambda _: None, asked=0)
         found = split_messages(SCHEMA_BYTES + read_ranges(plan.ranges) + END_OF_STREAM)
         offsets = [n for each in found for n in decode_batch(bytes(each)).column("offset").to_pylist()]

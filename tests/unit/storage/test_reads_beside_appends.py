@@ -40,7 +40,7 @@ class Watched(SimDisk):
         self.under_lock: list[tuple[str, str]] = []
 
     def meet_fault(self, call: str, path: str) -> Fault | None:
-        if call in READING and self.log is not None and self.log.log.lock._is_owned():  # type: ignore[attr-defined]
+        if call in READING and self.log is not None and self.log.state.lock._is_owned():  # type: ignore[attr-defined]
             self.under_lock.append((call, path.rsplit("/", 1)[-1]))
         if call == "pread" and path.endswith(".arrows") and self.on_read is not None:
             on_read, self.on_read = self.on_read, None
@@ -55,7 +55,7 @@ def cold(settings: LogSettings, *, indexes: bool = False) -> tuple[Watched, Part
     for sequence in range(40):
         log.append([stamped([b"x" * 300], 7, 0, sequence)], leader_epoch=0, now_us=0)
         if sequence % 10 == 9:
-            log.advance_high_watermark(log.sync())
+            log.state.advance_high_watermark(log.syncer.sync())
             log.checkpoint()
     commit(log)
     log.close()
@@ -64,7 +64,7 @@ def cold(settings: LogSettings, *, indexes: bool = False) -> tuple[Watched, Part
     log.log.idle()
     log.remembered.forget()
     log.remembered.states.forget()
-    for segment in log.log.state.chain.segments:
+    for segment in log.state.chain.segments:
         if not indexes:
             disk.unlink(segment.index_path)
         INDEX_CACHE.drop(segment.serial)
@@ -76,30 +76,30 @@ def damages(at: int) -> Door:
     """A batch is damaged; who finds that has its segment scanned."""
 
     def door(log: PartitionLog) -> None:
-        disk = log.disk
+        disk = log.state.disk
         assert isinstance(disk, Watched)
-        view = log.log.state.view()
+        view = log.state.view()
         segment = view.segments[view.segment_of(at)]
-        index = log.log.ask(lambda view: view.index(segment))
+        index = log.state.ask(lambda view: view.index(segment))
         disk.flip(segment.path, (int(index.positions[index.find(at)]) + 900) * 8)
-        assert list(log.batches(at, at + 1)) == []
+        assert list(log.reader.batches(at, at + 1)) == []
 
     return door
 
 
 def damages_the_state(log: PartitionLog) -> None:
-    disk = log.disk
+    disk = log.state.disk
     assert isinstance(disk, Watched)
     [*_, offset] = list_states(disk, FOLDER)
     disk.flip(f"{FOLDER}/{state_name(offset)}", 300)
     assert log.handover.piece(offset, 0, 1 << 20) is None
-    assert log.handover.piece(log.handover.offered(0, log.durable_end), 0, 1 << 20) is not None
+    assert log.handover.piece(log.handover.offered(0, log.state.durable_end), 0, 1 << 20) is not None
 
 
 def hands_over(log: PartitionLog) -> None:
-    offset = log.handover.offered(0, log.durable_end)
+    offset = log.handover.offered(0, log.state.durable_end)
     assert log.handover.piece(offset, 0, 1 << 20) is not None
-    log.handover.offered(log.log_end_offset, log.log_end_offset)
+    log.handover.offered(log.state.log_end_offset, log.state.log_end_offset)
     assert not log.handover.lacks
     log.handover.rewritten_to()
 
@@ -110,42 +110,42 @@ def keeps_due(log: PartitionLog) -> None:
 
 
 def asks_for_subjects(log: PartitionLog) -> None:
-    disk = log.disk
+    disk = log.state.disk
     assert isinstance(disk, Watched)
     log.append([row_batch([b"y"])], leader_epoch=1, now_us=0)
     log.remembered.forget()
     log.remembered.is_wanted = True
     log.append([row_batch([b"y"])], leader_epoch=1, now_us=0)  # not durable: it is left to the one that builds
     disk.under_lock.clear()  # the appends' own
-    while log.build_subjects():
+    while log.tracking.build():
         pass
 
 
 DOORS: dict[str, Door] = {
-    "read": lambda log: log.read(3).close(),
-    "read what is stored": lambda log: log.read(39, stored=True).close(),
+    "read": lambda log: log.reader.read(3).close(),
+    "read what is stored": lambda log: log.reader.read(39, stored=True).close(),
     "read all": lambda log: verified_records(log),
-    "batch start": lambda log: log.batch_start(3),
-    "time": lambda log: log.offset_for_time(0),
-    "bytes": lambda log: log.bytes_between(3, 37),
-    "age": lambda log: log.timestamp_at(3),
-    "epochs": lambda log: (log.epoch_of(3), log.end_of_epoch(0)),
+    "batch start": lambda log: log.reader.batch_start(3),
+    "time": lambda log: log.reader.offset_for_time(0),
+    "bytes": lambda log: log.reader.bytes_between(3, 37),
+    "age": lambda log: log.reader.timestamp_at(3),
+    "epochs": lambda log: (log.epochs.epoch_of(3), log.epochs.end_of(0)),
     "scrub": lambda log: scrub(log, 0),
     "damage": damages(3),
     "damage in the tail": damages(39),
-    "mark of compaction": lambda log: log.compacted_to,
+    "mark of compaction": lambda log: log.state.compacted_to,
     "roll": lambda log: log.roll_if_due(LATE_US),
-    "roll of the bytes": lambda log: log.log.roll_if_due(LATE_US),
+    "roll of the bytes": lambda log: log.appender.roll_if_due(LATE_US),
     "retention": lambda log: log.apply_retention(now_us=LATE_US),
     "trim": lambda log: log.trim(30),
     "checkpoint": lambda log: log.checkpoint(),
     "due state": keeps_due,
-    "keep up": lambda log: log.keep_up(),
+    "keep up": lambda log: log.remembered.keep_up(),
     "hand over": hands_over,
     "damaged state": damages_the_state,
-    "limits": lambda log: log.update_settings(REPLICATED),
-    "rewritable": lambda log: log.rewritable_end(),
-    "stamps": lambda log: [log.needs_stamp(read_header(message)) for message in log.batches(0)],
+    "limits": lambda log: log.remembered.update_settings(REPLICATED),
+    "rewritable": lambda log: log.remembered.rewritable_end(),
+    "stamps": lambda log: [log.remembered.needs_stamp(read_header(message)) for message in log.reader.batches(0)],
     "compaction": lambda log: compact(
         log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=LATE_US
     ),
@@ -212,14 +212,14 @@ MEANWHILE = (awakes_the_tail, rolls, trims, rests, compacts, is_scanned_too, tru
 def test_what_happens_during_a_scan_is_kept(meanwhile: Door, at: int) -> None:
     disk, log = cold(REPLICATED)
     disk.on_read = lambda: meanwhile(log)
-    segment = log.log.state.view().segments[log.log.state.view().segment_of(at)]
-    log.repair_segment(segment)
+    segment = log.state.view().segments[log.state.view().segment_of(at)]
+    log.state.repair(segment)
     assert disk.on_read is None
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
     end = commit(log)
     found = verified_records(log)
-    assert [record[0] for record in found] == list(range(log.log_start_offset, end))
-    log.append([row_batch([b"z"])], leader_epoch=log.log.led or 0, now_us=1)
+    assert [record[0] for record in found] == list(range(log.state.log_start_offset, end))
+    log.append([row_batch([b"z"])], leader_epoch=log.epochs.led or 0, now_us=1)
     commit(log)
     check_log(log, disk)
     log.close()
@@ -234,7 +234,7 @@ def test_damage_that_a_scan_finds_is_noted_whatever_is_appended_meanwhile(meanwh
     end = commit(log)
     disk.on_read = lambda: meanwhile(log)
     damages(at)(log)
-    assert log.lost_ranges == ((at, at + 1),)
+    assert log.state.lost_ranges == ((at, at + 1),)
     after = commit(log)
     assert [record[0] for record in verified_records(log)] == [n for n in range(after) if n != at]
     assert after >= end
@@ -242,12 +242,12 @@ def test_damage_that_a_scan_finds_is_noted_whatever_is_appended_meanwhile(meanwh
 
 def test_a_file_that_is_gone_is_lost_and_what_is_appended_meanwhile_is_not() -> None:
     disk, log = cold(SETTINGS)
-    first, second = log.log.state.view().segments[:2]
+    first, second = log.state.view().segments[:2]
     disk.unlink(first.path)
     log.append([row_batch([b"y"])], leader_epoch=1, now_us=1)
-    log.repair_segment(first)
-    assert log.lost_ranges == ((0, second.base_offset),)
-    assert log.log.state.view().segments[0] is second
+    log.state.repair(first)
+    assert log.state.lost_ranges == ((0, second.base_offset),)
+    assert log.state.view().segments[0] is second
 
 
 def further(log: PartitionLog, sequence: int, *, epoch: int = 1) -> bool:

@@ -45,7 +45,7 @@ class Damaged:
 
     def append(self, *values: bytes, group: int = 1) -> None:
         result = self.log.append([row_batch(values) for _ in range(group)], leader_epoch=1, now_us=0)
-        end = self.log.log.state.view().segments[-1].size(self.disk)
+        end = self.log.state.view().segments[-1].size(self.disk)
         self.places.append((end - result.bytes, end))
 
     def content(self, path: str = SEGMENT) -> bytearray:
@@ -58,12 +58,12 @@ class Damaged:
         disk = self.disk.after_crash("kept")
         self.disk = disk
         self.log = open_log(disk, settings=self.settings, boot_id="next")
-        self.log.advance_high_watermark(self.log.log_end_offset)
+        self.log.state.advance_high_watermark(self.log.state.log_end_offset)
         return self.log
 
     def offsets(self) -> list[int]:
         offsets = [record[0] for record in verified_records(self.log)]
-        start = self.log.log_start_offset
+        start = self.log.state.log_start_offset
         assert offsets == [record[0] for record in read_records(self.log, start)]
         return offsets
 
@@ -83,8 +83,8 @@ def test_torn_last_batch_is_cut_at_every_length(part: int) -> None:
     for size in range(start + part, end, 4):
         made.content()[:] = whole[:size]
         log = made.reopen()
-        assert (log.log_end_offset, made.offsets(), log.lost_ranges) == (1, [0], ())
-        assert log.recovery.cut_bytes == size - start
+        assert (log.state.log_end_offset, made.offsets(), log.state.lost_ranges) == (1, [0], ())
+        assert log.state.recovery.cut_bytes == size - start
         assert made.disk.size(SEGMENT) == start
         check_log(log, made.disk)
 
@@ -99,7 +99,7 @@ def test_torn_commit_group_is_cut_as_a_whole() -> None:
     for size in (end - 1, end - third, end - third - 1, start + third, start + 8):
         made.content()[size:] = b""
         log = made.reopen()
-        assert (log.log_end_offset, made.offsets()) == (1, [0])
+        assert (log.state.log_end_offset, made.offsets()) == (1, [0])
         assert made.disk.size(SEGMENT) == start
 
 
@@ -111,8 +111,8 @@ def test_zero_filled_tail_is_cut_though_the_file_has_its_full_length() -> None:
     start, end = made.places[1]
     made.zero(start + 500, end)
     made.content().extend(bytes(10_000))
-    assert made.reopen().log_end_offset == 1
-    assert made.log.recovery.cut_bytes == end - start + 10_000
+    assert made.reopen().state.log_end_offset == 1
+    assert made.log.state.recovery.cut_bytes == end - start + 10_000
     assert made.offsets() == [0]
 
 
@@ -124,8 +124,8 @@ def test_batch_behind_a_torn_one_goes_with_it_when_nothing_proves_that_it_was_co
     made.append(b"b")
     made.append(b"c")
     made.zero(*made.places[1])
-    assert made.reopen().log_end_offset == 1
-    assert (made.offsets(), made.log.lost_ranges) == ([0], ())
+    assert made.reopen().state.log_end_offset == 1
+    assert (made.offsets(), made.log.state.lost_ranges) == ([0], ())
 
 
 def test_epoch_whose_records_were_cut_is_forgotten() -> None:
@@ -134,12 +134,12 @@ def test_epoch_whose_records_were_cut_is_forgotten() -> None:
     commit(made.log)
     made.append(b"1")
     made.log.append([row_batch([b"2"])], leader_epoch=7, now_us=0)
-    assert made.log.leader_epoch == 7
+    assert made.log.epochs.latest == 7
     made.zero(*made.places[1])
     log = made.reopen()
-    assert (log.log_end_offset, log.leader_epoch, log.epoch_of(0)) == (1, 1, 1)
+    assert (log.state.log_end_offset, log.epochs.latest, log.epochs.epoch_of(0)) == (1, 1, 1)
     log.append([row_batch([b"1"])], leader_epoch=7, now_us=0)
-    assert (log.epoch_of(1), log.epoch_end(1)) == (7, 1)
+    assert (log.epochs.epoch_of(1), log.epochs.end_of(1).end_offset) == (7, 1)
 
 
 def test_epochs_file_that_is_too_old_is_brought_up_by_the_scan() -> None:
@@ -149,11 +149,11 @@ def test_epochs_file_that_is_too_old_is_brought_up_by_the_scan() -> None:
     old = made.disk.read_file(f"{FOLDER}/epochs")
     for epoch in (4, 4, 6):
         made.log.append([row_batch([b"x"])], leader_epoch=epoch, now_us=0)
-    made.log.sync()
+    made.log.syncer.sync()
     made.disk.replace_file(f"{FOLDER}/epochs", old)
     log = made.reopen()
-    assert log.leader_epoch == 6
-    assert [log.epoch_of(offset) for offset in range(4)] == [1, 4, 4, 6]
+    assert log.epochs.latest == 6
+    assert [log.epochs.epoch_of(offset) for offset in range(4)] == [1, 4, 4, 6]
 
 
 def test_log_goes_on_after_a_cut() -> None:
@@ -191,12 +191,12 @@ def test_damage_below_the_recovery_point_is_lost_and_what_is_around_it_is_served
     before = bytes(made.content())
     made.disk.unlink(INDEX)  # so that all of it is scanned
     log = made.reopen()
-    assert (log.log_end_offset, log.lost_ranges, log.recovery.lost) == (5, ((2, 3),), [(2, 3)])
+    assert (log.state.log_end_offset, log.state.lost_ranges, log.state.recovery.lost) == (5, ((2, 3),), [(2, 3)])
     assert made.offsets() == [0, 1, 3, 4]
     assert made.content() == before, "a committed batch is never cut"
-    with log.read(2) as plan:
+    with log.reader.read(2) as plan:
         assert (plan.first_offset, plan.next_offset) == (3, 5)
-    assert log.offset_for_time(0) == 0
+    assert log.reader.offset_for_time(0) == 0
 
 
 def test_segment_with_damage_is_never_appended_to() -> None:
@@ -206,19 +206,19 @@ def test_segment_with_damage_is_never_appended_to() -> None:
     log = made.reopen()
     made.append(b"new")
     commit(log)
-    assert log.segment_count == 2
+    assert log.state.segment_count == 2
     assert made.offsets() == [0, 2, 3]
     made.reopen()
-    assert (made.offsets(), made.log.lost_ranges) == ([0, 2, 3], ((1, 2),))
+    assert (made.offsets(), made.log.state.lost_ranges) == ([0, 2, 3], ((1, 2),))
 
 
 def test_lost_range_at_the_end_is_never_given_out_again() -> None:
     made = committed(4)
     made.content()[made.places[2][0] :] = b""
     log = made.reopen()
-    assert (log.log_end_offset, log.lost_ranges) == (4, ((2, 4),))
+    assert (log.state.log_end_offset, log.state.lost_ranges) == (4, ((2, 4),))
     assert made.offsets() == [0, 1]
-    with log.read(2) as plan:
+    with log.reader.read(2) as plan:
         assert (plan.ranges, plan.next_offset) == ([], 4)
     made.append(b"new")
     commit(log)
@@ -231,31 +231,31 @@ def test_later_high_watermark_proves_that_a_bad_batch_was_committed() -> None:
     made = committed(5, checkpoint=False)
     made.zero(*made.places[2])
     log = made.reopen()
-    assert (made.offsets(), log.lost_ranges, log.log_end_offset) == ([0, 1, 3, 4], ((2, 3),), 5)
+    assert (made.offsets(), log.state.lost_ranges, log.state.log_end_offset) == ([0, 1, 3, 4], ((2, 3),), 5)
 
 
 def test_high_watermark_that_does_not_reach_the_bad_batch_proves_nothing() -> None:
     made = Damaged()
     for i in range(3):
         made.append(b"%d" % i)
-    made.log.sync()
-    made.log.advance_high_watermark(2)
+    made.log.syncer.sync()
+    made.log.state.advance_high_watermark(2)
     made.append(b"3")
     made.append(b"4")
     made.zero(*made.places[2])  # offset 2: the batches behind it say that 0 and 1 were committed
     log = made.reopen()
-    assert (made.offsets(), log.lost_ranges) == ([0, 1], ())
+    assert (made.offsets(), log.state.lost_ranges) == ([0, 1], ())
 
 
 def test_high_watermark_of_the_checkpoint_proves_it_too() -> None:
     made = Damaged()
     made.append(b"0")
     made.append(b"1")
-    made.log.advance_high_watermark(2)  # fsync = interval: committed before it is durable
+    made.log.state.advance_high_watermark(2)  # fsync = interval: committed before it is durable
     made.log.checkpoint()
     made.content()[made.places[1][0] :] = b""
     log = made.reopen()
-    assert (made.offsets(), log.lost_ranges, log.log_end_offset) == ([0], ((1, 2),), 2)
+    assert (made.offsets(), log.state.lost_ranges, log.state.log_end_offset) == ([0], ((1, 2),), 2)
 
 
 def test_recovery_point_alone_proves_it() -> None:
@@ -263,12 +263,12 @@ def test_recovery_point_alone_proves_it() -> None:
     made = Damaged()
     for i in range(3):
         made.append(b"%d" % i)
-    made.log.sync()
+    made.log.syncer.sync()
     made.log.checkpoint()
     made.zero(*made.places[1])
     made.disk.unlink(INDEX)
     log = made.reopen()
-    assert (made.offsets(), log.lost_ranges, log.log_end_offset) == ([0, 2], ((1, 2),), 3)
+    assert (made.offsets(), log.state.lost_ranges, log.state.log_end_offset) == ([0, 2], ((1, 2),), 3)
 
 
 def test_later_segment_proves_that_all_before_it_was_synced() -> None:
@@ -277,7 +277,7 @@ def test_later_segment_proves_that_all_before_it_was_synced() -> None:
         made.append(b"%d" % i)
     made.content()[made.places[0][0] + 10] ^= 4
     log = made.reopen()
-    assert (made.offsets(), log.lost_ranges) == ([1, 2, 3, 4, 5], ((0, 1),))
+    assert (made.offsets(), log.state.lost_ranges) == ([1, 2, 3, 4, 5], ((0, 1),))
 
 
 def test_missing_segment_is_lost() -> None:
@@ -286,14 +286,14 @@ def test_missing_segment_is_lost() -> None:
         made.append(b"%d" % i)
     commit(made.log)
     made.log.close()
-    bases = [segment.base_offset for segment in made.log.log.state.view().segments]
+    bases = [segment.base_offset for segment in made.log.state.view().segments]
     assert len(bases) == 4
     made.disk.unlink(f"{FOLDER}/{bases[0]:020d}.arrows")
     made.disk.unlink(f"{FOLDER}/{bases[2]:020d}.arrows")
     log = made.reopen()
-    assert log.lost_ranges[0] == (0, bases[1])
+    assert log.state.lost_ranges[0] == (0, bases[1])
     assert made.offsets() == [*range(bases[1], bases[2]), *range(bases[3], 8)]
-    assert log.recovery.notes == []
+    assert log.state.recovery.notes == []
 
 
 def test_lost_ranges_are_forgotten_with_what_is_around_them() -> None:
@@ -301,12 +301,12 @@ def test_lost_ranges_are_forgotten_with_what_is_around_them() -> None:
     made.zero(*made.places[1])
     made.disk.unlink(INDEX)
     log = made.reopen()
-    assert log.lost_ranges == ((1, 2),)
+    assert log.state.lost_ranges == ((1, 2),)
     assert log.trim(1) == 1
-    assert log.lost_ranges == ((1, 2),)
+    assert log.state.lost_ranges == ((1, 2),)
     assert made.offsets() == [2, 3]
     log.trim(3)
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
 
 
 @pytest.mark.parametrize("place", ["prefix", "length", "buffers", "crc", "body", "end"])
@@ -317,7 +317,7 @@ def test_next_batch_is_found_behind_damage_anywhere(place: str) -> None:
     made.content()[start + at] ^= 0x10
     made.disk.unlink(INDEX)
     made.reopen()
-    assert (made.offsets(), made.log.lost_ranges) == ([0, 2], ((1, 2),))
+    assert (made.offsets(), made.log.state.lost_ranges) == ([0, 2], ((1, 2),))
 
 
 def test_next_batch_is_found_when_a_whole_header_is_gone() -> None:
@@ -330,7 +330,7 @@ def test_next_batch_is_found_when_a_whole_header_is_gone() -> None:
     made.zero(start, start + 888)
     made.disk.unlink(INDEX)
     made.reopen()
-    assert made.log.lost_ranges == ((20, 40),)
+    assert made.log.state.lost_ranges == ((20, 40),)
     assert made.offsets() == [*range(20), *range(40, 60)]
 
 
@@ -354,7 +354,7 @@ def test_batch_within_a_value_is_not_taken_for_one_of_the_log() -> None:
             made.disk.unlink(INDEX)
         log = made.reopen()
         assert made.offsets() == [0]
-        assert log.lost_ranges == (((1, 2),) if checkpoint else ())
+        assert log.state.lost_ranges == (((1, 2),) if checkpoint else ())
         # Torn in the middle of the value: what is left of the file holds a whole forged batch.
         made = Damaged()
         made.append(b"0")
@@ -363,7 +363,7 @@ def test_batch_within_a_value_is_not_taken_for_one_of_the_log() -> None:
         start, end = made.places[1]
         made.content()[end - 100 :] = b""
         made.reopen()
-        assert (made.offsets(), made.log.lost_ranges, made.disk.size(SEGMENT)) == ([0], (), start)
+        assert (made.offsets(), made.log.state.lost_ranges, made.disk.size(SEGMENT)) == ([0], (), start)
 
 
 @pytest.mark.parametrize("first_offset,high_watermark", [(0, 0), (1_000, 2), (3, 1_000)])
@@ -383,7 +383,7 @@ def test_batch_that_cannot_stand_there_is_not_believed(first_offset: int, high_w
     shift = -(within - start) % 8  # so that it lies where a batch could begin
     made.content()[within + shift : end] = bytes(forged) + bytes(end - within - shift - len(forged))
     log = made.reopen()
-    assert (made.offsets(), log.lost_ranges, log.log_end_offset) == ([0], (), 1)
+    assert (made.offsets(), log.state.lost_ranges, log.state.log_end_offset) == ([0], (), 1)
 
 
 # --- markers, schema, empty files -----------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def test_last_segment_that_is_sealed_is_not_appended_to() -> None:
     log = made.reopen()
     made.append(b"1")
     commit(log)
-    assert log.segment_count == 2
+    assert log.state.segment_count == 2
     assert made.offsets() == [0, 1]
     check_log(log, made.disk)
 
@@ -410,14 +410,14 @@ def test_batches_behind_a_marker_are_found_and_served_without_it() -> None:
     content[start:] = END_OF_STREAM + content[start:]
     log = made.reopen()
     assert made.offsets() == [0, 1]
-    with log.read(0) as plan:
+    with log.reader.read(0) as plan:
         assert len(plan.ranges) == 2, "the marker between them is not sent"
-    assert any("behind an end-of-stream marker" in note for note in log.recovery.notes)
+    assert any("behind an end-of-stream marker" in note for note in log.state.recovery.notes)
     made.append(b"2")
     commit(log)
-    assert log.segment_count == 2
+    assert log.state.segment_count == 2
     made.reopen()
-    assert (made.offsets(), made.log.lost_ranges) == ([0, 1, 2], ())
+    assert (made.offsets(), made.log.state.lost_ranges) == ([0, 1, 2], ())
 
 
 @pytest.mark.parametrize("size", [0, 1, 8, len(SCHEMA_BYTES) - 1])
@@ -427,10 +427,10 @@ def test_segment_with_half_a_schema_message_begins_anew(size: int, behind_others
     if behind_others:
         made.append(b"0")
         made.log.roll_if_due(1 << 60)
-    end = made.log.log_end_offset
+    end = made.log.state.log_end_offset
     made.disk.replace_file(f"{FOLDER}/{end:020d}.arrows", SCHEMA_BYTES[:size])
     log = made.reopen()
-    assert log.log_end_offset == end
+    assert log.state.log_end_offset == end
     made.append(b"new")
     commit(log)
     assert made.offsets() == list(range(end + 1))
@@ -441,11 +441,11 @@ def test_committed_batches_behind_a_damaged_schema_message_are_served() -> None:
     made = committed(3)
     made.content()[100] ^= 1
     log = made.reopen()
-    assert (made.offsets(), log.lost_ranges) == ([0, 1, 2], ())
-    assert any("schema message is damaged" in note for note in log.recovery.notes)
+    assert (made.offsets(), log.state.lost_ranges) == ([0, 1, 2], ())
+    assert any("schema message is damaged" in note for note in log.state.recovery.notes)
     made.append(b"3")
     commit(log)
-    assert log.segment_count == 2
+    assert log.state.segment_count == 2
     assert made.offsets() == [0, 1, 2, 3]
 
 
@@ -479,8 +479,8 @@ def test_index_that_is_missing_or_wrong_is_rebuilt(trouble: str, sealed: bool) -
             other.log.close()
             made.content(INDEX)[:] = other.content(INDEX)
     log = open_log(made.disk, settings=made.settings)
-    assert log.recovery.clean, "that it is wrong is found when it is needed"
-    log.advance_high_watermark(log.log_end_offset)
+    assert log.state.recovery.clean, "that it is wrong is found when it is needed"
+    log.state.advance_high_watermark(log.state.log_end_offset)
     made.log = log
     assert made.offsets() == list(range(6 + sealed))
     made.append(b"more")
@@ -490,7 +490,7 @@ def test_index_that_is_missing_or_wrong_is_rebuilt(trouble: str, sealed: bool) -
     if sealed:
         assert bytes(made.content(INDEX)) == good
     log = open_log(made.disk, settings=made.settings)
-    assert log.recovery.clean
+    assert log.state.recovery.clean
     check_log(log, made.disk)
 
 
@@ -509,7 +509,7 @@ def test_index_that_disagrees_with_its_segment_is_found_at_the_read_and_rebuilt(
     other.log.roll_if_due(1 << 60)
     made.content()[:] = other.content()
     log = open_log(made.disk, settings=made.settings)
-    log.advance_high_watermark(3)
+    log.state.advance_high_watermark(3)
     assert [record[2] for record in read_records(log, 0)] == [b"0 and longer", b"1 and longer by far", b"2"]
     check_log(log, made.disk)
 
@@ -522,16 +522,16 @@ def test_sealed_segment_that_was_cut_is_found_at_the_read() -> None:
     made.log.close()
     del made.content()[made.places[1][0] + 50 :]
     log = open_log(made.disk, settings=made.settings)
-    assert log.recovery.clean
+    assert log.state.recovery.clean
     made.log = log
-    assert (made.offsets(), log.lost_ranges) == ([0, 2, 3, 4, 5], ((1, 2),))
+    assert (made.offsets(), log.state.lost_ranges) == ([0, 2, 3, 4, 5], ((1, 2),))
 
 
 def test_body_that_rots_while_the_log_is_open_is_never_yielded() -> None:
     made = committed(4)
     made.content()[made.places[1][0] + 900] ^= 1
     assert [record[0] for record in verified_records(made.log)] == [0, 2, 3]
-    assert made.log.lost_ranges == ((1, 2),)
+    assert made.log.state.lost_ranges == ((1, 2),)
     made.append(b"4")
     commit(made.log)
     assert made.offsets() == [0, 2, 3, 4]
@@ -558,15 +558,15 @@ def test_log_without_its_checkpoint_is_recovered_from_the_segments(damage: str) 
         commit(made.log)
     made.log.trim(4)
     made.log.checkpoint()
-    start = made.log.log.state.view().segments[0].base_offset
+    start = made.log.state.view().segments[0].base_offset
     if damage == "missing":
         made.disk.unlink(CHECKPOINT)
     else:
         made.content(CHECKPOINT)[20] ^= 1
     log = made.reopen()
-    assert (log.log_start_offset, log.log_end_offset) == (start, 9)
+    assert (log.state.log_start_offset, log.state.log_end_offset) == (start, 9)
     assert made.offsets() == list(range(start, 9))
-    [note] = log.recovery.notes
+    [note] = log.state.recovery.notes
     assert "recovered from the segments alone" in note
 
 
@@ -581,14 +581,14 @@ def test_the_power_goes_at_any_step_of_the_first_append(is_sole: bool) -> None:
         disk.crash_at = disk.steps + step
         try:
             log.append([row_batch([b"v"])], leader_epoch=1, now_us=0)
-            log.sync()
+            log.syncer.sync()
             break
         except Crashed:
             pass
         for left in (disk.after_kill(), *(disk.after_crash(mode, seed=step) for mode in MODES)):
             again = open_log(left, settings=settings, boot_id="")
-            assert not any("checkpoint" in note for note in again.recovery.notes)
-            assert again.log_end_offset in (0, 1)
+            assert not any("checkpoint" in note for note in again.state.recovery.notes)
+            assert again.state.log_end_offset in (0, 1)
     assert step > 4
 
 
@@ -600,10 +600,10 @@ def test_a_log_without_a_record_writes_no_checkpoint_before_it_is_closed() -> No
     steps = disk.steps
     log.checkpoint()
     assert disk.steps == steps
-    assert log.log.is_checkpointed
-    assert log.log.lacks_checkpoint
+    assert log.checkpoints.is_up_to_date
+    assert log.checkpoints.is_lacking
     log.close()
-    assert open_log(disk).recovery.clean
+    assert open_log(disk).state.recovery.clean
 
 
 def test_empty_log_with_a_damaged_checkpoint_is_refused() -> None:
@@ -654,7 +654,7 @@ def test_start_without_anything_wrong_writes_nothing() -> None:
     made.disk = made.disk.after_crash("kept")
     log = open_log(made.disk, settings=made.settings, boot_id="next")
     assert made.disk.steps == 0
-    assert (log.log_end_offset, log.recovery.scanned_batches) == (3, 1)
+    assert (log.state.log_end_offset, log.state.recovery.scanned_batches) == (3, 1)
 
 
 def test_recovery_on_a_full_disk_serves_what_is_there() -> None:
@@ -666,10 +666,10 @@ def test_recovery_on_a_full_disk_serves_what_is_there() -> None:
     disk = made.disk.after_crash("kept")
     disk.bytes_max = 0
     log = open_log(disk, settings=made.settings)
-    assert log.lost_ranges == ((1, 2),)
-    assert log.log_end_offset == 4
-    assert any("No space left" in note for note in log.recovery.notes)
-    log.advance_high_watermark(4)
+    assert log.state.lost_ranges == ((1, 2),)
+    assert log.state.log_end_offset == 4
+    assert any("No space left" in note for note in log.state.recovery.notes)
+    log.state.advance_high_watermark(4)
     assert [record[0] for record in read_records(log, 0)] == [0, 2, 3]
     disk.heal()
     log.append([row_batch([b"4"])], leader_epoch=1, now_us=0)
@@ -686,4 +686,4 @@ def test_an_open_fails_where_the_epochs_cannot_be_read() -> None:
     disk.fail("read_file", errno.EIO, path="epochs")
     with pytest.raises(StorageFailed):
         open_log(disk, boot_id="next")
-    assert open_log(disk, boot_id="next").leader_epoch == 1
+    assert open_log(disk, boot_id="next").epochs.latest == 1

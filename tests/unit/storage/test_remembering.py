@@ -40,12 +40,12 @@ def test_a_repeat_is_answered_with_the_offsets_of_then_and_not_written(log: Part
     assert (first.first_offset, first.next_offset, first.duplicate) == (0, 3, False)
     again = append(log, 0)
     assert (again.first_offset, again.next_offset, again.bytes, again.duplicate) == (0, 3, 0, True)
-    assert log.log_end_offset == 3
+    assert log.state.log_end_offset == 3
     with pytest.raises(OutOfSequence):
         append(log, 2)
     with pytest.raises(UnknownProducer):
         append(log, 1, producer_id=2)
-    assert log.log_end_offset == 3
+    assert log.state.log_end_offset == 3
 
 
 @pytest.mark.parametrize("how", ["close", "kill", "roll and kill", "recover"])
@@ -63,16 +63,16 @@ def test_what_producers_did_is_known_again(disk: SimDisk, log: PartitionLog, how
         disk.fail("sync", errno.EIO, path=".arrows")
         append(log, 7)
         with pytest.raises(StorageFailed):
-            log.sync()
+            log.syncer.sync()
         log.recover(0)
     else:
         disk = disk.after_kill()
         log = open_log(disk)
-    end = log.log_end_offset
+    end = log.state.log_end_offset
     assert append(log, 6).first_offset == 18
     assert append(log, 0, producer_id=2, epoch=4).first_offset == 21
     assert append(log, 7).duplicate == (how in ("recover", "roll and kill"))
-    assert log.log_end_offset - end in (0, 3)
+    assert log.state.log_end_offset - end in (0, 3)
 
 
 def test_retention_and_trim_take_records_and_not_what_producers_did(disk: SimDisk, log: PartitionLog) -> None:
@@ -80,7 +80,7 @@ def test_retention_and_trim_take_records_and_not_what_producers_did(disk: SimDis
         append(log, sequence)
         commit(log)
         log.roll_if_due(1 << 62)
-    assert log.trim(log.high_watermark) == 60
+    assert log.trim(log.state.high_watermark) == 60
     for restart in (False, True):
         if restart:
             log = open_log(disk.after_kill())
@@ -107,7 +107,7 @@ def test_segments_stay_while_their_producers_cannot_be_kept(disk: SimDisk, log: 
     assert log.roll_if_due(1 << 62)
     with pytest.raises(DiskFull):
         log.trim(3)
-    assert log.log_start_offset == 0
+    assert log.state.log_start_offset == 0
     disk.heal()
     assert log.trim(3) == 3
     assert append(open_log(disk.after_kill()), 0).duplicate
@@ -123,18 +123,18 @@ def test_a_trimmed_segment_stays_over_a_restart_while_only_it_tells(disk: SimDis
     disk.heal()
     log.append([row_batch([b"x"])], leader_epoch=0, now_us=0)
     log = open_log(disk.after_kill())
-    assert log.log_start_offset == 3
+    assert log.state.log_start_offset == 3
     assert append(log, 0).duplicate
     commit(log)
     assert log.trim(4) == 4
-    assert log.segment_count == 1
+    assert log.state.segment_count == 1
 
 
 def test_a_first_stamp_on_a_full_disk_appends_nothing(disk: SimDisk, log: PartitionLog) -> None:
     disk.fail("write", errno.ENOSPC, path="state-")
     with pytest.raises(DiskFull):
         append(log, 0)
-    assert log.log_end_offset == 0
+    assert log.state.log_end_offset == 0
     assert not append(log, 0).duplicate
 
 
@@ -157,14 +157,14 @@ def test_a_damaged_state_file_is_passed_over_and_the_log_is_read(disk: SimDisk, 
     disk.flip(f"{FOLDER}/{state_name(offset)}", 77)
     log = open_log(disk)
     assert append(log, 7).first_offset == 21
-    assert any("damaged" in note for note in log.recovery.notes)
+    assert any("damaged" in note for note in log.state.recovery.notes)
 
 
 def test_a_log_without_producers_has_no_state_and_reads_nothing(disk: SimDisk, log: PartitionLog) -> None:
     for _ in range(40):
         log.append([row_batch([b"x" * 400])], leader_epoch=0, now_us=0)
     commit(log)
-    assert log.segment_count > 1
+    assert log.state.segment_count > 1
     log.trim(20)
     log.close()
     disk.calls.clear()
@@ -194,13 +194,13 @@ def test_an_idle_producer_is_forgotten_with_an_error(disk: SimDisk) -> None:
     assert append(log, 0, now_us=999).duplicate
     with pytest.raises(UnknownProducer):
         append(log, 1, now_us=1_999)
-    assert log.log_end_offset == 3
+    assert log.state.log_end_offset == 3
 
 
 def test_a_further_producer_is_refused_at_the_limit_also_when_it_is_lowered(disk: SimDisk) -> None:
     log = create_log(disk, settings=LogSettings(producer_ids_max=2))
     log.append([stamped([b"a"], 1, 0, 0)], leader_epoch=1, now_us=0)
-    log.update_settings(LogSettings(producer_ids_max=1))
+    log.remembered.update_settings(LogSettings(producer_ids_max=1))
     with pytest.raises(Overloaded) as caught:
         log.append([stamped([b"b"], 2, 0, 0)], leader_epoch=1, now_us=0)
     assert (caught.value.key, caught.value.limit) == ("producers.ids_max", 1)
@@ -212,7 +212,7 @@ def test_groups_that_a_power_cut_took_are_forgotten(disk: SimDisk, log: Partitio
     commit(log)
     append(log, 1)
     log = open_log(disk.after_crash("lost"), boot_id="boot-2")
-    assert log.log_end_offset == 3
+    assert log.state.log_end_offset == 3
     assert append(log, 1).first_offset == 3
     assert append(log, 0).duplicate
 
@@ -223,14 +223,14 @@ def test_a_state_beyond_what_is_left_of_the_log_does_not_count_for_its_successor
     log.checkpoint()
     for sequence in range(3):
         append(log, sequence)
-    log.sync()
+    log.syncer.sync()
     log.remembered.keep(at_close=True)
     assert list_states(disk, FOLDER) == [9, 0], "T5"
     path = f"{FOLDER}/{0:020d}.arrows"
     disk.flip(path, 8 * (len(disk.names[path].content) - 20))
     found = disk.after_crash("kept")
     log = open_log(found, boot_id="boot-2")
-    assert log.log_end_offset == 6
+    assert log.state.log_end_offset == 6
     assert append(log, 2).first_offset == 6
     assert append(log, 1).duplicate
 
@@ -256,6 +256,6 @@ def test_requests_that_race_append_once(log: PartitionLog) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert log.log_end_offset == 63
+    assert log.state.log_end_offset == 63
     fresh = [result for result in results if isinstance(result, AppendResult) and not result.duplicate]
     assert sorted(result.first_offset for result in fresh) == list(range(3, 63, 3))

@@ -39,7 +39,7 @@ def _made() -> SimDisk:
         commit(log)
     log.checkpoint()
     log.append([row_batch([b"z" * 10])], leader_epoch=3, now_us=20)
-    log.sync()
+    log.syncer.sync()
     return disk.after_crash("kept")
 
 
@@ -140,7 +140,7 @@ def _batches(contents: dict[str, bytes]) -> set[tuple[str, int, int]]:
 
 def _check_whole(disk: SimDisk, expected: set[int]) -> None:
     log = open_log(disk.after_crash("kept"), settings=SMALL, boot_id="next")
-    log.advance_high_watermark(log.log_end_offset)
+    log.state.advance_high_watermark(log.state.log_end_offset)
     assert {record[0] for record in verified_records(log)} == expected
 
 
@@ -167,8 +167,8 @@ def test_what_is_derived_is_what_it_was(name: str) -> None:
     _repair(disk)
     log = open_log(disk, settings=SMALL)
     check_log(log, disk)
-    assert log.log_end_offset == 56
-    assert [log.epoch_of(offset) for offset in (0, 25, 50)] == [1, 2, 3]
+    assert log.state.log_end_offset == 56
+    assert [log.epochs.epoch_of(offset) for offset in (0, 25, 50)] == [1, 2, 3]
 
 
 def test_a_log_that_is_well_is_left_alone_and_so_is_a_repaired_one() -> None:
@@ -210,7 +210,7 @@ def test_what_a_report_says_was_done_was_done() -> None:
     assert all(disk.exists(path) for what, path in done if what == "rebuilt")
     noted = done["noted", lost]
     assert noted.first_offset is not None
-    assert open_log(disk, settings=SMALL).lost_ranges == ((noted.first_offset, noted.next_offset),)
+    assert open_log(disk, settings=SMALL).state.lost_ranges == ((noted.first_offset, noted.next_offset),)
 
 
 def test_a_folder_of_another_partition_is_left_alone() -> None:

@@ -28,11 +28,11 @@ def prepared() -> tuple[SimDisk, PartitionLog]:
     log = create_log(disk, settings=SETTINGS)
     for number in range(RECORDS):
         log.append([row_batch([b"old-%d" % number])], leader_epoch=5, now_us=0)
-    log.sync()
-    log.advance_high_watermark(4)
+    log.syncer.sync()
+    log.state.advance_high_watermark(4)
     log.checkpoint()
     log.follow(8)
-    assert log.segment_count > 3
+    assert log.state.segment_count > 3
     return disk, log
 
 
@@ -53,14 +53,17 @@ def test_what_is_left_of_the_old_log_has_its_own_epoch(mode: str) -> None:
             log.reset(TO, last_epoch=7)
         left = disk.after_kill() if mode == "killed" else disk.after_crash(mode, seed=step)
         found = open_log(left, settings=SETTINGS, boot_id="next")
-        stored = [read_header(message) for message in found.log.messages(found.log_start_offset, None, whole=True)]
-        seen.add((found.log_start_offset, bool(stored)))
+        stored = [
+            read_header(message)
+            for message in found.log.reader.messages(found.state.log_start_offset, None, whole=True)
+        ]
+        seen.add((found.state.log_start_offset, bool(stored)))
         for header in stored:
-            assert found.epoch_of(header.first_offset) == header.leader_epoch == 5, f"step {step}"
+            assert found.epochs.epoch_of(header.first_offset) == header.leader_epoch == 5, f"step {step}"
         if stored:
             # The core of a follower asks with these, and cuts by them.
-            assert found.leader_epoch == 5, f"step {step}"
-            assert found.end_of_epoch(7) == (5, found.log_end_offset), f"step {step}"
+            assert found.epochs.latest == 5, f"step {step}"
+            assert found.epochs.end_of(7) == (5, found.state.log_end_offset), f"step {step}"
     assert {(0, True), (TO, True), (TO, False)} <= seen
 
 
@@ -79,7 +82,7 @@ def test_a_reset_that_failed_takes_nothing_from_a_log_that_goes_on(to: int, is_k
     log.close(clean=not is_killed)
     found = open_log(disk.after_kill(), settings=SETTINGS)
     commit(found)
-    assert found.log_start_offset == 0
+    assert found.state.log_start_offset == 0
     assert [offset for offset, _, _ in read_records(found, 0)] == [*range(RECORDS + 1)]
 
 
@@ -93,7 +96,7 @@ def test_a_reset_that_may_have_been_made_is_not_recovered_from_before_its_file_s
     with pytest.raises(StorageFailed):
         log.lead(9)
     log.recover(0)
-    assert open_log(disk.after_kill(), settings=SETTINGS).log_start_offset == 0
+    assert open_log(disk.after_kill(), settings=SETTINGS).state.log_start_offset == 0
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
@@ -104,21 +107,21 @@ def test_a_reset_does_without_a_new_file_of_epochs(error: int, is_clean: bool) -
     disk, log = prepared()
     log.lead(8)
     log.append([row_batch([b"of another leader"])], leader_epoch=8, now_us=0)
-    log.sync()
+    log.syncer.sync()
     log.follow(9)
     disk.fail("write", error, path="epochs")
     log.reset(TO, last_epoch=8)
-    assert (log.log_start_offset, log.log_end_offset, log.leader_epoch) == (TO, TO, 8)
+    assert (log.state.log_start_offset, log.state.log_end_offset, log.epochs.latest) == (TO, TO, 8)
     found = open_log(disk.after_kill(), settings=SETTINGS)
-    assert (found.log_start_offset, found.log_end_offset, found.leader_epoch) == (TO, TO, -1)
+    assert (found.state.log_start_offset, found.state.log_end_offset, found.epochs.latest) == (TO, TO, -1)
     leader = create_log(SimDisk(), settings=SETTINGS)
     leader.reset(TO, last_epoch=8)
     leader.lead(8)
     for _ in range(RECORDS):
         leader.append([row_batch([b"new"])], leader_epoch=8, now_us=0)
-    log.append_stored(b"".join(leader.log.messages(TO, None, whole=True)), leader_epoch=9, now_us=0)
+    log.append_stored(b"".join(leader.log.reader.messages(TO, None, whole=True)), leader_epoch=9, now_us=0)
     commit(log)
     log.close(clean=is_clean)
     found = open_log(disk.after_kill(), settings=SETTINGS)
-    assert {found.epoch_of(offset) for offset in range(TO, TO + RECORDS)} == {8}
-    assert found.end_of_epoch(5) == (-1, TO)
+    assert {found.epochs.epoch_of(offset) for offset in range(TO, TO + RECORDS)} == {8}
+    assert found.epochs.end_of(5) == (-1, TO)

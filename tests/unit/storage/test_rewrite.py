@@ -18,6 +18,7 @@ from broker.storage.rewrite import rewriting as rewrite
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionReport, CompactionSettings, compact
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from broker.storage.writing.replace import sealed_segments
 from tests.support.compacting import keyed_batch, keyed_records
 from tests.support.logs import commit
 from tests.support.processes import eventually
@@ -105,7 +106,7 @@ def test_it_waits_after_every_little_also_where_it_only_copies(
         most = max(most, sum(n for what, _, n in disk.notes if what == "write"))
         disk.notes.clear()
 
-    segment = log.sealed_segments()[0][0]
+    segment = sealed_segments(log.state)[0][0]
     size = segment.size(disk)
     run(log, throttle)
     assert sum(waits) >= 3 * size  # read for the map, read to be written, written
@@ -146,7 +147,7 @@ def test_a_new_file_is_synced_while_it_grows_and_at_its_end(
 
 
 def test_the_blocks_of_the_old_file_are_freed_after_the_lock_is_given_back(disk: Disk, log: PartitionLog) -> None:
-    path = log.sealed_segments()[0][0].path
+    path = sealed_segments(log.state)[0][0].path
     appended = []
 
     def append() -> None:

@@ -45,7 +45,7 @@ def path_of(base: int) -> str:
 
 def flip_batch(disk: SimDisk, log: PartitionLog, offset: int) -> None:
     """One bit in the body of the batch that begins at `offset`."""
-    view = log.log.state.view()
+    view = log.state.view()
     segment = view.segments[view.segment_of(offset)]
     index = view.index(segment)
     disk.flip(segment.path, (int(index.positions[index.find(offset)]) + 900) * 8 + 3)
@@ -71,7 +71,7 @@ def test_a_whole_log_is_checked_piece_by_piece_and_nothing_is_changed(disk: SimD
     assert len(pieces) > SEGMENTS
     assert all(piece.lost == () for piece in pieces)
     assert disk.calls.keys() <= {"open", "pread", "read_file", "size"}
-    assert scrub(log, log.high_watermark) is None
+    assert scrub(log, log.state.high_watermark) is None
     assert disk.open_files == 1, "the tail's own"
 
 
@@ -81,7 +81,7 @@ def test_rot_is_marked_and_what_is_around_it_is_served(disk: SimDisk, log: Parti
     flip_batch(disk, log, offset)
     pieces = scrubbed(log)
     assert [piece.lost for piece in pieces if piece.lost] == [((offset, offset + 2),)]
-    assert log.lost_ranges == ((offset, offset + 2),)
+    assert log.state.lost_ranges == ((offset, offset + 2),)
     assert disk.forgotten == 1
     log.append([row_batch([b"after"])], leader_epoch=1, now_us=0)
     commit(log)
@@ -89,7 +89,7 @@ def test_rot_is_marked_and_what_is_around_it_is_served(disk: SimDisk, log: Parti
     assert offsets(log) == expected
     log.close()
     found = open_log(disk)
-    assert (found.lost_ranges, offsets(found)) == (((offset, offset + 2),), expected)
+    assert (found.state.lost_ranges, offsets(found)) == (((offset, offset + 2),), expected)
     assert all(piece.lost == () for piece in scrubbed(found)), "once is enough"
 
 
@@ -124,7 +124,7 @@ def test_damage_that_was_only_in_memory_marks_nothing(
 
     monkeypatch.setattr(file, "forget", forget)
     assert all(piece.lost == () for piece in scrubbed(log))
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
 
 
 def test_a_segment_that_is_replaced_under_a_scrub_is_not_marked(disk: SimDisk) -> None:
@@ -134,28 +134,28 @@ def test_a_segment_that_is_replaced_under_a_scrub_is_not_marked(disk: SimDisk) -
         log.append([keyed_batch([(b"k", b"v"), (b"l", b"w"), (None, b"x")])], leader_epoch=1, now_us=0)
         commit(log)
         assert log.roll_if_due(1 << 60)
-    before = log.log.state.view()
+    before = log.state.view()
     report = compact(log)
     assert report is not None
     assert report.segments_rewritten
-    stale, log.log.state.view = log.log.state.view, lambda: before  # type: ignore[method-assign]
+    stale, log.state.view = log.state.view, lambda: before  # type: ignore[method-assign]
     views = [before, before]
-    log.log.state.view = lambda: views.pop() if views else stale()  # type: ignore[method-assign]
+    log.state.view = lambda: views.pop() if views else stale()  # type: ignore[method-assign]
     pieces = scrubbed(log)
     assert all(piece.lost == () for piece in pieces)
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
     assert not views
 
 
 def test_a_segment_that_retention_took_under_a_scrub_is_not_marked(disk: SimDisk, log: PartitionLog) -> None:
-    views = [log.log.state.view()]
+    views = [log.state.view()]
     log.trim(8)
-    fresh = log.log.state.view
-    log.log.state.view = lambda: views.pop() if views else fresh()  # type: ignore[method-assign]
+    fresh = log.state.view
+    log.state.view = lambda: views.pop() if views else fresh()  # type: ignore[method-assign]
     piece = scrub(log, 0)
     assert piece is not None
     assert piece.next_offset > 8
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
 
 
 def test_a_read_error_marks_nothing_until_the_caller_gives_up(disk: SimDisk, log: PartitionLog) -> None:
@@ -164,7 +164,7 @@ def test_a_read_error_marks_nothing_until_the_caller_gives_up(disk: SimDisk, log
     for _ in range(3):
         with pytest.raises(StorageFailed):
             scrub(log, 0)
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
     assert all(piece.lost == () for piece in scrubbed(log))
 
 
@@ -172,7 +172,7 @@ def test_a_disk_that_reads_nothing_is_away_not_damaged(disk: SimDisk, log: Parti
     disk.fail("pread", errno.EIO, path=path_of(0), times=1_000)
     with pytest.raises(StorageFailed):
         scrub(log, 0, give_up=True)
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
     disk.heal()
     assert offsets(log) == list(range(24))
 
@@ -194,7 +194,7 @@ def test_a_sector_that_cannot_be_read_is_lost_once_given_up(disk: SimDisk, log: 
             scrub(log, 6)
         piece = scrub(log, 6, give_up=True)
         assert piece is not None
-        assert piece.lost == log.lost_ranges == ((6, 8),)
+        assert piece.lost == log.state.lost_ranges == ((6, 8),)
         assert offsets(log) == [*range(6), *range(8, 24)]
     finally:
         file.pread = original  # type: ignore[method-assign]

@@ -19,6 +19,7 @@ from broker.storage.rewrite.clean_state import CLEAN_STATE_FILE, CleanState, loa
 from broker.storage.rewrite.compaction import CompactionReport, CompactionSettings, compact
 from broker.storage.rewrite.mending import mend
 from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint, LogSettings
+from broker.storage.writing.replace import sealed_segments
 from tests.support.compacting import keyed_batch, keyed_records
 from tests.support.effort import first_short
 from tests.support.followed import follow
@@ -40,10 +41,10 @@ def log_of(end: int, *, disk: SimDisk | None = None) -> PartitionLog:
 
 
 def extend(log: PartitionLog, end: int, *, epoch: int) -> None:
-    for at in range(log.log_end_offset, end):
+    for at in range(log.state.log_end_offset, end):
         key = b"k" if epoch == 1 and at in (OLD, NEW) else b"%d-%d" % (epoch, at)
         log.append([keyed_batch([(key, b"%d" % at)])], leader_epoch=epoch, now_us=1)
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
 
 
 def chosen(end: int = CHOSEN_END) -> PartitionLog:
@@ -72,14 +73,14 @@ def half_a_pass(log: PartitionLog) -> None:
 
     with pytest.raises(Stopped):
         run_pass(log, throttle)
-    assert log.compacted_to == 0
+    assert log.state.compacted_to == 0
 
 
 def check_follows(log: PartitionLog, leader: PartitionLog, epoch: int = 5) -> list[f.Effect]:
     """It becomes a copy in which each key of the leader's has its newest value."""
     done = follow(log, leader, epoch)
-    log.advance_high_watermark(log.log_end_offset)
-    assert log.log_end_offset == leader.log_end_offset
+    log.state.advance_high_watermark(log.state.log_end_offset)
+    assert log.state.log_end_offset == leader.state.log_end_offset
     there, here = (dict(keyed_records(one).values()) for one in (leader, log))
     assert there == here
     return done
@@ -101,7 +102,7 @@ def each_step(
 ) -> Iterator[PartitionLog]:
     """The power is cut at each step that `act` makes on the disk, or at a part of them; then the log as it is found."""
     stride = 1 if part is None else PARTS
-    step, is_done, first = 1 + (part or 0) - stride, False, make().disk
+    step, is_done, first = 1 + (part or 0) - stride, False, make().state.disk
     assert isinstance(first, SimDisk)
     while not is_done:
         step += stride
@@ -119,10 +120,10 @@ def each_step(
 def test_half_a_pass_and_a_leader_that_ends_within_it() -> None:
     log = log_of(END)
     half_a_pass(log)
-    for found in (log, open_log(log.disk.after_kill(), settings=SETTINGS)):  # type: ignore[attr-defined]
-        assert found.superseded == (found.sealed_segments()[-1][1], 1)
+    for found in (log, open_log(log.state.disk.after_kill(), settings=SETTINGS)):  # type: ignore[attr-defined]
+        assert found.state.superseded == (sealed_segments(found.state)[-1][1], 1)
         assert isinstance(check_follows(found, chosen())[0], f.Reset)
-        assert found.superseded == (0, -1)
+        assert found.state.superseded == (0, -1)
 
 
 @pytest.mark.slow
@@ -131,11 +132,11 @@ def test_a_power_cut_at_each_step_of_a_pass(part: int) -> None:
     gone, leader = 0, chosen()
 
     def committed(log: PartitionLog) -> None:
-        log.advance_high_watermark(log.log_end_offset)
+        log.state.advance_high_watermark(log.state.log_end_offset)
         run_pass(log)
 
     for log in each_step(lambda: log_of(END), committed, part):
-        log.advance_high_watermark(log.log_end_offset)
+        log.state.advance_high_watermark(log.state.log_end_offset)
         gone += OLD not in keyed_records(log)
         check_follows(log, leader)
     assert gone
@@ -174,7 +175,7 @@ def test_a_power_cut_at_each_step_of_a_copy_of_a_compacted_log(part: int) -> Non
     source.lead(2)
     gone, leader = 0, chosen()
     for log in each_step(make, copy, part):
-        gone += log.log_end_offset > OLD
+        gone += log.state.log_end_offset > OLD
         check_follows(log, leader)
     assert gone
 
@@ -185,7 +186,7 @@ def test_an_interrupted_copy_goes_on_with_who_has_what_it_lacks(end: int) -> Non
     run_pass(source)
     source.lead(2)
     follow(log, source, 2, upto=end)
-    assert log.superseded == (source.superseded[0], 1)
+    assert log.state.superseded == (source.state.superseded[0], 1)
     other = log_of(END)
     other.lead(3)
     extend(other, END + 5, epoch=3)
@@ -197,10 +198,10 @@ def test_an_interrupted_copy_begins_anew_with_who_has_not() -> None:
     run_pass(source)
     source.lead(2)
     follow(log, source, 2, upto=OLD + 2)
-    assert log.log_end_offset < CHOSEN_END
+    assert log.state.log_end_offset < CHOSEN_END
     done = check_follows(log, chosen())
     assert isinstance(done[0], f.Reset)
-    assert log.superseded == (0, -1)
+    assert log.state.superseded == (0, -1)
 
 
 def test_a_copy_of_a_copy_has_the_mark_too() -> None:
@@ -208,10 +209,10 @@ def test_a_copy_of_a_copy_has_the_mark_too() -> None:
     run_pass(source)
     source.lead(2)
     follow(between, source, 2)
-    between.advance_high_watermark(between.log_end_offset)
+    between.state.advance_high_watermark(between.state.log_end_offset)
     between.lead(3)
     follow(log, between, 3)
-    assert log.superseded == source.superseded
+    assert log.state.superseded == source.state.superseded
     check_follows(log, chosen())
 
 
@@ -220,7 +221,7 @@ def test_a_pass_that_begins_while_the_cut_is_on_its_way() -> None:
     log = log_of(END)
 
     def meanwhile(effect: f.Effect) -> None:
-        if isinstance(effect, f.Truncate) and not log.compacted_to:
+        if isinstance(effect, f.Truncate) and not log.state.compacted_to:
             half_a_pass(log)
             run_pass(log)
 
@@ -232,8 +233,8 @@ def test_a_pass_that_begins_while_the_cut_is_on_its_way() -> None:
 def test_a_pass_that_takes_nothing_away_leaves_a_cut_a_cut() -> None:
     log = log_of(NEW)  # without the newer one
     assert run_pass(log) is not None
-    assert log.compacted_to > CHOSEN_END
-    assert log.superseded == (0, -1)
+    assert log.state.compacted_to > CHOSEN_END
+    assert log.state.superseded == (0, -1)
     assert isinstance(check_follows(log, chosen())[0], f.Truncate)
 
 
@@ -241,7 +242,7 @@ def test_a_second_pass_raises_the_mark_before_it_takes_away_more() -> None:
     log = log_of(NEW)
     run_pass(log)
     extend(log, END, epoch=1)
-    half_a_pass_from = log.compacted_to
+    half_a_pass_from = log.state.compacted_to
     assert 0 < half_a_pass_from < NEW
 
     def throttle(_: int) -> None:
@@ -250,7 +251,7 @@ def test_a_second_pass_raises_the_mark_before_it_takes_away_more() -> None:
 
     with pytest.raises(Stopped):
         run_pass(log, throttle)
-    assert log.compacted_to == half_a_pass_from
+    assert log.state.compacted_to == half_a_pass_from
     check_follows(log, chosen())
 
 
@@ -262,7 +263,7 @@ def test_each_round_of_a_pass_has_a_mark_of_its_own() -> None:
             settings = CompactionSettings(min_cleanable_dirty_percent=0)
             compact(log, settings, map_bytes=24 * 16, now_us=10**15)
             is_gone = OLD not in keyed_records(log)
-            assert not is_gone or log.superseded[0] > NEW
+            assert not is_gone or log.state.superseded[0] > NEW
         check_follows(log, chosen())
 
 
@@ -271,10 +272,10 @@ def test_a_mark_that_is_not_known_counts_as_the_high_watermark(damage: str) -> N
     log = log_of(END)
     half_a_pass(log)
     log.checkpoint()
-    disk = log.disk.after_kill()  # type: ignore[attr-defined]
+    disk = log.state.disk.after_kill()  # type: ignore[attr-defined]
     break_mark(disk, damage)
     found = open_log(disk, settings=SETTINGS)
-    assert found.superseded == (END, 1)
+    assert found.state.superseded == (END, 1)
     found.follow(2)  # it does not rise by itself
     assert load_clean_state(disk, FOLDER).superseded_to == END
     assert isinstance(check_follows(found, chosen())[0], f.Reset)
@@ -287,7 +288,7 @@ def test_a_log_that_is_not_compacted_needs_no_mark(damage: str, kept: int) -> No
     disk = disk.after_kill()
     break_mark(disk, damage)
     found = open_log(disk, settings=replace(SETTINGS, is_compacted=False))
-    assert found.superseded[0] == kept
+    assert found.state.superseded[0] == kept
 
 
 def break_mark(disk: SimDisk, damage: str) -> None:
@@ -306,21 +307,21 @@ def test_a_log_that_has_lost_its_end_keeps_the_mark() -> None:
     """The disk has taken back what it had fsynced, the newer record with it, and the checkpoint of then."""
     log = log_of(END)
     run_pass(log)
-    disk = log.disk.after_kill()  # type: ignore[attr-defined]
+    disk = log.state.disk.after_kill()  # type: ignore[attr-defined]
     end = 0
-    for segment, after in log.sealed_segments():
+    for segment, after in sealed_segments(log.state):
         if segment.base_offset > OLD + 2:
             segment.unlink(disk)
         else:
             end = after
-    tail = log.log.chain.tail
+    tail = log.state.chain.tail
     assert tail is not None
     tail.unlink(disk)
     point = Checkpoint(high_watermark=end, recovery_point=end, leader_epoch=1)
     disk.replace_file(f"{FOLDER}/{CHECKPOINT_FILE}", point.encode())
     found = open_log(disk, settings=SETTINGS, boot_id="")
-    assert not found.lost_ranges
-    assert OLD < found.log_end_offset < CHOSEN_END < NEW < found.superseded[0]
+    assert not found.state.lost_ranges
+    assert OLD < found.state.log_end_offset < CHOSEN_END < NEW < found.state.superseded[0]
     assert isinstance(check_follows(found, chosen())[0], f.Reset)
 
 
@@ -331,9 +332,9 @@ def test_who_leads_lacks_nothing() -> None:
     source.lead(2)
     follow(log, source, 2, upto=OLD + 2)
     log.lead(5)
-    assert log.superseded == (log.log_end_offset, 1)
-    again = open_log(log.disk.after_kill(), settings=SETTINGS)  # type: ignore[attr-defined]
-    assert again.superseded == (log.log_end_offset, 1)
+    assert log.state.superseded == (log.state.log_end_offset, 1)
+    again = open_log(log.state.disk.after_kill(), settings=SETTINGS)  # type: ignore[attr-defined]
+    assert again.state.superseded == (log.state.log_end_offset, 1)
 
 
 def test_an_empty_log_forgets_whom_it_copied_before() -> None:
@@ -341,28 +342,28 @@ def test_an_empty_log_forgets_whom_it_copied_before() -> None:
     log.log.note_superseded(50, 1)  # and then the power was cut, before there was a record
     source.lead(2)
     follow(log, source, 2, upto=5)
-    assert log.superseded == (0, -1)
+    assert log.state.superseded == (0, -1)
 
 
 @pytest.mark.parametrize("to", [0, OLD, CHOSEN_END])
 def test_no_cut_below_the_mark_but_of_what_is_copied_again(to: int) -> None:
     log = log_of(END)
     run_pass(log)
-    mark = log.superseded
+    mark = log.state.superseded
     log.follow(5)
     with pytest.raises(OffsetOutOfRange, match="gone for newer ones"):
         log.truncate(to)
-    assert log.log_end_offset == END
+    assert log.state.log_end_offset == END
     log.truncate(to, is_copied_again=True)
-    assert log.log_end_offset <= to
-    assert log.superseded == mark
-    assert log.compacted_to <= to
+    assert log.state.log_end_offset <= to
+    assert log.state.superseded == mark
+    assert log.state.compacted_to <= to
 
 
 def damaged_at(log: PartitionLog, offset: int) -> PartitionLog:
     """The next process finds it so: a record below all that this is about cannot be read."""
     log.checkpoint()
-    disk = log.disk.after_kill()  # type: ignore[attr-defined]
+    disk = log.state.disk.after_kill()  # type: ignore[attr-defined]
     log = open_log(disk, settings=SETTINGS)
     flips(offset)(disk, log)
     assert found_by_the_scrub(log) == ((offset, offset + 1),)
@@ -376,55 +377,55 @@ def interrupted_and_damaged() -> PartitionLog:
     run_pass(source)
     source.lead(2)
     follow(log, source, 2, upto=OLD + 2)
-    log.advance_high_watermark(log.log_end_offset)
+    log.state.advance_high_watermark(log.state.log_end_offset)
     return damaged_at(log, 3)
 
 
 def ran_on(log: PartitionLog, epoch: int) -> PartitionLog:
     """It leads in that epoch, and removes records of it for newer ones of it."""
     log.lead(epoch)
-    for at in range(log.log_end_offset, log.log_end_offset + 40):
+    for at in range(log.state.log_end_offset, log.state.log_end_offset + 40):
         log.append([keyed_batch([(b"q", b"%d" % at)])], leader_epoch=epoch, now_us=1)
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
     run_pass(log)
-    assert log.superseded[1] == epoch
+    assert log.state.superseded[1] == epoch
     return log
 
 
 def mend_from(log: PartitionLog, other: PartitionLog) -> None:
-    [lost] = log.lost_ranges
-    mend(log, lost, answer(other, *lost), superseded=other.superseded_there)
+    [lost] = log.state.lost_ranges
+    mend(log, lost, answer(other, *lost), superseded=other.epochs.superseded_there)
 
 
 def test_a_copy_that_was_interrupted_keeps_its_mark_when_it_is_mended() -> None:
     """Whose mark is later need not have what the copy's own mark tells of: here it was led from 30 on by another."""
     log, other = interrupted_and_damaged(), ran_on(log_of(CHOSEN_END), 5)
-    mark, disk = log.superseded, log.disk
-    assert log.log_end_offset < CHOSEN_END < mark[0] < other.superseded[0]
+    mark, disk = log.state.superseded, log.state.disk
+    assert log.state.log_end_offset < CHOSEN_END < mark[0] < other.state.superseded[0]
     assert OLD in keyed_records(other)
     with pytest.raises(BadBatch, match=r"gone there for newer ones below \d+ of leader epoch 5.*epoch 1"):
         mend_from(log, other)
     for found in (log, open_log(disk.after_kill(), settings=SETTINGS)):  # type: ignore[attr-defined]
-        assert (found.superseded, found.lost_ranges) == (mark, ((3, 4),))
+        assert (found.state.superseded, found.state.lost_ranges) == (mark, ((3, 4),))
         found.reset(0)  # it begins anew, with its leader's
         check_follows(found, other)
 
 
 def test_a_later_mark_of_the_same_epoch_takes_the_place_of_the_own_one() -> None:
     """Who has the record before the later one has all that is before it in its epoch."""
-    source, mark = log_of(END + 40), interrupted_and_damaged().superseded
+    source, mark = log_of(END + 40), interrupted_and_damaged().state.superseded
     run_pass(source)
-    assert source.superseded > mark == (mark[0], 1)
+    assert source.state.superseded > mark == (mark[0], 1)
 
     def mended(log: PartitionLog) -> None:
-        if log.lost_ranges:
+        if log.state.lost_ranges:
             mend_from(log, source)
 
     leader = chosen()
     for log in each_step(interrupted_and_damaged, mended):
-        assert log.superseded == mark or log.superseded == source.superseded
-        assert log.lost_ranges or log.superseded == source.superseded
-        if not log.lost_ranges:
+        assert log.state.superseded == mark or log.state.superseded == source.state.superseded
+        assert log.state.lost_ranges or log.state.superseded == source.state.superseded
+        if not log.state.lost_ranges:
             check_follows(log, leader)
 
 
@@ -432,10 +433,10 @@ def test_what_has_gone_for_records_of_another_history_is_not_taken() -> None:
     """The log goes on beyond the place of those records: no end of its own says that it lacks them."""
     log = damaged_at(log_of(END), 3)
     other = ran_on(log_of(5), 5)
-    assert 3 < other.superseded[0] < END
+    assert 3 < other.state.superseded[0] < END
     with pytest.raises(BadBatch, match="of leader epoch 5"):
         mend_from(log, other)
-    assert (log.superseded, log.lost_ranges) == ((0, -1), ((3, 4),))
+    assert (log.state.superseded, log.state.lost_ranges) == ((0, -1), ((3, 4),))
 
 
 def test_who_leads_takes_it_all_the_same() -> None:
@@ -443,4 +444,4 @@ def test_who_leads_takes_it_all_the_same() -> None:
     log, other = interrupted_and_damaged(), ran_on(log_of(CHOSEN_END), 5)
     log.lead(6)
     mend_from(log, other)
-    assert not log.lost_ranges
+    assert not log.state.lost_ranges

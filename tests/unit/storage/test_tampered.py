@@ -40,7 +40,7 @@ def filled(disk: SimDisk, settings: LogSettings = SETTINGS, count: int = 30) -> 
 
 def forge(disk: SimDisk, log: PartitionLog, offset: int, field: str = "producer_id", value: int = 7) -> None:
     """The index is as it was, but for the CRC."""
-    view = log.log.view()
+    view = log.state.view()
     segment = view.segments[view.segment_of(offset)]
     entry = view.index(segment).entries[view.index(segment).find(offset)]
     at, length = int(entry["position"]), int(entry["length"])
@@ -63,22 +63,22 @@ def test_it_is_found_once_and_no_segment_is_read_again_for_it() -> None:
     log = filled(disk)
     forge(disk, log, 4)
     with pytest.raises(BadBatch):
-        log.read(4)
-    assert (log.tampered, log.tampered_count, log.lost_ranges) == (((4, 6),), 1, ())
+        log.reader.read(4)
+    assert (log.state.tampered, log.state.tampered_count, log.state.lost_ranges) == (((4, 6),), 1, ())
     disk.calls.clear()
     for _ in range(3):
         for offset in (4, 5):
             with pytest.raises(BadBatch, match=r"\[4, 6\)"):
-                log.read(offset)
+                log.reader.read(offset)
     assert not disk.calls
-    with log.read(0, max_bytes=1 << 20) as plan:
+    with log.reader.read(0, max_bytes=1 << 20) as plan:
         assert plan.next_offset == 4
     assert [offset for offset, _, _ in read_records(log, 6)] == list(range(6, 60))
-    with log.read(0, end=5, max_bytes=1 << 20) as plan:
+    with log.reader.read(0, end=5, max_bytes=1 << 20) as plan:
         assert plan.next_offset == 4
     with pytest.raises(BadBatch):
-        list(log.batches(0))
-    assert log.tampered_count == 1
+        list(log.reader.batches(0))
+    assert log.state.tampered_count == 1
 
 
 def test_a_request_looks_at_the_bytes_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +115,8 @@ def test_it_hides_nothing_but_itself_whatever_it_says(field: str, value: int, fi
         assert sum(piece.tampered for piece in scrubbed(log)) == 0
     else:
         with pytest.raises(CorruptLog):
-            log.read(4)
-    assert (log.tampered, log.lost_ranges) == (((4, 6),), ())
+            log.reader.read(4)
+    assert (log.state.tampered, log.state.lost_ranges) == (((4, 6),), ())
     assert [offset for offset, _, _ in read_records(log, 6)] == list(range(6, 60))
     assert [offset for offset, _, _ in read_records(log, 0, end=4)] == list(range(4))
 
@@ -127,7 +127,7 @@ def test_who_puts_the_file_back_has_lost_nothing() -> None:
     before = {path: bytes(inode.content) for path, inode in disk.names.items() if path.endswith((".arrows", ".index"))}
     forge(disk, log, 4, "last_offset", 1_000)
     scrubbed(log)
-    assert log.tampered == ((4, 6),)
+    assert log.state.tampered == ((4, 6),)
     log.close()
     point = Checkpoint.decode(disk.read_file(f"{FOLDER}/checkpoint"), where="")
     assert point is not None
@@ -135,7 +135,7 @@ def test_who_puts_the_file_back_has_lost_nothing() -> None:
     log = open_log(disk, settings=SETTINGS)
     with pytest.raises(BadBatch):
         read_records(log, 0)
-    assert log.tampered == ((4, 6),)
+    assert log.state.tampered == ((4, 6),)
     log.close()
     for path, content in before.items():
         if path.endswith(".arrows"):
@@ -158,7 +158,7 @@ def test_compaction_and_coalescing_leave_the_log_alone_and_read_nothing_of_it() 
     assert report.uncleanable == "somebody has changed some of its records"
     assert coalesce(log, CoalescingSettings(), {}, now_us=1 << 50) is None
     assert not disk.calls.keys() & {"open", "pread"}
-    assert log.tampered == ((4, 6),)
+    assert log.state.tampered == ((4, 6),)
 
 
 def test_where_there_are_others_it_is_lost_and_comes_from_them() -> None:
@@ -167,14 +167,14 @@ def test_where_there_are_others_it_is_lost_and_comes_from_them() -> None:
     other, log = filled(theirs, settings), filled(ours, settings)
     forge(ours, log, 4, "last_offset", 1_000)
     (lost,) = [piece.lost for piece in scrubbed(log) if piece.lost]
-    assert lost == log.lost_ranges == ((4, 6),)
-    assert (log.tampered, log.tampered_count) == ((), 1)
+    assert lost == log.state.lost_ranges == ((4, 6),)
+    assert (log.state.tampered, log.state.tampered_count) == ((), 1)
     with pytest.raises(CorruptLog):
-        log.read(4)
-    with other.read(4, end=6, max_bytes=1, stored=True) as plan:
+        log.reader.read(4)
+    with other.reader.read(4, end=6, max_bytes=1, stored=True) as plan:
         data = plan_bytes(plan)
     mend(log, (4, 6), memoryview(data))
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
     assert [offset for offset, _, _ in read_records(log, 0)] == list(range(60))
     assert sum(piece.tampered for piece in scrubbed(log)) == 0
 
@@ -185,9 +185,9 @@ def test_who_gets_others_has_it_mended_by_them() -> None:
     for offset in (4, 20):
         forge(disk, log, offset)
         scrubbed(log)
-    assert (log.tampered, log.tampered_count) == (((4, 6), (20, 22)), 2)
-    log.update_settings(replace(SETTINGS, is_sole_replica=False))
-    assert (log.tampered, log.lost_ranges) == ((), ((4, 6), (20, 22)))
+    assert (log.state.tampered, log.state.tampered_count) == (((4, 6), (20, 22)), 2)
+    log.remembered.update_settings(replace(SETTINGS, is_sole_replica=False))
+    assert (log.state.tampered, log.state.lost_ranges) == ((), ((4, 6), (20, 22)))
 
 
 def test_only_so_many_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,10 +197,10 @@ def test_only_so_many_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     for offset in (4, 8, 12, 16, 40):
         forge(disk, log, offset)
     scrubbed(log)
-    assert log.tampered == ((4, 6), (8, 10), (12, 42))
+    assert log.state.tampered == ((4, 6), (8, 10), (12, 42))
     for offset in (12, 20, 41):
         with pytest.raises(BadBatch):
-            log.read(offset)
+            log.reader.read(offset)
     assert [offset for offset, _, _ in read_records(log, 42)] == list(range(42, 60))
 
 
@@ -210,11 +210,11 @@ def test_what_is_let_go_of_or_taken_back_is_tampered_with_no_more() -> None:
     forge(disk, log, 4)
     forge(disk, log, 50)
     scrubbed(log)
-    assert log.tampered == ((4, 6), (50, 52))
+    assert log.state.tampered == ((4, 6), (50, 52))
     log.trim(5)
-    assert log.tampered == ((5, 6), (50, 52))
+    assert log.state.tampered == ((5, 6), (50, 52))
     log.truncate(44)
-    assert log.tampered == ((5, 6),)
+    assert log.state.tampered == ((5, 6),)
 
 
 @pytest.mark.parametrize("timestamp_us", [0, 1 << 40])
@@ -225,24 +225,24 @@ def test_a_search_by_time_passes_over_nothing_by_what_somebody_has_written(times
     for number in range(6):
         log.append([row_batch([b"x"] * 2, [10 * number] * 2)], leader_epoch=1, now_us=number)
         commit(log)
-    assert log.offset_for_time(20) == 4
+    assert log.reader.offset_for_time(20) == 4
     forge(disk, log, 4, "max_timestamp_us", timestamp_us)
-    assert log.offset_for_time(20) == 6
-    assert log.tampered == ((4, 6),), "who reads from some time on, and may have missed it, is told"
+    assert log.reader.offset_for_time(20) == 6
+    assert log.state.tampered == ((4, 6),), "who reads from some time on, and may have missed it, is told"
 
 
 def test_what_is_missing_around_the_log_start_is_one_gap() -> None:
     """Seen before: the tables of ids of such a log could not be read any more."""
     disk = SimDisk()
     log = filled(disk, count=6)
-    view = log.log.view()
+    view = log.state.view()
     entry = view.index(view.segments[0]).entries[2]
     disk.flip(view.segments[0].path, 8 * (int(entry["position"]) + 700))
     scrubbed(log)
-    assert log.lost_ranges == ((4, 6),)
+    assert log.state.lost_ranges == ((4, 6),)
     log.trim(5)
-    assert log.lost_ranges == ((5, 6),)
-    whole = [read_header(message).first_offset for message in log.log.messages(0, None, whole=True)]
+    assert log.state.lost_ranges == ((5, 6),)
+    whole = [read_header(message).first_offset for message in log.reader.messages(0, None, whole=True)]
     assert whole == [0, 2, 6, 8, 10]
 
 
@@ -258,13 +258,13 @@ def test_what_was_found_before_a_kill_is_found_again_and_not_written_over(offset
     before, records = bytes(disk.names[path].content), read_records(log, 0)
     forge(disk, log, offset)
     with pytest.raises(BadBatch):
-        log.read(offset)
+        log.reader.read(offset)
     log.checkpoint()
     log.close(clean=False)
     if first == "put back":
         disk.replace_file(path, before)
     log = open_log(disk, settings=settings, boot_id="another")
-    log.advance_high_watermark(20)
+    log.state.advance_high_watermark(20)
     if first == "put back":
         assert read_records(log, 0) == records
         return
@@ -272,8 +272,8 @@ def test_what_was_found_before_a_kill_is_found_again_and_not_written_over(offset
         coalesce(log, CoalescingSettings(min_batch_bytes=1 << 16), {}, now_us=1 << 50)
         compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=1 << 50)
     with pytest.raises(BadBatch):
-        log.read(offset)
-    assert log.tampered == ((offset, offset + 2),)
+        log.reader.read(offset)
+    assert log.state.tampered == ((offset, offset + 2),)
     assert read_records(log, offset + 2) == records[offset + 2 :]
 
 
@@ -281,7 +281,7 @@ def test_a_read_begins_where_it_was_asked_to(monkeypatch: pytest.MonkeyPatch) ->
     """Whatever is believed of the index: what lies before the first batch of a plan is missing, or known to be."""
     disk = SimDisk()
     log = filled(disk)
-    view = log.log.view()
+    view = log.state.view()
     index = view.index(view.segments[0])
     for entries, missing in ((index.entries[2:], 0), (index.entries, None)):
         lacking = IndexView(entries)
@@ -289,11 +289,11 @@ def test_a_read_begins_where_it_was_asked_to(monkeypatch: pytest.MonkeyPatch) ->
             INDEX_CACHE, "get", lambda serial, of=lacking: of if serial == view.segments[0].serial else None
         )
         if missing is None:
-            log.read(0).close()
+            log.reader.read(0).close()
             continue
         with pytest.raises(BadBatch):
-            log.read(missing, repairs=False)
-        for turn in (lambda: next(log.batches(0)), lambda: next(iter(log.batches_in_turn(0, 60)))):
+            log.reader.read(missing, repairs=False)
+        for turn in (lambda: next(log.reader.batches(0)), lambda: next(iter(log.reader.batches_in_turn(0, 60)))):
             with pytest.raises(CorruptLog):
                 turn()
 
@@ -304,15 +304,15 @@ def test_what_is_lost_before_what_is_tampered_with_ends_no_reader_without_a_word
     log = filled(disk)
     forge(disk, log, 10)
     with pytest.raises(BadBatch):
-        log.read(10)
-    view = log.log.view()
+        log.reader.read(10)
+    view = log.state.view()
     entry = view.index(view.segments[0]).entries[4]
     disk.flip(view.segments[0].path, 8 * (int(entry["position"]) + 700))
     scrubbed(log)
-    assert (log.tampered, log.lost_ranges) == (((10, 12),), ((8, 10),))
+    assert (log.state.tampered, log.state.lost_ranges) == (((10, 12),), ((8, 10),))
     for start in (0, 8):
         with pytest.raises(BadBatch):
-            list(log.batches(start))
+            list(log.reader.batches(start))
         with pytest.raises(BadBatch):
-            list(log.batches_in_turn(start, 60))
-    assert [read_header(message).first_offset for message in log.batches(0, 9)] == [0, 2, 4, 6]
+            list(log.reader.batches_in_turn(start, 60))
+    assert [read_header(message).first_offset for message in log.reader.batches(0, 9)] == [0, 2, 4, 6]

@@ -39,16 +39,16 @@ def test_appends_syncs_reads_and_retention_beside_each_other(tmp_path: Path) -> 
 
     def syncer() -> None:
         while not done.is_set():
-            wanted = log.log_end_offset
-            end = log.sync()
+            wanted = log.state.log_end_offset
+            end = log.syncer.sync()
             assert end >= wanted
-            log.advance_high_watermark(end)
+            log.state.advance_high_watermark(end)
 
     def reader() -> None:
         offset = 0
-        while not done.is_set() or offset < log.high_watermark:
+        while not done.is_set() or offset < log.state.high_watermark:
             try:
-                with log.read(offset, max_bytes=50_000) as plan:
+                with log.reader.read(offset, max_bytes=50_000) as plan:
                     data = b"".join(os.pread(place.fd, place.length, place.position) for place in plan.ranges)
                     first, after = plan.first_offset, plan.next_offset
             except OffsetOutOfRange as error:
@@ -58,20 +58,20 @@ def test_appends_syncs_reads_and_retention_beside_each_other(tmp_path: Path) -> 
                 continue
             rows = records_of(pa.ipc.open_stream(SCHEMA_BYTES + data + END_OF_STREAM).read_all())
             assert [row[0] for row in rows] == list(range(first, after if rows else first))
-            assert first <= offset <= after <= log.high_watermark
+            assert first <= offset <= after <= log.state.high_watermark
             offset = after
-            log.offset_for_time(1)
-            log.bytes_between(0, offset)
+            log.reader.offset_for_time(1)
+            log.reader.bytes_between(0, offset)
 
     def cleaner() -> None:
         is_last = False
         while not is_last:
             is_last = done.is_set()  # it may be so before there was a round
-            end = log.log_end_offset
+            end = log.state.log_end_offset
             log.apply_retention(now_us=0)
             log.checkpoint()
             log.idle()
-            assert log.byte_count > 0 or not end
+            assert log.state.byte_count > 0 or not end
 
     def guarded(work: Callable[[], None]) -> None:
         try:
@@ -86,7 +86,7 @@ def test_appends_syncs_reads_and_retention_beside_each_other(tmp_path: Path) -> 
         thread.start()
     for thread in appenders:
         thread.join(120)
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
     done.set()
     for thread in others:
         thread.join(60)
@@ -96,8 +96,8 @@ def test_appends_syncs_reads_and_retention_beside_each_other(tmp_path: Path) -> 
     given.sort()
     assert given[0][0] == 0
     assert all(end == begin for (_, end), (begin, _) in pairwise(given)), "S1"
-    assert log.log_end_offset == given[-1][1]
-    assert log.log_start_offset > 0
+    assert log.state.log_end_offset == given[-1][1]
+    assert log.state.log_start_offset > 0
     check_log(log, disk)
     log.close()
 
@@ -107,7 +107,7 @@ def test_syncs_at_the_same_time_share_one_fsync(tmp_path: Path) -> None:
     started, go_on, calls = threading.Event(), threading.Event(), []
     log = create_log(OsDisk(), settings=LogSettings(), folder=str(tmp_path / "p"))
     log.append([row_batch([b"0"])], leader_epoch=1, now_us=0)
-    file = log.log.chain.file
+    file = log.state.chain.file
     assert file is not None
     real = file.sync
 
@@ -118,24 +118,24 @@ def test_syncs_at_the_same_time_share_one_fsync(tmp_path: Path) -> None:
             return getattr(file, name)
 
         def sync(self) -> None:
-            calls.append(log.log_end_offset)
+            calls.append(log.state.log_end_offset)
             started.set()
             assert go_on.wait(60)
             real()
 
-    log.log.chain.file = Slow()  # type: ignore[assignment]
-    threads = [threading.Thread(target=log.sync)]
+    log.state.chain.file = Slow()  # type: ignore[assignment]
+    threads = [threading.Thread(target=log.syncer.sync)]
     threads[0].start()
     assert started.wait(60)
     log.append([row_batch([b"1"])], leader_epoch=1, now_us=0)  # not held up by the fsync
-    threads += [threading.Thread(target=log.sync) for _ in range(8)]
+    threads += [threading.Thread(target=log.syncer.sync) for _ in range(8)]
     for thread in threads[1:]:
         thread.start()
     go_on.set()
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    assert log.durable_end == 2
+    assert log.state.durable_end == 2
     assert calls == [1, 2]
     log.close()
 
@@ -145,7 +145,7 @@ def test_file_is_not_closed_under_a_running_fsync(tmp_path: Path, when: str) -> 
     log = create_log(OsDisk(), settings=LogSettings(segment_bytes=1_000), folder=str(tmp_path / "p"))
     log.append([row_batch([b"0"])], leader_epoch=1, now_us=0)
     started, go_on, errors = threading.Event(), threading.Event(), []
-    file = log.log.chain.file
+    file = log.state.chain.file
     assert file is not None
 
     class Slow:
@@ -161,7 +161,7 @@ def test_file_is_not_closed_under_a_running_fsync(tmp_path: Path, when: str) -> 
                 assert go_on.wait(60)
             file.sync()
 
-    log.log.chain.file = Slow()  # type: ignore[assignment]
+    log.state.chain.file = Slow()  # type: ignore[assignment]
 
     def run(work: Callable[[], object]) -> None:
         try:
@@ -169,7 +169,7 @@ def test_file_is_not_closed_under_a_running_fsync(tmp_path: Path, when: str) -> 
         except Exception as error:
             errors.append(error)
 
-    syncing = threading.Thread(target=run, args=(log.sync,))
+    syncing = threading.Thread(target=run, args=(log.syncer.sync,))
     syncing.start()
     assert started.wait(60)
     others: dict[str, Callable[[], object]] = {
@@ -182,7 +182,7 @@ def test_file_is_not_closed_under_a_running_fsync(tmp_path: Path, when: str) -> 
     go_on.set()
     other.join(60)
     assert not other.is_alive()
-    assert log.segment_count == 1 + (when == "roll")
+    assert log.state.segment_count == 1 + (when == "roll")
     syncing.join(60)
     assert not syncing.is_alive()
     assert errors == []

@@ -70,12 +70,12 @@ def test_a_log_that_is_never_asked_has_no_state_and_no_table(disk: SimDisk, log:
     for i in range(30):
         publish(log, [(b"x" * 400, ())], i, subjects=[f"s.{i}"])
     commit(log)
-    assert log.segment_count > 1
+    assert log.state.segment_count > 1
     assert list_states(disk, FOLDER) == []
     log.append([row_batch([b"x"])], leader_epoch=0, now_us=0)
     publish(log, [(b"", with_id("a"))], 0)
     assert log.remembered.known().subjects is None
-    assert not log.lacks_subjects
+    assert not log.tracking.lacks_some
 
 
 def test_the_first_who_asks_is_told_what_is_in_the_log(log: PartitionLog) -> None:
@@ -93,7 +93,7 @@ def test_what_was_told_is_known_again(disk: SimDisk, log: PartitionLog, how: str
         publish(log, [(b"x" * 300, ())], 0, subjects=[f"s.{i % 3}"])
     assert put(log, "b", 0) == 0
     commit(log)
-    assert log.segment_count > 1
+    assert log.state.segment_count > 1
     if how == "close":
         log.close()
     elif how == "roll and kill":
@@ -103,7 +103,7 @@ def test_what_was_told_is_known_again(disk: SimDisk, log: PartitionLog, how: str
         disk.fail("sync", errno.EIO, path=".arrows")
         publish(log, [(b"", ())], 0, subjects=["a"])
         with pytest.raises(StorageFailed):
-            log.sync()
+            log.syncer.sync()
         disk.heal()
         log.recover(0)
     elif how == "power":
@@ -126,15 +126,15 @@ def test_a_large_log_is_read_beside_the_appends_and_nobody_waits(
     assert ask(log, "s.0") is None
     told = publish(log, [(b"", ()), (b"", expecting(0)), (b"", with_id("x"))], 0, subjects=["s.0", "s.0", "new"])
     assert ["error" in answer for answer in told] == [False, True, False]
-    assert log.lacks_subjects
+    assert log.tracking.lacks_some
     pieces = 0
-    while log.build_subjects():
+    while log.tracking.build():
         pieces += 1
         publish(log, [(b"", ())], 0, subjects=["beside"])
     assert pieces > 3
-    assert not log.lacks_subjects
+    assert not log.tracking.lacks_some
     assert (ask(log, "s.0"), ask(log, "s.3"), ask(log, "new")) == (21, 20, 22)
-    assert ask(log, "beside") == log.log_end_offset
+    assert ask(log, "beside") == log.state.log_end_offset
 
 
 def test_the_state_goes_on_while_the_table_is_built(
@@ -150,15 +150,15 @@ def test_the_state_goes_on_while_the_table_is_built(
     monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", -1)
     assert ask(log, "b") is None
     assert log.roll_if_due(1 << 62)
-    assert log.log_end_offset == 2
-    assert log.rewritable_end() == 1
+    assert log.state.log_end_offset == 2
+    assert log.remembered.rewritable_end() == 1
     monkeypatch.undo()
-    while log.build_subjects():
+    while log.tracking.build():
         pass
     log.checkpoint()
-    assert log.rewritable_end() == 2
-    assert read_head((load_state(log.disk, FOLDER, 2) or {})[SUBJECTS]).next_offset == 2, "and the file says so"
-    log = open_log(log.disk.after_kill(), settings=SETTINGS)  # type: ignore[attr-defined]
+    assert log.remembered.rewritable_end() == 2
+    assert read_head((load_state(log.state.disk, FOLDER, 2) or {})[SUBJECTS]).next_offset == 2, "and the file says so"
+    log = open_log(log.state.disk.after_kill(), settings=SETTINGS)  # type: ignore[attr-defined]
     assert (ask(log, "a"), ask(log, "b")) == (1, 2)
 
 
@@ -179,7 +179,7 @@ def test_a_record_that_was_compacted_away_is_still_the_last_of_its_subject(disk:
     for _ in range(2):
         assert ask(log, "a") == 2
         assert put(log, "a", 1) == 10071
-        log = open_log(log.disk.after_kill(), settings=SETTINGS)  # type: ignore[attr-defined]
+        log = open_log(log.state.disk.after_kill(), settings=SETTINGS)  # type: ignore[attr-defined]
     assert put(log, "a", 2) == 0
 
 
@@ -208,7 +208,7 @@ def test_retention_ends_what_a_subject_had(disk: SimDisk, log: PartitionLog) -> 
     for _ in range(2):
         assert [ask(log, subject) for subject in "abc"] == [0, 4, 3]
         log = open_log(disk.after_kill(), settings=SETTINGS)
-        disk = log.disk  # type: ignore[assignment]
+        disk = log.state.disk  # type: ignore[assignment]
     assert (put(log, "a", 1), put(log, "a", 0)) == (10071, 0)
 
 
@@ -226,7 +226,7 @@ def test_on_a_full_disk_nobody_is_told_what_might_be_forgotten(disk: SimDisk, lo
     disk.fail("write", errno.ENOSPC, path="state-", times=100)
     with pytest.raises(DiskFull):
         put(log, "a", 0)
-    assert log.log_end_offset == 0
+    assert log.state.log_end_offset == 0
     disk.heal()
     assert put(log, "a", 0) == 0
 
@@ -236,8 +236,8 @@ def test_a_log_with_producers_or_ids_begins_to_track_in_a_file_of_the_same_offse
     publish(log, [(b"", with_id("a"))], 0, subjects=["a"])
     assert list_states(disk, FOLDER) == [0]
     assert ask(log, "a") is None  # a first file must say what is durable, and an append does not wait for an fsync
-    assert log.lacks_subjects
-    assert not log.build_subjects()
+    assert log.tracking.lacks_some
+    assert not log.tracking.build()
     assert ask(log, "a") == 1
     assert list_states(disk, FOLDER) == [1, 0], "T5"
     log = create_log(disk := SimDisk(), settings=LogSettings(segment_bytes=6_000, dedup_window_ms=50))
@@ -265,13 +265,13 @@ def test_a_state_beyond_what_is_left_of_the_log_does_not_count_for_its_successor
     assert put(log, "a", 0) == 0
     publish(log, [(b"", ())], 0, subjects=["b"])
     assert put(log, "a", 1) == 0
-    log.sync()
+    log.syncer.sync()
     log.remembered.keep(at_close=True)
     assert list_states(disk, FOLDER) == [3, 0], "T5"
     path = f"{FOLDER}/{0:020d}.arrows"
     disk.flip(path, 8 * (len(disk.names[path].content) - 20))
     log = open_log(disk.after_crash("kept"), boot_id="boot-2")
-    assert log.log_end_offset == 2
+    assert log.state.log_end_offset == 2
     assert [ask(log, "a"), ask(log, "b")] == [1, 2]
 
 
@@ -283,11 +283,11 @@ def test_subjects_beyond_the_bound_are_refused_until_there_is_room(disk: SimDisk
     log.close()
     log = open_log(disk, settings=LogSettings(subjects_max=2))
     assert [put(log, "a", 1), put(log, "b", 2), put(log, "c", 3), put(log, "d", 0)] == [0, 0, 10023, 10023]
-    log.update_settings(LogSettings(subjects_max=3))
+    log.remembered.update_settings(LogSettings(subjects_max=3))
     assert [put(log, "c", 3), put(log, "d", 0)] == [10023, 10023]  # they may have come meanwhile
     publish(log, [(b"", ())], 0, subjects=["c"])
     assert put(log, "c", 6) == 0
-    log.update_settings(LogSettings(subjects_max=0))
+    log.remembered.update_settings(LogSettings(subjects_max=0))
     assert put(log, "c", 7) == 10003
 
 
@@ -319,4 +319,4 @@ def test_writers_that_race_over_http_and_nats_lose_no_update(log: PartitionLog) 
     for thread in threads:
         thread.join()
     assert counts == dict.fromkeys("abc", tries)
-    assert log.log_end_offset == 3 * tries + 100
+    assert log.state.log_end_offset == 3 * tries + 100

@@ -30,10 +30,10 @@ def prepared() -> tuple[SimDisk, PartitionLog]:
     log = create_log(disk, settings=SETTINGS)
     for number in range(RECORDS):
         log.append([row_batch([b"old-%d" % number])], leader_epoch=1 + number // 8, now_us=0)
-    log.advance_high_watermark(log.sync())
+    log.state.advance_high_watermark(log.syncer.sync())
     log.checkpoint()
     log.follow(3)
-    assert log.segment_count > 3
+    assert log.state.segment_count > 3
     return disk, log
 
 
@@ -51,39 +51,39 @@ def killed(to: int, step: int) -> PartitionLog:
     with pytest.raises(Crashed):
         log.truncate(to)
     found = open_log(disk.after_kill(), settings=SETTINGS)
-    assert to <= found.log_end_offset <= RECORDS
+    assert to <= found.state.log_end_offset <= RECORDS
     return found
 
 
 def told(log: PartitionLog) -> list[tuple[bytes, int]]:
     """The values, each with its leader epoch."""
-    log.advance_high_watermark(log.durable_end)
-    return [(value, log.epoch_of(offset)) for offset, _, value in verified_records(log)]
+    log.state.advance_high_watermark(log.state.durable_end)
+    return [(value, log.epochs.epoch_of(offset)) for offset, _, value in verified_records(log)]
 
 
 def after_power(log: PartitionLog, mode: str, seed: int) -> PartitionLog:
-    disk = log.disk
+    disk = log.state.disk
     assert isinstance(disk, SimDisk)
     found = open_log(disk.after_crash(mode, seed=seed), settings=SETTINGS, boot_id="next")
-    assert found.lost_ranges == ()
+    assert found.state.lost_ranges == ()
     return found
 
 
 def test_what_is_appended_after_it_is_what_a_power_cut_leaves(to: int, mode: str) -> None:
     for step in range(1, steps_of(to) + 1):
         log = killed(to, step)
-        kept = [(b"old-%d" % number, 1 + number // 8) for number in range(log.log_end_offset)]
+        kept = [(b"old-%d" % number, 1 + number // 8) for number in range(log.state.log_end_offset)]
         added = [(b"new-%d" % number, 9) for number in range(1 + step % 6)]  # few stay in one segment
         log.lead(9)
         for value, _ in added:
             log.append([row_batch([value])], leader_epoch=9, now_us=0)
-        log.sync()
+        log.syncer.sync()
         assert told(after_power(log, mode, step)) == kept + added, f"step {step}"
 
 
 def test_before_that_a_power_cut_leaves_the_log_as_it_was_or_shorter(to: int, mode: str) -> None:
     for step in range(1, steps_of(to) + 1):
         found = after_power(killed(to, step), mode, step)
-        assert to <= found.log_end_offset <= RECORDS
-        old = [(b"old-%d" % number, 1 + number // 8) for number in range(found.log_end_offset)]
+        assert to <= found.state.log_end_offset <= RECORDS
+        old = [(b"old-%d" % number, 1 + number // 8) for number in range(found.state.log_end_offset)]
         assert told(found) == old, f"step {step}"

@@ -24,9 +24,9 @@ SECOND_US = 1_000_000
 
 def stored(log: PartitionLog, text: str, *, read_us: int, now_us: int) -> int:
     """How many records came of a message with this id."""
-    before = log.log_end_offset
+    before = log.state.log_end_offset
     log.append([batch_from_nats([(b"x", with_id(text))], read_us)], leader_epoch=0, now_us=now_us)
-    return log.log_end_offset - before
+    return log.state.log_end_offset - before
 
 
 @pytest.mark.parametrize("how", ["recover", "kill", "close", "roll and kill"])
@@ -35,12 +35,12 @@ def test_a_repeat_that_waited_is_known_when_the_table_was_read_anew(how: str) ->
     log = create_log(disk, settings=SETTINGS)
     first_us, repeat_us, late_us = 10 * SECOND_US, int(10.9 * SECOND_US), 14 * SECOND_US
     assert stored(log, "a", read_us=first_us, now_us=first_us) == 1
-    log.sync()
+    log.syncer.sync()
     if how == "recover":
         disk.fail("sync", errno.EIO)
         assert stored(log, "b", read_us=repeat_us, now_us=repeat_us) == 1
         with pytest.raises(StorageFailed):
-            log.sync()
+            log.syncer.sync()
         log.recover(late_us)
     elif how == "close":
         assert stored(log, "b", read_us=repeat_us, now_us=late_us) == 1  # the state file is written by that clock

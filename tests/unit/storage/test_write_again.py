@@ -46,16 +46,16 @@ def failed_log(*, durable: int, visible: int, runs_ahead: bool = False) -> tuple
     for number in range(durable, 4):
         append(log, b"%d" % number)
     append(log, b"4", b"5")
-    log.advance_high_watermark(visible)
+    log.state.advance_high_watermark(visible)
     disk.fail("sync", errno.EIO, path=".arrows")
     with pytest.raises(StorageFailed):
-        log.sync()
+        log.syncer.sync()
     return disk, log
 
 
 def position_of(log: PartitionLog, number: int) -> tuple[str, int]:
-    segment = log.log.state.view().segments[-1]
-    index = segment.index(log.disk)
+    segment = log.state.view().segments[-1]
+    index = segment.index(log.state.disk)
     assert index is not None
     return segment.path, int(index.positions[number])
 
@@ -68,7 +68,7 @@ def test_what_the_page_cache_has_lost_is_stopped_off_where_nobody_saw_it(durable
     disk.flip(path, 8 * (position + 900))
     log.recover(0)
     end = min(changed, 4)  # the group of two goes as a whole
-    assert (log.log_end_offset, log.durable_end, log.lost_ranges) == (end, end, ())
+    assert (log.state.log_end_offset, log.state.durable_end, log.state.lost_ranges) == (end, end, ())
     append(log, b"more")
     commit(log)
     assert values(log) == [b"%d" % number for number in range(end)] + [b"more"]
@@ -85,14 +85,14 @@ def test_what_it_has_lost_and_somebody_saw_is_told_as_lost_and_its_offset_is_not
     path, position = position_of(log, 3)
     disk.flip(path, 8 * (position + 900))
     log.recover(0)
-    assert (log.log_end_offset, log.lost_ranges) == (6, ((3, 4),))
+    assert (log.state.log_end_offset, log.state.lost_ranges) == (6, ((3, 4),))
     append(log, b"more")
     commit(log)
     assert values(log) == [b"0", b"1", b"2", b"4", b"5", b"more"]
     log = open_log(disk.after_crash("lost"), boot_id="next")
     commit(log)
     assert values(log) == [b"0", b"1", b"2", b"4", b"5", b"more"]
-    assert log.lost_ranges == ((3, 4),)
+    assert log.state.lost_ranges == ((3, 4),)
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True], ids=["", "ahead"])
@@ -109,11 +109,11 @@ def test_a_kill_at_any_step_of_the_recovery_leaves_what_was_visible(durable: int
             break
         after = disk.after_kill()
         log = open_log(after)
-        assert log.log_end_offset == 6, f"step {step}"
+        assert log.state.log_end_offset == 6, f"step {step}"
         append(log, b"more")
         commit(log)
         assert values(log) == [b"0", b"1", b"2", b"3", b"4", b"5", b"more"], f"step {step}"
-        assert log.lost_ranges == ()
+        assert log.state.lost_ranges == ()
         check_log(log, after)
     assert step > 8
 
@@ -133,9 +133,9 @@ def test_a_power_cut_at_any_step_of_the_recovery_leaves_what_was_durable(durable
             break
         after = disk.after_crash(mode, seed=step)
         log = open_log(after, boot_id="next")
-        assert log.lost_ranges == (), f"step {step}"
-        assert log.log_end_offset in (*range(durable, 5), 6), f"step {step}"
-        end = log.log_end_offset
+        assert log.state.lost_ranges == (), f"step {step}"
+        assert log.state.log_end_offset in (*range(durable, 5), 6), f"step {step}"
+        end = log.state.log_end_offset
         append(log, b"more")
         commit(log)
         assert values(log) == [b"%d" % number for number in range(end)] + [b"more"], f"step {step}"
@@ -155,9 +155,9 @@ def test_a_recovery_that_fails_after_the_copy_has_its_name_is_done_again() -> No
             with suppress(StorageFailed):  # it may come too late to hurt
                 log.recover(0)
             disk.heal()
-            if log.failure is None:
+            if log.state.failure is None:
                 break
-            assert log.durable_end == 2
+            assert log.state.durable_end == 2
     log.recover(0)
     commit(log)
     assert values(log) == [b"%d" % number for number in range(6)]
@@ -176,9 +176,9 @@ def test_a_damaged_tail_whose_repair_could_not_be_fsynced_is_written_again_too()
     disk.flip(path, 8 * (position + 900))
     disk.fail("sync", errno.EIO, path=".arrows")
     with pytest.raises(StorageFailed):
-        log.repair_segment(log.log.state.view().segments[-1])
+        log.state.repair(log.state.view().segments[-1])
     log.recover(0)
-    assert (log.log_end_offset, log.durable_end) == (2, 2)
+    assert (log.state.log_end_offset, log.state.durable_end) == (2, 2)
     log = open_log(disk.after_crash("lost"), boot_id="next")
     commit(log)
     assert values(log) == [b"0", b"1"]
@@ -201,7 +201,7 @@ def test_a_process_that_ends_before_the_recovery_leaves_nothing_that_is_called_d
     assert commit(log) == len(seen) + 1
     log = open_log(after.after_crash("lost"), boot_id="next")
     commit(log)
-    assert log.lost_ranges == ()
+    assert log.state.lost_ranges == ()
     assert values(log) == [*seen, b"acked"]
 
 
@@ -215,9 +215,9 @@ def test_a_log_is_failed_until_all_of_its_recovery_has_succeeded() -> None:
             log.recover(0)
         except StorageFailed:
             errors += 1
-            assert log.failure is not None, f"listing {after}"
+            assert log.state.failure is not None, f"listing {after}"
             log.recover(0)
-            assert (log.failure, log.log_end_offset) == (None, 6)
+            assert (log.state.failure, log.state.log_end_offset) == (None, 6)
         else:
             break
     assert errors > 2
@@ -232,9 +232,9 @@ def test_the_high_watermark_does_not_move_back_by_a_recovery_beside_which_it_mov
 
     def recover(*args: Any, **options: Any) -> RecoveredLog:
         found = real(*args, **options)
-        log.advance_high_watermark(5)
+        log.state.advance_high_watermark(5)
         return found
 
     monkeypatch.setattr(segment_log, "recover", recover)
     log.recover(0)
-    assert log.high_watermark == 5
+    assert log.state.high_watermark == 5

@@ -300,31 +300,31 @@ class Answering:
     def _fetch_arrived(self, fetch: Fetch, state_offset: int) -> FetchArrived:
         opened = self._log
         start = self._first_stored(opened)
-        within = opened.batch_start(fetch.offset) if fetch.offset < opened.high_watermark else -1
+        within = opened.reader.batch_start(fetch.offset) if fetch.offset < opened.state.high_watermark else -1
         return FetchArrived(
             fetch=fetch,
-            epoch_before=opened.epoch_of(fetch.offset - 1) if fetch.offset else -1,
+            epoch_before=opened.epochs.epoch_of(fetch.offset - 1) if fetch.offset else -1,
             log_start=start,
-            start_epoch=opened.epoch_of(start - 1) if start else -1,
+            start_epoch=opened.epochs.epoch_of(start - 1) if start else -1,
             rewritten_to=opened.handover.rewritten_to(),  # whatever the settings are now: what is gone stays gone
             state_offset=state_offset,
             batch_start=within,
-            batch_epoch=opened.epoch_of(within - 1) if within > 0 else -1,
-            compacted_to=opened.compacted_to,
-            waits_to=opened.waits_to,
+            batch_epoch=opened.epochs.epoch_of(within - 1) if within > 0 else -1,
+            compacted_to=opened.state.compacted_to,
+            waits_to=opened.state.waits_to,
         )
 
     def _end_asked(self, ask: AskEnd) -> EndAsked:
         opened = self._log
-        start, found = self._first_stored(opened), opened.end_of_epoch(ask.last_epoch)
-        before = opened.epoch_of(start - 1) if start else -1
+        start, found = self._first_stored(opened), opened.epochs.end_of(ask.last_epoch)
+        before = opened.epochs.epoch_of(start - 1) if start else -1
         return EndAsked(ask=ask, found_epoch=found.epoch, end=found.end_offset, log_start=start, start_epoch=before)
 
     @staticmethod
     def _first_stored(opened: PartitionLog) -> int:
         """Where the batch begins that holds the log start."""
-        start = opened.log_start_offset
-        return start if start in (0, opened.log_end_offset) else opened.batch_start(start)
+        start = opened.state.log_start_offset
+        return start if start in (0, opened.state.log_end_offset) else opened.reader.batch_start(start)
 
     # -- what is to be said (any thread) ----------------------------------------------------------------------
 
@@ -374,9 +374,13 @@ class Answering:
         """Whether something is to be told now (Q1). Notes when a commit will be."""
         opened = self._log
         assert slot.records is not None
-        if slot.told is None or slot.told[1] != opened.kept_start_offset or self._lacks(slot, slot.records, now_s):
+        if (
+            slot.told is None
+            or slot.told[1] != opened.checkpoints.kept_start_offset
+            or self._lacks(slot, slot.records, now_s)
+        ):
             return True
-        if slot.told[0] == opened.high_watermark or slot.lacks_room:
+        if slot.told[0] == opened.state.high_watermark or slot.lacks_room:
             return False
         if not slot.commit_due_s:
             slot.commit_due_s = now_s + COMMIT_S
@@ -384,7 +388,7 @@ class Answering:
 
     def _lacks(self, slot: FollowerSlot, records: Records, now_s: float) -> bool:
         """Whether there are bytes to be sent (Q3, Q7)."""
-        if slot.lacks_room or records.offset >= self._log.log_end_offset:
+        if slot.lacks_room or records.offset >= self._log.state.log_end_offset:
             return False
         sent = slot.sent
         if sent is None or sent[:3] != _of(records):
@@ -446,7 +450,7 @@ class Answering:
     def _range(self, ask: AskRange, noted: int) -> LinkFrame:
         """Q7."""
         found = held(self._log, ask)
-        superseded_to, superseded_epoch = self._log.superseded_there  # behind the bytes
+        superseded_to, superseded_epoch = self._log.epochs.superseded_there  # behind the bytes
         said = HeldRange(
             epoch=noted,
             incarnation=ask.incarnation,
@@ -454,7 +458,7 @@ class Answering:
             start=found.start,
             end=found.end,
             is_damaged=found.is_damaged,
-            log_start=self._log.kept_start_offset,
+            log_start=self._log.checkpoints.kept_start_offset,
             superseded_to=superseded_to,
             superseded_epoch=superseded_epoch,
         )
@@ -489,7 +493,7 @@ class Answering:
                 if is_catching_up:
                     self._pace.take(bulk.byte_count if bulk is not None else len(data))
         epoch, high_watermark, _ = self._partition.leadership()  # Q2
-        news = high_watermark, opened.kept_start_offset  # a later start may be undone
+        news = high_watermark, opened.checkpoints.kept_start_offset  # a later start may be undone
         if epoch != records.epoch:
             slot.end_transfer()
             self._done(slot, records)
@@ -500,12 +504,12 @@ class Answering:
             return []
         self._done(slot, records)
         slot.told, slot.commit_due_s = news, 0.0
-        is_calm = records.offset >= opened.log_end_offset and not (data or slot.lacks_state or slot.lacks_room)
+        is_calm = records.offset >= opened.state.log_end_offset and not (data or slot.lacks_state or slot.lacks_room)
         slot.calm = (records.epoch, records.incarnation) if is_calm else None
         if data or bulk is not None:
             slot.sent = Sent(*_of(records), now_s)
         rewritten_to = max(records.rewritten_to, opened.handover.rewritten_to())  # duty 6: the bytes are of before
-        superseded_to, superseded_epoch = opened.superseded_there  # likewise
+        superseded_to, superseded_epoch = opened.epochs.superseded_there  # likewise
         said = replace(
             records,
             high_watermark=news[0],
@@ -519,11 +523,15 @@ class Answering:
     def _in_bulk(self, slot: FollowerSlot, records: Records) -> Bulk | None:
         """Q6. None: what it lacks goes on the stream."""
         opened, most = self._log, min(BULK_BYTES_MAX, self._pace.within(BULK_S))
-        offset, start = records.offset, max(records.offset, opened.log_start_offset)
-        if most < BULK_BYTES_LEAST or start >= opened.high_watermark or not self._bulk.has_room(slot.stream.broker):
+        offset, start = records.offset, max(records.offset, opened.state.log_start_offset)
+        if (
+            most < BULK_BYTES_LEAST
+            or start >= opened.state.high_watermark
+            or not self._bulk.has_room(slot.stream.broker)
+        ):
             return None
         try:
-            plan = opened.read(start, max_bytes=most)
+            plan = opened.reader.read(start, max_bytes=most)
         except (LiftlogError, OSError):
             return None  # `_read` complains
         if plan.first_offset != offset or not BULK_BYTES_LEAST <= plan.bytes <= BULK_BYTES_MAX:
@@ -546,9 +554,9 @@ class Answering:
     def _read(self, offset: int, is_repeat: bool) -> bytes:
         """Stored batches from `offset` on, as they are; nothing if none begins there any more, or it is damaged."""
         opened = self._log
-        start = max(offset, opened.log_start_offset)  # which may be within the first batch
+        start = max(offset, opened.state.log_start_offset)  # which may be within the first batch
         try:
-            with opened.read(start, max_bytes=self._bytes_max, stored=True) as plan:
+            with opened.reader.read(start, max_bytes=self._bytes_max, stored=True) as plan:
                 if not plan.ranges or plan.first_offset != offset:
                     return b""  # joined, or let go: the next fetch is told so
                 pieces = []
@@ -558,7 +566,7 @@ class Answering:
                             for _ in verified_messages(file, place):
                                 pass
                         except BadBatch:
-                            opened.repair_segment(segment)  # what is lost is noted: `placed.tick` sees it
+                            opened.state.repair(segment)  # what is lost is noted: `placed.tick` sees it
                             return b""
                     pieces.append(file.pread(place.length, place.position))
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)

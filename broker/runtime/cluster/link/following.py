@@ -207,7 +207,7 @@ class Following:
                 has_all = isinstance(answer, Records) and not data and answer.high_watermark <= answer.offset
                 self._is_calm, self._is_fresh = has_all, False
             try:
-                own = self._log.epoch_end(answer.found_epoch) if isinstance(answer, End) else 0
+                own = self._log.epochs.end_of(answer.found_epoch).end_offset if isinstance(answer, End) else 0
                 self._step(f.Replied(answer, own))
             except LiftlogError as error:
                 self._refuse(error)
@@ -250,17 +250,17 @@ class Following:
             case f.TakeState(offset, at, size):
                 self._take_state(offset, at, size)
             case f.Truncate(to, is_copied_again):
-                log.info("replica.truncates partition=%s from=%d to=%d", self, opened.log_end_offset, to)
+                log.info("replica.truncates partition=%s from=%d to=%d", self, opened.state.log_end_offset, to)
                 self._on_disk(lambda: self._cut(to, is_copied_again))
             case f.Reset(to, last_epoch):
-                log.warning("replica.begins_anew partition=%s from=%d at=%d", self, opened.log_end_offset, to)
+                log.warning("replica.begins_anew partition=%s from=%d at=%d", self, opened.state.log_end_offset, to)
                 self._on_disk(lambda: self._reset(to, last_epoch))
             case f.StartAt(start):
                 self._on_disk(lambda: self._start_at(start))
             case f.Report():
                 self._report(self.at, effect.epoch, effect.leader)
             case e.Commit(high_watermark):
-                opened.advance_high_watermark(high_watermark)
+                opened.state.advance_high_watermark(high_watermark)
                 self._replica.note_change()
             case e.Sync(generation):
                 self._sync_of = generation
@@ -278,7 +278,7 @@ class Following:
             if isinstance(error, DiskFull):
                 self._lacks_room, self._room_asked_s = True, self._now_s()
             self._refuse(error)
-            if self._log.failure is None:
+            if self._log.state.failure is None:
                 self._step(self._holds(is_refused=True))
             return
         self._step(self._holds())
@@ -292,14 +292,14 @@ class Following:
         count = self._refused_log.due()
         if count:
             log.warning("replica.refuses partition=%s count=%d error=%s", self, count, error)
-        if self._log.failure is not None and self._core.phase is not Phase.IDLE:
+        if self._log.state.failure is not None and self._core.phase is not Phase.IDLE:
             self._step(e.SyncFailed(self._core.generation, error))
 
     def _append(self, effect: f.Append) -> None:
         data, opened = self._data, self._log
         if not data:
             return
-        before, taken = opened.log_end_offset, 0
+        before, taken = opened.state.log_end_offset, 0
         try:
             for piece in self._pieces(data):
                 opened.append_stored(
@@ -311,7 +311,7 @@ class Following:
                 )
                 taken += len(piece)
         finally:
-            end = opened.log_end_offset
+            end = opened.state.log_end_offset
             if end > before:
                 self._replica.appended(AppendResult(before, end, taken or len(data)))
         if self._may_sync_here(len(data)):
@@ -355,7 +355,7 @@ class Following:
     def _cut(self, to: int, is_copied_again: bool) -> None:
         self._whole_from = -1
         self._log.truncate(to, is_copied_again=is_copied_again)
-        self._whole_to = self._log.log_end_offset
+        self._whole_to = self._log.state.log_end_offset
         self._replica.note_change()
 
     def _reset(self, to: int, last_epoch: int) -> None:
@@ -372,7 +372,7 @@ class Following:
             is_there = self._log.handover.take(offset, at, bytes(self._data), size)
         except LiftlogError as error:
             self._refuse(error)
-            if self._log.failure is not None:
+            if self._log.state.failure is not None:
                 return
             is_there = False
         self._step(f.StateTaken(not is_there))
@@ -382,29 +382,29 @@ class Following:
     def _look_for_groups(self) -> None:
         """Where the last whole group ends. (A log that was opened takes all that it found for one group.)"""
         opened = self._log
-        self._whole_from = opened.log_end_offset
+        self._whole_from = opened.state.log_end_offset
         try:
-            self._whole_to = opened.log.ask(group_start)
+            self._whole_to = opened.log.state.ask(group_start)
         except (OffsetOutOfRange, LiftlogError):
-            self._whole_to = opened.high_watermark
+            self._whole_to = opened.state.high_watermark
 
     def _holds(self, *, is_refused: bool = False) -> f.Holds:
         opened, state = self._log, self._replica.state
-        end, high_watermark = opened.log_end_offset, opened.high_watermark
-        superseded_to, superseded_epoch = opened.superseded
+        end, high_watermark = opened.state.log_end_offset, opened.state.high_watermark
+        superseded_to, superseded_epoch = opened.state.superseded
         group_ends = state.group_ends
         whole = group_ends[-1] if group_ends and group_ends[-1] != self._whole_from else self._whole_to
         return f.Holds(
-            log_start=opened.kept_start_offset,
+            log_start=opened.checkpoints.kept_start_offset,
             log_end=end,
-            durable_end=min(opened.durable_end, end),
-            last_epoch=opened.leader_epoch,
+            durable_end=min(opened.state.durable_end, end),
+            last_epoch=opened.epochs.latest,
             high_watermark=high_watermark,
             group_end=min(max(whole, high_watermark), end),
             is_refused=is_refused,
             lacks_state=opened.handover.lacks,
-            compacted_to=opened.compacted_to,
-            waits_to=opened.waits_to,
+            compacted_to=opened.state.compacted_to,
+            waits_to=opened.state.waits_to,
             lacks_room=self._lacks_room,
             superseded_to=superseded_to,
             superseded_epoch=superseded_epoch,
@@ -448,7 +448,7 @@ class Following:
         """As `FollowerDriver.compacted`."""
         with self._lock:
             if not self._is_closed:
-                self._step(f.Compacted(self._log.compacted_to, self._log.waits_to))
+                self._step(f.Compacted(self._log.state.compacted_to, self._log.state.waits_to))
             return self._core.number
 
     def marks(self) -> tuple[int, int]:

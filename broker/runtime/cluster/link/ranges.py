@@ -58,35 +58,35 @@ def held(log: PartitionLog, ask: AskRange, *, bytes_max: int = RANGE_BYTES) -> P
 def aside(log: PartitionLog, start: int, end: int, *, bytes_max: int = RANGE_BYTES) -> PartHeld | None:
     """What was moved aside from this log's folder."""
     data = read_aside(
-        log.disk,
-        log.folder + ASIDE,
+        log.state.disk,
+        log.state.folder + ASIDE,
         start,
         end,
-        log.identity,
+        log.state.identity,
         bytes_max=bytes_max,
-        is_encrypted=log.is_encrypted,
-        keyring=log.settings.keyring,
+        is_encrypted=log.state.is_encrypted,
+        keyring=log.state.settings.keyring,
     )
     return _held(data, start, end, False) if data else None
 
 
 def _stored(log: PartitionLog, start: int, end: int, bytes_max: int) -> PartHeld | None:
     """None: some of it has turned out to be damaged (O2), so that it is to be looked up again."""
-    lost = log.lost_ranges
-    first = max(start, log.log_start_offset)
+    lost = log.state.lost_ranges
+    first = max(start, log.state.log_start_offset)
     for begin, after in lost:
         if begin <= first < after:
             first = after
     is_damaged = any(begin < end and start < after for begin, after in lost)
-    if first >= min(end, log.log_end_offset):
+    if first >= min(end, log.state.log_end_offset):
         return PartHeld(start, start, b"", is_damaged)
     pieces: list[bytes] = []
-    with log.read(first, end=end, max_bytes=bytes_max, stored=True) as plan:
+    with log.reader.read(first, end=end, max_bytes=bytes_max, stored=True) as plan:
         for place, (segment, file) in zip(plan.ranges, plan.sources, strict=True):
             try:
                 pieces += [bytes(message) for message, _ in verified_messages(file, place)]
             except BadBatch:
-                log.repair_segment(segment)
+                log.state.repair(segment)
                 return None
     return _held(b"".join(pieces), start, end, is_damaged)
 

@@ -190,7 +190,7 @@ class ClusterAdmin:
         led = next((p for p in self._open_here() if (p.incarnation, p.partition) == at and p.serves), None)
         if led is None or state.leader != self._me or state.leader_epoch != led.leader_epoch:
             raise NotReady(f"{name}: this broker does not lead it now")
-        lost, aside = led.log.lost_ranges, f"{led.log.folder}{ASIDE}"
+        lost, aside = led.log.state.lost_ranges, f"{led.log.state.folder}{ASIDE}"
         if not lost and led.given_up and is_accepted:  # `replicated.P16`
             return GivenUp(stream=stream, partition=partition, leader=self._me, ranges=led.given_up, aside=aside)
         ends = led.follower_ends()
@@ -201,7 +201,7 @@ class ClusterAdmin:
             catalog.cluster,
             lost=lost,
             ends=ends,
-            high_watermark=led.log.high_watermark,
+            high_watermark=led.log.state.high_watermark,
             asked=led.asked_for_lost(),
         )
         if not is_accepted:
@@ -308,14 +308,14 @@ def _placement(name: str, at: Place, state: PartitionState) -> Placement:
 
 
 def _end_of(me: str, kept: ReplicatedPartition) -> ReplicaEnd:
-    end = kept.log.log_end_offset
+    end = kept.log.state.log_end_offset
     return ReplicaEnd(
         broker=me,
         stream=kept.stream,
         partition=kept.partition,
-        last_epoch=kept.log.epoch_of(end - 1) if end else -1,
+        last_epoch=kept.log.epochs.epoch_of(end - 1) if end else -1,
         log_end_offset=end,
-        is_interrupted=kept.log.log_start_offset < end < kept.log.superseded[0],
+        is_interrupted=kept.log.state.log_start_offset < end < kept.log.state.superseded[0],
     )
 
 

@@ -96,8 +96,8 @@ class LogEnds:
 
     def _end(self, at: Place, opened: PartitionLog) -> int:
         to, cuts = self._cuts.get(at, (0, -1))
-        is_cut = opened.log.cuts != cuts  # before the end is looked at
-        end = opened.log.kept_end_offset
+        is_cut = opened.log.state.cuts != cuts  # before the end is looked at
+        end = opened.log.checkpoints.kept_end_offset
         if is_cut:
             self._cuts.pop(at, None)
         return end if is_cut else min(end, to)

@@ -152,7 +152,7 @@ class Mending:
 
     def tick(self, now_ms: int, state: PartitionState, incarnation: Incarnation) -> None:
         """Time passes. Does not wait."""
-        lost = self._partition.log.lost_ranges
+        lost = self._partition.log.state.lost_ranges
         with self._lock:
             asked = self._asked
             if self._is_closed or (asked is not None and asked.at_ms < 0):
@@ -183,7 +183,7 @@ class Mending:
     def is_in_vain(self) -> bool:
         """H5."""
         opened = self._partition.log
-        committed, lost_now = opened.high_watermark, opened.lost_ranges
+        committed, lost_now = opened.state.high_watermark, opened.state.lost_ranges
         with self._lock:
             if self._rounds < VAIN_ROUNDS or not lost_now:
                 return False
@@ -197,7 +197,7 @@ class Mending:
 
     def asked(self) -> dict[str, bool]:
         """The brokers that were asked for all that is lost, and whether they are damaged in all of that, too."""
-        lost = self._partition.log.lost_ranges
+        lost = self._partition.log.state.lost_ranges
         with self._lock:
             said = {**self._last, **self._round}
             brokers = {broker for _, broker in said if all((each, broker) in said for each in lost)}
@@ -292,14 +292,14 @@ class Mending:
             takes_aside = self._takes_aside()
             if takes_aside:
                 data = read_aside(
-                    opened.disk,
-                    opened.folder + ASIDE,
+                    opened.state.disk,
+                    opened.state.folder + ASIDE,
                     start,
                     end,
-                    opened.identity,
+                    opened.state.identity,
                     bytes_max=ASIDE_BYTES,
-                    is_encrypted=opened.is_encrypted,
-                    keyring=opened.settings.keyring,
+                    is_encrypted=opened.state.is_encrypted,
+                    keyring=opened.state.settings.keyring,
                 )
                 if data and self._mend(asked.lost, data, "aside", (0, -1)) is None:
                     return
@@ -313,7 +313,7 @@ class Mending:
                 request=asked.number,
                 start=start,
                 end=end,
-                compacted_to=opened.compacted_to,
+                compacted_to=opened.state.compacted_to,
                 takes_aside=takes_aside,
                 number=number,
             )
@@ -361,7 +361,7 @@ class Mending:
         """H6. Returns why not."""
         partition = self._partition
         opened = partition.log
-        start = min(answer.log_start, opened.high_watermark)
+        start = min(answer.log_start, opened.state.high_watermark)
         try:
             if start <= asked.lost[0] or opened.handover.lacks:
                 return NotHad.GONE
@@ -370,7 +370,7 @@ class Mending:
         except LiftlogError as error:
             log.warning("replica.not_written partition=%s range=[%d,%d) error=%s", self._name, *asked.lost, error)
             return NotHad.REFUSED
-        left = opened.lost_ranges
+        left = opened.state.lost_ranges
         log.warning("replica.let_go partition=%s start=%d left=%s", self._name, start, left)
         with self._lock:
             if self._asked is asked:
@@ -391,7 +391,7 @@ class Mending:
         except LiftlogError as error:
             log.warning("replica.not_written partition=%s range=[%d,%d) error=%s", self._name, *lost, error)
             return NotHad.REFUSED
-        left = partition.log.lost_ranges
+        left = partition.log.state.lost_ranges
         log.warning(
             "replica.mended partition=%s range=[%d,%d) from=%s bytes=%d left=%s",
             self._name,

@@ -225,7 +225,7 @@ class PlacedReplica:
         life = self._life  # before anything is seen
         partition, follower, told = self.partition, self._follower, self._told
         if partition is not None and follower is not None and told is not None:
-            lost = partition.log.lost_ranges
+            lost = partition.log.state.lost_ranges
             if not lost and self.is_damaged and self.stepping is None and (partition.was_mended or self.mending):
                 partition.was_mended, self.is_damaged = False, self.is_old  # or it was given up, or let go
                 self._turns.ask()
@@ -235,10 +235,10 @@ class PlacedReplica:
                 self._mend(partition, told, now_ms)
             partition.tick(now_ms)
             follower.tick(now_ms)
-            if partition.log.lost_ranges and not self.is_damaged:
-                self.damaged(f"{partition.log.lost_ranges} cannot be read")
+            if partition.log.state.lost_ranges and not self.is_damaged:
+                self.damaged(f"{partition.log.state.lost_ranges} cannot be read")
             if self.stepping is None and not partition.replica.is_closed:  # a log that is closed looks failed
-                if partition.log.failure is not None and (partition.has_followers or not partition.leads):
+                if partition.log.state.failure is not None and (partition.has_followers or not partition.leads):
                     self.step_out("fsync", life)
                 elif self.is_damaged and may_go and self._is_beyond_mending(partition):
                     self.step_out("damage", life)
@@ -256,7 +256,7 @@ class PlacedReplica:
             mending = self.mending = Mending(
                 self._host, self._mender, self.at, str(self), partition, self._follower.compacted, self._woken
             )
-        if self.stepping is None and partition.log.failure is None:
+        if self.stepping is None and partition.log.state.failure is None:
             mending.tick(now_ms, told.state, self._incarnation)
         else:
             mending.rest()
@@ -265,7 +265,7 @@ class PlacedReplica:
         """V5. What is damaged without a range, as a log that was put back from a copy, cannot be mended."""
         mending = self.mending
         if self.is_old or mending is None:
-            return self.is_old or not partition.log.lost_ranges
+            return self.is_old or not partition.log.state.lost_ranges
         return mending.is_in_vain()
 
     def marks(self) -> tuple[int, int]:
@@ -369,10 +369,10 @@ class PlacedReplica:
 
     def _note_others(self, partition: ReplicatedPartition, state: PartitionState) -> bool:
         """V10. Returns whether it is done."""
-        settings, is_sole = partition.log.settings, state.replicas == (self._host.me,)
+        settings, is_sole = partition.log.state.settings, state.replicas == (self._host.me,)
         if settings.is_sole_replica != is_sole:
             try:
-                partition.log.update_settings(replace(settings, is_sole_replica=is_sole))
+                partition.log.remembered.update_settings(replace(settings, is_sole_replica=is_sole))
             except LiftlogError as error:
                 log.warning("replica.not_told_of_others partition=%s error=%s", self, error)
                 return False
@@ -435,7 +435,7 @@ class PlacedReplica:
         found, self._found = self._found, None
         try:
             if found is not None and not told.state.knows_log_of(host.me):  # V8
-                log.warning("replica.disowned partition=%s end=%d", self, found.log_end_offset)
+                log.warning("replica.disowned partition=%s end=%d", self, found.state.log_end_offset)
                 found.close(clean=False)
                 found = None
             opened = found or host.folders.create(told.info, number)
@@ -461,9 +461,9 @@ class PlacedReplica:
         host = self._host
         self.is_fresh = is_new and told.was_left
         self.is_old &= not is_new
-        self.is_damaged = self.is_old or bool(opened.lost_ranges)
+        self.is_damaged = self.is_old or bool(opened.state.lost_ranges)
         is_sole = told.state.replicas == (host.me,)
-        opened.update_settings(host.folders.log_settings(told.info.settings, is_sole=is_sole))
+        opened.remembered.update_settings(host.folders.log_settings(told.info.settings, is_sole=is_sole))
         partition = ReplicatedPartition(
             told.info,
             host.make_replica(told.info, self.at[1], opened),

@@ -183,12 +183,12 @@ class Replicas:
             self._found[at] = identity.stream, opened
             found.sound.setdefault(identity.incarnation, []).append(identity.partition)
             is_old = self._is_old(at, opened)
-            if is_old or opened.is_behind:
+            if is_old or opened.state.is_behind:
                 found.behind.setdefault(identity.incarnation, []).append(identity.partition)
-            if opened.is_behind:
-                end = opened.log_end_offset
+            if opened.state.is_behind:
+                end = opened.state.log_end_offset
                 log.error("replica.behind partition=%s/%d end=%d", identity.stream, identity.partition, end)
-            found.epoch_seen = max(found.epoch_seen, opened.leader_epoch)
+            found.epoch_seen = max(found.epoch_seen, opened.epochs.latest)
         self._has_opened = True
         return found
 
@@ -202,11 +202,11 @@ class Replicas:
 
     def _is_old(self, at: Place, opened: PartitionLog) -> bool:
         """G13."""
-        end, known = opened.log_end_offset, self._host.folders.ends.known(at)
+        end, known = opened.state.log_end_offset, self._host.folders.ends.known(at)
         if end >= known:
             return False
-        is_sole = opened.settings.is_sole_replica
-        log.error("replica.old partition=%s end=%d known=%d is_only_one=%s", opened.folder, end, known, is_sole)
+        is_sole = opened.state.settings.is_sole_replica
+        log.error("replica.old partition=%s end=%d known=%d is_only_one=%s", opened.state.folder, end, known, is_sole)
         if not is_sole:
             self._old.add(at)
         return not is_sole
@@ -243,7 +243,7 @@ class Replicas:
             try:
                 opened.close(clean=True)
             except (LiftlogError, OSError) as error:
-                log.info("partition.close_failed partition=%s error=%s", opened.folder, error)
+                log.info("partition.close_failed partition=%s error=%s", opened.state.folder, error)
         self.note_ends()
 
     def hand_over(self, timeout_s: float) -> None:
@@ -599,15 +599,15 @@ class Replicas:
             self._host.commands.submit(self._say_logs, rescue.number, self._registration)
 
     def _say_logs(self, rescue: int, registration: int) -> None:
-        logs = [(at, opened, opened.log_end_offset) for at, (_, opened) in list(self._found.items())]
+        logs = [(at, opened, opened.state.log_end_offset) for at, (_, opened) in list(self._found.items())]
         command = {
             "v": COMMAND_VERSION,
             "kind": "report_logs",
             "broker_id": self._host.me,
             "registration": registration,
             "rescue": rescue,
-            "epoch_seen": max((opened.leader_epoch for _, opened, _ in logs), default=-1),
-            "logs": [[*at, opened.epoch_of(end - 1) if end else -1, end] for at, opened, end in logs],
+            "epoch_seen": max((opened.epochs.latest for _, opened, _ in logs), default=-1),
+            "logs": [[*at, opened.epochs.epoch_of(end - 1) if end else -1, end] for at, opened, end in logs],
         }
         try:
             self._host.service.execute(command)

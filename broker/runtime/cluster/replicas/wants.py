@@ -92,7 +92,11 @@ class Wants:
         if opened is None:
             return True
         partition = opened[0]
-        if not partition.leads or epoch != partition.leader_epoch or start <= partition.log.kept_start_offset:
+        if (
+            not partition.leads
+            or epoch != partition.leader_epoch
+            or start <= partition.log.checkpoints.kept_start_offset
+        ):
             return True
         try:
             partition.replica.trim(start)
@@ -100,7 +104,7 @@ class Wants:
             log.warning("replica.not_trimmed partition=%s error=%s", partition, error)
             partition.look_at_failure()
             return False
-        partition.step(StartMoved(partition.log.kept_start_offset))
+        partition.step(StartMoved(partition.log.checkpoints.kept_start_offset))
         return True
 
     # -- the catalog -----------------------------------------------------------------------------------------

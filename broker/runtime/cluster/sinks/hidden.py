@@ -53,7 +53,7 @@ class ReplicatedStageLog(HiddenLog):
         for partition in (self._replicated, self.companion):
             if not partition.serves:
                 raise NotReady(f"{partition}: this broker does not lead it, or not yet")
-        if self.companion.log.failure is not None:
+        if self.companion.log.state.failure is not None:
             self._distrust()
             self.companion.commit_all()  # recovers it, if there is no other replica
         if self._recoveries != self.companion.generation:
