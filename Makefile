@@ -1,6 +1,7 @@
 # make quickstart   the main job end to end; BROKERS=3: a cluster; SECURE=1: TLS, tokens, grants
 # make test         what to judge by, in six minutes
 # make test-long    all other tests; SHARD=cluster|spark|sim|properties|soak|pages: some; results in build/long
+# make test-spark SPARK=4.2.1   the shard of Spark with another release of it, in a .venv of its own under build
 # make install      .venv with everything and `liftlog` in it         make lint    style, types, import rules
 # make check        what to run before a commit: lint, and the quick tests that start no process, in a minute
 # make bench        benchmarks, paired with peers                     make clean   removes what make made
@@ -21,7 +22,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # each process that a test starts would compile what it imports
-.PHONY: help install lock sbom quickstart check quick test test-long lint bench prop fuzz soak sim chaos clean
+.PHONY: help install lock sbom quickstart check quick test test-long test-spark lint bench prop fuzz soak sim chaos clean
 
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
@@ -80,6 +81,14 @@ test: install
 
 test-long: install
 	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m tests $(or $(SHARD),long)
+
+# The lock has the newest Spark; the release that is tested is put in its place.
+SPARK ?= 4.2.1
+OTHER := build/spark-$(SPARK)
+test-spark:
+	$(MAKE) --no-print-directory VENV=$(OTHER) install
+	$(OTHER)/bin/python -m pip install --quiet --no-deps --no-build-isolation pyspark==$(SPARK)
+	PYSPARK_PYTHON=$(CURDIR)/$(OTHER)/bin/python $(OTHER)/bin/python -m tests spark $(FILES)
 
 bench: install
 	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m benchmarks

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -84,6 +85,7 @@ def run(lane: str, arguments: Sequence[str]) -> int:
             "seed": SEED,
             "effort": EFFORT,
             "workers": workers,
+            "pyspark": metadata.version("pyspark"),
             "arguments": list(arguments),
             "slowest": {name: round(seconds, 1) for name, seconds in outcomes.seconds.most_common(SLOWEST_COUNT)},
         }
