@@ -9,9 +9,10 @@ V1  A batch of which all rows are wanted stays where it is, and goes by sendfile
 V2  Each batch is verified before it is judged.
 V3  The plan goes on behind all that was judged (`next_offset`), so a reader that finds nothing comes further.
 V4  Batches that are known to hold nothing that is wanted are not in the plan before (`blooms.py`).
-V5  One plan judges `JUDGED_BYTES_MAX` of stored bytes, or makes `MADE_BYTES_MAX`, and one batch more at most. If only
-    some columns are wanted, it reads those and the ones of the conditions, of batches whose columns are known
-    (`column_crcs.py`), and only what it reads counts.
+V5  One plan judges `JUDGED_BYTES_MAX`, or makes `MADE_BYTES_MAX`, and one batch more at most. If only some columns are
+    wanted, it reads those and the ones of the conditions, of batches whose columns are known (`column_crcs.py`), and
+    only what it reads counts. A batch counts as it is without compression, and for `BATCH_COST_BYTES` more: tiny ones,
+    and those that were compressed well, take time by their number and by what they hold.
 V6  What cannot be read ends the plan before it. So a reader comes to stand where the damage is, however far it was
     taken at once, and says so there (`verify`); only there the answer is the error.
 V7  If only some columns are wanted, the others are blank in what is made anew. So they are never sent
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from broker.api.batch import encode_batch, is_plain, message_bytes
+from broker.api.batch import BatchHeader, encode_batch, is_plain, message_bytes
 from broker.api.checked import verified, verified_projected
 from broker.api.columns import Columns, columns_in, head_bytes
 from broker.api.compression import PACKED_HEADER_BYTES, decoded_bytes
@@ -35,19 +36,19 @@ from broker.api.errors import BadBatch, StorageFailed
 from broker.api.gathered.reused_memory import ReusedMemory
 from broker.api.schema import SCHEMA
 from broker.storage.blooms import BLOOMS, Hashes, Kind, entries_of, questions_of
-from broker.storage.column_crcs import CRCS_OF_COLUMNS, Known
+from broker.storage.column_crcs import CRCS_OF_COLUMNS
 from broker.storage.made import COPIES, Block, MadeFile, Window, joined
 from broker.storage.picking import Picking, Rows, Search, StoredMessage
 from broker.storage.project import BatchAt, chosen_columns
 from broker.storage.read import FileRange, ReadPlan
-from broker.storage.rewrite.rewriting import BatchRun, BatchShape
+from broker.storage.rewrite.rewriting import BATCH_COST_BYTES, BatchRun, BatchShape
 from broker.storage.segments.segment import Segment
 
 if TYPE_CHECKING:
     from broker.storage.log import PartitionLog
 
 JUDGED_BYTES_MAX: Final = 64 << 20
-"""So many stored bytes are read for one answer: bounds the time until it begins."""
+"""So much is looked at for one answer (V5): bounds the time until it begins."""
 MADE_BYTES_MAX: Final = 8 << 20
 """An answer that holds so much of what is made anew ends."""
 PLANNED_BYTES: Final = 128 << 20
@@ -108,7 +109,7 @@ def select(
         looked_at = _LookedAt(segment, kinds)
         at, stop = part.position, part.position + part.length
         while at < stop:
-            if batches.byte_count >= JUDGED_BYTES_MAX or made.byte_count >= MADE_BYTES_MAX:
+            if batches.judged_bytes >= JUDGED_BYTES_MAX or made.byte_count >= MADE_BYTES_MAX:
                 plan.next_offset = begin
                 break
             try:
@@ -249,11 +250,11 @@ class _Batches:
         most: Bytes of the plan.
 
     Attributes:
-        byte_count: Read so far.
+        judged_bytes: Of all so far (V5).
     """
 
     def __init__(self, wanted: Conditions, columns: Columns | None, most: int) -> None:
-        self.byte_count = 0
+        self.judged_bytes = 0
         self._block = Block()
         self._window = Window(self._block, most)
         self._needed = None if columns is None else columns_in([*columns, *wanted.columns])
@@ -275,24 +276,31 @@ class _Batches:
         left = part.position + part.length - at
         if length > left:
             raise BadBatch(f"{where}a batch of {length} bytes, {left} are there")
-        reserve(COPIES * length + self._window.ahead)
-        if self._needed is not None:
-            batch = BatchAt(part, at, length, bytes(head[: head_bytes(head)]))
-            known = CRCS_OF_COLUMNS.of(batch.head)
-            if known is not None:
-                return self._some(batch, known, self._needed), length
-        data = read(part, length, at)
-        self.byte_count += length
-        if self._needed is None:
-            header = verified(data, where=where)
-        else:
-            header, _ = CRCS_OF_COLUMNS.verify(data, where=where)
+        held = COPIES * length + self._window.ahead
+        reserve(held)
+        data, header, columns = self._checked(part, at, length, head, where)
+        byte_count = len(data)
         if not is_plain(data):
-            reserve(COPIES * length + self._window.ahead + (decoded_bytes(data) or 0))
-        return StoredMessage(header, data, None, where), length
+            decoded = decoded_bytes(data) or 0
+            reserve(held + decoded)
+            byte_count = max(byte_count, decoded)
+        self.judged_bytes += byte_count + BATCH_COST_BYTES
+        return StoredMessage(header, data, columns, where), length
 
-    def _some(self, batch: BatchAt, known: Known, needed: Columns) -> StoredMessage:
-        """The needed columns, checked as a client does (`columns.J1`). Raises BadBatch."""
-        data = chosen_columns(batch, known, needed, self._block.room)
-        self.byte_count += len(data)
-        return StoredMessage(verified_projected(data, needed, where=batch.where), data, needed, batch.where)
+    def _checked(
+        self, part: FileRange, at: int, length: int, head: memoryview, where: str
+    ) -> tuple[memoryview, BatchHeader, Columns | None]:
+        """The whole batch, or the needed columns of one whose columns are known; its header, and which columns it has
+        (None: all). Raises BadBatch, StorageFailed."""
+        needed = self._needed
+        if needed is None:
+            data = self._window.read(part, length, at)
+            return data, verified(data, where=where), None
+        batch = BatchAt(part, at, length, bytes(head[: head_bytes(head)]))
+        known = CRCS_OF_COLUMNS.of(batch.head)
+        if known is not None:  # checked as a client does (`columns.J1`)
+            data = chosen_columns(batch, known, needed, self._block.room)
+            return data, verified_projected(data, needed, where=where), needed
+        data = self._block.read(part, length, at)
+        header, _ = CRCS_OF_COLUMNS.verify(data, where=where)
+        return data, header, None

@@ -76,7 +76,12 @@ FIXED: Final = (
     Row("broker.api.stream:NAME_BYTES_MAX", "bytes", "name of a stream, consumer, group, sink", "`invalid_name`"),
     Row("broker.api.conditions:SUBJECTS_LENGTH_MAX", "characters", "all subjects of a read", "`invalid_request`"),
     Row("broker.api.conditions:KEY_LENGTH_MAX", "characters", "key of a read, also as base64", "`invalid_request`"),
-    Row("broker.storage.select:JUDGED_BYTES_MAX", "bytes", "looked at for one answer with conditions", "go on behind"),
+    Row(
+        "broker.storage.select:JUDGED_BYTES_MAX",
+        "bytes",
+        "looked at for one answer with conditions, 8 KiB more for each batch",
+        "go on behind",
+    ),
     Row("broker.storage.select:MADE_BYTES_MAX", "bytes", "made anew for one answer with conditions", "go on behind"),
     Row("broker.serving.endpoints.records:COLUMNS_LENGTH_MAX", "characters", "columns of a read", "`invalid_request`"),
     Row(

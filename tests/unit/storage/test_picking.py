@@ -43,7 +43,8 @@ from broker.storage.log import PartitionLog
 from broker.storage.made import MadeFile
 from broker.storage.picking import PurePicking, Search, StoredMessage, only_equal
 from broker.storage.read import FileRange
-from broker.storage.rewrite.rewriting import BatchShape
+from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
+from broker.storage.rewrite.rewriting import BATCH_COST_BYTES, BatchShape
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogSettings
 from broker.storage.select import select
@@ -212,19 +213,20 @@ def grown(folder: Path, groups: int) -> PartitionLog:
     log = create_log(OsDisk(), settings=LogSettings(segment_bytes=1 << 20), folder=str(folder))
     log.lead(1)
     for n in range(groups):
-        log.append([two_rows("a", f"b.{n}"), two_rows("a", f"b.{n}")], leader_epoch=1, now_us=n)
+        log.append([rows_of("a", f"b.{n}"), rows_of("a", f"b.{n}")], leader_epoch=1, now_us=n)
     commit(log)
     return log
 
 
-def two_rows(*subjects: str) -> RowBatch:
+def rows_of(*subjects: str) -> RowBatch:
+    n = len(subjects)
     columns = [
-        pa.array([0, 0], SCHEMA.field("timestamp").type),
+        pa.array([0] * n, SCHEMA.field("timestamp").type),
         pa.array(subjects),
-        pa.nulls(2, pa.binary()),
-        pa.array([b"x" * 1_000] * 2, pa.binary()),
-        pa.nulls(2, SCHEMA.field("headers").type),
-        pa.nulls(2, pa.string()),
+        pa.nulls(n, pa.binary()),
+        pa.array([b"x" * 1_000] * n, pa.binary()),
+        pa.nulls(n, SCHEMA.field("headers").type),
+        pa.nulls(n, pa.string()),
     ]
     return RowBatch(pa.RecordBatch.from_arrays(columns, names=SCHEMA.names[1:]))
 
@@ -273,4 +275,50 @@ def test_an_answer_ends_where_it_has_made_enough(tmp_path: Path, monkeypatch: py
         offsets = [n for each in found for n in decode_batch(bytes(each)).column("offset").to_pylist()]
         assert 1 < len(offsets) < 6
         assert offsets == list(range(0, plan.next_offset, 2))
+    log.close()
+
+
+def judged_at_once(log: PartitionLog, columns: Columns | None = None) -> tuple[int, int]:
+    """Behind which offset an answer without any record ends, and what was reserved for it."""
+    held = [0]
+    with log.reader.read(0) as plan:
+        select(plan, Conditions(subjects=("c.*",)), held.append, asked=0, columns=columns)
+        return plan.next_offset, max(held)
+
+
+@pytest.mark.parametrize("columns", [None, ("offset",)], ids=["whole", "some"])
+def test_tiny_batches_count_by_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: Any) -> None:
+    """64 MiB of batches of one record took longer than a client waits for an answer."""
+    log = grown(tmp_path / "log", 20)
+    monkeypatch.setattr("broker.storage.select.JUDGED_BYTES_MAX", 5 * BATCH_COST_BYTES)
+    next_offset, _ = judged_at_once(log, columns)
+    assert 2 * 2 <= next_offset <= 5 * 2
+    log.close()
+
+
+def packed(folder: Path) -> PartitionLog:
+    """Batches of 100 records each, which take far more memory than stored bytes."""
+    log = create_log(OsDisk(), settings=LogSettings(segment_bytes=1 << 20), folder=str(folder))
+    log.lead(1)
+    for _ in range(6):
+        log.append([rows_of(*("a", "b") * 50)], leader_epoch=1, now_us=0)
+    commit(log)
+    log.roll_if_due(1 << 60)
+    shape = BatchShape(batch_records=100, compression="zstd")
+    coalesce(log, CoalescingSettings(min_age_ms=0, shape=shape), {}, now_us=1 << 50)
+    return log
+
+
+@pytest.mark.parametrize("columns", [None, ("offset", "value")], ids=["whole", "some"])
+def test_compressed_batches_count_by_what_they_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: Any
+) -> None:
+    monkeypatch.setattr("broker.storage.column_crcs.REMEMBERED_BYTES_MIN", 0)
+    log = packed(tmp_path / "log")
+    next_offset, held = judged_at_once(log, columns)
+    assert next_offset == 600
+    assert held > 100_000, "what is decompressed is held"
+    assert judged_at_once(log, columns)[1] > 100_000, "also if some columns of it are read"
+    monkeypatch.setattr("broker.storage.select.JUDGED_BYTES_MAX", 250_000)
+    assert judged_at_once(log, columns)[0] in (200, 300)
     log.close()
