@@ -242,25 +242,19 @@ class Sink:
         value = self._calls.json("POST", path("sinks", self.sink, "abort"), {"stages": named}, key=COMMITS)
         return understand(SinkAborted, value, where=f"aborting stages of {self.sink}").dropped
 
-    def end(self, *, missing_ok: bool = False) -> bool:
-        """Forget a one-shot sink that this run alone has opened, and drop what is staged for it, also what a commit
-        that was refused has named. What was committed stays. Returns whether it was there.
+    def end(self) -> None:
+        """End a one-shot sink that no other run has opened, and drop what is staged for it, also what a commit that was
+        refused has named. What was committed stays.
 
-        It needs no more than the right to write the sink; `delete` needs `sink:admin`.
+        Tasks of this run that come later are refused (SinkFenced), also where none of them had opened the sink yet. It
+        vanishes after `sinks.one_shot_grace_ms`. It needs no more than the right to write the sink; `delete` needs
+        `sink:admin`.
 
         Raises:
             InvalidRequest: the sink is not for one batch; or the broker is of an earlier release (field `path`).
-            SinkFenced: others have opened it, too, or it was reset.
-            UnknownSink: it is gone, unless `missing_ok`. NotReady, or why: its decision is not complete yet.
+            SinkFenced: others have opened it, too.
         """
-        try:
-            body = {"owner": self.owner}
-            self._calls.json("POST", path("sinks", self.sink, "end"), body, done_if=UnknownSink, key=COMMITS)
-        except UnknownSink:
-            if not missing_ok:
-                raise
-            return False
-        return True
+        self._calls.json("POST", path("sinks", self.sink, "end"), {"owner": self.owner}, key=COMMITS)
 
     def describe(self) -> SinkDescription:
         """The sink as it is. Raises UnknownSink."""

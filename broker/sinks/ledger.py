@@ -19,6 +19,8 @@ D4  A commit names its owner and its epoch. It decides only if the state holds e
 D5  `judge` is asked again where the decision is appended, since anything may have happened while
     stages were pinned.
 D6  A record is applied here only once it is committed.
+D9  An owner that has ended its one-shot sink is superseded, also one that had never opened it, until the sink vanishes:
+    a task that comes late does not make the sink again.
 D7  For a pinned stage an unknown sink and a newer epoch mean *open*: only a committed state that
     rules it out proves that no decision can come to name the stage.
 
@@ -272,23 +274,34 @@ class Ledger:
         """The state after the sink was given to another checkpoint; what was decided stays. Raises UnknownSink."""
         return replace(self.get(sink), checkpoint=checkpoint, changed_us=now_us)
 
-    def check_own(self, sink: str, owner: str) -> SinkState:
-        """Whether an owner may end the sink: it is for one batch, and nobody else has opened it.
+    def ended(self, sink: str, owner: str, *, epoch: int, now_us: int) -> SinkState:
+        """The state after an owner ended its one-shot sink (D9); as it is, if the owner is superseded.
 
+        A sink that nobody has opened yet gets a state, too, in which the owner has epoch 0.
+
+        Args:
+            epoch: That of a record written now.
         Raises:
-            UnknownSink: nobody opened it.
             InvalidRequest: it is not for one batch.
-            SinkFenced: another owner has opened it, or it was reset.
+            SinkFenced: another owner has opened it.
         """
-        state = self.get(sink)
+        state = self.states.get(sink) or SinkState(sink=sink, is_one_shot=True)
         if not state.is_one_shot:
             raise InvalidRequest(
                 f"sink {sink!r} is not for one batch, and stays when a run of it ends; to delete it needs sink:admin",
                 sink=sink,
             )
-        if set(state.owners) != {owner} or state.owners[owner] < state.epoch:
+        if state.owners.get(owner, state.epoch) < state.epoch:
+            return state
+        if set(state.owners) - {owner}:
             raise SinkFenced(f"sink {sink!r} is not of owner {owner!r} alone", sink=sink, epoch=state.epoch)
-        return state
+        owners = {owner: state.owners.get(owner, 0)}
+        return replace(state, owners=owners, epoch=_above(state, epoch), changed_us=now_us)
+
+    def is_superseded(self, sink: str, epoch: int) -> bool:
+        """Whether a committed state rules out that this epoch decides any more (D7)."""
+        state = self.states.get(sink)
+        return state is not None and epoch < state.epoch
 
     def check_done(self, sink: str) -> None:
         """Raises UnknownSink; NotReady: its last decision is not in place everywhere."""
@@ -326,7 +339,7 @@ def _above(state: SinkState, epoch: int) -> int:
 
 def _fenced(state: SinkState, epoch: int, owner: str | None = None) -> SinkFenced:
     if epoch < state.epoch:
-        why = f"epoch {epoch} is superseded: {state.epoch} has committed since, or the sink was reset or fenced"
+        why = f"epoch {epoch} is superseded: {state.epoch} has committed since, or the sink was ended, reset or fenced"
     else:
         why = f"epoch {epoch} was not given to {'this owner' if owner is not None else 'any owner'}: open the sink"
     return SinkFenced(f"sink {state.sink!r}: {why}", sink=state.sink, epoch=state.epoch, asked=epoch)

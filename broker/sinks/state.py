@@ -95,6 +95,11 @@ class SinkState:
     is_one_shot: bool = False
     changed_us: int = 0
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether it has had owners, and all of them are superseded: nobody decides before another one opens it."""
+        return bool(self.owners) and all(epoch < self.epoch for epoch in self.owners.values())
+
     def names(self, stage: str) -> bool:
         """Whether the last decision names a stage."""
         return self.last is not None and stage in self.last.names

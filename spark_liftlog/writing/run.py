@@ -170,12 +170,14 @@ def abort(brokers: Brokers, run: Run, stages: Sequence[Stage]) -> None:
 def give_up(brokers: Brokers, run: Run) -> None:
     """End the sink of a job that failed, with all that is staged for it, also what a commit that failed has pinned.
 
+    Tasks that still run, or have not begun, open and stage nothing any more.
+
     Raises:
         LiftlogError: some of it is there, until its lease is over.
     """
     sink = _hasty(brokers, run)
     try:
-        sink.end(missing_ok=True)
+        sink.end()
     except InvalidRequest as error:
         if type(error) is not InvalidRequest or "path" not in error.fields:
             raise

@@ -21,6 +21,7 @@ import spark_liftlog
 from broker.api.principals import new_token
 from broker.client.client import Client
 from broker.metadata.cluster import AUDITED
+from spark_liftlog.errors import LiftlogSparkError
 from spark_liftlog.writing.sink_options import sink_options
 from spark_liftlog.writing.writer import LiftlogWriter
 from tests.spark.streams import Stream, places
@@ -88,7 +89,9 @@ def test_a_job_does_what_is_granted_by_a_token_in_a_file_and_nothing_else(
     assert written.run is not None
     assert written.run.sink in {each.sink for each in admin.sinks()}
     writer.abort([written])
-    assert written.run.sink not in {each.sink for each in admin.sinks()}
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_SINK_FENCED"):
+        writer.write(iter([pa.RecordBatch.from_pydict({"value": [b"of a task that comes late"]})]))
+    assert not any(each.staged for each in admin.sinks(staged=True) if each.sink == written.run.sink)
 
     checkpoint = tmp_path / "checkpoint"
     followed = source.follow(spark, consumer="job", **shown).select("value")

@@ -643,5 +643,48 @@ def test_a_job_that_fails_leaves_nothing_also_of_what_its_commit_had_pinned(stre
     ((held,),) = [known.staged for known in client.sinks(staged=True) if known.sink == run.sink]
     assert (held.stages, held.pinned) == (1, 1)
     writer.abort(messages)
-    assert run.sink not in {known.sink for known in client.sinks()}
+    assert staged_for(client, run.sink) == 0
     assert found(stream) == []
+
+
+@pytest.mark.parametrize("has_opened", [False, True])
+def test_a_task_that_comes_after_the_end_of_its_job_is_refused_for_good(
+    stream: Stream, client: Client, has_opened: bool
+) -> None:
+    """It opened the sink anew, and what it staged stayed for a day. `has_opened`: another task of its job had."""
+    writer = job(stream)
+    messages = [writer.write(iter([values("a")]))] if has_opened else []
+    writer.abort([*messages, None])
+    assert writer._job is not None
+    sink = writer._job.run.sink
+    for _ in range(2):
+        with pytest.raises(LiftlogSparkError, match=f"LIFTLOG_SINK_FENCED: sink '{sink}'"):
+            pickle.loads(pickle.dumps(writer)).write(iter([values("late")]))
+    if has_opened:
+        with pytest.raises(LiftlogSparkError, match="LIFTLOG_SINK_FENCED"):
+            writer.commit(messages)
+    assert staged_for(client, sink) == 0
+    assert found(stream) == []
+
+
+def test_a_task_that_writes_while_its_job_ends_leaves_nothing(stream: Stream, client: Client) -> None:
+    writer = job(stream)
+    assert writer._job is not None
+    sink = writer._job.run.sink
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        for _ in range(2):
+            yield values(*["x" * 1_000_000] * 20)  # worth a request
+        eventually(lambda: staged_for(client, sink) > 0)
+        writer.abort([None])
+        yield values("late")
+
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_SINK_FENCED"):
+        writer.write(slow())
+    eventually(lambda: staged_for(client, sink) == 0)
+    assert found(stream) == []
+
+
+def staged_for(client: Client, sink: str) -> int:
+    """Stages of a sink that are there."""
+    return sum(held.stages for known in client.sinks(staged=True) if known.sink == sink for held in known.staged or ())

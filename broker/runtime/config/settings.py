@@ -499,7 +499,8 @@ class SinksConfig:
     )
     one_shot_grace_ms: int = _key(
         3_600_000,
-        "A one-shot sink is forgotten this long after its commit; until then a repeated commit is answered.",
+        "A one-shot sink is forgotten this long after its commit, or its end; until then a repeated commit is answered,"
+        " and what comes after the end is refused.",
         limit=(1_000, 1 << 50),
         unit="ms",
     )

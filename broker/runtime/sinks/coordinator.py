@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from broker.api.errors import (
@@ -224,17 +225,16 @@ class Sinks:
         )
 
     def end(self, sink: str, owner: str) -> None:
-        """Forget a one-shot sink with all that is staged for it, for the owner that alone has opened it.
+        """Supersede the owner that alone has opened a one-shot sink, or would have, and drop what is staged for it.
+
+        What was decided stands. What cannot be dropped now, and what is on its way, goes with the next sweep.
 
         Raises:
-            InvalidRequest: it is not for one batch. SinkFenced: others have opened it, or it was reset.
-            UnknownSink, and others: as `delete`.
+            InvalidRequest: it is not for one batch. SinkFenced: others have opened it.
         """
         with self.locks.hold(sink):
-            state = self._known().check_own(sink, owner)
-            self.complete(sink)
-            self.remove(sink, unless_opened_since=state)
-        self.counts["deleted"] += 1
+            self.commits.state(lambda ledger, at: ledger.ended(sink, owner, epoch=at, now_us=self.clock()))
+            self._each(partial(self._drop_closed, sink), self.stores.stores())
         log.info("sink.ended sink=%s owner=%s", sink, owner)
 
     # --- what people ask ------------------------------------------------------------------------------------
@@ -399,9 +399,10 @@ class Sinks:
     def _supersede(self, sink: str, epoch: int) -> None:
         """Drop what older owners staged: it cannot be committed any more."""
         for store in self.stores.stores():
-            self._afterwards(self._supersede_in, store, sink, epoch)
+            self._afterwards(self.supersede_in, store, sink, epoch)
 
-    def _supersede_in(self, store: Stages, sink: str, epoch: int) -> None:
+    def supersede_in(self, store: Stages, sink: str, epoch: int) -> None:
+        """Drop what owners below this epoch staged in a partition, unless a commit has pinned it."""
         try:
             count = store.supersede(sink, epoch)
         except LiftlogError as error:  # they expire
@@ -410,6 +411,22 @@ class Sinks:
             return
         if count:
             log.info("sink.stages_dropped partition=%s stages=%d", store.place, count)
+
+    def _drop_closed(self, sink: str, store: Stages) -> None:
+        """Drop the stages of a sink that no decision can name any more, with a pin or without."""
+        try:
+            found, ledger = store.staged(sink), self._known()  # in this order: it knows all that was decided before
+        except LiftlogError as error:
+            if not store.removed:
+                log.warning("sink.drop_failed partition=%s sink=%s error=%s", store.place, sink, error)
+            return
+        judged: dict[str, int] = {}
+        for stage in found.stages:
+            pin = stage.pin
+            if ledger.is_superseded(sink, stage.epoch) if pin is None else not ledger.is_open(pin):
+                judged[stage.stage] = 0 if pin is None else pin.epoch
+        if judged:
+            self._drop(store, judged, sink, leader_epoch=found.leader_epoch, why="ended with its sink")
 
     def _forget(self, ref: StageRef, decision: str) -> None:
         """Let go of what is committed. The answer does not wait for it: freeing 100 MB of files takes 30 ms."""

@@ -1,7 +1,8 @@
 """Background work for sinks, at the start and at every round of the cleaner.
 
     recover    finish what was decided before a crash
-    sweep      finish; drop stages that expired or that no decision can name any more; fence drivers
+    sweep      finish; drop stages that expired or that no decision can name any more, also those that a broker took
+               when it did not know that yet (`cluster.sinks.service.K6`); fence drivers
                that pinned and never came back; forget one-shot sinks that are over
 
 A partition gives its pins, the ledger judges them, the partition drops what was judged: three steps
@@ -71,6 +72,9 @@ class SinkRounds:
         staged = store.staged()
         ledger = self._sinks.commits.ledger()  # read after the pins: it knows all that was decided before them
         self.drop(store, staged.leader_epoch, [pin for pin in staged.pins if not ledger.is_open(pin)])
+        late = (stage for stage in staged.stages if stage.pin is None)  # they came when superseded ones were looked for
+        for sink in sorted({stage.sink for stage in late if ledger.is_superseded(stage.sink, stage.epoch)}):
+            self._sinks.supersede_in(store, sink, ledger.states[sink].epoch)
         return [
             pin
             for pin in staged.pins
@@ -109,8 +113,8 @@ class SinkRounds:
                 log.warning("sink.fenced_idle sink=%s epoch=%d", sink, state.epoch)
 
     def _is_over(self, state: SinkState) -> bool:
-        """Whether a one-shot sink is: committed and past its grace, or never committed and past its lease."""
-        wait_us = self._grace_us if state.last is not None else self._lease_us
+        """Whether a one-shot sink is: committed or ended, and past its grace; or neither, and past its lease."""
+        wait_us = self._grace_us if state.last is not None or state.is_ended else self._lease_us
         return state.is_one_shot and state.is_done and self._sinks.is_past(state.changed_us, wait_us)
 
     def _vanish(self, sink: str) -> None:

@@ -220,7 +220,7 @@ class SinksView(Protocol):
         """How many stages went."""
 
     async def end(self, sink: str, owner: str) -> None:
-        """Forget a one-shot sink of this owner alone. Raises UnknownSink, SinkFenced, InvalidRequest."""
+        """Supersede the owner of a one-shot sink. Raises SinkFenced: it has others; InvalidRequest."""
 
     async def reset(self, sink: str, batch_id: int) -> SinkState:
         """Raises UnknownSink."""

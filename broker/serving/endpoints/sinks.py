@@ -335,16 +335,18 @@ async def abort(serving: Serving, request: web.Request, query: Query) -> web.Str
     "POST",
     "/v1/sinks/{sink}/end",
     "end_sink",
-    {204: Content(description="It is forgotten.")},
+    {204: Content(description="It has ended.")},
     permission=of_path("sink:write", "sink"),
     act=NO_ACT,
     request=body("The owner whose sink it is.", "SinkEnd"),
-    errors=(UnknownSink, SinkFenced, *_FINISHING),
+    errors=(InvalidName, SinkFenced, DiskFull, StorageFailed),
 )
 async def end(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Forget a sink for one batch that this owner alone has opened, and drop what is staged for it."""
+    """Supersede the owner of a sink for one batch, and drop what is staged for it. What comes late is refused."""
+    sink = check_name(_sink(request), what="sink")
     asked = await serving.asked(request, SinkEnd)
-    await unbroken(serving.backend.sinks.end(_sink(request), asked.owner))
+    await _admit(serving, sink)  # one that nobody has opened yet is made
+    await unbroken(serving.backend.sinks.end(sink, asked.owner))
     return web.Response(status=204)
 
 

@@ -186,6 +186,29 @@ def test_what_nobody_commits_goes_and_frees_what_was_kept(sinks: LinkedSinks) ->
         sinks.coordinator().stores.store(STREAM, 1).pin([(batch.stages[1].stage, 2)], sink=SINK, epoch=9, batch_id=0)
 
 
+def test_what_comes_for_a_sink_that_was_ended_goes_and_another_coordinator_knows(
+    sinks: LinkedSinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader of a partition believes for a moment that an epoch may stage, unasked."""
+    monkeypatch.setattr("broker.runtime.cluster.sinks.service.CHECKED_S", 3_600.0)
+    epoch = retried(lambda: sinks.coordinator().open(SINK, "run", is_one_shot=True).epoch)
+    sinks.stage(epoch, 0, b"a", b"b")
+    retried(lambda: sinks.coordinator().end(SINK, "run"))
+
+    def staged() -> bool:
+        return any(store.staged(SINK).stages for store in sinks.coordinator().stores.stores())
+
+    assert not retried(staged)
+    sinks.stage(epoch, 0, b"c", b"d")
+    assert retried(staged)
+    retried(lambda: SinkRounds(sinks.coordinator()).sweep())
+    assert not retried(staged)
+    sinks.kill(sinks.leader_of(COMMITS).node.me)
+    with pytest.raises(SinkFenced):
+        retried(lambda: sinks.coordinator().open(SINK, "run", is_one_shot=True))
+    retried(lambda: sinks.coordinator().end(SINK, "run"))
+
+
 def test_nothing_is_let_go_before_the_stages_are_known(sinks: LinkedSinks) -> None:
     """K3: the next leader keeps all of its log until it has looked."""
     at = sinks.places[0]

@@ -367,7 +367,8 @@ def test_who_may_write_a_sink_for_one_batch_may_end_his_own_and_no_other(tmp_pat
         assert end == [(204, ""), (409, "sink_fenced"), (400, "invalid_request"), (403, "unauthorized")]
         assert [enforced.call("DELETE", f"/v1/sinks/{sink}", jobs)[0] for sink in SINKS[1:]] == [403] * 3
         left = enforced.call("GET", "/v1/sinks", ADMIN)[2]["sinks"]
-        assert {each["sink"] for each in left} == set(SINKS[1:])
+        assert {each["sink"] for each in left} == set(SINKS)
+        assert enforced.call("POST", "/v1/sinks/job-1/open", jobs, body={"owner": "one"})[:2] == (409, "sink_fenced")
 
 
 def test_what_a_call_does_beside_its_path_is_judged_too(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ contract.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -242,25 +242,55 @@ def test_a_run_ends_its_sink_for_one_batch_and_no_other(client: Client, sink: Si
         with pytest.raises(InvalidRequest if stranger is sink else SinkFenced):
             stranger.end()
     assert {each.sink for each in client.sinks()} == {"job", "query-1"}
-    assert job.end()
-    with pytest.raises(UnknownSink):
+    for _ in range(2):
         job.end()
-    assert not job.end(missing_ok=True)
-    job.open(one_shot=True)
-    with pytest.raises(StageLost):
-        job.commit(0, left)
-    other.open(one_shot=True)
-    for each in (job, other):
-        with pytest.raises(SinkFenced):
-            each.end()
+    assert not any(held.stages for each in client.sinks(staged=True) for held in each.staged or ())
     done.open(one_shot=True)
     done.commit(0, [done.stage(rows(b"a"), "orders", 0)])
-    assert done.end()
+    done.end()
     assert stored(client) == [b"a"]
-    assert {each.sink for each in client.sinks()} == {"job", "query-1"}
+    other.open(one_shot=True)
+    job.end()
+    with pytest.raises(SinkFenced):
+        other.end()
+    other.commit(0, [other.stage(rows(b"b"), "orders", 0)])
+    assert stored(client) == [b"a", b"b"]
     for wrong in ({}, {"owner": ""}, {"owner": 5}, {"owner": "me", "more": 1}):
         with pytest.raises(InvalidRequest):
             client._calls.json("POST", "/v1/sinks/job/end", wrong)
+
+
+@pytest.mark.parametrize("has_opened", [False, True])
+def test_nothing_of_a_run_that_has_ended_its_sink_is_taken_any_more(client: Client, has_opened: bool) -> None:
+    """Whatever comes late: a task that opens, stages in a part or in a bundle, renews or commits. An abort may come."""
+    job, late = client.sink("job", owner="me"), client.sink("job", owner="me")
+    stages = []
+    if has_opened:
+        job.open(one_shot=True)
+        stages = [job.stage(rows(b"left"), "orders", 0)]
+    late.epoch = job.epoch or 0
+    job.end()
+    part = BundledPart(partition=0, stage=A, part=0, is_last=True, rows=1)
+    calls: list[Callable[[], Any]] = [
+        lambda: late.open(one_shot=True),
+        lambda: late.open(),
+        late.renew,
+        lambda: late.stage(rows(b"late"), "orders", 0),
+        lambda: late.send_bundle([part], [rows(b"late")], "orders", incarnation=None),
+        lambda: late.commit(0, stages),
+        lambda: late.commit(1, []),
+    ]
+    for call in calls:
+        with pytest.raises(SinkFenced):
+            call()
+    assert late.abort(stages) == 0
+    assert late.adopt("/elsewhere").one_shot
+    assert late.reset(0).one_shot
+    for call in calls:
+        with pytest.raises(SinkFenced):
+            call()
+    assert stored(client) == []
+    assert not any(held.stages for each in client.sinks(staged=True) for held in each.staged or ())
 
 
 def test_an_epoch_is_given_to_one_owner_also_after_a_delete(client: Client) -> None:

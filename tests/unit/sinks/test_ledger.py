@@ -318,23 +318,69 @@ def test_an_adopted_sink_keeps_what_was_decided(ledger: Ledger) -> None:
         judge(ledger, 4, checkpoint="/moved")
 
 
+def end(ledger: Ledger, sink: str, owner: str, epoch: int) -> SinkState:
+    state = ledger.ended(sink, owner, epoch=epoch, now_us=7)
+    ledger.apply(SinkState.decode(state.encode()))
+    return state
+
+
+@pytest.mark.parametrize("has_opened", [False, True])
+def test_an_owner_that_has_ended_its_sink_counts_for_nothing_there(ledger: Ledger, has_opened: bool) -> None:
+    """Also one that had never opened it: its tasks come late. Another owner is another run."""
+    if has_opened:
+        opened(ledger, "o", 5, sink="job", is_one_shot=True)
+    state = end(ledger, "job", "o", 6)
+    assert state.is_ended
+    assert state.is_one_shot
+    for epoch in (0, 5):
+        assert ledger.is_superseded("job", epoch)
+        with pytest.raises(SinkFenced, match="the sink was ended"):
+            ledger.check_stage("job", epoch)
+        with pytest.raises(SinkFenced):
+            ledger.judge("job", CommitRequest(owner="o", epoch=epoch, batch_id=0, rows=0))
+    with pytest.raises(SinkFenced):
+        ledger.epoch_of("job", "o")
+    assert ledger.ended("job", "o", epoch=9, now_us=9) is ledger.get("job"), "once more: nothing is written"
+    assert ledger.epoch_of("job", "p") is None
+    opened(ledger, "p", 10, sink="job", is_one_shot=True)
+    ledger.check_stage("job", 10)
+    with pytest.raises(SinkFenced):
+        ledger.epoch_of("job", "o")
+
+
 def test_a_sink_for_one_batch_is_ended_by_the_owner_that_alone_has_opened_it(ledger: Ledger) -> None:
     opened(ledger, "o", 5, sink="job", is_one_shot=True)
-    assert ledger.check_own("job", "o") == ledger.get("job")
     with pytest.raises(SinkFenced, match="not of owner 'p' alone"):
-        ledger.check_own("job", "p")
+        end(ledger, "job", "p", 6)
     with pytest.raises(InvalidRequest, match="not for one batch"):
-        ledger.check_own("q", "o")
-    with pytest.raises(UnknownSink):
-        ledger.check_own("nobody", "o")
+        end(ledger, "q", "o", 6)
     opened(ledger, "p", 6, sink="job", is_one_shot=True)
     for owner in ("o", "p"):
         with pytest.raises(SinkFenced):
-            ledger.check_own("job", owner)
-    opened(ledger, "o", 7, sink="other", is_one_shot=True)
-    ledger.apply(ledger.fenced("other", epoch=9, now_us=0))
+            end(ledger, "job", owner, 7)
+    ledger.check_stage("job", 5)
+
+
+def test_a_state_without_owners_is_fenced_and_not_ended(ledger: Ledger) -> None:
+    """It rules out pins of a sink that is gone, and stays as long as those may."""
+    ledger.apply(ledger.fenced("gone", epoch=9, now_us=0))
+    assert not ledger.get("gone").is_ended
+    assert end(ledger, "gone", "o", 12).epoch == 12
     with pytest.raises(SinkFenced):
-        ledger.check_own("other", "o")
+        ledger.epoch_of("gone", "o")
+
+
+def test_what_was_decided_stands_when_its_owner_ends_the_sink() -> None:
+    ledger = Ledger()
+    opened(ledger, "o", 1, is_one_shot=True)
+    decide(ledger, 0)
+    state = end(ledger, "q", "o", 8)
+    assert state.last is not None
+    assert ledger.unfinished() == [state]
+    assert ledger.is_open(replace(PIN, batch_id=0, stage=REF.stage)), "the decision names it"
+    assert not ledger.is_open(replace(PIN, batch_id=0))
+    complete(ledger)
+    assert ledger.get("q").is_done
 
 
 def test_a_reset_supersedes_every_owner_and_begins_where_it_says(ledger: Ledger) -> None:
