@@ -292,6 +292,10 @@ class Resolved:
     timestamp_us: Annotated[
         int | None, Rule(doc="Newest timestamp up to the batch that has it; null: it is the high watermark")
     ] = None
+    age_ms: Annotated[
+        int | None,
+        Rule(limit=(0, INT64_MAX), doc="Age of that timestamp by its leader's clock; 0: of the future"),
+    ] = None
     error: Annotated[LiftlogError | None, Rule(is_absent=True)] = None
 
     def __post_init__(self) -> None:

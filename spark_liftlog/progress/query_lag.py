@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from broker.api.answers import Resolved
 from broker.api.errors import LiftlogError
 from broker.api.plain import parse_json
 from broker.client.client import Client
@@ -182,9 +183,15 @@ def _asked(end_value: Any, brokers: str, value: Mapping[str, Any]) -> dict[Key, 
             continue
         is_same = answer.incarnation == end.incarnations.get(key[0], answer.incarnation)
         records = max(0, answer.high_watermark - (offset if is_same else answer.log_start_offset))
-        age_s = None if answer.timestamp_us is None else max(0.0, time.time() - answer.timestamp_us / 1e6)
-        found[key] = (records, age_s if records else 0.0)
+        found[key] = (records, _age_s(answer) if records else 0.0)
     return found
+
+
+def _age_s(answer: Resolved) -> float | None:
+    """By the clock that gave the record its time, as far as brokers say it: those of an earlier release do not."""
+    if answer.age_ms is not None:
+        return answer.age_ms / 1000
+    return None if answer.timestamp_us is None else max(0.0, time.time() - answer.timestamp_us / 1e6)
 
 
 def _is_read(selection: Selection, key: Key) -> bool:

@@ -53,7 +53,10 @@ async def resolve_all(serving: Serving, request: web.Request, asked: Sequence[Po
     for stream in {one.stream for one in asked}:
         await serving.backend.look_for(stream)
     handles = [_find(serving, one) for one in asked]
-    found = await serving.in_worker(lambda: [_resolve(one, handle) for one, handle in zip(asked, handles, strict=True)])
+    now_us = serving.now_us()
+    found = await serving.in_worker(
+        lambda: [_resolve(one, handle, now_us) for one, handle in zip(asked, handles, strict=True)]
+    )
     elsewhere: dict[str, list[int]] = {}
     for number, handle in enumerate(handles):
         if isinstance(handle, NotLeader) and not is_from_peer(request) and (address := leader_named(handle)):
@@ -119,7 +122,7 @@ def _find(serving: Serving, asked: Position) -> PartitionHandle | LiftlogError:
     return handle
 
 
-def _resolve(asked: Position, handle: PartitionHandle | LiftlogError) -> dict[str, Any]:
+def _resolve(asked: Position, handle: PartitionHandle | LiftlogError, now_us: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "stream": asked.stream,
         "partition": asked.partition,
@@ -130,6 +133,7 @@ def _resolve(asked: Position, handle: PartitionHandle | LiftlogError) -> dict[st
         "high_watermark": None,
         "bytes_ahead": None,
         "timestamp_us": None,
+        "age_ms": None,
     }
     if isinstance(handle, LiftlogError):
         return {**found, "error": handle.to_problem()}
@@ -142,10 +146,18 @@ def _resolve(asked: Position, handle: PartitionHandle | LiftlogError) -> dict[st
         offset = found_at(log, asked.at)
         if offset is not None:
             found |= {"offset": offset, "bytes_ahead": log.reader.bytes_between(offset, end) if offset < end else 0}
-            found["timestamp_us"] = log.reader.timestamp_at(offset) if offset < end else None
+            timestamp_us = log.reader.timestamp_at(offset) if offset < end else None
+            age_ms = None if timestamp_us is None else max(0, now_us - timestamp_us) // 1000
+            found |= {"timestamp_us": timestamp_us, "age_ms": age_ms}
         before = (end if offset is None else offset) - 1
         if before >= 0:
             found["leader_epoch"] = log.epochs.epoch_of(before)
     except LiftlogError as error:
-        found |= {"offset": None, "bytes_ahead": None, "timestamp_us": None, "error": error.to_problem()}
+        found |= {
+            "offset": None,
+            "bytes_ahead": None,
+            "timestamp_us": None,
+            "age_ms": None,
+            "error": error.to_problem(),
+        }
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -59,8 +60,19 @@ def test_each_kind_of_position(orders: Api, position: Any, offset: int | None) -
         orders.read("orders", offset=10).body
     )
     assert found["bytes_ahead"] == (None if offset is None else batches)
-    assert (found["timestamp_us"] is None) == (offset in (None, 10))
+    assert (found["timestamp_us"] is None) == (found["age_ms"] is None) == (offset in (None, 10))
     assert "error" not in found
+
+
+def test_an_age_is_by_the_clock_of_the_broker(orders: Api) -> None:
+    """Who asks need not have the same one. A record of the future has none."""
+    began_ms = time.time_ns() // 1_000_000
+    (found,) = resolve(orders, at({"offset": 7}))
+    assert began_ms <= found["age_ms"] <= time.time_ns() // 1_000_000
+    later = pa.array([time.time_ns() // 1_000 + 3_600_000_000], pa.timestamp("us", "UTC"))
+    assert orders.append("orders", pa.record_batch({"value": [b"x"], "timestamp": later})).status == 200
+    (found,) = resolve(orders, at({"offset": 10}))
+    assert (found["age_ms"], found["timestamp_us"]) == (0, later[0].value)
 
 
 def test_the_end_of_an_epoch(server: Server, orders: Api) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import pickle
 import socket
+import time
 import urllib.request
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from broker.api.answers import Resolved
 from broker.api.errors import DeadlineExceeded, OffsetOutOfRange, Retryable, Unavailable
 from broker.client.http.pool import Pool, Request
 from spark_liftlog import Lag, lag
@@ -195,6 +198,32 @@ def test_brokers_that_do_not_answer_are_asked_once_for_all_queries(monkeypatch: 
         asked.clear()
         assert listener.lags() == {run: Lag({("orders", 0): 5 if run == "c" else 2}) for run in "abcd"}
         assert asked == ["a", "c"]
+
+
+@pytest.mark.parametrize("age_ms", [90_000, 0, None])
+def test_an_age_goes_by_the_clock_of_brokers(monkeypatch: pytest.MonkeyPatch, age_ms: int | None) -> None:
+    """The driver's may be another one. It counts only beside brokers of an earlier release."""
+    stamped_us = time.time_ns() // 1_000 - 7_200_000_000
+    found = Resolved(
+        stream="orders",
+        partition=0,
+        incarnation="a",
+        offset=1,
+        leader_epoch=0,
+        log_start_offset=0,
+        high_watermark=3,
+        bytes_ahead=9,
+        timestamp_us=stamped_us,
+        age_ms=age_ms,
+    )
+    client = SimpleNamespace(resolve=lambda asked: [found])
+    monkeypatch.setattr(query_lag, "client_at", lambda *_, **__: nullcontext(client))
+    at = report({("orders", 0): 1}, {("orders", 0): 3}, brokers="here:1")
+    end = {"v": 1, "consumer": "c", "streams": {"orders": {"incarnation": "a", "partitions": {"0": [1, 0]}}}}
+    told = query_lag.lag_now({"sources": [{"latestOffset": at, "endOffset": json.dumps(end)}]})
+    assert told is not None
+    assert told.total == 2
+    assert told.behind_s == pytest.approx(7_200 if age_ms is None else age_ms / 1_000, abs=60)
 
 
 def test_a_lag_is_asked_for_with_little_patience() -> None:
