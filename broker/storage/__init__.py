@@ -3,7 +3,7 @@
 log.py          PartitionLog: records that are judged, appended and noted; what everyone else uses, and its parts
 remembered.py   what is remembered beside the records: read when needed, kept in state files
 tracking.py     last records of subjects: how their table comes to be
-segment_log.py  Log: bytes, offsets and leader epochs; all that a follower needs
+opening.py      how a log is made, opened, and opened again once it has failed
 log_reader.py   its part that reads: plans, verified messages, times
 read.py         from offsets and times to ranges of files
 blooms.py       which subjects and keys batches may hold: remembered of reads

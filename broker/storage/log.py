@@ -1,39 +1,58 @@
-"""One partition's log, which everyone else uses: records are judged, appended, noted.
+"""One partition's log on one disk, which everyone else uses: records are judged, appended, noted.
 
     append(batches)
       judge      Memory says what stays of them, or that they are a repeat
-      append     Log composes and writes them (segment_log.py, writing/append.py)
+      append     the appender composes and writes them (writing/append.py)
       note       Memory knows them; or takes back what it had noted, if the write failed
 
-Parts, each given only those before it:
+A leader appends batches (`append`), a follower what the leader has stored, byte for byte (`append_stored`). A follower
+may have to take records back that its new leader does not have (`truncate`, `reset`). Any thread may call anything.
 
-    Log          bytes, offsets and epochs
-    Remembered   the tables that judge (memory/), and the state files that keep them beside the log
-    Tracking     how the table of subjects comes to be, once somebody asks
-    Handover     state files from a leader to a follower
+`PartitionLog` does what concerns several parts. What one part does alone is asked of that part. Each is given only
+those before it:
 
-They meet here, under the append lock.
+    state         where it begins and ends, files, locks, trouble: what all others are given (writing/state.py)
+    epochs        who led when, who leads now (writing/leader_epochs.py)
+    checkpoints   the file that says where the next open starts (writing/checkpoints.py)
+    reader        plans, messages, times (log_reader.py)
+    appender      a leader's batches, a follower's messages, the roll of a segment (writing/append.py)
+    syncer        fsync (writing/sync.py)
+    remembered    the tables that judge (memory/), and the state files that keep them beside the log
+    tracking      how the table of subjects comes to be, once somebody asks
+    handover      state files from a leader to a follower (memory/handover.py)
 
-Design: docs/reference/storage.md, docs/adr/0024-the-log-by-composition.md.
+The first three come from `opening.py`. The clock is an argument. The findings of an open are in `state.recovery`; the
+caller logs them.
+
+Design: docs/reference/storage.md, docs/adr/0024-the-log-by-composition.md, 0268.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Self
 
-from broker.api.errors import DiskFull, LiftlogError, OffsetOutOfRange
+from broker.api.errors import DiskFull, LiftlogError, OffsetOutOfRange, StorageFailed
 from broker.storage.disk import Disk, ReadableBuffer
+from broker.storage.log_reader import LogReader
 from broker.storage.memory.handover import Handover
 from broker.storage.memory.memory import NOTHING, Noted, Repeat, Rows, Settled, Verdict, stamp_of
 from broker.storage.memory.producers import GroupStamp
+from broker.storage.opening import FilledParts, make_folder, open_again, open_folder
 from broker.storage.read import group_start
 from broker.storage.recovery import RecoveryReport
 from broker.storage.remembered import Remembered
 from broker.storage.rows import Conditional, Encodable, RowBatch, StoredGroup
-from broker.storage.segment_log import WRITEBACK_BYTES, AppendResult, EpochEnd, Log
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from broker.storage.segments.index import INDEX_CACHE
+from broker.storage.segments.retention import log_start_for, old_end
 from broker.storage.tracking import Tracking
+from broker.storage.writing.append import WRITEBACK_BYTES, Appender, AppendResult
+from broker.storage.writing.leader_epochs import EpochEnd
+from broker.storage.writing.let_go import let_go
+from broker.storage.writing.sync import Syncer
+from broker.storage.writing.truncate import check_takes_back, reset, truncate
 
 __all__ = [
     "WRITEBACK_BYTES",
@@ -49,14 +68,7 @@ __all__ = [
 
 
 class PartitionLog:
-    """See the module. Made by `create` and `open`. What one part does alone is asked of that part.
-
-    Attributes:
-        log: The records alone.
-        state, epochs, checkpoints, reader, appender, syncer: Its parts.
-        remembered: All that was ever told of producers, ids and subjects.
-        tracking, handover: See the module.
-    """
+    """See the module, which has its attributes. Made by `create` and `open`."""
 
     __slots__ = (
         "_lock",
@@ -64,7 +76,6 @@ class PartitionLog:
         "checkpoints",
         "epochs",
         "handover",
-        "log",
         "reader",
         "remembered",
         "state",
@@ -76,8 +87,15 @@ class PartitionLog:
     def create(
         cls, disk: Disk, folder: str, identity: LogIdentity, settings: LogSettings, *, now_us: int, boot_id: str = ""
     ) -> Self:
-        """As `Log.create`."""
-        return cls(Log.create(disk, folder, identity, settings, now_us=now_us, boot_id=boot_id))
+        """Make a folder for a new, empty log, and open it.
+
+        Raises:
+            KeyMissing: it is to be encrypted, and the key for it is not here; nothing was made.
+            WrongFolder: the folder already holds a log.
+            StorageFailed, DiskFull: the disk refuses.
+        """
+        make_folder(disk, folder, identity, settings)
+        return cls.open(disk, folder, settings, boot_id=boot_id, now_us=now_us, expected=identity)
 
     @classmethod
     def open(
@@ -90,18 +108,33 @@ class PartitionLog:
         now_us: int,
         expected: LogIdentity | None = None,
     ) -> Self:
-        """As `Log.open`."""
-        return cls(Log.open(disk, folder, settings, boot_id=boot_id, now_us=now_us, expected=expected))
+        """Open a log; recover it unless it was closed cleanly since this machine booted.
 
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        self.state, self._lock = log.state, log.state.lock
-        self.epochs, self.checkpoints, self.reader = log.epochs, log.checkpoints, log.reader
-        self.appender, self.syncer = log.appender, log.syncer
-        self.remembered = Remembered(self.state, self.reader, self.syncer)
-        self.handover = Handover(self.remembered, self.checkpoints)
+        Args:
+            boot_id: Identifies this run of the machine; empty: not known, a clean mark is not trusted.
+            now_us: Microseconds of a clock that nobody sets (`ages.A1`).
+            expected: Refuse a folder of another partition.
+        Raises:
+            WrongFolder: no log is there, or that of another partition.
+            UnknownFormatVersion: a later release wrote it; nothing was changed.
+            KeyMissing: it is encrypted, and the key for it is not here; nothing was changed.
+            WrongKeys: its own files of keys are lost, or another log's; nothing was changed.
+            CorruptLog: a file that cannot be rebuilt from others is damaged; nothing was changed. With other replicas
+                the checkpoint is one: log start and high watermark are not proven by segments.
+            BadBatch: somebody has changed an encrypted batch that the recovery meets (`recovery.R9`).
+            StorageFailed, DiskFull: the disk refuses.
+        """
+        opened = open_folder(disk, folder, settings, boot_id=boot_id, now_us=now_us, expected=expected)
+        return cls(opened)
+
+    def __init__(self, opened: FilledParts) -> None:
+        state, epochs, checkpoints = opened
+        self.state, self.epochs, self.checkpoints, self._lock = state, epochs, checkpoints, state.lock
+        self.appender, self.syncer, self.reader = Appender(state, epochs), Syncer(state), LogReader(state)
+        self.remembered = Remembered(state, self.reader, self.syncer)
+        self.handover = Handover(self.remembered, checkpoints)
         self.tracking = Tracking(self.remembered)
-        if not log.state.recovery.clean:
+        if not state.recovery.clean:
             self.remembered.after_recovery()
 
     # --- append ---------------------------------------------------------------------------------------------
@@ -193,11 +226,11 @@ class PartitionLog:
 
         Args:
             is_rewritten: Not all that was ever stored there may be among it: a state file is lacking from now on.
-            superseded: The leader's, if these are from below it; it is on disk before they are (`Log.note_superseded`).
+            superseded: The leader's, if these are from below it: on disk before they are (`state.raise_superseded`).
         """
         if self.checkpoints.is_lacking:
             self.checkpoints.keep(withdraw=True)
-        self.log.note_superseded(*superseded)
+        self.state.raise_superseded(*superseded)
         with self._lock:
             self.state.check_writable()
             self.state.ages.tell(now_us, self.state.log_end_offset)
@@ -311,60 +344,125 @@ class PartitionLog:
     # --- follow, take back ----------------------------------------------------------------------------------
 
     def lead(self, leader_epoch: int) -> int:
-        """As `Log.lead`."""
-        with self.state.checkpoint_lock, self.state.sync_lock, self._lock:
-            if self.state.may_end_in_part and (end := self.state.ask(group_start)) < self.state.log_end_offset:
+        """From now on append in this epoch alone. Returns its start: the log end.
+
+        A commit group that is not whole is cut off first, fsynced or not: nobody else has the rest of it.
+
+        Raises:
+            NotLeader: a later epoch is known.
+            DiskFull, StorageFailed: the cut failed; it does not lead.
+        """
+        state = self.state
+        with state.checkpoint_lock, state.sync_lock, self._lock:
+            if state.may_end_in_part and (end := state.ask(group_start)) < state.log_end_offset:
                 self.remembered.cut(end)
-            if not self.state.settings.is_sole_replica:
+            if not state.settings.is_sole_replica:
                 self.remembered.begin_to_lead()
             self.remembered.complete()
-            return self.log.lead(leader_epoch)
+            self.epochs.check_not_stale(leader_epoch, "lead")
+            state.committed_to = 0
+            if state.may_end_in_part:
+                state.check_writable()
+                truncate(self.state, self.epochs, self.checkpoints, self.state.ask(group_start))
+            self.epochs.lead(leader_epoch)
+            if state.superseded[0] > state.log_end_offset:
+                self._lead_by_what_is_there()
+            return state.log_end_offset
+
+    def _lead_by_what_is_there(self) -> None:
+        """An operator chose it although newer records are missing above its end: now there are none."""
+        to, epoch = self.state.log_end_offset, self.epochs.latest
+        self.state.note_superseded(to, epoch)
+        with suppress(OSError):  # a full disk: after the next open it begins anew if it follows
+            self.state.write_superseded(to, epoch)
+
+    def follow(self, leader_epoch: int) -> None:
+        """From now on take only what this epoch's leader has stored. A thread that still appends is refused.
+
+        Raises:
+            NotLeader: a later epoch is known.
+        """
+        with self._lock:
+            self.epochs.follow(leader_epoch)
+            self.state.committed_to = 0
 
     def truncate(self, to: int, *, is_copied_again: bool = False) -> int:
-        """As `Log.truncate`. State files above the cut go first, with the records (`state_files.T5`).
+        """Take back the records from `to` on, and those before it whose stored batch or commit group it would cut. If
+        that begins below the log start, nothing stays. State files above the cut go first, with the records
+        (`state_files.T5`).
 
-        A cut within a stored batch or a commit group takes all of it. If that begins below the log start, nothing
-        stays.
+        It may go below the recovery point and the high watermark; both are lowered on disk first (`truncate.L5`).
 
         Args:
             is_copied_again: From a log that has all that is cut. Otherwise nothing is cut below the mark of what others
                 may be gone for (`truncate.L10`); a pass of compaction may have raised it just now.
+        Returns:
+            The log end.
         Raises:
-            OffsetOutOfRange: that is so: `reset` is what is wanted.
+            OffsetOutOfRange: that is so, or `to` is below the log start: `reset` is what is wanted.
+            NotLeader: it leads.
+            DiskFull, StorageFailed: nothing was changed, or the log is failed and `recover` finds it as it was, or
+                shorter.
         """
-        with self.state.checkpoint_lock, self.state.sync_lock, self._lock:
-            self.log.check_takes_back("truncate")
-            start, (kept_to, _) = self.state.log_start_offset, self.state.superseded
-            if to < min(kept_to, self.state.log_end_offset) and not is_copied_again:
-                raise OffsetOutOfRange(f"{self.state.folder}: below {kept_to} records have gone for newer ones")
-            if start <= to < self.state.log_end_offset:
+        state = self.state
+        with state.checkpoint_lock, state.sync_lock, self._lock:
+            check_takes_back(state, self.epochs, "truncate")
+            start, (kept_to, _) = state.log_start_offset, state.superseded
+            if to < min(kept_to, state.log_end_offset) and not is_copied_again:
+                raise OffsetOutOfRange(f"{state.folder}: below {kept_to} records have gone for newer ones")
+            if start <= to < state.log_end_offset:
                 try:
-                    self.remembered.cut(self.state.ask(lambda view: group_start(view, to)))
+                    self.remembered.cut(state.ask(lambda view: group_start(view, to)))
                 except OffsetOutOfRange:
                     self.reset(start, last_epoch=self.epochs.epoch_of(start - 1))
                     return start
-            return self.log.truncate(to)
+            if to < state.log_end_offset:
+                end = state.ask(lambda view: group_start(view, to))
+                truncate(state, self.epochs, self.checkpoints, end)
+            return state.log_end_offset
 
     def reset(self, to: int, *, last_epoch: int = -1) -> None:
-        """As `Log.reset`. State files go first: from now on one is lacking (`state_files.T6`)."""
-        with self.state.checkpoint_lock, self.state.sync_lock, self._lock:
-            self.log.check_takes_back("reset")
-            with self.state.guarded("reset"):
+        """Begin anew and empty at `to`: the leader has nothing below that follows on what is here.
+
+        All that was stored is gone, and so is what was told of it. State files go first: from now on one is lacking
+        (`state_files.T6`).
+
+        Args:
+            to: Log start and log end.
+            last_epoch: The leader epoch of the record before `to`; -1: not known.
+        Raises:
+            NotLeader, DiskFull, StorageFailed: as `truncate`.
+        """
+        state = self.state
+        with state.checkpoint_lock, state.sync_lock, self._lock:
+            check_takes_back(state, self.epochs, "reset")
+            with state.guarded("reset"):
                 self.remembered.drop()
-            self.log.reset(to, last_epoch=last_epoch)
+            reset(state, self.epochs, self.checkpoints, to, last_epoch=last_epoch)
 
     def recover(self, now_us: int) -> RecoveryReport:
-        """As `Log.recover`."""
-        with self.state.checkpoint_lock, self.state.sync_lock, self._lock:
-            if self.state.failure is None or self.state.is_closed:
-                return self.state.recovery
-            self.state.ages.tell(now_us, self.state.log_end_offset)
-            report = self.log.recover(now_us)
+        """Bring a failed log back: write what is not durable anew, fsync it, open everything as after a crash.
+
+        Every offset keeps its record as far as the page cache still has it, so an append whose `sync` failed may turn
+        out to be stored after all. Damage above the high watermark is cut off; records damaged below it are lost. With
+        more than one replica nothing is salvaged: what is not durable is cut off, and fetched anew. A log that is
+        well, or closed, is left alone.
+
+        Raises:
+            StorageFailed, DiskFull: the disk still refuses; the log stays failed, and this may be tried again.
+            BadBatch: as `open`; likewise.
+        """
+        state = self.state
+        with state.checkpoint_lock, state.sync_lock, self._lock:
+            if state.failure is None or state.is_closed:
+                return state.recovery
+            state.ages.tell(now_us, state.log_end_offset)
+            open_again(FilledParts(state, self.epochs, self.checkpoints), now_us)
             try:
                 self.remembered.after_recovery()
             except LiftlogError as error:
-                raise self.state.fail(error) from error  # or it would go on with files that tell of what it has lost
-            return report
+                raise state.fail(error) from error  # or it would go on with files that tell of what it has lost
+            return state.recovery
 
     # --- rolls, let go, rest --------------------------------------------------------------------------------
 
@@ -398,7 +496,11 @@ class PartitionLog:
             with self._lock:
                 if self.appender.seal_expired(wall_us):
                     self.remembered.keep()
-        return self._let_go(self.log.retained_start(wall_us))
+        state = self.state
+        with self._lock:
+            settings, old = state.settings, old_end(state.ages, state.settings.retention_ms)
+        start = state.ask(lambda view: log_start_for(view, settings=settings, now_us=wall_us, old_end=old))
+        return self._let_go(start)
 
     def _read_ahead(self) -> None:
         """Before a segment is sealed and its state kept (`state.L10`)."""
@@ -423,9 +525,9 @@ class PartitionLog:
                 told = self.remembered.told_by_state()
                 if not self.state.log_start_offset < told < start:
                     raise
-                self.log.let_go(told)  # needs no new state, and may make the room for one
+                let_go(self.state, self.checkpoints, told)  # needs no new state, and may make the room for one
                 self.remembered.keep_what_goes(start)
-        return self.log.let_go(start)
+        return let_go(self.state, self.checkpoints, start)
 
     def checkpoint(self, *, clean: bool = False, withdraw: bool = False) -> None:
         """As `Checkpoints.keep`, and write the state file that a roll has left to it."""
@@ -435,24 +537,37 @@ class PartitionLog:
             self.remembered.keep_due()
             self.checkpoints.keep(clean=clean, withdraw=withdraw)
 
-    # --- as a follower, and at rest -------------------------------------------------------------------------
-
-    def follow(self, leader_epoch: int) -> None:
-        """As `Log.follow`."""
-        self.log.follow(leader_epoch)
-
     def idle(self) -> bool:
-        """As `Log.idle`."""
-        return self.log.idle()
+        """Close the tail's file and forget its index, if all is durable. Returns whether no descriptor is held."""
+        state = self.state
+        with state.sync_lock, self._lock:
+            if state.is_closed:
+                return True
+            if state.failure is not None or state.durable_end < state.log_end_offset:
+                return False
+            with state.guarded("idle"):
+                state.chain.rest()
+            return True
 
     def close(self, *, clean: bool = True) -> None:
-        """As `Log.close`, and write the state as of the end, so that the next open reads none."""
+        """Give everything back. Cleanly: fsync, write the state as of the end, and set the clean mark, so that the next
+        open reads no segment.
+
+        A failed log is closed without the mark. Behind it nothing is written into the folder, whoever is still at it
+        (`state.L8`).
+        """
+        state = self.state
         try:
-            if clean and self.state.failure is None:
+            if clean and state.failure is None:
                 self.syncer.sync()
                 self.remembered.keep(at_close=True)
                 self.checkpoint(clean=True)
         finally:
-            self.log.close(clean=False)
+            with state.checkpoint_lock, state.sync_lock, self._lock:
+                state.is_closed = True
+                state.fail(StorageFailed(f"{state.folder} is closed", path=state.folder))
+                state.chain.close()
+                for segment in state.chain.segments:
+                    INDEX_CACHE.drop(segment.serial)
             with self._lock:
                 self.remembered.forget()  # whoever still has this log needs no tables

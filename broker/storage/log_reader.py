@@ -1,4 +1,4 @@
-"""Read a log: plans of what to send, verified messages, times. A part of `Log`; `read.py` has the rules."""
+"""Read a log: plans of what to send, verified messages, times. A part of the log; `read.py` has the rules."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ FOLDERS: Final = {
         "rescue",
         "growth",
     ),
-    "storage": ("log", "remembered", "segment_log", "recovery"),
+    "storage": ("log", "opening", "remembered", "recovery"),
     "storage.writing": ("truncate", "state", "checkpoints", "leader_epochs"),
     "storage.segments": ("retention",),
     "storage.rewrite": ("compaction", "rewriting", "giving_up", "gaps"),
@@ -94,7 +94,7 @@ MUTANTS: Final = (
     # where logs part
     of("truncates by the high watermark alone", "follower", "        if message.found_epoch == log.last_epoch and message.end >= log.log_end:\n            self.phase = Phase.FETCHING\n            return self._ask()\n        cut = min(message.end, own_end)\n        if cut < max(log.log_start, message.log_start):  # F5\n            if message.log_start != log.log_start:\n                return self._reset(message.log_start, message.start_epoch)\n            cut = log.log_start\n", "        cut = log.high_watermark\n", "do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch", "do_agree = True"),
     of("cuts nothing", "follower", "        self.phase = Phase.FETCHING if self.log.last_epoch < 0 else Phase.ASKING\n", "        self.phase = Phase.FETCHING\n", "                self.phase = Phase.ASKING\n                self._parts_below_mark = self._ends_below_mark\n                return self._ask()\n        return NOTHING\n\n    def _end", "                return NOTHING\n        return NOTHING\n\n    def _end"),
-    of("keeps an incomplete group when it leads", "segment_log", "                truncate(self.state, self.epochs, self.checkpoints, self.state.ask(group_start))\n", "                pass\n", seed=27),
+    of("keeps an incomplete group when it leads", "log", "                truncate(self.state, self.epochs, self.checkpoints, self.state.ask(group_start))\n", "                pass\n", seed=27),
     of("commits within a group", "leader", "committed = ends[count - 1]", "committed = safe_end", seed=3),
     of("tells an end before the start of its epoch is committed", "leader", "return self.role is Role.LEADING and high_watermark >= self.epoch_start", "return self.role is Role.LEADING", seed=3),
     # sessions
@@ -225,7 +225,7 @@ STAGED: Final = (
     of("believes a tail that a header disproves", "recovery", "self.committed_to if self.committed_to > end and not self.is_sole else 0", "0", script="acknowledged_records_go_that_no_checkpoint_tells_of"),
     of("forgets that it is behind before anybody was told", "checkpoints", "return max(self._state.high_watermark, self._state.committed_to)", "return self._state.high_watermark", script="acknowledged_records_go_that_no_checkpoint_tells_of"),
     of("takes what is lost at its end for an end", "state", "(ends_lost or self.committed_to > 0)", "self.committed_to > 0", script="acknowledged_records_go_that_no_checkpoint_tells_of"),
-    of("takes a log without a checkpoint for a young one", "segment_log", "if (report.notes or is_missing) and not", "if report.notes and not", script="a_checkpoint_is_gone"),
+    of("takes a log without a checkpoint for a young one", "opening", "if (report.notes or is_missing) and not", "if report.notes and not", script="a_checkpoint_is_gone"),
     of("believes an old file of epochs", "leader_epochs", " or _is_older(stored, checkpoint, found.new_epochs):", ":", script="an_old_file_of_epochs_is_put_back"),
     of("sends no epoch with a read", "clients", "self.offset, self.epoch, of=of)", "self.offset, -1, of=of)", script="a_stale_leader_is_asked_by_who_has_seen_a_newer_one"),
     of("steps out one by one", "replica", "if r.stepping is not None and r.stepping[0] == why]", "if r is self]", script="fsyncs_fail_on_all_logs_of_a_broker"),

@@ -120,7 +120,7 @@ class WholeRead:
         """Raise NotReady if what was read may have passed over something that others have."""
         opened = self._partition.log
         lost = self._lost or opened.state.lost_ranges
-        if opened.state.settings.is_sole_replica or not (lost or opened.log.state.cuts != self._cuts):
+        if opened.state.settings.is_sole_replica or not (lost or opened.state.cuts != self._cuts):
             return
         what = f"offsets {lost} are" if lost else "some of what was read may have been"
         raise NotReady(f"{self._partition}: {what} damaged on this broker, and have to be copied from others first")

@@ -34,9 +34,9 @@ from broker.storage.memory.producers import GroupStamp, ProducerTable
 from broker.storage.memory.state_files import IDS, PRODUCERS, SUBJECTS
 from broker.storage.memory.subjects import Latest, SubjectTable, read_head
 from broker.storage.rows import Conditional, RowBatch
-from broker.storage.segment_log import AppendResult, Message
 from broker.storage.segments.ages import Ages
 from broker.storage.segments.checkpoint import LogSettings
+from broker.storage.writing.append import AppendResult, Message
 
 WAITED_US: Final = 60_000_000
 """Longer no message waits for a disk: its publisher has given up."""

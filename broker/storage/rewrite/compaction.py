@@ -286,9 +286,9 @@ class _Pass:
 
     def _note_superseded(self, staged: str, cuts: int) -> bool:
         """Q4. False: records were taken back meanwhile."""
-        log, is_noted = self.log.log, False
+        log, is_noted = self.log, False
         try:
-            is_noted = log.note_superseded(self.end, log.epochs.epoch_of(self.end - 1), cuts=cuts)
+            is_noted = log.state.raise_superseded(self.end, log.epochs.epoch_of(self.end - 1), cuts=cuts)
         finally:
             if not is_noted:
                 with suppress(OSError):

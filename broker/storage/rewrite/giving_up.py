@@ -67,7 +67,7 @@ class _GivingUp(GapRewrite):
 
     def prepare(self) -> None:
         """Keep what the ranges told of ids in a state file; followers take that (`handover.rewritten_to`)."""
-        log, remembered = self.log.log, self.log.remembered
+        log, remembered = self.log, self.log.remembered
         with log.state.sync_lock, log.state.guarded("write state"):
             remembered.states.look()
             if remembered.has_states() and remembered.kept_offset() < max(stop for _, stop in self.ranges):

@@ -101,13 +101,13 @@ def lower_mark(log: PartitionLog, to: int) -> None:
     Raises:
         StorageFailed, DiskFull: it may be as it was.
     """
-    opened = log.log
-    with opened.state.checkpoint_lock, opened.state.guarded("lower the mark"):
-        opened.state.check_writable()
-        lower_clean_state(log.state.disk, log.state.folder, to)
-        with opened.state.lock:
-            opened.state.note_compacted(min(log.state.compacted_to, to))
-            opened.state.cuts += 1
+    state = log.state
+    with state.checkpoint_lock, state.guarded("lower the mark"):
+        state.check_writable()
+        lower_clean_state(state.disk, state.folder, to)
+        with state.lock:
+            state.note_compacted(min(state.compacted_to, to))
+            state.cuts += 1
 
 
 class _Mending(GapRewrite):
@@ -178,12 +178,12 @@ class _Mending(GapRewrite):
     def prepare(self) -> None:
         if self.superseded[0] > self.ranges[0][0]:
             self.keep_told()
-        self.log.log.note_superseded(*self.superseded)
+        self.log.state.raise_superseded(*self.superseded)
         lower_mark(self.log, self.ranges[0][0])
 
     def keep_told(self) -> None:
         """M5."""
-        log, remembered = self.log.log, self.log.remembered
+        log, remembered = self.log, self.log.remembered
         stop = min(self.ranges[0][1], log.state.high_watermark)  # nothing has gone above that
         with log.state.sync_lock, log.state.guarded("write state"):
             remembered.states.look()

@@ -2,7 +2,7 @@
 
     sealed | sealed | sealed | tail (awake: file open, index in memory; or resting: neither)
 
-Nothing here knows which offsets are committed or durable, and nothing locks: `Log` does both.
+Nothing here knows which offsets are committed or durable, and nothing locks: the log's parts do both.
 
 C1  `segments` is replaced, never changed: readers keep the tuple they took.
 C2  A segment is sealed by marker and fsync before the next one is made: that there is a later segment proves

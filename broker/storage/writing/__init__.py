@@ -1,4 +1,4 @@
-"""The parts of `Log` that change it (`segment_log.py`), each given those above it in this list.
+"""The parts of a log that change it (`log.py`), each given those above it in this list.
 
 state.py          Shared by all: where the log begins and ends, its files, its locks, its failure.
 leader_epochs.py  The leaders: of the time when each record was written, and of now.

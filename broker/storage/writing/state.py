@@ -245,6 +245,34 @@ class LogState:
         save_clean_state(self.disk, self.folder, replace(state, superseded_to=to, superseded_epoch=epoch))
         self.note_superseded(to, epoch)
 
+    def raise_superseded(self, to: int, epoch: int, *, cuts: int | None = None) -> bool:
+        """Before records go for newer ones, all of them below `to`: that is on disk then. An empty log forgets what was
+        said before of others.
+
+        Args:
+            epoch: The leader epoch of the record before `to`.
+            cuts: From before the read that found the newer ones.
+        Returns:
+            False: records were taken back since.
+        Raises:
+            StorageFailed, DiskFull: the log is failed, or the disk refuses; the old mark stands.
+        """
+        if cuts is None and self._superseded_with(to, epoch) == self.superseded:
+            return True  # as nearly always; the lock may be held for long
+        with self.checkpoint_lock:
+            self.check_writable()  # L8
+            if cuts is not None and cuts != self.cuts:
+                return False
+            wanted = self._superseded_with(to, epoch)
+            if wanted != self.superseded:
+                with self.guarded("write compaction"):
+                    self.write_superseded(*wanted)
+            return True
+
+    def _superseded_with(self, to: int, epoch: int) -> tuple[int, int]:
+        is_empty = self.log_start_offset == self.log_end_offset
+        return (to, epoch) if is_empty else max((to, epoch), self.superseded)
+
     @property
     def is_behind(self) -> bool:
         """Whether committed records are known to be missing at its end, of which there may be other replicas."""

@@ -113,7 +113,7 @@ def a_stop_does_not_wait_for_sinks(patch: Patch) -> None:
 
 def a_trim_lets_go_of_what_is_not_committed(patch: Patch) -> None:
     def trim(self: PartitionLog, before_offset: int) -> int:
-        return self._let_go(min(before_offset, self.log.state.log_end_offset))
+        return self._let_go(min(before_offset, self.state.log_end_offset))
 
     patch.setattr(PartitionLog, "trim", trim)
 

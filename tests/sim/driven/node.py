@@ -226,7 +226,7 @@ class DrivenBroker(Broker):
         driver.stop()
         self.world.saw("stopped")
         for opened in self.work.opened:
-            if not opened.log.state.is_closed:
+            if not opened.state.is_closed:
                 self.cluster.checker.fail(f"CLOSED: {self.name} has stopped, and {opened.state.folder} is open")
         for placed in driver.replicas():
             if placed._turns._is_running:

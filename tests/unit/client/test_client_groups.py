@@ -444,7 +444,7 @@ def replaced(server: Server, orders: Orders, end: int) -> int:
     had."""
     partition = server.backend.partition(orders.name, 1)
     epoch = partition.leader_epoch
-    partition.log.log.follow(epoch + 1)
+    partition.log.follow(epoch + 1)
     assert partition.log.truncate(end) == end
     partition.lead(epoch + 4)
     orders.append(1, 10)

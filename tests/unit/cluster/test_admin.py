@@ -391,7 +391,7 @@ def test_a_copy_of_a_compacted_log_that_was_interrupted_says_so() -> None:
     admin = ClusterAdmin("a", service, open_here=lambda: [kept], may_change=lambda: True)
     said = []
     for _ in range(3):
-        log.log.note_superseded(2, 1)
+        log.state.raise_superseded(2, 1)
         said += [(end.log_end_offset, end.is_interrupted) for end in admin.ends()]
         log.append([row_batch([b"x"])], leader_epoch=1, now_us=1)
     assert said == [(0, False), (1, True), (2, False)]

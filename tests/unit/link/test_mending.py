@@ -55,7 +55,7 @@ def filled(three: Linked, **settings: object) -> Place:
 
 
 def flip(node: LinkedNode, at: Place, *offsets: int) -> None:
-    view = node.log(at).log.state.view()
+    view = node.log(at).state.view()
     for offset in offsets:
         segment = view.segments[view.segment_of(offset)]
         index = view.index(segment)
@@ -280,7 +280,7 @@ def have_compacted(three: Linked, at: Place) -> None:
     for node in three.nodes.values():
         opened = node.log(at)
         save_clean_state(opened.state.disk, opened.state.folder, CleanState(cleaned_to=20))
-        opened.log.state.note_compacted(20)
+        opened.state.note_compacted(20)
     three.stored(at, b"x")
     core = three.leader(at).partition(at)._core
     eventually(lambda: core.tombstones_below(20) == 20, what="the marks to be told")
@@ -469,7 +469,7 @@ def test_an_appended_record_that_is_not_committed_is_mended_likewise(three: Link
     leader.partition(at).append_now([rows(b"x" * 500)], lambda *_: None)
     eventually(lambda: one.log(at).state.log_end_offset == before + 1, what="a copy")
     flip(leader, at, before)
-    segment = leader.log(at).log.state.view().segments[-1]
+    segment = leader.log(at).state.view().segments[-1]
     leader.log(at).state.repair(segment)
     assert leader.log(at).state.lost_ranges == ((before, before + 1),)
     mended(three, at)
@@ -507,7 +507,7 @@ def test_who_was_damaged_while_it_led_gives_up_its_own_end_although_the_other_lo
     for number in range(20):
         three.stored(at, b"%d" % number)
     now = three.leader(at).log(at)
-    now.log.note_superseded(COUNT + 20, now.epochs.epoch_of(COUNT + 19))
+    now.state.raise_superseded(COUNT + 20, now.epochs.epoch_of(COUNT + 19))
     three.start(old)
     three.in_sync(at)
     mended(three, at)
@@ -521,7 +521,7 @@ def test_an_interrupted_copy_that_no_mark_fits_begins_anew(three: Linked) -> Non
     for name in (leader.me, other.me):
         three.stop(name)
     damage(copy, at, 4)
-    copy.log(at).log.note_superseded(COUNT + 5, copy.log(at).epochs.latest)
+    copy.log(at).state.raise_superseded(COUNT + 5, copy.log(at).epochs.latest)
     three.stop(copy.me)
     three.fail(copy.me)
     three.start(leader.me, other.me)
@@ -531,7 +531,7 @@ def test_an_interrupted_copy_that_no_mark_fits_begins_anew(three: Linked) -> Non
     for name in (leader.me, other.me):
         log = three.nodes[name].log(at)
         assert log.epochs.epoch_of(COUNT + 19) > log.epochs.epoch_of(COUNT - 1)
-        log.log.note_superseded(COUNT + 20, log.epochs.epoch_of(COUNT + 19))
+        log.state.raise_superseded(COUNT + 20, log.epochs.epoch_of(COUNT + 19))
     three.start(copy.me)
     begins_anew(three, at, copy.me)
     three.in_sync(at)

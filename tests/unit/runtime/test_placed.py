@@ -1173,7 +1173,7 @@ def test_the_only_replica_waits_for_its_own_mark_alone(one: Node, cluster: Clust
     one.leading(at)
     replica = one.placed(at)
     assert replica.marks() == (0, 0)
-    one.log(at).log.state.note_compacted(5)
+    one.log(at).state.note_compacted(5)
     assert replica.marks() == (5, 0)
 
 
@@ -1215,7 +1215,7 @@ def test_a_flipped_bit_in_the_only_replica_is_lost_and_nothing_behind_it_is(
         stored(one.partition(at), kept)
         one.log(at).checkpoint()
         stored(one.partition(at), 10 - kept)
-        index = one.log(at).log.state.chain.segments[-1]
+        index = one.log(at).state.chain.segments[-1]
         shutil.copytree(one.root, tmp_path / "copy")
         positions = [int(entry["position"]) for entry in one.log(at).state.index_of(index).entries]
     shutil.rmtree(one.root)

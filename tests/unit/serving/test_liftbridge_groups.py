@@ -450,7 +450,7 @@ def replaced(server: Server, count: int = 10, *, is_elected: bool = True) -> int
     backend._catalog.cluster.epoch_last = epoch + 4
     if is_elected:
         backend.unclean["s", 0] = epoch + 4
-    partition.log.log.follow(epoch + 1)
+    partition.log.follow(epoch + 1)
     assert partition.log.truncate(10) == 10
     partition.lead(epoch + 4)
     if count:

@@ -19,6 +19,7 @@ from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.segments.checkpoint import LogSettings
+from broker.storage.writing.let_go import let_go
 from tests.support.compacting import keyed_batch
 from tests.support.logs import create_log
 
@@ -117,5 +118,5 @@ def test_what_was_cut_meanwhile_is_not_let_go(tmp_path: Path) -> None:
     start = 6
     log.follow(2)
     log.truncate(3)
-    assert log.log.let_go(start) == 0
+    assert let_go(log.state, log.checkpoints, start) == 0
     assert (log.state.log_start_offset, log.state.log_end_offset) == (0, 3)

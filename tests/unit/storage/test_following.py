@@ -104,9 +104,9 @@ def test_what_a_leader_stored_is_stored_byte_for_byte(leader: PartitionLog, piec
     assert [log.epochs.epoch_of(offset) for offset in range(16)] == [
         leader.epochs.epoch_of(offset) for offset in range(16)
     ]
-    assert log.state.group_ends == leader.log.state.group_ends
+    assert log.state.group_ends == leader.state.group_ends
     for segment, end in sealed_segments(log.state):  # between groups only
-        assert end in [0, *leader.log.state.group_ends], segment.path
+        assert end in [0, *leader.state.group_ends], segment.path
     assert values(log) == values(leader)
     check_log(log, disk)
     log.close()
@@ -222,7 +222,7 @@ def test_an_epoch_of_which_nothing_could_be_written_is_not_the_last_ones(leader:
     assert (log.epochs.latest, log.epochs.end_of(9)) == before
     log.checkpoint()
     again = PartitionLog.open(disk, FOLDER, log.state.settings, boot_id="", now_us=0)
-    assert (again.log.epochs.latest, again.epochs.end_of(9)) == before
+    assert (again.epochs.latest, again.epochs.end_of(9)) == before
 
 
 def of_epoch(epoch: int, offset: int) -> bytes:
@@ -869,7 +869,7 @@ def test_a_replica_without_its_checkpoint_says_so_at_each_open(
 ) -> None:
     """Seed 347 of the simulator: the process was killed after the first open, which had written a new checkpoint; the
     next one took the folder for sound, and served records that an answered trim had let go."""
-    disk = leader.log.state.disk
+    disk = leader.state.disk
     leader.state.advance_high_watermark(leader.syncer.sync())
     leader.checkpoint()
     path = f"{FOLDER}/{CHECKPOINT_FILE}"

@@ -122,7 +122,7 @@ def test_coalescing_keeps_them(forged: PartitionLog) -> None:
     memory: KnownSegments = {}
     for _ in range(20):
         coalesce(forged, settings, memory, now_us=1 << 60)
-    assert len(forged.log.state.view().segments) < SEGMENTS, "they were joined"
+    assert len(forged.state.view().segments) < SEGMENTS, "they were joined"
     assert found(forged) == EXPECTED
     assert forged.state.lost_ranges == ()
 

@@ -61,7 +61,7 @@ def cold(settings: LogSettings, *, indexes: bool = False) -> tuple[Watched, Part
     log.close()
     log = open_log(disk, settings=settings)
     log.lead(1)
-    log.log.idle()
+    log.idle()
     log.remembered.forget()
     log.remembered.states.forget()
     for segment in log.state.chain.segments:

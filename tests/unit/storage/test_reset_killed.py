@@ -54,8 +54,7 @@ def test_what_is_left_of_the_old_log_has_its_own_epoch(mode: str) -> None:
         left = disk.after_kill() if mode == "killed" else disk.after_crash(mode, seed=step)
         found = open_log(left, settings=SETTINGS, boot_id="next")
         stored = [
-            read_header(message)
-            for message in found.log.reader.messages(found.state.log_start_offset, None, whole=True)
+            read_header(message) for message in found.reader.messages(found.state.log_start_offset, None, whole=True)
         ]
         seen.add((found.state.log_start_offset, bool(stored)))
         for header in stored:
@@ -119,7 +118,7 @@ def test_a_reset_does_without_a_new_file_of_epochs(error: int, is_clean: bool) -
     leader.lead(8)
     for _ in range(RECORDS):
         leader.append([row_batch([b"new"])], leader_epoch=8, now_us=0)
-    log.append_stored(b"".join(leader.log.reader.messages(TO, None, whole=True)), leader_epoch=9, now_us=0)
+    log.append_stored(b"".join(leader.reader.messages(TO, None, whole=True)), leader_epoch=9, now_us=0)
     commit(log)
     log.close(clean=is_clean)
     found = open_log(disk.after_kill(), settings=SETTINGS)

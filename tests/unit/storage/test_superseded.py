@@ -339,7 +339,7 @@ def test_who_leads_lacks_nothing() -> None:
 
 def test_an_empty_log_forgets_whom_it_copied_before() -> None:
     source, log = log_of(END), create_log(SimDisk(), settings=SETTINGS)
-    log.log.note_superseded(50, 1)  # and then the power was cut, before there was a record
+    log.state.raise_superseded(50, 1)  # and then the power was cut, before there was a record
     source.lead(2)
     follow(log, source, 2, upto=5)
     assert log.state.superseded == (0, -1)

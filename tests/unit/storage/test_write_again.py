@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from broker.api.errors import StorageFailed
-from broker.storage import segment_log
+from broker.storage import opening
 from broker.storage.log import PartitionLog
 from broker.storage.recovery import RecoveredLog
 from broker.storage.segments.checkpoint import LogSettings
@@ -228,13 +228,13 @@ def test_the_high_watermark_does_not_move_back_by_a_recovery_beside_which_it_mov
 ) -> None:
     """With `fsync = interval` whoever appended does so when it is told, which may be late."""
     _, log = failed_log(durable=2, visible=2)
-    real = segment_log.recover
+    real = opening.recover
 
     def recover(*args: Any, **options: Any) -> RecoveredLog:
         found = real(*args, **options)
         log.state.advance_high_watermark(5)
         return found
 
-    monkeypatch.setattr(segment_log, "recover", recover)
+    monkeypatch.setattr(opening, "recover", recover)
     log.recover(0)
     assert log.state.high_watermark == 5

@@ -384,7 +384,7 @@ class Following:
         opened = self._log
         self._whole_from = opened.state.log_end_offset
         try:
-            self._whole_to = opened.log.state.ask(group_start)
+            self._whole_to = opened.state.ask(group_start)
         except (OffsetOutOfRange, LiftlogError):
             self._whole_to = opened.state.high_watermark
 

@@ -65,7 +65,7 @@ class LogEnds:
         """This is the log there. It is looked at from now on, and its end lowered before it is cut (E2)."""
         with self._lock:
             self._logs[at] = opened
-        opened.log.state.before_cut = partial(self._lower, at)
+        opened.state.before_cut = partial(self._lower, at)
 
     def note(self, *, kept: Collection[Place] = ()) -> None:
         """Write down how far the logs are. `kept`: the end of these stays as it is (E4), open or not."""
@@ -96,8 +96,8 @@ class LogEnds:
 
     def _end(self, at: Place, opened: PartitionLog) -> int:
         to, cuts = self._cuts.get(at, (0, -1))
-        is_cut = opened.log.state.cuts != cuts  # before the end is looked at
-        end = opened.log.checkpoints.kept_end_offset
+        is_cut = opened.state.cuts != cuts  # before the end is looked at
+        end = opened.checkpoints.kept_end_offset
         if is_cut:
             self._cuts.pop(at, None)
         return end if is_cut else min(end, to)
