@@ -6,6 +6,7 @@
 broker.py       One broker of several, assembled.
 plane/          The metadata plane: the Raft node on a thread, sessions, the controller; forming and joining.
 replicas/       The replicas of this broker, each led, following or resting, as the catalog says; their folders.
+asks.py         What is asked of the catalog until that shows it.
 wiring.py       Things that a replica needs of others: the catalog, a session, followers, the capture of messages.
 codec.py        Messages between replicas as bytes of the wire, and back.
 link/           Replicas of several brokers over TCP: followers ask, leaders answer.

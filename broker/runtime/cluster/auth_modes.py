@@ -17,9 +17,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final
 
-from broker.api.errors import LiftlogError
 from broker.metadata.access import weaker_brokers
-from broker.metadata.catalog import COMMAND_VERSION, MODES_SINCE
+from broker.metadata.catalog import MODES_SINCE
+from broker.runtime.cluster.asks import Asks
 from broker.runtime.cluster.wiring import CatalogService
 
 log = logging.getLogger(__name__)
@@ -48,9 +48,9 @@ class AuthModes:
         clock_s: Callable[[], float],
     ) -> None:
         self._me, self._process, self._mode = me, process, mode
-        self._service, self._executor, self._clock_s = service, executor, clock_s
+        self._service, self._clock_s = service, clock_s
+        self._asks = Asks(service, executor)
         self._lock = threading.Lock()
-        self._is_asked = False
         self._logged: dict[str, str] = {}
         self._logged_s = 0.0
         self._is_overruled = False
@@ -90,20 +90,13 @@ class AuthModes:
         catalog = self._service.catalog
         info = catalog.brokers.get(self._me)
         is_mine = info is not None and info.incarnation == self._process and info.is_live
-        if info is None or not is_mine or info.auth_mode == self._mode or self._is_asked:
+        if info is None or not is_mine or info.auth_mode == self._mode:
             return
         if catalog.cluster.feature_level >= MODES_SINCE:
-            self._is_asked = True
-            try:
-                self._executor.submit(self._ask, info.registration)
-            except RuntimeError:  # the broker stops
-                return
-
-    def _ask(self, registration: int) -> None:
-        named = {"broker_id": self._me, "registration": registration, "mode": self._mode}
-        try:
-            self._service.execute({"v": COMMAND_VERSION, "kind": "tell_auth_mode", **named})
-        except LiftlogError as error:
-            log.info("auth.mode_not_told error=%s", error)
-        finally:
-            self._is_asked = False
+            values = {"broker_id": self._me, "registration": info.registration, "mode": self._mode}
+            self._asks.ask(
+                "mode",
+                "tell_auth_mode",
+                lambda: values,
+                failed=lambda error: log.info("auth.mode_not_told error=%s", error),
+            )

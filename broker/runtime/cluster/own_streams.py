@@ -25,13 +25,12 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 from broker.api.errors import LiftlogError
 from broker.api.stream import StreamSettings
-from broker.metadata.catalog import COMMAND_VERSION
+from broker.runtime.cluster.asks import Asks
 from broker.runtime.cluster.wiring import CatalogService
 from broker.runtime.elapsed import wall_us
 
@@ -74,14 +73,14 @@ class OwnStream:
         kept: Sequence[str] = (),
     ) -> None:
         self.name = name
-        self._service, self._settings, self._executor = service, settings, executor
+        self._service, self._settings = service, settings
+        self._asks = Asks(service, executor)
         self._voters, self._clock_s = voters, clock_s
         self._now_us = now_us
         self._since = since
         self._to_keep = {key: settings[key] for key in kept}
         self._incarnation = uuid.uuid4().hex
         self._began_s = self._not_before_s = clock_s()
-        self._is_asked = False
 
     def begin(self) -> None:
         """Look after each command that is applied here. Once this broker is registered."""
@@ -101,7 +100,7 @@ class OwnStream:
 
     def _look(self) -> None:
         """On the catalog's thread, one call at a time."""
-        if self._is_asked or self._clock_s() < self._not_before_s:
+        if self.name in self._asks or self._clock_s() < self._not_before_s:
             return
         info = self._service.catalog.streams.get(self.name)
         if info is not None:
@@ -110,53 +109,40 @@ class OwnStream:
             return
         factor = self._factor() if self._service.catalog.cluster.feature_level >= self._since else None
         if factor is not None:
-            self._ask(partial(self._make, factor))
+            self._make(factor)
 
     def _look_at(self, settings: StreamSettings) -> None:
         """W5."""
         if all(getattr(settings, key) == value for key, value in self._to_keep.items()):
             self._to_keep = {}
         else:
-            self._ask(self._keep)
-
-    def _ask(self, call: Callable[[], None]) -> None:
-        self._is_asked = True
-        with suppress(RuntimeError):  # the broker stops
-            self._executor.submit(call)
-
-    def _keep(self) -> None:
-        try:
-            self._service.execute(
-                {"v": COMMAND_VERSION, "kind": "alter_stream", "name": self.name, "settings": self._to_keep}
-            )
-            self._to_keep = {}
-        except LiftlogError as error:
-            log.warning("stream.own_not_made stream=%s error=%s", self.name, error)
-        finally:
-            self._not_before_s = self._clock_s() + PAUSE_S
-            self._is_asked = False
+            self._ask("alter_stream", {"name": self.name, "settings": self._to_keep}, self._kept)
 
     def _make(self, factor: int) -> None:
-        try:
-            said = self._service.execute(
-                {
-                    "v": COMMAND_VERSION,
-                    "kind": "create_stream",
-                    "name": self.name,
-                    "incarnation": self._incarnation,
-                    "created_us": self._now_us(),
-                    "settings": self._settings,
-                    "internal": True,
-                    "replication_factor": factor,
-                }
-            )
-            if said["created"]:
-                log.info("stream.own_made stream=%s replicas=%d", self.name, factor)
-        except LiftlogError as error:
-            log.warning("stream.own_not_made stream=%s error=%s", self.name, error)
-        finally:
-            self._not_before_s = self._clock_s() + PAUSE_S
-            self._is_asked = False
+        values = {
+            "name": self.name,
+            "incarnation": self._incarnation,
+            "created_us": self._now_us(),
+            "settings": self._settings,
+            "internal": True,
+            "replication_factor": factor,
+        }
+        self._ask("create_stream", values, partial(self._made, factor))
+
+    def _ask(self, kind: str, values: Mapping[str, Any], answered: Callable[[Any], None]) -> None:
+        self._asks.ask(self.name, kind, lambda: values, failed=self._failed, answered=answered)
+
+    def _failed(self, error: LiftlogError) -> None:
+        log.warning("stream.own_not_made stream=%s error=%s", self.name, error)
+        self._not_before_s = self._clock_s() + PAUSE_S
+
+    def _kept(self, _: Any) -> None:
+        self._to_keep = {}
+
+    def _made(self, factor: int, said: Mapping[str, Any]) -> None:
+        if said["created"]:
+            log.info("stream.own_made stream=%s replicas=%d", self.name, factor)
+        self._not_before_s = self._clock_s() + PAUSE_S
 
     def why_missing(self) -> str:
         """W3."""

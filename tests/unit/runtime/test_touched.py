@@ -54,9 +54,8 @@ class Service:
 
 def replicas_of(service: Service) -> tuple[Replicas, dict[Place, Told | None]]:
     told: dict[Place, Told | None] = {}
-    host = SimpleNamespace(
-        me="a", service=service, now_ms=lambda: 0, told=told, commands=None, mending=None, make_loop=ThreadLoop
-    )
+    pools = dict.fromkeys(("commands", "step_outs", "mending"))
+    host = SimpleNamespace(me="a", service=service, now_ms=lambda: 0, told=told, make_loop=ThreadLoop, **pools)
     return Replicas(cast(Host, host), "pa"), told
 
 

@@ -52,12 +52,13 @@ from typing import Any, Final
 
 from broker.api.errors import DiskFull, KeyMissing, LiftlogError, StorageFailed, UnknownFormatVersion, WrongKeys
 from broker.api.stream import settings_from
-from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
+from broker.metadata.catalog import StreamInfo
 from broker.metadata.cluster import Touched
 from broker.metadata.growth import GrowthStage, stage_of
 from broker.metadata.heard import Heard
 from broker.metadata.partition import PartitionState, Place
 from broker.metadata.session import slower
+from broker.runtime.cluster.asks import Asks
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.replicas.mending import Mender
 from broker.runtime.cluster.replicas.opened_reports import OpenedReports
@@ -127,12 +128,11 @@ class Replicas:
         self._registration = 0
         self._heard = Heard()
         self._asked_ms: dict[tuple[Place, Stepping], int] = {}  # step-outs, and when they were asked for last
-        self._asking: set[str] = set()  # why; under way to the catalog
-        self._knowing: set[str] = set()  # streams whose coming partitions are being confirmed
+        self._step_outs = Asks(host.service, host.step_outs)  # by why
+        self._asks = Asks(host.service, host.commands)  # by what, or of which stream
         self._stops: dict[str, tuple[int, int]] = {}  # of streams that are to stop: as of when, and since when (ms)
         self._knows_again_ms: dict[str, int] = {}  # streams whose stop was given up: not before that
-        self._is_confirming = self._has_given_up = self._is_due = self._is_reporting = False
-        self._has_named_unknown = self._has_opened = False
+        self._has_given_up = self._is_due = self._has_named_unknown = self._has_opened = False
         self._to_tick: list[PlacedReplica] = []  # the rest of this turn (G16)
         self._mender = Mender(host.mending)
         self._is_leaving = self._has_stopped = False
@@ -483,36 +483,30 @@ class Replicas:
             is_due = (new_ms and now_ms - min(new_ms) >= GATHER_MS) or (
                 asked_ms and now_ms - min(asked_ms) >= ASK_AGAIN_MS
             )
-            if is_due and why not in self._asking:
+            if is_due and why not in self._step_outs:
                 if why == "damage":  # G14
                     going = {at for at, _ in keys if self._may_go(at, now_ms)}
                     self._refused(why, (at for at, _ in keys if at not in going))
                     keys = [(at, step) for at, step in keys if at in going]
                 if not keys:
                     continue
-                self._asking.add(why)
                 self._asked_ms.update(dict.fromkeys(keys, now_ms))
-                asked = [[*at, step.incarnation[1]] for at, step in keys]
-                self._host.step_outs.submit(self._ask_step_out, why, asked)
+                self._ask_step_out(why, [[*at, step.incarnation[1]] for at, step in keys])
         return len(self._asked_ms) < len(waiting)
 
     def _ask_step_out(self, why: str, asked: list[list[Any]]) -> None:
-        command = {
-            "v": COMMAND_VERSION,
-            "kind": "step_out",
-            "broker_id": self._host.me,
-            "registration": self._registration,
-            "why": why,
-            "replicas": asked,
-        }
-        try:
-            said = self._host.service.execute(command)
-        except LiftlogError as error:
-            log.error("replica.step_out_failed why=%s replicas=%d error=%s", why, len(asked), error)
-            return
-        finally:
-            self._asking.discard(why)
-        self._refused(why, ((incarnation, number) for incarnation, number in said.get("refused", ())))
+        self._step_outs.ask(
+            why,
+            "step_out",
+            lambda: {**self._as_me(), "why": why, "replicas": asked},
+            failed=lambda error: log.error(
+                "replica.step_out_failed why=%s replicas=%d error=%s", why, len(asked), error
+            ),
+            answered=lambda said: self._refused(why, ((stream, at) for stream, at in said.get("refused", ()))),
+        )
+
+    def _as_me(self) -> dict[str, Any]:
+        return {"broker_id": self._host.me, "registration": self._registration}
 
     def _refused(self, why: str, places: Iterable[Place]) -> None:
         for at in places:
@@ -520,7 +514,8 @@ class Replicas:
                 replica.step_out_refused(why)
 
     def _confirm_deleted(self) -> None:
-        if self._is_confirming:
+        """G5."""
+        if "deleted" in self._asks:
             return
         gone: dict[str, list[int]] = {}
         for at in self._leftovers:
@@ -528,8 +523,13 @@ class Replicas:
             if replica is not None and (replica.is_gone or replica.is_fresh):
                 gone.setdefault(at[0], []).append(at[1])
         if gone:
-            self._is_confirming = True
-            self._host.commands.submit(self._confirm, gone)
+            partitions = {incarnation: sorted(numbers) for incarnation, numbers in gone.items()}
+            self._asks.ask(
+                "deleted",
+                "confirm_deleted",
+                lambda: {"broker_id": self._host.me, "partitions": partitions},
+                failed=lambda error: log.info("replica.not_confirmed partitions=%s error=%s", partitions, error),
+            )
 
     def _confirm_partitions(self, now_ms: int) -> None:
         """G9."""
@@ -556,12 +556,11 @@ class Replicas:
                 _, leaders, _ = due.setdefault((at[0], told.stage), (told, [], gives_up))
                 leaders.append([at[1], told.state.leader_epoch])
         for (incarnation, stage), (told, leaders, gives_up) in due.items():
-            if incarnation not in self._knowing:
-                self._knowing.add(incarnation)
+            if incarnation not in self._asks:
                 if gives_up:
                     log.warning("replica.stop_given_up stream=%s leaders=%s", told.info.name, leaders)
                     self._knows_again_ms[incarnation] = now_ms + STOP_AGAIN_MS
-                self._host.commands.submit(self._confirm_stage, told.info, stage, leaders, gives_up)
+                self._confirm_stage(told.info, stage, leaders, gives_up)
 
     def _stopping_since_ms(self, incarnation: str, as_of: int, now_ms: int) -> int:
         known, since_ms = self._stops.get(incarnation, (as_of, now_ms))
@@ -571,65 +570,44 @@ class Replicas:
         return since_ms
 
     def _confirm_stage(self, info: StreamInfo, stage: GrowthStage, leaders: list[list[int]], gives_up: bool) -> None:
-        command = {
-            "v": COMMAND_VERSION,
-            "kind": "confirm_partitions",
+        values = {
+            **self._as_me(),
             "name": info.name,
             "incarnation": info.incarnation,
             "partitions": info.partitions_next,
-            "broker_id": self._host.me,
-            "registration": self._registration,
             "leaders": leaders,
             "as_of": stage.as_of,
             "is_stopped": stage.is_stopping and not gives_up,
             "gives_up": gives_up,
         }
-        try:
-            self._host.service.execute(command)
-        except LiftlogError as error:  # it may be done by now; else it is said again
-            log.info("replica.partitions_not_confirmed stream=%s leaders=%s error=%s", info.name, leaders, error)
-        finally:
-            self._knowing.discard(info.incarnation)
+        self._asks.ask(
+            info.incarnation,
+            "confirm_partitions",
+            lambda: values,
+            failed=lambda error: log.info(  # it may be done by now
+                "replica.partitions_not_confirmed stream=%s leaders=%s error=%s", info.name, leaders, error
+            ),
+        )
 
     def _report_logs(self) -> None:
         """G11."""
         rescue, me = self._host.service.catalog.cluster.rescue, self._host.me
-        if rescue is not None and self._registration and me not in rescue.logs and not self._is_reporting:
-            self._is_reporting = True
-            self._host.commands.submit(self._say_logs, rescue.number, self._registration)
+        if rescue is not None and self._registration and me not in rescue.logs:
+            number, count = rescue.number, len(self._found)
+            self._asks.ask(
+                "logs",
+                "report_logs",
+                lambda: {**self._as_me(), "rescue": number, **self._logs()},
+                failed=lambda error: log.info("replica.logs_not_reported rescue=%d error=%s", number, error),
+                answered=lambda _: log.info("replica.logs_reported rescue=%d partitions=%d", number, count),
+            )
 
-    def _say_logs(self, rescue: int, registration: int) -> None:
+    def _logs(self) -> dict[str, Any]:
         logs = [(at, opened, opened.state.log_end_offset) for at, (_, opened) in list(self._found.items())]
-        command = {
-            "v": COMMAND_VERSION,
-            "kind": "report_logs",
-            "broker_id": self._host.me,
-            "registration": registration,
-            "rescue": rescue,
+        return {
             "epoch_seen": max((opened.epochs.latest for _, opened, _ in logs), default=-1),
             "logs": [[*at, opened.epochs.epoch_of(end - 1) if end else -1, end] for at, opened, end in logs],
         }
-        try:
-            self._host.service.execute(command)
-            log.info("replica.logs_reported rescue=%d partitions=%d", rescue, len(logs))
-        except LiftlogError as error:  # it may be done by now; else it is said again
-            log.info("replica.logs_not_reported rescue=%d error=%s", rescue, error)
-        finally:
-            self._is_reporting = False
-
-    def _confirm(self, gone: dict[str, list[int]]) -> None:
-        command = {
-            "v": COMMAND_VERSION,
-            "kind": "confirm_deleted",
-            "broker_id": self._host.me,
-            "partitions": {incarnation: sorted(numbers) for incarnation, numbers in gone.items()},
-        }
-        try:
-            self._host.service.execute(command)
-        except LiftlogError as error:
-            log.info("replica.not_confirmed partitions=%s error=%s", gone, error)
-        finally:
-            self._is_confirming = False
 
 
 def _is_same(before: Told | None, told: Told) -> bool:
