@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -29,7 +30,7 @@ from broker.storage.rewrite.coalescing import (
     next_join,
 )
 from broker.storage.rewrite.compaction import CompactionSettings, compact
-from broker.storage.rewrite.rewriting import BatchShape
+from broker.storage.rewrite.rewriting import BatchRun, BatchShape
 from broker.storage.segments.checkpoint import LogSettings
 from broker.storage.segments.segment import Segment
 from tests.support.compacting import check_compacted, keyed_batch, keyed_records
@@ -127,6 +128,45 @@ def test_a_joined_batch_says_what_holds_of_all_that_went_into_it() -> None:
     assert header.max_timestamp_us == 90
     assert header.high_watermark == 0  # a scan that searches trusts no batch that claims to be committed
     assert log.reader.offset_for_time(80) == 1
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_of_headers_by_chance_comes_the_one_that_w3_says(seed: int) -> None:
+    rng = random.Random(seed)
+    headers: list[BatchHeader] = []
+    at = rng.randrange(1 << rng.choice([1, 40, 62]))
+    for _ in range(rng.randint(1, 6)):
+        count = rng.randint(1, 20)
+        headers.append(
+            BatchHeader(
+                first_offset=at,
+                last_offset=at + count - 1,
+                leader_epoch=7,
+                high_watermark=max(0, at + rng.randrange(-60, 60)),
+                max_timestamp_us=rng.randrange(-(10**15), 10**15),
+                producer_id=rng.choice([0, 5]),
+                producer_epoch=rng.randrange(3),
+                sequence=rng.randrange(9),
+                group_index=rng.randrange(2),
+                group_count=2,
+                decision=rng.randrange(2),
+            )
+        )
+        at += count + rng.choice([0, 3])
+    first, *more = headers
+    run = BatchRun(first, 1, 10)
+    assert run.header is first, "a batch that stays alone keeps its producer, group and decision"
+    for header in more:
+        run.add(header, 2, 20)
+    assert (run.rows, run.body_bytes) == (1 + 2 * len(more), 10 + 20 * len(more))
+    if more:
+        assert run.header == BatchHeader(
+            first_offset=first.first_offset,
+            last_offset=headers[-1].last_offset,
+            leader_epoch=7,
+            high_watermark=max(first.high_watermark, *(min(each.high_watermark, first.first_offset) for each in more)),
+            max_timestamp_us=max(each.max_timestamp_us for each in headers),
+        )
 
 
 def test_batches_of_different_epochs_are_not_joined() -> None:
