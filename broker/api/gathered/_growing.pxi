@@ -273,6 +273,8 @@ cdef class Structs(Column):
     cdef int64_t size(self, int64_t count) noexcept:
         cdef Column child
         cdef int64_t total = 0
+        if self.is_blank:  # an error may have left rows in the children
+            return 0
         for child in self.children:
             total += child.size(count)
         return total

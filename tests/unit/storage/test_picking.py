@@ -31,11 +31,11 @@ from broker.api.batch import (
     seal,
     verify_batch,
 )
-from broker.api.columns import Columns, columns_in, verify_projected
+from broker.api.columns import BUFFERS_OF, Columns, columns_in, verify_projected
 from broker.api.conditions import Conditions
 from broker.api.errors import BadBatch, StorageFailed
 from broker.api.gathered.reused_memory import ReusedMemory
-from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
+from broker.api.schema import END_OF_STREAM, HEADERS_TYPE, SCHEMA, SCHEMA_BYTES
 from broker.serving.http.sending import read_ranges
 from broker.storage import picking
 from broker.storage.disk import OsDisk
@@ -194,6 +194,29 @@ def test_no_header_that_lies_touches_other_memory_or_what_was_taken(columns: Any
             expected = pa.Table.from_batches([taken, rows.take(pa.array(some))]).select(columns_in(names))
             assert pa.Table.from_batches([found]).equals(expected)
     assert refused > 100
+
+
+@each
+def test_what_an_error_has_left_in_a_header_does_not_count(implementation_of: Any) -> None:
+    """The values of headers lie outside of the message, and the next one has headers that are all null."""
+    headers = pa.array([[{"key": "h" * 500, "value": b"v" * 500}] * 20] * 5, HEADERS_TYPE)
+    nulls = pa.array([[None]] * 5, HEADERS_TYPE)
+    some, none = (
+        random_rows(random.Random(3), 5).set_column(SCHEMA.get_field_index("headers"), SCHEMA.field("headers"), each)
+        for each in (headers, nulls)
+    )
+    damaged = bytearray(stored(some).data)
+    values_of_headers = BUFFERS_AT + 16 * (BUFFERS_OF["headers"][1] - 1)
+    struct.pack_into("<q", damaged, values_of_headers + 8, 8)
+    seal(damaged)
+    every = np.arange(5, dtype=np.int32)
+    picked = implementation_of(columns_in(["headers"]), ReusedMemory())
+    if implementation_of is not PurePicking:
+        with pytest.raises(BadBatch):
+            picked.add(StoredMessage(verify_batch(bytes(damaged)), memoryview(damaged), None, ""), every)
+    picked.add(stored(none), every)
+    assert picked.byte_count < 500
+    assert picked.take().column("headers").to_pylist() == [[None]] * 5
 
 
 @each
