@@ -8,11 +8,13 @@ that may wait.
 A1  What is under way for a key is not asked again: the first try may take as long as the controller does.
 A2  Who asks looks whether the catalog shows it, now and then: a question that failed leaves a line and nothing else. It
     may have been carried out all the same.
-A3  A question is over once who asked was told, and whatever becomes of it: a fault of ours, or a broker that stops.
+A3  A question is over once who asked was told, and whatever becomes of it: a fault of ours, which leaves its traceback,
+    or a broker that stops.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Executor
@@ -21,6 +23,8 @@ from typing import Any
 from broker.api.errors import LiftlogError
 from broker.metadata.catalog import COMMAND_VERSION
 from broker.runtime.cluster.wiring import CatalogService
+
+log = logging.getLogger(__name__)
 
 
 class Asks:
@@ -78,6 +82,8 @@ class Asks:
                 failed(error)
             else:
                 answered(said)
+        except Exception:  # nobody looks at what becomes of it in the executor
+            log.exception("catalog.ask_bug kind=%s key=%s", kind, key)
         finally:
             self._over(key)
 
