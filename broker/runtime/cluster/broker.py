@@ -432,6 +432,8 @@ class ClusterBroker(Assembled):
         """As far as the logs are by now."""
         self._replicas.note_ends()
         self._modes.look()
+        for own in self._own.values():
+            own.look()
 
     def _expire_offsets(self) -> None:
         """Where the stream of offsets is led."""

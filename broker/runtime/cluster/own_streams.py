@@ -9,7 +9,8 @@ A stream that was made while only one broker was there would have one replica un
 W1  It is made as soon as as many brokers live as it is to have replicas: `REPLICAS_DEFAULT`, or as many as there are
     first voters. Each broker tries it; the catalog takes the first.
 W2  If some of them do not come, it is made after `PATIENCE_S` with as many as live, if these are a majority of the
-    first voters. So of three it has two replicas at least; the controller adds the others as they come.
+    first voters. So of three it has two replicas at least; the controller adds the others as they come. Nothing need
+    change in the catalog for that: each broker looks at each change, and now and then besides.
 W3  Until then who asks for it is told what it waits for, and may try again.
 W4  One that came with a feature level is made when the cluster has it: before, a broker could lead it that does not
     know what it is for.
@@ -22,6 +23,7 @@ Design: docs/explain/metadata.md.
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -81,11 +83,14 @@ class OwnStream:
         self._to_keep = {key: settings[key] for key in kept}
         self._incarnation = uuid.uuid4().hex
         self._began_s = self._not_before_s = clock_s()
+        self._has_begun = False
+        self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Look after each command that is applied here. Once this broker is registered."""
         self._began_s = self._clock_s()
-        self._service.subscribe(self._look)
+        self._has_begun = True
+        self._service.subscribe(self.look)
 
     def _factor(self) -> int | None:
         """W1, W2. None: not yet."""
@@ -96,10 +101,15 @@ class OwnStream:
         return None if is_patient or live <= self._voters // 2 else live
 
     def _live(self) -> int:
-        return len(self._service.catalog.cluster.who().registrations)
+        return sum(broker.is_live for broker in list(self._service.catalog.brokers.values()))
+
+    def look(self) -> None:
+        """Ask for what is missing. Called now and then besides (W2), as a try may have failed, too. Does not wait."""
+        if self._has_begun:
+            with self._lock:
+                self._look()
 
     def _look(self) -> None:
-        """On the catalog's thread, one call at a time."""
         if self.name in self._asks or self._clock_s() < self._not_before_s:
             return
         info = self._service.catalog.streams.get(self.name)
@@ -130,6 +140,7 @@ class OwnStream:
         self._ask("create_stream", values, partial(self._made, factor))
 
     def _ask(self, kind: str, values: Mapping[str, Any], answered: Callable[[Any], None]) -> None:
+        self._not_before_s = self._clock_s() + PAUSE_S  # also where a fault of ours ends it
         self._asks.ask(self.name, kind, lambda: values, failed=self._failed, answered=answered)
 
     def _failed(self, error: LiftlogError) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from broker.api.errors import NotReady
 from broker.api.stream import AUDIT_STREAM, OFFSETS_STREAM
 from broker.metadata.cluster import AUDITED
+from broker.runtime.cluster.broker import ClusterBroker
 from broker.runtime.cluster.own_streams import PATIENCE_S, PAUSE_S, OwnStream, replicas_default
 from broker.runtime.config.settings import AuditConfig
 from broker.runtime.partitions.streams import OFFSETS_SETTINGS, audit_settings
@@ -106,6 +108,48 @@ def test_who_does_not_come_is_waited_for_and_not_for_ever(executor: ThreadPoolEx
     cluster.register("b")
     done(executor)
     assert replicas(cluster) == 2
+
+
+def test_nothing_need_change_for_what_was_waited_for_or_has_failed(executor: ThreadPoolExecutor) -> None:
+    """W2: where nobody changes anything the catalog tells nobody of anything."""
+    cluster, clock = Refusing(), Clock()
+    stream = own(cluster, executor, clock)
+    for broker in "ab":
+        cluster.register(broker)
+    stream.look()
+    done(executor)
+    assert (replicas(cluster), cluster.sent) == (0, [])
+    cluster.refusals = 1
+    clock.now_s += PATIENCE_S
+    stream.look()
+    done(executor)
+    assert (replicas(cluster), len(cluster.sent)) == (0, 1)
+    clock.now_s += PAUSE_S
+    stream.look()
+    done(executor)
+    assert replicas(cluster) == 2
+
+
+def test_a_look_before_it_begins_asks_nothing(executor: ThreadPoolExecutor) -> None:
+    """A broker that is not registered yet makes nothing."""
+    cluster = Cluster()
+    for broker in "abc":
+        cluster.register(broker)
+    settings = OFFSETS_SETTINGS
+    OwnStream(cluster, OFFSETS_STREAM, settings, voters=3, executor=executor, clock_s=Clock()).look()
+    done(executor)
+    assert cluster.sent == []
+
+
+def test_each_round_of_a_broker_looks() -> None:
+    looks: list[str] = []
+
+    def named(name: str) -> Any:
+        return SimpleNamespace(look=lambda: looks.append(name), note_ends=lambda: None)
+
+    parts = SimpleNamespace(_replicas=named(""), _modes=named("modes"), _own={each: named(each) for each in "xy"})
+    ClusterBroker._each_round(cast("Any", parts))
+    assert looks == ["modes", "x", "y"]
 
 
 def test_who_has_failed_is_not_there(executor: ThreadPoolExecutor) -> None:
