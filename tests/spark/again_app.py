@@ -3,9 +3,10 @@
 In the first run all tasks of the frame have read when its stream grows; then the last task fails once, or on a cluster
 waits until Spark has run it elsewhere, too. The driver is killed as soon as the sink has committed.
 
-    python -m tests.spark.again_app <broker> <folder> <master> static|function
+    python -m tests.spark.again_app <broker> <folder> <master> static|function|cached
 
-`static`: the frame is the static side of the stream; `function`: it is loaded and joined within foreachBatch.
+`static`: the frame is the static side of the stream; `function`: it is loaded and joined within foreachBatch; `cached`:
+there it is cached, too, as it is used twice.
 Each attempt leaves a file `read-<batch>-<task>-<attempt>`, with partition and offset of each row that it has read.
 """
 
@@ -87,13 +88,17 @@ def main(broker: str, folder: str, master: str, shape: str) -> None:
         return frame.mapInArrow(tell, frame.schema).selectExpr("key", "value AS name")
 
     def joined(batch: DataFrame, number: int) -> None:
-        rows = batch.join(names(), "key").selectExpr("key", "name AS value")
+        known = names()
+        if shape == "cached":
+            known.persist().count()
+        rows = batch.join(known, "key").selectExpr("key", "name AS value")
         writer = rows.write.format("liftlog").mode("append").options(brokers=broker, stream=JOINED)
         writer.options(txnAppId=folder, txnVersion=number).save()
         if (where / "kill").exists():
             (where / "kill").rename(where / "killed")
             os.kill(jvm, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
+        known.unpersist()
 
     options = {"brokers": broker, "stream": EVENTS, "startingOffsets": "earliest"}
     events = spark.readStream.format("liftlog").options(**options).load().select("key")

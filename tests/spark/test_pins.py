@@ -377,6 +377,35 @@ def test_a_static_side_that_is_cached_is_not_replayed_as_it_was(
         known.unpersist()
 
 
+def test_a_frame_that_is_cached_within_the_function_is_replayed_as_it_was(
+    spark: SparkSession, stream: Stream, client: Client, checkpoint: str
+) -> None:
+    """And each batch has what was appended since, also where the cache of the batch before is still there."""
+    names, seen, kept = Stream.create(client, "cached-within"), list[list[int]](), list[DataFrame]()
+    names.append(5)
+
+    def counts(batch: DataFrame, _: int) -> None:
+        kept.append(names.read(batch.sparkSession).persist())
+        found = [kept[-1].count()]
+        names.append(1)
+        seen.append([*found, kept[-1].count(), names.read(batch.sparkSession).count()])
+
+    query = stream.follow(spark).writeStream.foreachBatch(counts).option("checkpointLocation", checkpoint)
+    try:
+        for grown in (1, 1, 0):
+            if grown:
+                stream.append(grown)
+            run = query.trigger(availableNow=True).start()
+            assert run.awaitTermination(120), "still running"
+            if len(seen) == 2:
+                forget_last(checkpoint, "commits")
+                names.append(10)
+    finally:
+        for frame in kept:
+            frame.unpersist()
+    assert seen == [[15, 15, 18], [18, 18, 21], [18, 18, 21]]
+
+
 @pytest.mark.timeout(400)
 def test_a_join_whose_driver_was_killed_after_the_commit_is_in_the_sink_once(
     broker: BrokerProcess, client: Client, tmp_path: Path

@@ -59,7 +59,7 @@ def whole(reads: dict[tuple[int, int], Places]) -> Places:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("shape", ["static", "function"])
+@pytest.mark.parametrize("shape", ["static", "function", "cached"])
 @pytest.mark.parametrize("again", ["fails", "speculated"])
 def test_all_attempts_and_the_replay_read_the_same_while_the_stream_grows(
     broker: BrokerProcess, streams: Client, tmp_path: Path, again: str, shape: str
