@@ -9,6 +9,8 @@ Q2  A broker that does not know pins, a frame that is too large for one, and one
     once. Each task looks for itself then, as it did before there were pins.
 Q3  Names begin with `PREFIX`, as those of consumers that a query has not named: one grant covers both. Earlier builds
     had none. Their pin counts where there is no other yet, so that a batch that was begun with one goes on.
+Q4  Once a pin has expired nobody knows whether its batch was begun. So a batch that is not the first of its query, and
+    of whose frame nothing is pinned, is told of: a sink that compares no rows would take others without a word.
 """
 
 from __future__ import annotations
@@ -72,6 +74,8 @@ def agree(calls: Calls, frame: FramePlan, batch: Batch, now: Callable[[], Heads]
         if not found.version and PREFIX:
             with suppress(Unauthorized):
                 pinned = decoded(_read(calls, path("pins", name)).text)  # Q3
+        if not pinned and batch.number > 0 and _is_news(name):  # Q4
+            log.warning("source.pin_missing streams=%s batch=%d", frame.selection, batch.number)
         while True:
             known = agreed(pinned, batch, frame.load)
             if known is not None:
@@ -105,6 +109,12 @@ def _read(calls: Calls, target: str) -> PinnedText:
 
 
 def _not_pinned(frame: FramePlan, why: str) -> None:
-    if frame.name not in _told:
-        _told.add(frame.name)
+    if _is_news(frame.name):
         log.warning("source.not_pinned streams=%s reason=%s", frame.selection, why)
+
+
+def _is_news(what: str) -> bool:
+    """Once in a process."""
+    is_news = what not in _told
+    _told.add(what)
+    return is_news

@@ -39,7 +39,7 @@ from tests.spark.sink_tasks import found
 from tests.spark.streams import Stream
 from tests.spark.test_exactly_once import forget_last, run_into
 from tests.support.clusters import RealCluster
-from tests.support.processes import BrokerProcess
+from tests.support.processes import BrokerProcess, eventually
 
 
 @pytest.fixture
@@ -271,6 +271,39 @@ def test_brokers_that_know_no_pins_are_read_as_before(
     stream.append(3)
     assert dims.rows() == stream.expected()
     assert caplog.text.count("source.not_pinned") == 1
+
+
+def test_a_pin_that_has_expired_is_told(
+    stream: Stream, tmp_path: Path, task: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The batch is read as a new one: nobody knows that it was begun."""
+    stream.append(1)
+    dims = Load(stream)
+    for number in (0, 1):
+        task("a", number)
+        dims.rows()
+    assert "source.pin_missing" not in caplog.text, "a first batch has none; then one is there"
+
+    env = {"LIFTLOG_CLEANER_OFFSETS_RETENTION_MS": "1000", "LIFTLOG_CLEANER_INTERVAL_MS": "100"}
+    process = BrokerProcess(tmp_path, None, env=env).start()
+    try:
+        with connect(process.address) as client:
+            expiring = Stream.create(client, "expires")
+            expiring.append(3)
+            dims = Load(expiring)
+            task("a", 0)
+            dims.rows()
+            batch, tasks = pinning.batch_here(), dims._tasks
+            assert batch is not None
+            assert tasks is not None
+            pin = f"/v1/pins/{pinning.PREFIX}{batch.query}.{pickle.loads(tasks[0]).opening.frame.name}"
+            eventually(lambda: not process.get(pin)["version"], what="the pin has expired")
+            expiring.append(2)
+            task("b", 1)
+            assert Load(expiring).rows() == expiring.expected()
+            assert "source.pin_missing" in caplog.text
+    finally:
+        process.stop()
 
 
 # in Spark
