@@ -22,16 +22,16 @@ PACKAGES = ("api", "storage", "metadata", "groups", "sinks", "ingest", "replicat
 
 
 def install(folder: str, socket_path: str) -> None:
-    """Put the faulty disk and the clock in place, in all modules that touch files."""
+    """Put the clock in place, before a module keeps the machine's; and the faulty disk, in all that touch files."""
+    disk, clock = FaultyOs(folder), Clock(Path(socket_path + ".clock"))
+    time.time_ns, time.time = clock.time_ns, clock.time
     for found in pkgutil.walk_packages(broker.__path__, "broker."):
         if found.name.split(".")[1] in PACKAGES:
             importlib.import_module(found.name)
-    disk, clock = FaultyOs(folder), Clock(Path(socket_path + ".clock"))
     for name, module in list(sys.modules.items()):
         if name.startswith("broker.") and getattr(module, "os", None) is os:
             module.os = disk  # type: ignore[attr-defined]
     serve(socket_path, disk, clock)
-    time.time_ns, time.time = clock.time_ns, clock.time
 
 
 def main() -> None:

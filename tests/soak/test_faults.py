@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.faults import FaultyOs, Rule
+from broker.client import connect
+from tests.soak.faults import Faults, FaultyOs, Rule
 from tests.soak.pages import Ranges
+from tests.support.processes import BrokerProcess
 
 FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND
 
@@ -115,3 +117,23 @@ def test_a_power_cut_takes_nothing_that_was_synced_and_other_files_are_left_alon
     assert len({content[10_000:] for content in left}) > 2, "whole, cut and torn"
     assert all(set(content[10_000:]) <= set(b"u\0") for content in left)
     assert (tmp_path / "beside").read_bytes() == b"beside"
+
+
+@pytest.mark.process
+def test_a_clock_that_is_moved_is_that_of_records(tmp_path: Path) -> None:
+    """Also of those that come over HTTP, before and after a start."""
+    faults, hour_ms = Faults(tmp_path / "faults.sock"), 3_600_000
+    broker = BrokerProcess(tmp_path / "a", None, command=("tests.soak.broker", "--faults", str(faults.path))).start()
+    try:
+        with connect(broker.address) as client:
+            client.create_stream("s")
+            client.append("s", 0, [{"value": b"now"}])
+            faults.order("clock", ahead_ms=hour_ms)
+            client.append("s", 0, [{"value": b"ahead"}])
+            broker.kill9()
+            broker.start()
+            client.append("s", 0, [{"value": b"ahead"}])
+            first, *later = client.read("s", start="earliest").to_table().column("timestamp").cast("int64").to_pylist()
+    finally:
+        broker.stop()
+    assert [round((at - first) / 1000 / hour_ms) for at in later] == [1, 1]
