@@ -64,7 +64,7 @@ COSTLY = (
     "goes on by the former settings",
     "asks on for what was let go",
     "believes a registration of before",
-    "holds a question about in-sync replicas for asked",
+    "holds a question that was answered for one under way",
     "opens a log by a clock that began before it",
     "sends one command for many, and no other",
     "counts the age of ids by the time of day",

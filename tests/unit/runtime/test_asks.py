@@ -1,4 +1,5 @@
-"""Goal: what a broker asks of the catalog is asked once at a time for each key, and again if it failed.
+"""Goal: what a broker asks of the catalog is asked once at a time for each key, and again if it failed; and many
+partitions ask by few commands.
 
 Method: an executor whose work is done when the test says so; a catalog that answers, refuses, or breaks.
 """
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from broker.api.errors import LiftlogError, NotReady
-from broker.runtime.cluster.asks import Asks
+from broker.metadata.partition import Place
+from broker.runtime.cluster.asks import Asks, BatchedAsks
 
 
 class Later(Executor):
@@ -127,3 +129,76 @@ def test_its_values_are_made_where_it_is_asked(asked: Asked) -> None:
     now["number"] = 2
     asked.later.work()
     assert numbers(asked) == [2]
+
+
+class Batched(Asked):
+    """Questions of many partitions, three by one command."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures: list[tuple[dict[Place, int], str]] = []
+        self.batched = BatchedAsks[int](
+            self.asks,
+            "note",
+            lambda asked: {"asked": dict(asked)},
+            at_once=3,
+            failed=lambda asked, error: self.failures.append((dict(asked), error.reason)),
+            answered=lambda asked, said: self.told.append((dict(asked), said["number"])),
+        )
+
+    def sent(self) -> list[dict[Place, int]]:
+        """What each command has asked for."""
+        return [command["asked"] for command in self.catalog.asked]
+
+
+def at(number: int) -> Place:
+    return "s", number
+
+
+@pytest.fixture
+def batched() -> Batched:
+    return Batched()
+
+
+def test_what_is_added_while_a_command_is_under_way_goes_by_the_next_ones(batched: Batched) -> None:
+    """A4."""
+    for number in range(6):
+        batched.batched.ask(at(number), number)
+    assert len(batched.later.waiting) == 1
+    for count in (1, 2, 3):
+        batched.later.work()
+        assert len(batched.sent()) == count
+    assert batched.sent() == [{at(0): 0}, {at(1): 1, at(2): 2, at(3): 3}, {at(4): 4, at(5): 5}]
+    assert batched.told == [(asked, 1 + number) for number, asked in enumerate(batched.sent())]
+    assert batched.later.waiting == []
+    batched.batched.ask(at(0), 0)
+    batched.later.work()
+    assert batched.sent()[3:] == [{at(0): 0}]
+
+
+def test_the_same_is_not_asked_again_and_the_latest_of_what_waits_counts(batched: Batched) -> None:
+    """A1, A4."""
+    for number in (0, 1):
+        batched.batched.ask(at(number), 7)
+    batched.batched.ask(at(0), 7)
+    for newer in (8, 9):
+        batched.batched.ask(at(1), newer)
+    batched.later.work()
+    batched.batched.ask(at(0), 7)  # by now it is not under way
+    while batched.later.waiting:
+        batched.later.work()
+    assert batched.sent() == [{at(0): 7}, {at(1): 9}, {at(0): 7}]
+
+
+@pytest.mark.parametrize("error", [NotReady("no controller"), ZeroDivisionError()])
+def test_a_command_that_failed_holds_up_no_later_one(batched: Batched, error: Exception) -> None:
+    """A3."""
+    batched.catalog.error = error
+    for number in range(2):
+        batched.batched.ask(at(number), number)
+    batched.later.work()
+    assert batched.failures == ([({at(0): 0}, "not_ready")] if isinstance(error, LiftlogError) else [])
+    batched.catalog.error = None
+    batched.later.work()
+    assert batched.sent() == [{at(0): 0}, {at(1): 1}]
+    assert batched.told == [({at(1): 1}, 2)]

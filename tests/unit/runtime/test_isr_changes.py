@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -148,13 +148,18 @@ def answered(partitions: list[Partition], count: int = 1) -> None:
     eventually(lambda: all(len(each.told) >= count for each in partitions), what="all to be answered")
 
 
+def nothing_under_way(partitions: list[Partition]) -> None:
+    many = partitions[0].wants._changes._many
+    eventually(lambda: not many._waiting and not many._under_way, what="the end of all tries")
+
+
 def test_changes_that_are_due_together_are_one_command(made: Made) -> None:
     """One goes at once; those that come meanwhile are the next."""
     service, partitions = made(40)
     service.goes.clear()
     for each in partitions:
         each.ask()
-        each.ask(again=True)  # at a tick, W1
+        each.ask(again=True)  # at a tick
     service.goes.set()
     answered(partitions)
     assert [each.told for each in partitions] == [[(ALL, 1)]] * 40
@@ -220,7 +225,7 @@ def test_a_command_in_doubt_answers_nobody_and_is_asked_again(made: Made) -> Non
         each.ask()
     before = {each.at: each.state for each in partitions}
     service.goes.set()
-    eventually(lambda: all(each.wants._isr_asked is None for each in partitions), what="the end of both tries")
+    nothing_under_way(partitions)
     assert [each.told for each in partitions] == [[]] * 4
     for each in partitions:  # at a tick, as of the state that the core knows
         each.ask_as_of(before[each.at])
@@ -238,7 +243,7 @@ def test_a_partition_that_closes_meanwhile_hears_nothing(made: Made) -> None:
         each.wants.end()
     service.goes.set()
     answered(partitions[2:])
-    eventually(lambda: all(each.wants._isr_asked is None for each in partitions), what="all to be over")
+    nothing_under_way(partitions)
     assert [each.told for each in partitions] == [[], [], [(ALL, 1)]]
 
 
@@ -285,7 +290,7 @@ def test_what_a_fault_of_ours_keeps_from_being_asked_is_asked_again(made: Made) 
     service.execute = broken  # type: ignore[method-assign]
     for each in partitions:
         each.ask()
-    eventually(lambda: all(each.wants._isr_asked is None for each in partitions), what="the end of the first try")
+    nothing_under_way(partitions)
     service.execute = execute  # type: ignore[method-assign]
     for each in partitions:
         each.ask(again=True)
@@ -293,25 +298,23 @@ def test_what_a_fault_of_ours_keeps_from_being_asked_is_asked_again(made: Made) 
     assert {each.told[0] for each in partitions} == {(ALL, 1)}
 
 
-def test_of_two_threads_that_ask_none_is_noted_that_nobody_asks(made: Made) -> None:
-    """W6: one that has just begun to ask goes on behind the next one. That one counted as under way for ever, and the
-    in-sync replicas changed no more in this leadership."""
+def test_an_earlier_question_that_is_handed_on_last_keeps_no_later_one_from_being_asked(made: Made) -> None:
+    """Of two threads that ask. The later one counted as under way for ever, and the in-sync replicas changed no more in
+    this leadership."""
     service, [partition] = made(1)
     service.goes.clear()
     partition.ask()
     eventually(lambda: service.sent, what="the first command, for which the others wait")
-    changes, others = partition.wants._changes, list[threading.Thread]()
+    changes, passed_over = partition.wants._changes, list[Any]()
 
     def ask(*asked: Any) -> None:
-        if not others:
-            others.append(threading.Thread(target=partition.ask, kwargs={"remove": "b"}))
-            others[0].start()
-            others[0].join(0.1)  # it waits for this one
+        passed_over.append(asked)
+        if len(passed_over) == 1:
+            partition.ask(remove="b")
         IsrChanges.ask(changes, *asked)
 
     with patch.object(changes, "ask", ask):
         partition.ask(remove="b")
-        others[0].join()
     service.goes.set()
 
     def is_told() -> bool:
@@ -319,32 +322,3 @@ def test_of_two_threads_that_ask_none_is_noted_that_nobody_asks(made: Made) -> N
         return 3 in {request for _, request in partition.told}
 
     eventually(is_told, what="an answer to the last question")
-
-
-class AtOnce(Executor):
-    """Does at once what it is given, as a pool may before whoever has given it goes on."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
-        fn(*args, **named)
-        return Future()
-
-
-def test_what_is_asked_again_because_of_its_answer_goes() -> None:
-    """O4. Seen before, twice in some hundred runs: the same question, asked again by a tick when its first try had come
-    to nothing, counted as under way still. Nobody asked any more, and a dead follower stayed in sync."""
-    service = Service(1, FEATURE_LEVEL)
-    service.in_doubt = 1
-    commands = AtOnce()
-    host = cast(Host, SimpleNamespace(me="a", service=service, commands=commands))
-    [partition] = [Partition(host, IsrChanges("a", service, commands), at) for at in service.places]
-    said = partition.wants._isr_said
-
-    def then_a_tick(ask: AskIsr, answer: Mapping[str, Any]) -> None:
-        said(ask, answer)
-        if not partition.told:
-            partition.wants.do(ask)
-
-    with patch.object(partition.wants, "_isr_said", then_a_tick):
-        partition.ask()
-    assert partition.told == [(ALL, 1)]
-    assert len(service.sent) == 2

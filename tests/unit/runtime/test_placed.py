@@ -1262,9 +1262,7 @@ def test_replicas_that_are_opened_together_are_reported_together(one: Node, clus
     one.start()
     cluster.goes.clear()
     places = cluster.create("s", partitions=40)
-    eventually(
-        lambda: len(one.replicas._reports._gathering._waiting) == len(places) - 1, what="all but the first to wait"
-    )
+    eventually(lambda: len(one.replicas._reports._waiting) == len(places) - 1, what="all but the first to wait")
     cluster.goes.set()
     eventually(lambda: all("a" in cluster.state(at).opened for at in places), what="all to be reported")
     told = [command["replicas"] for command in cluster.sent if command["kind"] == "report_opened"]

@@ -8,12 +8,10 @@
 replicas.py     All replicas of this broker: what the catalog says goes to each, and step-outs are gathered.
 placed.py       One replica under the catalog: leader, follower or resting; its step-outs.
 mending.py      What it cannot read any more comes from other replicas.
-gathering.py    What many partitions ask of the catalog goes by few commands.
 isr_changes.py  Changes of in-sync replicas, and the answer to each.
-opened_reports.py  That folders of replicas are there is told to the catalog, many by one command.
 capturing.py    The capture of its messages while it leads.
 serial_work.py  One thing at a time for each replica, on the threads of a pool.
 folders.py      The folders of placed partitions: opened, made, moved aside, removed.
 log_ends.py     So far each log went, at the least: what ends below was put back from a copy.
-wants.py        Wishes of one replica to the catalog and to its followers, asked once at a time.
+wants.py        Wishes of one replica to the catalog and to its followers.
 """

@@ -1,10 +1,10 @@
-"""Asks the catalog for changes of in-sync replicas, those of many partitions by one command.
+"""Asks the catalog for changes of in-sync replicas, those of many partitions by one command (`asks.A4`).
 
-    partition ─ ask ─► gathered ─► alter_isrs ─► an answer for each ─► the partition's `told`
+    partition ─ ask ─► alter_isrs ─► an answer for each ─► the partition's `answered`
 
 X1  Each change is answered for itself: the state that it was judged by, or why there is none. A command in doubt
-    answers none of its changes, and each partition hears that.
-X2  Each answer is told on a thread of its own: a partition whose append hangs at its disk holds up no other one.
+    answers none of its changes, and leaves a line.
+X2  Each answer is given on a thread of its own: a partition whose append hangs at its disk holds up no other one.
 X3  Below the feature level that has `alter_isrs` each change is a command, as the releases before send it.
 """
 
@@ -17,17 +17,18 @@ from concurrent.futures import Executor
 from typing import Any
 
 from broker.api.errors import LiftlogError
-from broker.metadata.catalog import COMMAND_VERSION, SINCE
+from broker.metadata.catalog import SINCE
 from broker.metadata.partition import Place
 from broker.metadata.partition_commands import ISR_CHANGES_MAX
 from broker.replication.events import AskIsr
-from broker.runtime.cluster.replicas.gathering import Gathering
+from broker.runtime.cluster.asks import Asks, BatchedAsks
 from broker.runtime.cluster.wiring import CatalogService
 
 log = logging.getLogger(__name__)
 
-Told = Callable[[AskIsr, Mapping[str, Any]], None]
+Answered = Callable[[AskIsr, Mapping[str, Any]], None]
 """Takes the question and its answer: {"state": ...}, or {"error": problem}, where the problem may have a state."""
+Changes = Mapping[Place, tuple[AskIsr, Answered]]
 
 
 class IsrChanges:
@@ -41,58 +42,67 @@ class IsrChanges:
         self._me = me
         self._service = service
         self._commands = commands
-        self._gathering: Gathering[tuple[AskIsr, Told]] = Gathering(
-            self._ask_many, commands, at_once=ISR_CHANGES_MAX, ended=self._tell
+        self._asks = Asks(service, commands)
+        self._many: BatchedAsks[tuple[AskIsr, Answered]] = BatchedAsks(
+            self._asks,
+            "alter_isrs",
+            self._of_many,
+            at_once=ISR_CHANGES_MAX,
+            failed=self._failed,
+            answered=lambda asked, said: self._answer(asked, said.get("answers")),
         )
 
-    def ask(self, at: Place, ask: AskIsr, told: Told) -> None:
-        """Have `told` called once with the answer, unless the broker stops, or the partition asks for something else
-        before this has gone. Does not wait."""
+    def ask(self, at: Place, ask: AskIsr, answered: Answered) -> None:
+        """Ask for this change, unless it is under way. Does not wait.
+
+        Args:
+            answered: Called with the answer, if there is one: not where the broker stops, the command is in doubt, or
+                the partition asks for something else before this has gone.
+        """
         if self._service.catalog.cluster.feature_level >= SINCE["alter_isrs"]:
-            self._gathering.add(at, (ask, told))
-        else:
-            self._submit(self._ask_one, at, ask, told)  # X3
+            self._many.ask(at, (ask, answered))
+            return
+        self._asks.ask(  # X3
+            (at, ask),
+            "alter_isr",
+            lambda: self._of_one(at, ask),
+            failed=lambda error: answered(ask, {"error": error.to_problem()}),
+            answered=lambda said: answered(ask, said),
+        )
 
-    def _ask_many(self, asked: Mapping[Place, tuple[AskIsr, Told]]) -> Mapping[str, Any]:
-        rows = [(at, ask, [*at, ask.epoch, ask.partition_epoch]) for at, (ask, _) in asked.items()]
-        added = [[*row, ask.add, *ask.incarnation] for _, ask, row in rows if ask.add is not None]
-        removed = [[*row, ask.remove] for _, ask, row in rows if ask.add is None]
-        return self._execute("alter_isrs", add=added, remove=removed)
+    def _of_many(self, asked: Changes) -> dict[str, Any]:
+        rows = [(ask, [*at, ask.epoch, ask.partition_epoch]) for at, (ask, _) in asked.items()]
+        added = [[*row, ask.add, *ask.incarnation] for ask, row in rows if ask.add is not None]
+        removed = [[*row, ask.remove] for ask, row in rows if ask.add is None]
+        return {"broker_id": self._me, "add": added, "remove": removed}
 
-    def _tell(self, asked: Mapping[Place, tuple[AskIsr, Told]], said: Mapping[str, Any] | None) -> None:
-        said = said or {}
-        answers = _by_place(said.get("error", said).get("answers"))
-        of_all = said if "error" in said else {}
-        for at, (ask, told) in asked.items():
-            self._submit(told, ask, answers.get(at, of_all))  # X1, X2
-
-    def _ask_one(self, at: Place, ask: AskIsr, told: Told) -> None:
+    def _of_one(self, at: Place, ask: AskIsr) -> dict[str, Any]:
         change = {"add": [ask.add, *ask.incarnation]} if ask.add is not None else {"remove": ask.remove}
         epochs = {"leader_epoch": ask.epoch, "partition_epoch": ask.partition_epoch}
-        answer: Mapping[str, Any] = {}
-        try:
-            answer = self._execute("alter_isr", stream=at[0], partition=at[1], **epochs, **change)
-        finally:
-            told(ask, answer)
+        return {"broker_id": self._me, "stream": at[0], "partition": at[1], **epochs, **change}
 
-    def _execute(self, kind: str, **values: Any) -> Mapping[str, Any]:
-        """The result, or {"error": problem}."""
-        command = {"v": COMMAND_VERSION, "kind": kind, "broker_id": self._me, **values}
-        try:
-            said = self._service.execute(command)
-        except LiftlogError as error:
-            return {"error": error.to_problem()}
-        return said if isinstance(said, Mapping) else {}
+    def _failed(self, asked: Changes, error: LiftlogError) -> None:
+        """X1. One that would change nothing is refused, with an answer for each."""
+        answers = error.to_problem().get("answers")
+        if answers is None:
+            log.info("replica.isr_not_altered partitions=%d error=%s", len(asked), error)
+        self._answer(asked, answers)
 
-    def _submit(self, act: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the broker stops
-            self._commands.submit(self._guarded, act, *args)
+    def _answer(self, asked: Changes, answers: Any) -> None:
+        """X2."""
+        for at, said in _by_place(answers).items():
+            if at in asked:
+                ask, answered = asked[at]
+                with contextlib.suppress(RuntimeError):  # the broker stops
+                    self._commands.submit(_guarded, at, answered, ask, said)
 
-    def _guarded(self, act: Callable[..., None], *args: Any) -> None:
-        try:
-            act(*args)
-        except Exception:
-            log.exception("replica.want_bug broker=%s", self._me)
+
+def _guarded(at: Place, answered: Answered, ask: AskIsr, said: Mapping[str, Any]) -> None:
+    try:
+        answered(ask, said)
+    except Exception:
+        log.exception("replica.told_bug partition=%s", at)
+        raise
 
 
 def _by_place(answers: Any) -> dict[Place, Mapping[str, Any]]:

@@ -50,7 +50,6 @@ from broker.replication.messages import NO_INCARNATION, Incarnation
 from broker.runtime.cluster.replicas.capturing import Capturing
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.replicas.mending import Mender, Mending
-from broker.runtime.cluster.replicas.opened_reports import OpenedReports
 from broker.runtime.cluster.replicas.serial_work import SerialWork
 from broker.runtime.cluster.replicas.wants import Wants
 from broker.runtime.cluster.wiring import FollowerDriver, Host
@@ -102,6 +101,7 @@ class PlacedReplica:
         found: Its log, if the start of this process has found one. is_old: That was put back.
         shut: Why that is kept shut; None: it is not.
         woken: Called when it wants to step out, or is to be looked at.
+        report_opened: Has the catalog know that its folder is there. Does not wait.
         mender: The broker's.
 
     Attributes:
@@ -122,7 +122,7 @@ class PlacedReplica:
         name: str,
         found: PartitionLog | None,
         woken: Callable[[], None],
-        reports: OpenedReports,
+        report_opened: Callable[[Place, Incarnation], None],
         changes: IsrChanges,
         mender: Mender,
         *,
@@ -140,7 +140,7 @@ class PlacedReplica:
         self._name = name
         self._found = found
         self._woken = woken
-        self._reports = reports
+        self._report_opened = report_opened
         self._mender = mender
         self.mending: Mending | None = None
         self._turns = SerialWork(host.workers, self._work, host.waits)
@@ -352,7 +352,7 @@ class PlacedReplica:
             return False
         is_opened = me in state.opened
         if not is_opened:
-            self._reports.say(self.at, self._incarnation)
+            self._report_opened(self.at, self._incarnation)
         partition.leader_at = None if state.leader == me else told.leader_at
         if self.stepping is not None and self.stepping.why == "fsync":  # V4
             return is_opened

@@ -58,10 +58,10 @@ from broker.metadata.growth import GrowthStage, stage_of
 from broker.metadata.heard import Heard
 from broker.metadata.partition import PartitionState, Place
 from broker.metadata.session import slower
-from broker.runtime.cluster.asks import Asks
+from broker.replication.messages import Incarnation
+from broker.runtime.cluster.asks import Asks, BatchedAsks
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.replicas.mending import Mender
-from broker.runtime.cluster.replicas.opened_reports import OpenedReports
 from broker.runtime.cluster.replicas.placed import PlacedReplica, Stepping, Told
 from broker.runtime.cluster.wiring import Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
@@ -73,6 +73,8 @@ TICK_MS: Final = 200
 TICKED_AT_ONCE: Final = 1_000
 """Each takes some microseconds of the interpreter, which all threads share: the Raft thread, and so the session, waits
 while replicas are ticked."""
+OPENED_AT_ONCE: Final = 1_000
+"""So many folders that are there are in one command: some 50 KiB."""
 GATHER_MS: Final = 30
 ASK_AGAIN_MS: Final = 400
 GIVE_UP_MS: Final = 5_000
@@ -113,7 +115,6 @@ class Replicas:
         self._host = host
         self._process = process
         self._now_ms = host.now_ms
-        self._reports = OpenedReports(host.me, host.service, host.commands)
         self._changes = IsrChanges(host.me, host.service, host.commands)
         self._replicas: dict[Place, PlacedReplica] = {}
         self._found: dict[Place, tuple[str, PartitionLog]] = {}
@@ -130,6 +131,9 @@ class Replicas:
         self._asked_ms: dict[tuple[Place, Stepping], int] = {}  # step-outs, and when they were asked for last
         self._step_outs = Asks(host.service, host.step_outs)  # by why
         self._asks = Asks(host.service, host.commands)  # by what, or of which stream
+        self._reports: BatchedAsks[Incarnation] = BatchedAsks(
+            self._asks, "report_opened", self._as_opened, at_once=OPENED_AT_ONCE, failed=_not_reported
+        )
         self._stops: dict[str, tuple[int, int]] = {}  # of streams that are to stop: as of when, and since when (ms)
         self._knows_again_ms: dict[str, int] = {}  # streams whose stop was given up: not before that
         self._has_given_up = self._is_due = self._has_named_unknown = self._has_opened = False
@@ -401,7 +405,7 @@ class Replicas:
             found_name,
             found,
             self._loop.wake,
-            self._reports,
+            self._reports.ask,
             self._changes,
             self._mender,
             is_old=at in self._old,
@@ -508,6 +512,12 @@ class Replicas:
     def _as_me(self) -> dict[str, Any]:
         return {"broker_id": self._host.me, "registration": self._registration}
 
+    def _as_opened(self, opened: Mapping[Place, Incarnation]) -> dict[str, Any]:
+        """A command is of one registration. What was asked under an earlier one does not count any more."""
+        newest = max(registration for registration, _ in opened.values())
+        replicas = [[*at, step_outs] for at, (registration, step_outs) in opened.items() if registration == newest]
+        return {"broker_id": self._host.me, "registration": newest, "replicas": replicas}
+
     def _refused(self, why: str, places: Iterable[Place]) -> None:
         for at in places:
             if (replica := self._replicas.get(at)) is not None:
@@ -608,6 +618,11 @@ class Replicas:
             "epoch_seen": max((opened.epochs.latest for _, opened, _ in logs), default=-1),
             "logs": [[*at, opened.epochs.epoch_of(end - 1) if end else -1, end] for at, opened, end in logs],
         }
+
+
+def _not_reported(opened: Mapping[Place, Incarnation], error: LiftlogError) -> None:
+    """Each says it again when its replica has its next turn."""
+    log.info("replica.not_reported partitions=%d error=%s", len(opened), error)
 
 
 def _is_same(before: Told | None, told: Told) -> bool:

@@ -1,8 +1,7 @@
-"""Wishes of one replica to the catalog and to its followers: asked in threads that may wait, one at a time.
+"""Wishes of one replica to the catalog and to its followers: asked in threads that may wait.
 
-W1  A question that is under way is not asked again: the first try may take as long as the controller does.
 W2  An answer to `AskIsr` brings the state that it was judged by, also a refusal (`insync.I1`). Without a state the
-    question is asked again at a tick.
+    question is asked again at a tick, unless it is under way (`asks.A1`).
 W3  A trim is done in the replica's turn. One that the disk refuses is tried again, in the same leadership only: who
     asked for it is told when that ends, and nothing is deleted behind his back when this broker leads again.
 W4  A request is named by its number and its leader epoch. A log that was made since counts from the beginning: its
@@ -10,8 +9,6 @@ W4  A request is named by its number and its leader epoch. A log that was made s
     catalog is about to add.
 W5  Nobody is asked in whom the applied catalog holds for dead under this very registration: the controller would
     refuse it, at each try. What was not asked for is refused here. One that is not known yet is asked in.
-W6  Of two threads that ask, the one that is noted last hands on last, as of two questions that wait the later one stays
-    (`gathering.O2`). Else one would be noted that nobody asks, and counts as under way for ever (W1).
 """
 
 from __future__ import annotations
@@ -55,10 +52,8 @@ class Wants:
         self._ask_turn = ask_turn
         self._step_out = step_out
         self._lock = threading.Lock()
-        self._asking = threading.RLock()  # W6; a thread may be told at once, and ask again
         self._open: tuple[ReplicatedPartition, Followers] | None = None
         self._trim_to = (-1, 0)  # leader epoch, log start
-        self._isr_asked: tuple[int, int] | None = None
 
     def begin(self, partition: ReplicatedPartition, followers: Followers) -> None:
         """The log is open."""
@@ -110,16 +105,9 @@ class Wants:
     # -- the catalog -----------------------------------------------------------------------------------------
 
     def _ask_isr(self, ask: AskIsr) -> None:
-        with self._asking:
-            with self._lock:
-                if self._isr_asked == (ask.epoch, ask.request):  # W1, W4
-                    return
-                is_asked = not self._is_held_for_dead(ask)
-                if is_asked:
-                    self._isr_asked = ask.epoch, ask.request
-            if is_asked:
-                self._changes.ask(self._at, ask, self._isr_said)
-                return
+        if not self._is_held_for_dead(ask):
+            self._changes.ask(self._at, ask, self._isr_said)
+            return
         state, opened = self._host.service.catalog.cluster.partitions.get(self._at), self._open
         if state is not None and opened is not None and state.leader_epoch == ask.epoch:  # W5
             opened[0].isr_answered(state, ask.request)
@@ -129,10 +117,7 @@ class Wants:
         return info is not None and not info.is_live and info.registration == ask.incarnation[0]
 
     def _isr_said(self, ask: AskIsr, said: Mapping[str, Any]) -> None:
-        """The catalog has answered, or has not."""
-        with self._lock:
-            if self._isr_asked == (ask.epoch, ask.request):
-                self._isr_asked = None
+        """The catalog has answered."""
         if (problem := said.get("error")) is not None:
             change = f"add {ask.add} {ask.incarnation}" if ask.add is not None else f"remove {ask.remove}"
             log.info("replica.isr_refused partition=%s change=%s error=%s", self._at, change, problem.get("detail"))
