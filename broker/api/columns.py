@@ -60,7 +60,6 @@ ADDED: Final = struct.Struct("<I4x")
 BUFFERS_OF: Final = dict(zip(SCHEMA.names, pairwise(accumulate((2, 2, 3, 3, 3, 9, 3), initial=0)), strict=True))
 NODES_OF: Final = dict(zip(SCHEMA.names, pairwise(accumulate((1, 1, 1, 1, 1, 4, 1), initial=0)), strict=True))
 """Of each column: which buffers and nodes of a message are its own, [first, stop)."""
-_STARTS: Final = [first for first, _ in BUFFERS_OF.values()]
 KNOWN: Final = struct.Struct("<14I8q")
 """What is known of the columns of a batch: the CRC of each, what each adds to that of the batch, and where they lie in
 the body, each from one edge to the next."""

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from broker.api.batch import read_header, verify_batch
+from broker.api.batch import read_header
 from broker.api.errors import BadBatch, LiftlogError, UnknownFormatVersion
 from broker.storage.disk import Disk
 from broker.storage.encrypted.keyfile import keep_keys, load_keys
@@ -208,11 +208,3 @@ class Vault:
                 except KeyError:  # another thread did
                     break
         return found
-
-
-def open_stored(vault: Vault | None, message: bytes | bytearray | memoryview, *, where: str = "") -> memoryview:
-    """A stored message, verified, and opened where the log is encrypted. Raises BadBatch."""
-    if vault is not None:
-        return vault.open_message(message, where=where)
-    verify_batch(message, where=where)
-    return memoryview(message)
