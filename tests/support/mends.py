@@ -75,7 +75,7 @@ MENDS: Final[dict[str, tuple[str, ...]]] = {
         "unit/link/test_memory::an_outbox_keeps_nothing_of_what_it_has_forgotten",
     ),
     "who is held for dead is proposed at each fetch": (
-        "unit/runtime/test_wants::who_is_held_for_dead_is_refused_without_a_question",
+        "unit/runtime/test_leader_effects::who_is_held_for_dead_is_refused_without_a_question",
     ),
     "a fault in one partition ends the stream of all": (
         "unit/link/test_link::a_fault_in_one_follower_ends_no_stream",

@@ -1,7 +1,7 @@
 """Goal: changes of in-sync replicas that are due together are one command, and each partition hears the answer to its
 own question: the state that it was judged by, a refusal with its state, or nothing.
 
-Method: the driver of the wants of many partitions over a real catalog, which answers when the test lets it. No broker
+Method: the effects of the cores of many leaders over a real catalog, which answers when the test lets it. No broker
 has a disk or a log here.
 """
 
@@ -24,7 +24,7 @@ from broker.metadata.partition import PartitionState, Place
 from broker.metadata.partition_commands import ISR_CHANGES_MAX
 from broker.replication.events import AskIsr
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
-from broker.runtime.cluster.replicas.wants import Wants
+from broker.runtime.cluster.replicas.leader_effects import LeaderEffects
 from broker.runtime.cluster.wiring import Followers, Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from tests.support.processes import eventually
@@ -93,14 +93,14 @@ class Service:
 
 
 class Partition:
-    """One that notes what its core would be told, and its wants."""
+    """One that notes what its core would be told, and its effects."""
 
     def __init__(self, host: Host, changes: IsrChanges, at: Place) -> None:
         self.host, self.at = host, at
         self.told: list[tuple[tuple[str, ...], int | None]] = []
         self.requests = 0
-        self.wants = Wants(host, at, changes, ask_turn=lambda: None, step_out=lambda why: None)
-        self.wants.begin(cast(ReplicatedPartition, self), cast(Followers, self))
+        self.effects = LeaderEffects(host, at, changes, ask_turn=lambda: None, step_out=lambda why: None)
+        self.effects.begin(cast(ReplicatedPartition, self), cast(Followers, self))
 
     def isr_answered(self, state: PartitionState, request: int | None = None) -> None:
         self.told.append((state.isr, request))
@@ -121,7 +121,7 @@ class Partition:
         if not change:
             change = {"add": "c", "incarnation": (self.host.service.catalog.brokers["c"].registration, 0)}
         epoch = state.partition_epoch - late
-        self.wants.do(AskIsr(request=self.requests, epoch=state.leader_epoch, partition_epoch=epoch, **change))
+        self.effects.do(AskIsr(request=self.requests, epoch=state.leader_epoch, partition_epoch=epoch, **change))
 
 
 Made = Callable[..., tuple[Service, list[Partition]]]
@@ -149,7 +149,7 @@ def answered(partitions: list[Partition], count: int = 1) -> None:
 
 
 def nothing_under_way(partitions: list[Partition]) -> None:
-    many = partitions[0].wants._changes._many
+    many = partitions[0].effects._changes._many
     eventually(lambda: not many._waiting and not many._under_way, what="the end of all tries")
 
 
@@ -240,7 +240,7 @@ def test_a_partition_that_closes_meanwhile_hears_nothing(made: Made) -> None:
         each.ask()
     eventually(lambda: service.sent, what="the first command")
     for each in partitions[:2]:  # one is under way, one waits
-        each.wants.end()
+        each.effects.end()
     service.goes.set()
     answered(partitions[2:])
     nothing_under_way(partitions)
@@ -305,7 +305,7 @@ def test_an_earlier_question_that_is_handed_on_last_keeps_no_later_one_from_bein
     service.goes.clear()
     partition.ask()
     eventually(lambda: service.sent, what="the first command, for which the others wait")
-    changes, passed_over = partition.wants._changes, list[Any]()
+    changes, passed_over = partition.effects._changes, list[Any]()
 
     def ask(*asked: Any) -> None:
         passed_over.append(asked)

@@ -407,7 +407,7 @@ def test_a_log_that_has_recovered_does_not_step_out_for_what_was_seen_before(
 def test_a_tick_that_saw_the_failed_log_and_asks_once_it_has_recovered_asks_in_vain(
     led: tuple[Node, Cluster, Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """V4. Between its look and its wish the tick's thread stands still."""
+    """V4. Between its look and its question the tick's thread stands still."""
     one, cluster, at = led
     placed, step_out = one.placed(at), PlacedReplica.step_out
     has_seen, may_ask = threading.Event(), threading.Event()
@@ -444,15 +444,15 @@ def test_a_leader_that_asks_once_its_log_has_recovered_asks_in_vain(
     """V4. The pool's thread stands still between the failed fsync and what comes of it; a tick asks meanwhile."""
     one, cluster, at = led
     may_ask, has_asked = threading.Event(), threading.Event()
-    wants = one.placed(at)._wants
-    step_out = wants._step_out
+    effects = one.placed(at)._effects
+    step_out = effects._step_out
 
     def step_out_late(why: str) -> None:
         assert may_ask.wait(60)
         step_out(why)
         has_asked.set()
 
-    monkeypatch.setattr(wants, "_step_out", step_out_late)
+    monkeypatch.setattr(effects, "_step_out", step_out_late)
     fails_until_it_recovers(one, monkeypatch)
     append(one.partition(at))
     is_following(one)
@@ -928,7 +928,7 @@ def test_a_log_that_was_closed_has_not_failed(led: tuple[Node, Cluster, Place]) 
     placed.tick(1 << 40)
     assert before.log.state.failure is not None
     eventually(lambda: one.partition(at).leads, what="to lead again")
-    assert placed._wants_out is None
+    assert placed._cause is None
     assert placed.stepping is None
     assert cluster.state(at).step_outs_of("a") == 0
 

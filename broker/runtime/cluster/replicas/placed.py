@@ -49,9 +49,9 @@ from broker.metadata.partition import PartitionState, Place
 from broker.replication.messages import NO_INCARNATION, Incarnation
 from broker.runtime.cluster.replicas.capturing import Capturing
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
+from broker.runtime.cluster.replicas.leader_effects import LeaderEffects
 from broker.runtime.cluster.replicas.mending import Mender, Mending
 from broker.runtime.cluster.replicas.serial_work import SerialWork
-from broker.runtime.cluster.replicas.wants import Wants
 from broker.runtime.cluster.wiring import FollowerDriver, Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.disk import NO_DESCRIPTORS
@@ -144,12 +144,12 @@ class PlacedReplica:
         self._mender = mender
         self.mending: Mending | None = None
         self._turns = SerialWork(host.workers, self._work, host.waits)
-        self._wants = Wants(host, at, changes, ask_turn=self._turns.ask, step_out=self._leader_steps_out)
+        self._effects = LeaderEffects(host, at, changes, ask_turn=self._turns.ask, step_out=self._leader_steps_out)
         self._lock = threading.Lock()  # over what others leave for the next turn
         self._capturing = Capturing(host, self._lock, lambda: self._was_removed, woken, self._turns.ask)
         self._told: Told | None = None
         self._was_removed = False
-        self._wants_out: str | None = None
+        self._cause: str | None = None  # why it is to step out
         self._life = 0  # how often the log was recovered or closed
         self._led_in = 0  # the life in which this replica began to lead
         # of turns alone
@@ -199,8 +199,8 @@ class PlacedReplica:
         with self._lock:
             if seen_in is not None and seen_in != self._life:
                 return
-            if self._wants_out != "fsync":
-                self._wants_out = why
+            if self._cause != "fsync":
+                self._cause = why
         self._turns.ask()
 
     def _leader_steps_out(self, why: str) -> None:
@@ -313,25 +313,25 @@ class PlacedReplica:
         self.is_fresh &= told.was_left
         if not self._adopt(told):
             self._is_unfinished = True
-        if (wants_out := self._take_wish()) is not None:
-            self._begin_step_out(wants_out)
-        if not self._wants.trim():
+        if (why := self._take_cause()) is not None:
+            self._begin_step_out(why)
+        if not self._effects.trim():
             self._is_unfinished = True
         self._see_to_stage(told)
         if (partition := self.partition) is not None and self._info is told.info:  # else it is about to be paused
             self._capturing.see_to(partition, told.info)
 
-    def _take_wish(self) -> str | None:
-        """What somebody wants to step out for."""
+    def _take_cause(self) -> str | None:
+        """Why a step-out is to be asked for, if one is."""
         with self._lock:
-            wants_out, self._wants_out = self._wants_out, None
-        return wants_out
+            why, self._cause = self._cause, None
+        return why
 
     def _begin_life(self) -> None:
         """The log was recovered, or is about to be closed: what was seen of it before does not count any more."""
         with self._lock:
             self._life += 1
-            self._wants_out = None
+            self._cause = None
 
     def _adopt(self, told: Told) -> bool:
         """Take the role that the state gives. Returns whether nothing has to be tried again."""
@@ -469,13 +469,13 @@ class PlacedReplica:
             host.make_replica(told.info, self.at[1], opened),
             me=host.me,
             has_session=host.has_session,
-            to_others=self._wants.do,
+            to_others=self._effects.do,
             pool=host.sync_pool,
             appender=host.appender,
         )
         self._info = told.info
         self._follower = host.wiring.follower(self.at, partition, self.step_out)
-        self._wants.begin(partition, host.wiring.followers(self.at, partition))
+        self._effects.begin(partition, host.wiring.followers(self.at, partition))
         return partition
 
     def _close(self, *, clean: bool) -> None:
@@ -490,7 +490,7 @@ class PlacedReplica:
         if self._follower is not None:
             self._follower.close()
         self._follower = self._following = None
-        self._wants.end()
+        self._effects.end()
         self._begin_life()
         opened = self._found if partition is None else partition.log
         self._found = None

@@ -1,4 +1,4 @@
-"""Wishes of one replica to the catalog and to its followers: asked in threads that may wait.
+"""What the core of a leader wants done by others: the catalog and its followers. Threads that may wait do it.
 
 W2  An answer to `AskIsr` brings the state that it was judged by, also a refusal (`insync.I1`). Without a state the
     question is asked again at a tick, unless it is under way (`asks.A1`).
@@ -28,8 +28,8 @@ from broker.runtime.partitions.replicated import ReplicatedPartition
 log = logging.getLogger(__name__)
 
 
-class Wants:
-    """The wishes of one replica. Thread-safe.
+class LeaderEffects:
+    """Those of one replica. Thread-safe.
 
     Args:
         changes: Those of all replicas of this broker.

@@ -2,7 +2,7 @@
 same numbers: its leader would stop counting a member that the catalog is about to add. And no trim outlives the
 leadership that it was asked in.
 
-Method: the driver of a replica's wants, with partitions that note what they are told, and a catalog that answers when
+Method: the effects of a leader's core, with partitions that note what they are told, and a catalog that answers when
 the test lets it.
 """
 
@@ -20,7 +20,7 @@ from broker.api.errors import DiskFull
 from broker.metadata.partition import PartitionState
 from broker.replication.events import AskIsr, StartMoved, Trim
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
-from broker.runtime.cluster.replicas.wants import Wants
+from broker.runtime.cluster.replicas.leader_effects import LeaderEffects
 from broker.runtime.cluster.wiring import Followers, Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from tests.support.processes import eventually
@@ -78,19 +78,19 @@ def test_a_late_answer_is_not_for_the_log_that_was_made_since(commands: ThreadPo
     catalog, first, second = Catalog(), Noting(), Noting()
     host = cast(Host, SimpleNamespace(me="a", service=catalog, commands=commands))
     changes = IsrChanges("a", catalog, commands)
-    wants = Wants(host, AT, changes, ask_turn=lambda: None, step_out=lambda why: None)
+    effects = LeaderEffects(host, AT, changes, ask_turn=lambda: None, step_out=lambda why: None)
 
     def begin(partition: Noting, epoch: int) -> None:
-        wants.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
-        wants.do(AskIsr(request=1, epoch=epoch, partition_epoch=7, add="b", incarnation=(3, 0)))
+        effects.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
+        effects.do(AskIsr(request=1, epoch=epoch, partition_epoch=7, add="b", incarnation=(3, 0)))
 
     begin(first, 5)
     eventually(lambda: len(catalog.asked) == 1, what="the first question")
-    wants.end()  # a damaged replica has stepped out, and begins anew; later it leads again
+    effects.end()  # a damaged replica has stepped out, and begins anew; later it leads again
     begin(second, 9)
     eventually(lambda: len(catalog.asked) == 2, what="the question of the second log, beside the first one's")
     catalog.answer(0, epoch=9)  # a refusal of what the first one had asked, judged when the second one leads
-    wants.do(AskIsr(request=1, epoch=9, partition_epoch=7, add="b", incarnation=(3, 0)))
+    effects.do(AskIsr(request=1, epoch=9, partition_epoch=7, add="b", incarnation=(3, 0)))
     catalog.answer(1, epoch=9)
     eventually(lambda: second.told, what="the answer to the second log")
     commands.shutdown()
@@ -107,9 +107,9 @@ def test_who_is_held_for_dead_is_refused_without_a_question(
     catalog, partition = Catalog(), Noting()
     host = cast(Host, SimpleNamespace(me="a", service=catalog, commands=commands))
     changes = IsrChanges("a", catalog, commands)
-    wants = Wants(host, AT, changes, ask_turn=lambda: None, step_out=lambda why: None)
-    wants.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
-    wants.do(AskIsr(request=1, epoch=5, partition_epoch=7, add=add, incarnation=(registration, 0)))
+    effects = LeaderEffects(host, AT, changes, ask_turn=lambda: None, step_out=lambda why: None)
+    effects.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
+    effects.do(AskIsr(request=1, epoch=5, partition_epoch=7, add=add, incarnation=(registration, 0)))
     if is_asked:
         eventually(lambda: catalog.asked, what="the question")
         catalog.answer(0, epoch=5)
@@ -144,13 +144,15 @@ class Trimmed:
 @pytest.mark.parametrize("leads_again", [False, True])
 def test_a_trim_that_the_disk_refused_is_not_done_in_another_leadership(leads_again: bool) -> None:
     partition = Trimmed()
-    wants = Wants(cast(Host, None), AT, cast(IsrChanges, None), ask_turn=lambda: None, step_out=lambda why: None)
-    wants.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
-    wants.do(Trim(7))
-    assert not wants.trim()
+    effects = LeaderEffects(
+        cast(Host, None), AT, cast(IsrChanges, None), ask_turn=lambda: None, step_out=lambda why: None
+    )
+    effects.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
+    effects.do(Trim(7))
+    assert not effects.trim()
     partition.refuses = False
     if leads_again:
         partition.leader_epoch = 9
-    assert wants.trim()
+    assert effects.trim()
     assert partition.kept_start_offset == (0 if leads_again else 7)
     assert partition.stepped == ([] if leads_again else [StartMoved(7)])
