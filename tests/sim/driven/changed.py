@@ -28,7 +28,7 @@ COMPACTION: Final = "storage.rewrite.compaction"
 
 QUICK: Final = (
     of("answers a change before it has it", CONTROL, "        await self._until(lambda: self._streams_info(info) == info or self._is_gone(info), APPLIED_S)\n", "        pass\n", seed=5),
-    of("goes on by the former settings", PLACED, "            partition.alter(told.info)\n            self._info = told.info", "            self._info = told.info"),
+    of("goes on by the former settings", PLACED, "            partition.alter(assigned.info)\n            self._info = assigned.info", "            self._info = assigned.info"),
     of("takes records into a stream that takes none", LEADER, "        if self._is_closed or replica.removed:\n            self.check_open(decided=decided)\n", "        pass\n", "                if self._is_closed:  # P7\n                    self.check_open(decided=decided)\n", "                pass\n", seed=5),
     of("answers over NATS what it alone has", FLUSH, "        acks, whose = ALL, None\n", "        acks, whose = Acks.LEADER, None\n", seed=5),
 )  # fmt: skip
@@ -51,5 +51,5 @@ CHANGED: Final = (
     # intake
     of("gives a stream that is altered another builder", FLUSH, "        slot.builder.alter(\n            **_builder_settings(info),\n        )\n        self._configure(slot, info)\n", "        self._flush(slot, force=True)\n        slot.builder.tag = None\n        slot.builder = self.add(info, slot.partition).builder\n        slot.builder.tag = slot\n        self._configure(slot, info)\n", seed=53, seeds=64),
     of("sorts by the former number", CAPTURES, "                if each not in stays or stays[each].sorted_by != count:", "                if each not in stays:", "            gone += [slot for slot in stays.values() if slot.sorted_by != count]  # E5\n", "", seed=53, seeds=64),
-    of("begins no capture when its session is back", PLACED, "            if self._capturing.is_wanted(partition, told.info) != self._capturing.is_begun:", "            if False:", seed=61, seeds=64),
+    of("begins no capture when its session is back", PLACED, "            if self._capturing.is_wanted(partition, assigned.info) != self._capturing.is_begun:", "            if False:", seed=61, seeds=64),
 )  # fmt: skip

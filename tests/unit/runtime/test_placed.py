@@ -699,13 +699,13 @@ def test_a_replica_that_comes_back_before_its_turn_begins_empty(led: tuple[Node,
     """V3. The pool is busy while it goes and comes."""
     one, _, at = led
     append(one.partition(at))
-    before, told = one.partition(at), one.placed(at)._told
+    before, assigned = one.partition(at), one.placed(at)._assigned
     busy, go = threading.Barrier(3), threading.Event()
     for _ in range(2):
         one.host.workers.submit(lambda: (busy.wait(60), go.wait(60)))
     busy.wait(60)
-    one.placed(at).tell(None)
-    one.placed(at).tell(told)
+    one.placed(at).assign(None)
+    one.placed(at).assign(assigned)
     go.set()
     eventually(lambda: one.partition(at) is not before, what="a new log")
     assert one.log(at).state.log_end_offset == 0
@@ -913,15 +913,15 @@ def test_a_log_that_was_closed_has_not_failed(led: tuple[Node, Cluster, Place]) 
     """The clock looks at it while a turn closes it, and makes another one: that one stepped out."""
     one, cluster, at = led
     placed, before = one.placed(at), one.partition(at)
-    told, real = placed._told, before.tick
+    assigned, real = placed._assigned, before.tick
     is_first = threading.Event()
 
     def tick(now_ms: int) -> None:
         real(now_ms)
         if not is_first.is_set():
             is_first.set()
-            placed.tell(None)
-            placed.tell(told)
+            placed.assign(None)
+            placed.assign(assigned)
             eventually(lambda: one.partition(at) is not before, what="a new log")
 
     before.tick = tick  # type: ignore[method-assign]

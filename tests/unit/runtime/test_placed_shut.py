@@ -229,7 +229,7 @@ def test_a_replica_that_cannot_be_made_is_tried_more_and_more_rarely(
     placed._again_ms = 1
     pauses = []
     for _ in range(20):
-        assert placed._open(placed._told) is None  # type: ignore[arg-type]
+        assert placed._open(placed._assigned) is None  # type: ignore[arg-type]
         pauses.append(placed._again_ms)
     assert pauses[:4] == [2, 4, 8, 16]
     assert pauses[-1] == placed_module.SELDOM_MS

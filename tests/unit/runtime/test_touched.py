@@ -1,7 +1,7 @@
 """Goal: a command costs what it changes. Of all partitions of a broker only those are looked at that it has touched,
-and none is forgotten: after any order of commands each replica has been told what it would be told by a look at all.
+and none is forgotten: after any order of commands each replica is assigned what it would be by a look at all.
 
-Method: commands in an order of a seed, on one catalog; two brokers' worth of replicas that note what they are told, one
+Method: commands in an order of a seed, on one catalog; two brokers' worth of replicas that note their assignments, one
 of which looks at all after each command.
 """
 
@@ -19,7 +19,7 @@ from broker.metadata.catalog import SINCE, Catalog
 from broker.metadata.cluster import Touched
 from broker.metadata.partition import Place
 from broker.runtime.cluster.replicas import replicas as module
-from broker.runtime.cluster.replicas.placed import Told
+from broker.runtime.cluster.replicas.placed import Assignment
 from broker.runtime.cluster.replicas.replicas import Replicas
 from broker.runtime.cluster.wiring import Host
 from broker.runtime.looping import ThreadLoop
@@ -33,14 +33,14 @@ KINDS = (
 
 
 class Noting:
-    """A replica that is gone at once when it is told that it is over."""
+    """A replica that is gone at once when it is to be there no more."""
 
     def __init__(self, host: Any, at: Place, *_: Any, **__: Any) -> None:
-        self.at, self.is_gone, self.told = at, False, host.told
+        self.at, self.is_gone, self.assigned = at, False, host.assigned
 
-    def tell(self, told: Told | None) -> None:
-        self.is_gone = told is None
-        self.told[self.at] = told
+    def assign(self, assigned: Assignment | None) -> None:
+        self.is_gone = assigned is None
+        self.assigned[self.at] = assigned
 
 
 class Service:
@@ -52,11 +52,11 @@ class Service:
         self.looked = 0
 
 
-def replicas_of(service: Service) -> tuple[Replicas, dict[Place, Told | None]]:
-    told: dict[Place, Told | None] = {}
+def replicas_of(service: Service) -> tuple[Replicas, dict[Place, Assignment | None]]:
+    assigned: dict[Place, Assignment | None] = {}
     pools = dict.fromkeys(("commands", "step_outs", "mending"))
-    host = SimpleNamespace(me="a", service=service, now_ms=lambda: 0, told=told, make_loop=ThreadLoop, **pools)
-    return Replicas(cast(Host, host), "pa"), told
+    host = SimpleNamespace(me="a", service=service, now_ms=lambda: 0, assigned=assigned, make_loop=ThreadLoop, **pools)
+    return Replicas(cast(Host, host), "pa"), assigned
 
 
 class Commands:
@@ -181,7 +181,7 @@ def test_no_replica_is_forgotten(seed: int, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(SINCE, "raise_fence", 1)
     catalog, accepted = Catalog(), set()
     few, all_of_it = Service(catalog, tells=True), Service(catalog, tells=False)
-    (one, told), (other, told_all) = replicas_of(few), replicas_of(all_of_it)
+    (one, assigned), (other, assigned_all) = replicas_of(few), replicas_of(all_of_it)
     one._changed()
 
     def apply(**command: Any) -> None:
@@ -191,9 +191,9 @@ def test_no_replica_is_forgotten(seed: int, monkeypatch: pytest.MonkeyPatch) -> 
         few.touched = catalog.take_touched()
         one._changed()
         other._changed()
-        assert told == told_all, command
-        assert {at: told_of.info.fence_of(at[1]) for at, told_of in told.items() if told_of is not None} == {
-            at: told_of.info.fence_of(at[1]) for at, told_of in told_all.items() if told_of is not None
+        assert assigned == assigned_all, command
+        assert {at: of_it.info.fence_of(at[1]) for at, of_it in assigned.items() if of_it is not None} == {
+            at: of_it.info.fence_of(at[1]) for at, of_it in assigned_all.items() if of_it is not None
         }, command
         assert one._replicas.keys() == other._replicas.keys(), command
         assert one._growing == {i.incarnation for i in catalog.streams.values() if i.partitions_next} or not one._shared
@@ -248,22 +248,22 @@ def test_a_command_looks_at_what_it_has_touched(monkeypatch: pytest.MonkeyPatch)
     assert looked == [(f"{1:032x}", 7)]
 
 
-def test_a_fault_in_one_partition_is_met_again_and_keeps_no_other_from_being_told(
+def test_a_fault_in_one_partition_is_met_again_and_keeps_no_other_from_its_assignment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "PlacedReplica", Noting)
     catalog = Catalog()
     service = Service(catalog, tells=True)
-    one, told = replicas_of(service)
-    tell, met = one._tell, []
+    one, assigned = replicas_of(service)
+    assign, met = one._assign, []
 
-    def fails_once(at: Place, name: str, said: Told | None) -> None:
+    def fails_once(at: Place, name: str, said: Assignment | None) -> None:
         if not met:
             met.append(at)
             raise LiftlogError("a fault of ours")
-        tell(at, name, said)
+        assign(at, name, said)
 
-    monkeypatch.setattr(one, "_tell", fails_once)
+    monkeypatch.setattr(one, "_assign", fails_once)
 
     def apply(**command: Any) -> None:
         assert "ok" in catalog.apply({"v": 1, **command})
@@ -273,9 +273,9 @@ def test_a_fault_in_one_partition_is_met_again_and_keeps_no_other_from_being_tol
     apply(kind="register_broker", broker_id="a", incarnation="pa", http="a:1", grpc="a:2", sound={})
     settings = {"subject": None, "partitions": 3}
     apply(kind="create_stream", name="s", incarnation="0" * 32, created_us=1, settings=settings, replication_factor=1)
-    assert len(told) == 2
+    assert len(assigned) == 2
     apply(kind="renew_sessions", renewals={"a": 1})
-    assert sorted(told) == [("0" * 32, number) for number in range(3)]
+    assert sorted(assigned) == [("0" * 32, number) for number in range(3)]
 
 
 class Ticked(Noting):

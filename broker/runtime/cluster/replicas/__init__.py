@@ -1,4 +1,4 @@
-"""The replicas that this broker has: opened, told by the catalog, led or following, captured, given up.
+"""The replicas that this broker has: opened, assigned by the catalog, led or following, captured, given up.
 
     the applied catalog ─► replicas.py ─► placed.py, one for each replica ─┬─► folders.py, the log on the disk
                                           in turns (serial_work.py)        ├─► ../link, its followers or its leader

@@ -64,7 +64,7 @@ class Capturing:
         return self._captured is not None
 
     def take_over(self, epoch: int) -> None:
-        """From any thread: the replica was told that it leads in this epoch. The time until it serves is measured."""
+        """From any thread: the replica is to lead in this epoch. The time until it serves is measured."""
         self._taking_over = epoch, self._host.now_ms()
 
     def is_wanted(self, partition: ReplicatedPartition, info: StreamInfo) -> bool:
@@ -91,7 +91,7 @@ class Capturing:
     def _serve(
         self, partition: ReplicatedPartition, epoch: int, info: StreamInfo, done: Future[None] | None = None
     ) -> None:
-        """Messages are taken in under what was told, or there are none."""
+        """Messages are taken in under these settings, or there are none."""
         error = None if done is None else done.exception()
         if error is not None:
             log.error("replica.not_captured partition=%s error=%r", partition, error)

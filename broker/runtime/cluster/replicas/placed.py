@@ -1,14 +1,14 @@
 """One replica under the catalog: leader, follower or resting, as the applied state of its partition says.
 
-    catalog's thread ──tell──► newest state ─┐
+    catalog's thread ──assign─► newest one ──┐
     leader's core ─────AskIsr, Trim, StepOut─┼─► a turn on a thread of the pool ──► log, Partition, Follower, Capturing
     follower ──────────step_out──────────────┤
     clock ─────────────tick──────────────────┘
 
 The cores decide and the catalog decides. This opens and makes the log, and moves the replica from one role to the next.
 
-V1  Nobody who tells it something waits for a disk or for another broker. It is done in turns (serial_work.py): one at a
-    time, in order, and of several states the newest.
+V1  Nobody who assigns or asks something waits for a disk or for another broker. It is done in turns (serial_work.py):
+    one at a time, in order, and of several assignments the newest.
 V2  A state counts only if this process is registered. A leadership counts only under the replica's own incarnation.
 V3  A replica that was removed gives up its log, also if it is wanted again by the time that it has a turn: the others
     have forgotten it. Its folder is gone before the catalog is told so.
@@ -19,7 +19,7 @@ V5  A damaged replica leads on, or rests: it follows nobody, as it would report 
     what it cannot read from others (`mending`), and goes on then as before. If that is in vain (`mending.H5`) it steps
     out. Then its files are moved aside, and it begins anew. They go when all replicas are in sync, as do those of a
     leader whose damage was given up. Where there is one replica alone they stay.
-V7  A leader that is told of another leadership answers nobody from then on, also before its turn.
+V7  A leader that is assigned another leadership, or none, answers nobody from then on, also before its turn.
 V8  A log that a process finds at its start is the replica's only if the catalog knows one there. Else it is moved
     aside: the replica has stepped out of it for damage, and the former process did not live to see that; or it was
     moved away, its broker was removed, and the others have let go since of what would come back with it.
@@ -29,7 +29,8 @@ V10  A replica that the catalog knows no other of does with its log what a broke
     lost, and told; acknowledged records behind it stay, with their offsets; and they are read. It stops doing so before
     it leads, or follows, in the epoch in which there are others.
 V11  What is kept shut (`replicas.G18`) has no role, and nothing is made in its place. It goes when it is to be deleted.
-V12  It stops taking messages, and goes on, in turns, as it was told: a stop is confirmed as of the moment of its turn.
+V12  It stops taking messages, and goes on, in turns, as its assignment says: a stop is confirmed as of the moment of
+    its turn.
 
 Design: docs/explain/replication.md. The model is `tests/sim/replica.py`.
 """
@@ -66,8 +67,8 @@ SELDOM_MS: Final = 30_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """The applied catalog's word on one replica of this broker.
+class Assignment:
+    """What the applied catalog has one replica of this broker be.
 
     Attributes:
         registration: This process's.
@@ -147,7 +148,7 @@ class PlacedReplica:
         self._effects = LeaderEffects(host, at, changes, ask_turn=self._turns.ask, step_out=self._leader_steps_out)
         self._lock = threading.Lock()  # over what others leave for the next turn
         self._capturing = Capturing(host, self._lock, lambda: self._was_removed, woken, self._turns.ask)
-        self._told: Told | None = None
+        self._assigned: Assignment | None = None
         self._was_removed = False
         self._cause: str | None = None  # why it is to step out
         self._life = 0  # how often the log was recovered or closed
@@ -173,21 +174,21 @@ class PlacedReplica:
         is_well = follower is not None and self.stepping is None and not self.is_damaged
         return follower.agreed_epoch if follower is not None and is_well else -1
 
-    def tell(self, told: Told | None) -> None:
-        """Hear what the catalog says now; None: this broker has no such replica any more."""
+    def assign(self, assigned: Assignment | None) -> None:
+        """Take this role, in turns; None: this broker has no such replica any more."""
         with self._lock:
-            before, self._told = self._told, told
-            self._was_removed |= told is None
-        is_new = before is None or told is None or before.state.leader_epoch != told.state.leader_epoch
-        if told is not None and is_new and told.state.leader == self._host.me:
-            self._capturing.take_over(told.state.leader_epoch)
+            before, self._assigned = self._assigned, assigned
+            self._was_removed |= assigned is None
+        is_new = before is None or assigned is None or before.state.leader_epoch != assigned.state.leader_epoch
+        if assigned is not None and is_new and assigned.state.leader == self._host.me:
+            self._capturing.take_over(assigned.state.leader_epoch)
         partition = self.partition
         if partition is not None:  # V7
-            epoch = told.state.leader_epoch if told is not None else partition.leader_epoch + 1
-            is_ours = told is not None and told.state.leader == self._host.me
+            epoch = assigned.state.leader_epoch if assigned is not None else partition.leader_epoch + 1
+            is_ours = assigned is not None and assigned.state.leader == self._host.me
             partition.retire(epoch if is_ours else epoch + 1)
-            if told is not None:
-                partition.hear(told.info)
+            if assigned is not None:
+                partition.hear(assigned.info)
         self._turns.ask()
 
     def step_out(self, why: str, seen_in: int | None = None) -> None:
@@ -223,8 +224,8 @@ class PlacedReplica:
     def tick(self, now_ms: int, *, may_go: bool = False) -> None:
         """Time passes. `may_go`: another replica could lead without a loss."""
         life = self._life  # before anything is seen
-        partition, follower, told = self.partition, self._follower, self._told
-        if partition is not None and follower is not None and told is not None:
+        partition, follower, assigned = self.partition, self._follower, self._assigned
+        if partition is not None and follower is not None and assigned is not None:
             lost = partition.log.state.lost_ranges
             if not lost and self.is_damaged and self.stepping is None and (partition.was_mended or self.mending):
                 partition.was_mended, self.is_damaged = False, self.is_old  # or it was given up, or let go
@@ -232,7 +233,7 @@ class PlacedReplica:
             if lost:  # whoever has found it: a read, the scrub, compaction
                 self.damaged(f"lost {lost}")
             if lost or self.mending is not None:
-                self._mend(partition, told, now_ms)
+                self._mend(partition, assigned, now_ms)
             partition.tick(now_ms)
             follower.tick(now_ms)
             if partition.log.state.lost_ranges and not self.is_damaged:
@@ -242,13 +243,13 @@ class PlacedReplica:
                     self.step_out("fsync", life)
                 elif self.is_damaged and may_go and self._is_beyond_mending(partition):
                     self.step_out("damage", life)
-            if self._capturing.is_wanted(partition, told.info) != self._capturing.is_begun:
+            if self._capturing.is_wanted(partition, assigned.info) != self._capturing.is_begun:
                 self._turns.ask()
         if self._is_unfinished and now_ms - self._tried_ms >= self._again_ms:
             self._tried_ms = now_ms
             self._turns.ask()
 
-    def _mend(self, partition: ReplicatedPartition, told: Told, now_ms: int) -> None:
+    def _mend(self, partition: ReplicatedPartition, assigned: Assignment, now_ms: int) -> None:
         """V5."""
         mending = self.mending
         if mending is None or mending.of is not partition:
@@ -257,7 +258,7 @@ class PlacedReplica:
                 self._host, self._mender, self.at, str(self), partition, self._follower.compacted, self._woken
             )
         if self.stepping is None and partition.log.state.failure is None:
-            mending.tick(now_ms, told.state, self._incarnation)
+            mending.tick(now_ms, assigned.state, self._incarnation)
         else:
             mending.rest()
 
@@ -297,9 +298,9 @@ class PlacedReplica:
 
     def _turn(self) -> None:
         with self._lock:
-            told, was_removed, self._was_removed = self._told, self._was_removed, False
+            assigned, was_removed, self._was_removed = self._assigned, self._was_removed, False
             self._is_unfinished = False
-        if was_removed or (told is not None and told.was_left and not self.is_fresh):  # V3
+        if was_removed or (assigned is not None and assigned.was_left and not self.is_fresh):  # V3
             try:
                 self._leave()
             except OSError as error:
@@ -307,19 +308,19 @@ class PlacedReplica:
                 with self._lock:
                     self._was_removed = self._is_unfinished = True
                 return
-        if told is None:
+        if assigned is None:
             return
         self.is_gone = False
-        self.is_fresh &= told.was_left
-        if not self._adopt(told):
+        self.is_fresh &= assigned.was_left
+        if not self._adopt(assigned):
             self._is_unfinished = True
         if (why := self._take_cause()) is not None:
             self._begin_step_out(why)
         if not self._effects.trim():
             self._is_unfinished = True
-        self._see_to_stage(told)
-        if (partition := self.partition) is not None and self._info is told.info:  # else it is about to be paused
-            self._capturing.see_to(partition, told.info)
+        self._see_to_stage(assigned)
+        if (partition := self.partition) is not None and self._info is assigned.info:  # else it is about to be paused
+            self._capturing.see_to(partition, assigned.info)
 
     def _take_cause(self) -> str | None:
         """Why a step-out is to be asked for, if one is."""
@@ -333,27 +334,27 @@ class PlacedReplica:
             self._life += 1
             self._cause = None
 
-    def _adopt(self, told: Told) -> bool:
+    def _adopt(self, assigned: Assignment) -> bool:
         """Take the role that the state gives. Returns whether nothing has to be tried again."""
-        state, me = told.state, self._host.me
-        self._incarnation = told.registration, state.step_outs_of(me)
+        state, me = assigned.state, self._host.me
+        self._incarnation = assigned.registration, state.step_outs_of(me)
         stepping = self.stepping or self._former
         if stepping is not None and self._incarnation > stepping.incarnation:
             self._stepped_out(stepping.why)
         if self.shut is not None:  # V11
             return True
-        partition = self.partition or self._open(told)
+        partition = self.partition or self._open(assigned)
         if partition is None:
             return False
-        if told.info is not self._info and self._capturing.may_alter(told.info):
-            partition.alter(told.info)
-            self._info = told.info
+        if assigned.info is not self._info and self._capturing.may_alter(assigned.info):
+            partition.alter(assigned.info)
+            self._info = assigned.info
         if not self._note_others(partition, state):
             return False
         is_opened = me in state.opened
         if not is_opened:
             self._report_opened(self.at, self._incarnation)
-        partition.leader_at = None if state.leader == me else told.leader_at
+        partition.leader_at = None if state.leader == me else assigned.leader_at
         if self.stepping is not None and self.stepping.why == "fsync":  # V4
             return is_opened
         is_done = is_opened
@@ -429,22 +430,22 @@ class PlacedReplica:
 
     # -- the log ---------------------------------------------------------------------------------------------
 
-    def _open(self, told: Told) -> ReplicatedPartition | None:
+    def _open(self, assigned: Assignment) -> ReplicatedPartition | None:
         """The log that was found, or a new one: the registration did not list any other."""
         host, number = self._host, self.at[1]
         found, self._found = self._found, None
         try:
-            if found is not None and not told.state.knows_log_of(host.me):  # V8
+            if found is not None and not assigned.state.knows_log_of(host.me):  # V8
                 log.warning("replica.disowned partition=%s end=%d", self, found.state.log_end_offset)
                 found.close(clean=False)
                 found = None
-            opened = found or host.folders.create(told.info, number)
+            opened = found or host.folders.create(assigned.info, number)
         except LiftlogError as error:
             log.warning("replica.not_made partition=%s error=%s", self, error)
             self._again_ms = min(2 * self._again_ms, SELDOM_MS)
             return None
         try:
-            partition = self._take(told, opened, is_new=found is None)
+            partition = self._take(assigned, opened, is_new=found is None)
         except KeyMissing as error:  # it was opened before the catalog told that it is encrypted
             log.warning("replica.not_made partition=%s error=%s", self, error)
             self._found = opened
@@ -457,23 +458,23 @@ class PlacedReplica:
         self.partition, self._again_ms = partition, AGAIN_MS
         return partition
 
-    def _take(self, told: Told, opened: PartitionLog, *, is_new: bool) -> ReplicatedPartition:
+    def _take(self, assigned: Assignment, opened: PartitionLog, *, is_new: bool) -> ReplicatedPartition:
         host = self._host
-        self.is_fresh = is_new and told.was_left
+        self.is_fresh = is_new and assigned.was_left
         self.is_old &= not is_new
         self.is_damaged = self.is_old or bool(opened.state.lost_ranges)
-        is_sole = told.state.replicas == (host.me,)
-        opened.remembered.update_settings(host.folders.log_settings(told.info.settings, is_sole=is_sole))
+        is_sole = assigned.state.replicas == (host.me,)
+        opened.remembered.update_settings(host.folders.log_settings(assigned.info.settings, is_sole=is_sole))
         partition = ReplicatedPartition(
-            told.info,
-            host.make_replica(told.info, self.at[1], opened),
+            assigned.info,
+            host.make_replica(assigned.info, self.at[1], opened),
             me=host.me,
             has_session=host.has_session,
             to_others=self._effects.do,
             pool=host.sync_pool,
             appender=host.appender,
         )
-        self._info = told.info
+        self._info = assigned.info
         self._follower = host.wiring.follower(self.at, partition, self.step_out)
         self._effects.begin(partition, host.wiring.followers(self.at, partition))
         return partition
@@ -551,20 +552,20 @@ class PlacedReplica:
 
     # -- more partitions (V12) -------------------------------------------------------------------------------
 
-    def may_confirm(self, told: Told) -> bool:
-        """Whether what the stage asks for is done, of what was told (`replicas.G9`)."""
-        partition, stage, epoch = self.partition, told.stage, told.state.leader_epoch
+    def may_confirm(self, assigned: Assignment) -> bool:
+        """Whether what the stage asks for is done, under this assignment (`replicas.G9`)."""
+        partition, stage, epoch = self.partition, assigned.stage, assigned.state.leader_epoch
         if partition is None or stage is None:
             return False
         if stage.is_stopping:
             return partition.has_stopped(stage.as_of, epoch)
-        return self._capturing.knows == (epoch, told.info.partitions_next) and partition.may_commit
+        return self._capturing.knows == (epoch, assigned.info.partitions_next) and partition.may_commit
 
-    def _see_to_stage(self, told: Told) -> None:
+    def _see_to_stage(self, assigned: Assignment) -> None:
         partition = self.partition
         if partition is None:
             return
-        if told.stage is not None and told.stage.is_stopping:
-            partition.stop_taking(told.stage.as_of, self._woken)
+        if assigned.stage is not None and assigned.stage.is_stopping:
+            partition.stop_taking(assigned.stage.as_of, self._woken)
         else:
             partition.go_on_taking()

@@ -1,10 +1,10 @@
 """All replicas of this broker: what the catalog says goes to each of them, and what they want together is asked for.
 
-    start:   folders ─► open_found ─► register ─► start ─► told ─► lead, follow, rest
+    start:   folders ─► open_found ─► register ─► start ─► assigned ─► lead, follow, rest
     runs:    catalog's thread: `_changed`; a loop of its own (`step`): ticks, step-outs, deletions
 
 G1  Before the registration everything that has a folder is open, and the registration lists what is sound. Nobody is
-    told anything before the catalog has this process.
+    assigned anything before the catalog has this process.
 G2  The catalog's thread compares and passes on. It touches no disk, and takes no lock that is held over one.
 G3  One disk that fails has many logs fail: those that want to step out within `GATHER_MS` do so by one command.
 G4  A step-out after a failed fsync that does not come through within `GIVE_UP_MS` ends the process: nobody knows what
@@ -62,7 +62,7 @@ from broker.replication.messages import Incarnation
 from broker.runtime.cluster.asks import Asks, BatchedAsks
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.replicas.mending import Mender
-from broker.runtime.cluster.replicas.placed import PlacedReplica, Stepping, Told
+from broker.runtime.cluster.replicas.placed import Assignment, PlacedReplica, Stepping
 from broker.runtime.cluster.wiring import Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
@@ -120,8 +120,8 @@ class Replicas:
         self._found: dict[Place, tuple[str, PartitionLog]] = {}
         self._old: set[Place] = set()  # of those (G13)
         self._shut: dict[Place, tuple[str, str]] = {}  # found, and not open: the stream, and why (G18)
-        self._seen: dict[Place, Told | None] = {}  # what each was told last
-        self._ending: set[Place] = set()  # told that they are over, and not gone yet
+        self._seen: dict[Place, Assignment | None] = {}  # what each was assigned last
+        self._ending: set[Place] = set()  # assigned nothing any more, and not gone yet
         self._leftovers: frozenset[Place] = frozenset()
         self._shared: _Shared | None = None  # as of the last look; None: all are to be looked at
         self._infos: dict[str, StreamInfo] = {}  # of all streams, by incarnation
@@ -319,7 +319,7 @@ class Replicas:
             try:
                 self._look_at(at, shared, stages)
             except Exception:
-                log.exception("replica.told_bug partition=%s", at)
+                log.exception("replica.assignment_bug partition=%s", at)
                 is_well = False
         if growing:
             self._loop.wake()
@@ -351,7 +351,7 @@ class Replicas:
         return places
 
     def _look_at(self, at: Place, shared: _Shared, stages: dict[str, GrowthStage | None]) -> None:
-        """Tell one replica of this broker what is new."""
+        """Assign to one replica of this broker what is new."""
         catalog = self._host.service.catalog
         cluster = catalog.cluster
         state, info = cluster.partitions.get(at), self._infos.get(at[0])
@@ -361,7 +361,7 @@ class Replicas:
             assert info is not None, "a placed partition is of a stream"
             if info.partitions_next and at[0] not in stages:
                 stages[at[0]] = stage_of(cluster, info)
-            told = Told(
+            assigned = Assignment(
                 info=info,
                 state=state,
                 registration=shared.registration,
@@ -369,15 +369,15 @@ class Replicas:
                 was_left=at in self._leftovers,
                 stage=stages.get(at[0]),
             )
-            if not _is_same(self._seen.get(at), told):
-                self._tell(at, info.name, told)
+            if not _is_same(self._seen.get(at), assigned):
+                self._assign(at, info.name, assigned)
             return
         if at not in self._leftovers and at not in self._replicas:
             return
         known = info.name if info is not None else catalog.deleted.get(at[0])
-        is_told = at in self._seen and self._seen[at] is None
-        if not is_told and (at in self._replicas or known is not None):
-            self._tell(at, known or "", None)
+        is_over = at in self._seen and self._seen[at] is None
+        if not is_over and (at in self._replicas or known is not None):
+            self._assign(at, known or "", None)
 
     def _name_unknown(self) -> None:
         """G6."""
@@ -386,15 +386,15 @@ class Replicas:
             names = [f"{name}/{number}" for (_, number), name in unknown.items()]
             log.warning("replica.unknown count=%d partitions=%s", len(names), names)
 
-    def _tell(self, at: Place, name: str, told: Told | None) -> None:
+    def _assign(self, at: Place, name: str, assigned: Assignment | None) -> None:
         with self._taking:  # G17
             if self._has_stopped:
                 return
             replica = self._replicas.get(at) or self._add(at, name)
-        self._seen[at] = told
-        if told is None:
+        self._seen[at] = assigned
+        if assigned is None:
             self._ending.add(at)
-        replica.tell(told)
+        replica.assign(assigned)
 
     def _add(self, at: Place, name: str) -> PlacedReplica:
         shut_name, shut = self._shut.pop(at, (name, None))
@@ -548,12 +548,12 @@ class Replicas:
             self._stops.clear()
             self._knows_again_ms.clear()
             return
-        due: dict[tuple[str, GrowthStage], tuple[Told, list[list[int]], bool]] = {}
-        for at, told in list(self._seen.items()):
+        due: dict[tuple[str, GrowthStage], tuple[Assignment, list[list[int]], bool]] = {}
+        for at, assigned in list(self._seen.items()):
             replica = self._replicas.get(at)
-            if told is None or told.stage is None or replica is None or told.state.leader != self._host.me:
+            if assigned is None or assigned.stage is None or replica is None or assigned.state.leader != self._host.me:
                 continue
-            as_of, is_stopping = told.stage
+            as_of, is_stopping = assigned.stage
             if is_stopping:
                 since_ms = self._stopping_since_ms(at[0], as_of, now_ms)
                 gives_up = now_ms - since_ms > STOP_MS
@@ -561,16 +561,16 @@ class Replicas:
                 gives_up = False
                 if now_ms < self._knows_again_ms.get(at[0], now_ms):
                     continue
-            is_new = catalog.cluster.confirmed.get(at, (-1, False)) < told.stage
-            if gives_up or (is_new and replica.may_confirm(told)):
-                _, leaders, _ = due.setdefault((at[0], told.stage), (told, [], gives_up))
-                leaders.append([at[1], told.state.leader_epoch])
-        for (incarnation, stage), (told, leaders, gives_up) in due.items():
+            is_new = catalog.cluster.confirmed.get(at, (-1, False)) < assigned.stage
+            if gives_up or (is_new and replica.may_confirm(assigned)):
+                _, leaders, _ = due.setdefault((at[0], assigned.stage), (assigned, [], gives_up))
+                leaders.append([at[1], assigned.state.leader_epoch])
+        for (incarnation, stage), (assigned, leaders, gives_up) in due.items():
             if incarnation not in self._asks:
                 if gives_up:
-                    log.warning("replica.stop_given_up stream=%s leaders=%s", told.info.name, leaders)
+                    log.warning("replica.stop_given_up stream=%s leaders=%s", assigned.info.name, leaders)
                     self._knows_again_ms[incarnation] = now_ms + STOP_AGAIN_MS
-                self._confirm_stage(told.info, stage, leaders, gives_up)
+                self._confirm_stage(assigned.info, stage, leaders, gives_up)
 
     def _stopping_since_ms(self, incarnation: str, as_of: int, now_ms: int) -> int:
         known, since_ms = self._stops.get(incarnation, (as_of, now_ms))
@@ -625,11 +625,11 @@ def _not_reported(opened: Mapping[Place, Incarnation], error: LiftlogError) -> N
     log.info("replica.not_reported partitions=%d error=%s", len(opened), error)
 
 
-def _is_same(before: Told | None, told: Told) -> bool:
+def _is_same(before: Assignment | None, assigned: Assignment) -> bool:
     """Whether nothing is new: the catalog makes another object of what changes."""
     return before is not None and (
-        before.info is told.info
-        and before.state is told.state
+        before.info is assigned.info
+        and before.state is assigned.state
         and (before.registration, before.leader_at, before.was_left, before.stage)
-        == (told.registration, told.leader_at, told.was_left, told.stage)
+        == (assigned.registration, assigned.leader_at, assigned.was_left, assigned.stage)
     )
