@@ -379,7 +379,7 @@ def _where(options: Mapping[str, str], side: str, selection: Selection, kind: Ki
         at_ms = whole(options, names[1], 0, OFFSET_MAX // 1000, unit="milliseconds since 1970 UTC")
         return ByTime(at_ms=at_ms or 0, strategy=strategy)
     if names[2] in options:
-        return ByTime(at_ms=_by_partition(options, names[2], selection, frozenset(), kind), strategy=strategy)
+        return ByTime(at_ms=_by_partition(options, names[2], selection, frozenset()), strategy=strategy)
     value = options.get(names[0])
     if value is None:
         return "earliest" if side == "starting" and kind == "batch" else "latest"
@@ -397,16 +397,14 @@ def _where(options: Mapping[str, str], side: str, selection: Selection, kind: Ki
         rule = f'must be {" or ".join(words)} or JSON such as {{"{example}": {{"0": 42, "1": 7}}}}'
         raise invalid(names[0], value, rule, limit=list(words))
     symbols = {EARLIEST, LATEST} if kind == "stream" else {EARLIEST} if side == "starting" else {LATEST}
-    return _by_partition(options, names[0], selection, frozenset(symbols), kind)
+    return _by_partition(options, names[0], selection, frozenset(symbols))
 
 
 def _as_of(options: Mapping[str, str], selection: Selection) -> Where:
-    return as_of(options, lambda name: _by_partition(options, name, selection, frozenset({LATEST}), "batch"))
+    return as_of(options, lambda name: _by_partition(options, name, selection, frozenset({LATEST})))
 
 
-def _by_partition(
-    options: Mapping[str, str], name: str, selection: Selection, symbols: frozenset[int], kind: Kind
-) -> ByPartition:
+def _by_partition(options: Mapping[str, str], name: str, selection: Selection, symbols: frozenset[int]) -> ByPartition:
     value = options[name]
     example = selection.names[0] if selection.names else "orders"
     found = _json(name, value, f'must be JSON such as {{"{example}": {{"0": 42, "1": 7}}}}')

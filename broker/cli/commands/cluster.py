@@ -16,7 +16,6 @@ from broker.cli.output import counted, json_out, note, pairs, table
 
 if TYPE_CHECKING:
     from broker.api.placements import ClusterDescription, Placement
-    from broker.client.client import Client
 
 WAIT_S = 60.0
 LOOK_S = 0.3
@@ -112,7 +111,7 @@ def reassign(
             return [p for p in client.placements(stream) if p.partition in numbers and p.target is not None]
 
         if any(each.target is not None for each in asked):
-            _wait(client, wait_s, moving)
+            _wait(wait_s, moving)
         found = [each for each in client.placements(stream) if each.partition in numbers]
     note(f"{place} is kept by {', '.join(wanted)}")
     _show(ctx, json, found)
@@ -188,7 +187,7 @@ def drain(
     with client_of(ctx, brokers) as client:
         found = client.drain(broker, fewer_replicas=fewer_replicas)
         if found.moving:
-            _wait(client, wait_s, lambda: client.drain(broker, fewer_replicas=fewer_replicas).moving)
+            _wait(wait_s, lambda: client.drain(broker, fewer_replicas=fewer_replicas).moving)
         stuck = client.drain(broker, fewer_replicas=fewer_replicas).stuck
     if stuck:
         named = ", ".join(f"{each.stream}/{each.partition}" for each in stuck)
@@ -228,7 +227,7 @@ def _place(text: str) -> tuple[str, int | None]:
     return partition_place(text, "place") if "/" in text else (text, None)
 
 
-def _wait(client: Client, wait_s: float, moving: Callable[[], Iterable[Placement]]) -> None:
+def _wait(wait_s: float, moving: Callable[[], Iterable[Placement]]) -> None:
     """Until nothing moves. Says how many do, as that changes. Raises DeadlineExceeded: it goes on without us."""
     end_s, told = time.monotonic() + wait_s, -1
     while True:

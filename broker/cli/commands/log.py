@@ -85,7 +85,7 @@ def verify(
                     break  # else a broker has started meanwhile, and what looked wrong may have been its work
         found.append(one)
         if not is_json(ctx, json):
-            _show_inspection(place, one)
+            _show_inspection(one)
     is_well = all(one.is_well for one in found)
     if is_json(ctx, json):
         partitions = [{"partition": place.name, **one.as_json()} for place, one in zip(places, found, strict=True)]
@@ -304,14 +304,14 @@ def _folders_locked(places: list[PartitionFolder], *, dry_run: bool) -> Any:
     return stack
 
 
-def _show_inspection(place: PartitionFolder, one: Inspection) -> None:
+def _show_inspection(one: Inspection) -> None:
     for text in one.notes:
         note(text)
     for finding in one.findings:
-        _show_finding(place, finding)
+        _show_finding(finding)
 
 
-def _show_finding(place: PartitionFolder, finding: Finding) -> None:
+def _show_finding(finding: Finding) -> None:
     where = [printable(finding.path)]
     if finding.position is not None:
         where.append(f"bytes [{finding.position}, {finding.end})")
@@ -345,13 +345,13 @@ def _show_repair(place: PartitionFolder, report: RepairReport, *, dry_run: bool)
     if not report.actions:
         if not report.before.is_well:  # only what repair cannot help
             sys.stdout.write(f"{printable(place.name)}: repair cannot help here\n")
-            _show_inspection(place, report.before)
+            _show_inspection(report.before)
         return
     sys.stdout.write(f"{printable(place.name)}: {'would be repaired' if dry_run else 'repaired'}\n")
     for action in report.actions:
         sys.stdout.write(f"    {_action_text(action, dry_run=dry_run)}\n")
     for finding in report.after.findings if report.after else ():
-        _show_finding(place, finding)
+        _show_finding(finding)
 
 
 def _action_text(action: RepairAction, *, dry_run: bool) -> str:

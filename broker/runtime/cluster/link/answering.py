@@ -340,7 +340,7 @@ class Answering:
                     return
                 slot.records, slot.since_s = message, now_s
                 if not self._has_news(slot, now_s):
-                    slot.stream.later(slot, self._due_s(slot, message, now_s))
+                    slot.stream.later(slot, self._due_s(slot, message))
                     return
             else:
                 slot.others[type(message)] = message
@@ -362,9 +362,9 @@ class Answering:
                     if self._has_news(slot, now_s):
                         slot.stream.ready(slot)
                     elif slot.commit_due_s != was_due_s:
-                        slot.stream.later(slot, self._due_s(slot, slot.records, now_s))
+                        slot.stream.later(slot, self._due_s(slot, slot.records))
 
-    def _due_s(self, slot: FollowerSlot, records: Records, now_s: float) -> float:
+    def _due_s(self, slot: FollowerSlot, records: Records) -> float:
         """When it is answered at the latest (Q1)."""
         is_calm = slot.calm == (records.epoch, records.incarnation)
         due_s = slot.since_s + (max(CALM_S, self._wait_s) if is_calm else self._wait_s)
@@ -467,7 +467,7 @@ class Answering:
     def _records(self, slot: FollowerSlot, records: Records) -> list[LinkFrame]:
         now_s, opened = self._now_s(), self._log
         has_news = self._has_news(slot, now_s)
-        due_s = self._due_s(slot, records, now_s)
+        due_s = self._due_s(slot, records)
         is_due = now_s >= due_s
         if not (is_due or has_news):
             slot.stream.later(slot, due_s)
