@@ -20,7 +20,7 @@ from tests.sim.rewriting import Rewriting
 if TYPE_CHECKING:
     from tests.sim.broker import Broker
 
-GIVE_UP_MS = 5_000
+HALT_MS = 5_000
 """A step-out that does not come through for so long: the process exits."""
 ASK_AGAIN_MS = 400
 GATHER_MS = 30
@@ -295,9 +295,9 @@ class Replica(Rewriting):
                 self.step_out_refused("damage")
             elif world.now_ms - self._stepping_asked_ms > ASK_AGAIN_MS:
                 self._ask_step_out()
-            if self.stepping and self.stepping[0] == "fsync" and world.now_ms - self._stepping_since_ms > GIVE_UP_MS:
+            if self.stepping and self.stepping[0] == "fsync" and world.now_ms - self._stepping_since_ms > HALT_MS:
                 self.note("gives up: the step-out does not come through")
-                world.saw("process gave up")
+                world.saw("process halted")
                 self.broker.exits()
                 return
         elif self.is_damaged and self._may_go(state):

@@ -173,7 +173,7 @@ class Node:
     Attributes:
         story: The calls that followers and capture got.
         has_session: Whether this process has one.
-        gave_up: Why the process was to end.
+        halted: Why the process was to end.
     """
 
     def __init__(self, path: Path, service: ScriptedCatalog, process: str, capture: Capture | None = None) -> None:
@@ -181,7 +181,7 @@ class Node:
         self.disk = FailingDisk()
         self.story: list[Any] = []
         self.has_session = True
-        self.gave_up: list[str] = []
+        self.halted: list[str] = []
         self.recorded = Recorded(self.story)
         self.root = f"{path}/streams"
         self._loop = asyncio.new_event_loop()
@@ -209,7 +209,7 @@ class Node:
             mending=mending,
             make_loop=ThreadLoop,
             waits=ThreadWaits(),
-            give_up=self.gave_up.append,
+            halt=self.halted.append,
             now_ms=lambda: time.monotonic_ns() // 1_000_000,
         )
         self.replicas = Replicas(self.host, process)

@@ -1,7 +1,7 @@
 """A metadata plane in a process of its own, which is told what to do line by line; and the side that tells it.
 
 stdin   {"number", "call": execute | status | has_session | read | stop, "command"}     one JSON object a line
-stdout  {"number", "ok" or "error"}; {"event": "ready"}, {"event": "gave up"}
+stdout  {"number", "ok" or "error"}; {"event": "ready"}, {"event": "halted"}
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def main(settings: dict[str, Any]) -> None:
             sys.stdout.write(json.dumps(value) + "\n")
             sys.stdout.flush()
 
-    def give_up(why: str) -> None:
-        say({"event": "gave up", "why": why})
+    def halt(why: str) -> None:
+        say({"event": "halted", "why": why})
         os._exit(70)
 
     identity = Identity(**{**settings["identity"], "named": tuple(map(tuple, settings["identity"]["named"]))})
-    plane = Plane(identity, disk=OsDisk(), folder=settings["folder"], give_up=give_up)
+    plane = Plane(identity, disk=OsDisk(), folder=settings["folder"], halt=halt)
     plane.start()
     plane.register(Addresses(http=f"{identity.broker_id}:1", grpc=f"{identity.broker_id}:2"))
     say({"event": "ready"})

@@ -47,7 +47,7 @@ class Member:
         self.path = str(folder / "raft.log")
         self.node_id, self.voters = node_id, voters
         self.lives = 0
-        self.given_up: list[str] = []
+        self.halted: list[str] = []
         folder.mkdir(exist_ok=True)
         form(OsDisk(), self.path, node_id=node_id, voters=voters, cluster_id="x").close()
         self.start()
@@ -55,7 +55,7 @@ class Member:
     def start(self) -> None:
         self.lives += 1
         journal, _ = open_journal(OsDisk(), self.path, new_id=lambda: "never", cluster_id="x")
-        self.thread = thread = RaftThread(give_up=self.given_up.append)
+        self.thread = thread = RaftThread(halt=self.halted.append)
         self.catalogs = catalogs = Catalogs(thread)
         self.node = RaftNode(
             journal,
@@ -100,7 +100,7 @@ class Brokers:
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         self.named = tuple((name, f"127.0.0.1:{self.ports[name]}") for name in named or names)
         self.planes: dict[str, Plane] = {}
-        self.given_up: dict[str, list[str]] = {name: [] for name in names}
+        self.halted: dict[str, list[str]] = {name: [] for name in names}
 
     def identity(self, name: str, **changes: Any) -> Identity:
         at = f"127.0.0.1:{self.ports[name]}"
@@ -118,7 +118,7 @@ class Brokers:
             self.identity(name, **changes),
             disk=OsDisk(),
             folder=str(folder or self.data(name)),
-            give_up=self.given_up[name].append,
+            halt=self.halted[name].append,
         )
 
     def begin(self, name: str) -> int:

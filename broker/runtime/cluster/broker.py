@@ -7,7 +7,7 @@ Stop: leaderships are handed over first; then what was taken in is made durable,
 gone, and everything closes.
 
 Y1  Nothing is led, followed or answered before the registration: until then every partition is "not ready".
-Y2  A process that may not act under its id any more ends at once, without a clean mark (`give_up`). The next start
+Y2  A process that may not act under its id any more ends at once, without a clean mark (`halt`). The next start
     looks at the disk.
 Y3  The stream of consumer offsets is made once as many brokers are there as it is to have replicas (`own_streams.py`).
 
@@ -122,7 +122,7 @@ class ClusterBroker(Assembled):
             identity,
             disk=self._disk,
             folder=self._folder.path,
-            give_up=give_up,
+            halt=halt,
             session_changed=self._session_changed,
             controller_changed=lambda: self._link.hurry(),
             tell=self._told,
@@ -166,7 +166,7 @@ class ClusterBroker(Assembled):
             mending=Threads(1, name="mender"),
             make_loop=ThreadLoop,
             waits=ThreadWaits(),
-            give_up=give_up,
+            halt=halt,
             now_ms=lambda: time.monotonic_ns() // 1_000_000,
         )
         self._replicas = Replicas(host, plane.process)
@@ -473,7 +473,7 @@ class ClusterBroker(Assembled):
             return None
 
 
-def give_up(reason: str) -> Any:
+def halt(reason: str) -> Any:
     """Y2."""
-    log.critical("broker.gave_up reason=%s", reason)
+    log.critical("broker.halted reason=%s", reason)
     end_process()

@@ -151,7 +151,7 @@ class Host:
         mending: Of one thread: writes what comes from other replicas.
         make_loop: Makes what steps the driver of all replicas.
         waits: For others who are at a replica.
-        give_up: Ends the process, and says why.
+        halt: Ends the process, and says why.
         now_ms: A clock that never goes back.
     """
 
@@ -170,5 +170,5 @@ class Host:
     mending: Executor
     make_loop: MakeLoop
     waits: Waits
-    give_up: Callable[[str], None]
+    halt: Callable[[str], None]
     now_ms: Callable[[], int]

@@ -192,7 +192,7 @@ class DrivenBroker(Broker):
             mending=Threads(work, 1, waits=True),
             make_loop=lambda step, name: Stepped(work, step),
             waits=FiberWaits(work),
-            give_up=self._give_up,
+            halt=self._halt,
             now_ms=lambda: self.now_ms,
         )
 
@@ -236,9 +236,9 @@ class DrivenBroker(Broker):
     def _states(self) -> list[PartitionState]:
         return [state for state in self.catalog.cluster.partitions.values() if len(state.isr) > 1]
 
-    def _give_up(self, reason: str) -> None:
-        self.note(f"gives up: {reason}")
-        self.world.saw("process gave up")
+    def _halt(self, reason: str) -> None:
+        self.note(f"halts: {reason}")
+        self.world.saw("process halted")
         self.exits()
         raise Gone
 

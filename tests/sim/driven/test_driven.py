@@ -34,7 +34,7 @@ its driver took that for done (`test_who_waits_for_a_trim_hears_that_an_fsync_ha
 SEEN = (
     *(f"fault: {kind}" for kind in ("kill", "power", "power_all", "cut_within", "wipe", "full", "fsync", "pause")),
     *(f"fault: {kind}" for kind in ("isolate", "one_way", "split", "slow", "takeovers", "assign", "stop")),
-    *("election", "leader reported", "session lapsed", "truncation", "torn tail", "process gave up", "trim answered"),
+    *("election", "leader reported", "session lapsed", "truncation", "torn tail", "process halted", "trim answered"),
     *("repeat known by its sequence", "repeat known by its id", "acked by the leader", "acked by all"),
     *("fsync of the pool", "fsync with a lock", "stopped", "stopped beside a turn"),
     *("closed beside an fsync", "closed beside an answer"),

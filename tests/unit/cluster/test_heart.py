@@ -68,12 +68,12 @@ class Both:
         self.now_ms = 1_000_000
         self.node: Any = Node()
         self.said: list[bool] = []
-        self.given_up: list[str] = []
+        self.halted: list[str] = []
         self.controlled = 0
         self.heart = Heart(
             "b",
             "p1",
-            give_up=self.given_up.append,
+            halt=self.halted.append,
             changed=self.said.append,
             controlled=self._note_controller,
             now_ms=lambda: self.now_ms,
@@ -300,20 +300,20 @@ def test_another_process_under_our_name_ends_this_one_and_its_session_at_once() 
     both.heart.registered(both.node.register("b", "p1"), both.now_ms)
     both.run(1_000)
     both.heart.applied(both.node.catalog)
-    assert not both.given_up
+    assert not both.halted
     both.node.register("b", "p2")
     both.heart.applied(both.node.catalog)
     both.heart.applied(both.node.catalog)
-    assert both.given_up == ["another process has registered as broker b, at p2:1"]
+    assert both.halted == ["another process has registered as broker b, at p2:1"]
     assert not both.heart.has_session()
 
 
-def test_a_broker_that_was_removed_gives_up() -> None:
+def test_a_broker_that_was_removed_halts() -> None:
     """B2. A catalog that does not have it yet is no reason: it may be behind the one that has answered."""
     both = Both()
     both.heart.registered(both.node.register("b", "p1"), both.now_ms)
     both.heart.applied(Catalog())
-    assert not both.given_up
+    assert not both.halted
     both.heart.applied(both.node.catalog)
     both.heart.applied(Catalog())
-    assert both.given_up == ["broker b was removed from the cluster"]
+    assert both.halted == ["broker b was removed from the cluster"]

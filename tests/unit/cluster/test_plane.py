@@ -236,7 +236,7 @@ def test_two_brokers_with_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         finally:
             second.stop()
         assert brokers.planes["a"].has_session()
-        assert not brokers.given_up["a"]
+        assert not brokers.halted["a"]
 
 
 def test_a_name_that_was_taken_over_ends_the_process_that_had_it(tmp_path: Path) -> None:
@@ -246,8 +246,8 @@ def test_a_name_that_was_taken_over_ends_the_process_that_had_it(tmp_path: Path)
         info = brokers.planes["b"].service.catalog.brokers["a"]
         command = {"v": 1, "kind": "register_broker", "broker_id": "a", "incarnation": "another", "http": "else:1"}
         brokers.planes["b"].service.execute({**command, "grpc": "else:2", "raft": info.raft}, timeout_s=30)
-        until(lambda: brokers.given_up["a"], "it gives up")
-        assert "another process has registered as broker a, at else:1" in brokers.given_up["a"][0]
+        until(lambda: brokers.halted["a"], "it to halt")
+        assert "another process has registered as broker a, at else:1" in brokers.halted["a"][0]
         assert not brokers.planes["a"].has_session()
 
 
@@ -369,7 +369,7 @@ def test_a_registration_that_comes_behind_that_of_a_later_process_is_refused(tmp
         number = brokers.begin("b")
         with pytest.raises(InvalidRequest, match=f"now has registration {number}"):
             brokers.planes["a"].service.execute(late[0], timeout_s=30)
-        assert not brokers.given_up["b"]
+        assert not brokers.halted["b"]
 
 
 def test_an_older_copy_of_a_folder_is_refused_before_it_votes(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_subscribers_see_each_change_in_order_and_one_that_fails_is_alone(tmp_pa
 
 def test_a_command_of_a_group_is_told_as_such() -> None:
     """V9. Of any other command, and of another catalog, all is told."""
-    catalogs, catalog = Catalogs(RaftThread(give_up=pytest.fail)), Catalog()
+    catalogs, catalog = Catalogs(RaftThread(halt=pytest.fail)), Catalog()
     told: list[str | None] = []
     catalogs.subscribe(lambda: told.append(catalogs.of_group))
     of_g, of_h = {"kind": "join_group", "name": "g"}, {"kind": "end_members", "name": "h"}
@@ -115,7 +115,7 @@ def test_a_broker_that_hung_sees_the_catalog_of_the_others(tmp_path: Path) -> No
 def test_a_catalog_that_is_another_object_is_seen() -> None:
     """V4."""
     seen: list[Catalog] = []
-    catalogs = Catalogs(RaftThread(give_up=lambda why: None))
+    catalogs = Catalogs(RaftThread(halt=lambda why: None))
     catalogs._callbacks = (lambda: seen.append(catalogs.catalog),)
     other = Catalog()
     catalogs.applied(other, None)
@@ -163,7 +163,7 @@ def test_a_failed_journal_ends_the_process_and_answers_who_waits(tmp_path: Path)
         only.node.journal._files._file = Gone(only.node.journal._files._file)  # type: ignore[assignment]
         with pytest.raises(LiftlogError):
             only.catalogs.execute(producer("second"), timeout_s=2)
-        until(lambda: only.given_up, "it gives up")
+        until(lambda: only.halted, "it to halt")
         with pytest.raises(NotReady) as refusal:
             only.catalogs.execute(producer("third"), timeout_s=1)
         assert refusal.value.sent is False
@@ -278,7 +278,7 @@ def test_who_waits_while_the_thread_ends_is_told(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_never_began_can_be_stopped() -> None:
-    thread = RaftThread(give_up=lambda why: None)
+    thread = RaftThread(halt=lambda why: None)
     lost: list[int] = []
     thread.do(lambda _: None, lambda: lost.append(1))
     thread.stop()

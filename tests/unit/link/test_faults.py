@@ -209,7 +209,7 @@ def test_a_follower_whose_fsync_fails_steps_out_and_comes_back(three: Linked) ->
     eventually(lambda: waiter.outcome == 2, what="an ack by the others")
     three.in_sync(at)
     three.same(at)
-    assert not failing.gave_up
+    assert not failing.halted
 
 
 def test_a_leader_finds_its_own_damage_when_a_follower_refuses_it(three: Linked) -> None:

@@ -489,7 +489,7 @@ def is_sound_after_one_step_out(one: Node, cluster: Cluster, at: Place) -> None:
     eventually(lambda: not placed._turns._is_running, what="no more turns")
     assert placed.stepping is None
     assert cluster.kinds().count("step_out") == 1
-    assert not one.gave_up
+    assert not one.halted
 
 
 def test_logs_that_fail_together_step_out_by_one_command(one: Node, cluster: Cluster) -> None:
@@ -512,14 +512,14 @@ def test_a_step_out_that_does_not_come_through_ends_the_process(
     led: tuple[Node, Cluster, Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, cluster, at = led
-    monkeypatch.setattr(replicas_module, "GIVE_UP_MS", 300)
+    monkeypatch.setattr(replicas_module, "HALT_MS", 300)
     cluster.goes.clear()
     one.disk.fails = True
     append(one.partition(at))
-    eventually(lambda: one.gave_up, what="to give up")
-    assert "s/0" in one.gave_up[0]
+    eventually(lambda: one.halted, what="to halt")
+    assert "s/0" in one.halted[0]
     time.sleep(0.3)
-    assert len(one.gave_up) == 1
+    assert len(one.halted) == 1
 
 
 def test_with_many_partitions_a_step_out_may_take_as_much_longer_as_an_election(
@@ -534,7 +534,7 @@ def test_with_many_partitions_a_step_out_may_take_as_much_longer_as_an_election(
     placed.stepping = Stepping("fsync", (1, 0), 10_000)
     for now_ms, is_over in ((15_001, False), (34_999, False), (35_001, True)):
         one.replicas._step_out(now_ms)
-        assert bool(one.gave_up) == is_over, now_ms
+        assert bool(one.halted) == is_over, now_ms
 
 
 def test_a_damaged_replica_begins_anew_and_its_files_stay_until_all_are_in_sync(

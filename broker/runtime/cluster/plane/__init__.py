@@ -1,7 +1,7 @@
 """The metadata plane: this broker's part in the cluster's catalog, on a thread of its own.
 
     identity = identity_from(config)  # None: this broker is alone; open the data folder with identity.cluster_id
-    plane = Plane(identity, disk=disk, folder=data_dir, give_up=give_up)   # imports pysyncobj: import it late
+    plane = Plane(identity, disk=disk, folder=data_dir, halt=halt)   # imports pysyncobj: import it late
     plane.start()                     # forms, joins or comes back; the catalog is caught up when it returns
     found = replicas.open_found()     # reads plane.service.catalog; Replicas(host, plane.process)
     plane.register(Addresses(http=..., grpc=...), sound=found.sound, behind=found.behind, ...)

@@ -6,7 +6,7 @@
 B1  Whether there is a session is read from the clock, by any thread, and waits for nothing: it ends by itself while the
     Raft thread hangs.
 B2  A session belongs to one registration of this process. If the catalog shows another process under our name, or has
-    shown us and does so no more (this broker was removed), this process gives up.
+    shown us and does so no more (this broker was removed), this process halts.
 B3  Where no controller is known, or another one is than before, a heartbeat is due at once (`session.S4`). A follower
     that cannot reach a leader is told of another controller as well: its reports to the former one are lost.
 """
@@ -30,7 +30,7 @@ class Heart:
 
     Args:
         broker_id: This broker's. process: The name of this process in its registration.
-        give_up: Ends the process, and says why (B2).
+        halt: Ends the process, and says why (B2).
         changed: Called when the session has opened or lapsed, on the Raft thread; must not wait.
         controlled: Likewise, when another controller is known than before (B3).
     """
@@ -40,13 +40,13 @@ class Heart:
         broker_id: str,
         process: str,
         *,
-        give_up: Callable[[str], None],
+        halt: Callable[[str], None],
         changed: Callable[[bool], None] = lambda is_open: None,
         controlled: Callable[[], None] = lambda: None,
         now_ms: Callable[[], int] = boot_ms,
     ) -> None:
         self._broker_id, self._process = broker_id, process
-        self._give_up = give_up
+        self._halt = halt
         self._changed = changed
         self._controlled = controlled
         self._now_ms = now_ms
@@ -111,11 +111,11 @@ class Heart:
         if own is None and self._was_seen:
             self.end()
             log.error("session.removed broker=%s", self._broker_id)
-            self._give_up(f"broker {self._broker_id} was removed from the cluster")
+            self._halt(f"broker {self._broker_id} was removed from the cluster")
         if own is not None and own.registration > self._session.registration and own.incarnation != self._process:
             self.end()
             log.error("session.taken broker=%s by=%s", self._broker_id, own.http)
-            self._give_up(f"another process has registered as broker {self._broker_id}, at {own.http}")
+            self._halt(f"another process has registered as broker {self._broker_id}, at {own.http}")
 
     def _do(self, effects: list[Beat | Opened | Lapsed], node: RaftNode | None) -> None:
         for effect in effects:

@@ -72,7 +72,7 @@ class Plane:
 
     Args:
         folder: This broker's data folder, locked by it.
-        give_up: Ends the process, and says why: it may act under its id no more.
+        halt: Ends the process, and says why: it may act under its id no more.
         session_changed: Told on the Raft thread when the session has opened or lapsed; must not wait.
         controller_changed: Likewise, when another controller is known than before.
         tell: Told in words, from time to time, for whom the start waits.
@@ -88,7 +88,7 @@ class Plane:
         *,
         disk: FixedDisk,
         folder: str,
-        give_up: Callable[[str], None],
+        halt: Callable[[str], None],
         session_changed: Callable[[bool], None] = lambda is_open: None,
         controller_changed: Callable[[], None] = lambda: None,
         tell: Callable[[str], None] = lambda text: None,
@@ -100,13 +100,13 @@ class Plane:
         self.refusals = 0  # connections to the Raft port that were cut, and brokers that were not taken
         self._disk, self._folder = disk, folder
         self._options = options or {}
-        self._thread = RaftThread(give_up=give_up)
+        self._thread = RaftThread(halt=halt)
         self.service = Catalogs(self._thread)
         self._entrance = Entrance(disk, folder, identity, tell=tell)
         self._heart = Heart(
             identity.broker_id,
             self.process,
-            give_up=give_up,
+            halt=halt,
             changed=session_changed,
             controlled=controller_changed,
         )

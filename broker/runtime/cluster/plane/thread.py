@@ -5,7 +5,7 @@
 
 T1  The node is called by one thread only. Calls of others come through the queue, in order.
 T2  A call that is taken in is made once, or `lost` is called for it: it was never made then. No call waits for room.
-T3  When the node fails, the process ends (`give_up`): its journal may lack what it has promised, so nothing may be
+T3  When the node fails, the process ends (`halt`): its journal may lack what it has promised, so nothing may be
     done under its id before a start has looked at the disk.
 T4  An error in a call or a hook is a bug; it is logged, and ends neither the thread nor what comes after it.
 """
@@ -36,12 +36,12 @@ class RaftThread:
     """See the module.
 
     Args:
-        give_up: Ends the process, and says why (T3). Called on the thread.
+        halt: Ends the process, and says why (T3). Called on the thread.
     """
 
-    def __init__(self, *, give_up: Callable[[str], None], tick_s: float = TICK_S) -> None:
+    def __init__(self, *, halt: Callable[[str], None], tick_s: float = TICK_S) -> None:
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._give_up = give_up
+        self._halt = halt
         self._tick_s = tick_s
         self._calls: collections.deque[tuple[Call, Callable[[], None]]] = collections.deque()
         self._lock = threading.Lock()  # of `_is_open`, `_calls` and the wakeup
@@ -108,7 +108,7 @@ class RaftThread:
         except Exception as error:
             log.error("raft.failed id=%s error=%s", node.node_id, error, exc_info=not isinstance(error, LiftlogError))
             self._end()
-            self._give_up(f"the Raft node failed: {error}")
+            self._halt(f"the Raft node failed: {error}")
         else:
             self._end()
 

@@ -548,7 +548,7 @@ class PlacedReplica:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_DESCRIPTORS:
                 log.error("replica.not_recovered partition=%s error=%s", self, error)  # another step-out follows
             else:
-                self._host.give_up(f"{self}: the log cannot be recovered: {error}")
+                self._host.halt(f"{self}: the log cannot be recovered: {error}")
 
     # -- more partitions (V12) -------------------------------------------------------------------------------
 

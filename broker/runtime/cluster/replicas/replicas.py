@@ -7,7 +7,7 @@ G1  Before the registration everything that has a folder is open, and the regist
     assigned anything before the catalog has this process.
 G2  The catalog's thread compares and passes on. It touches no disk, and takes no lock that is held over one.
 G3  One disk that fails has many logs fail: those that want to step out within `GATHER_MS` do so by one command.
-G4  A step-out after a failed fsync that does not come through within `GIVE_UP_MS` ends the process: nobody knows what
+G4  A step-out after a failed fsync that does not come through within `HALT_MS` ends the process: nobody knows what
     its logs hold, and the catalog may take it for well. With many partitions it may take longer (`session.slower`), as
     an election does, and the command itself, which concerns all that are on the disk.
 G5  A deletion is confirmed when the folder is gone, durably.
@@ -77,7 +77,7 @@ OPENED_AT_ONCE: Final = 1_000
 """So many folders that are there are in one command: some 50 KiB."""
 GATHER_MS: Final = 30
 ASK_AGAIN_MS: Final = 400
-GIVE_UP_MS: Final = 5_000
+HALT_MS: Final = 5_000
 STOP_MS: Final = 2_500
 """Longer than it takes until a broker that has died leads no more, where there are few partitions."""
 STOP_AGAIN_MS: Final = 15_000
@@ -136,7 +136,7 @@ class Replicas:
         )
         self._stops: dict[str, tuple[int, int]] = {}  # of streams that are to stop: as of when, and since when (ms)
         self._knows_again_ms: dict[str, int] = {}  # streams whose stop was given up: not before that
-        self._has_given_up = self._is_due = self._has_named_unknown = self._has_opened = False
+        self._has_halted = self._is_due = self._has_named_unknown = self._has_opened = False
         self._to_tick: list[PlacedReplica] = []  # the rest of this turn (G16)
         self._mender = Mender(host.mending)
         self._is_leaving = self._has_stopped = False
@@ -475,11 +475,11 @@ class Replicas:
         """Ask for the step-outs that are due (G3). Returns whether some are being gathered."""
         waiting = {(r.at, r.stepping): str(r) for r in list(self._replicas.values()) if r.stepping is not None}
         self._asked_ms = {key: ms for key, ms in self._asked_ms.items() if key in waiting}
-        most_ms = GIVE_UP_MS * slower(len(self._host.service.catalog.cluster.partitions))
+        most_ms = HALT_MS * slower(len(self._host.service.catalog.cluster.partitions))
         late = [name for (_, s), name in waiting.items() if s.why == "fsync" and now_ms - s.since_ms > most_ms]
-        if late and not self._has_given_up:  # G4
-            self._has_given_up = True
-            self._host.give_up(f"the step-out of {', '.join(late)} does not come through")
+        if late and not self._has_halted:  # G4
+            self._has_halted = True
+            self._host.halt(f"the step-out of {', '.join(late)} does not come through")
         for why in ("fsync", "damage"):
             keys = [key for key in waiting if key[1].why == why]
             new_ms = [step.since_ms for at, step in keys if (at, step) not in self._asked_ms]
