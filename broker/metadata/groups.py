@@ -133,11 +133,6 @@ class ConsumerGroup:
         read = {name for member in self.members.values() for name in member.streams}
         return read | {name for name, _ in self.grants}
 
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether everybody has what he is to have."""
-        return {partition: grant.member for partition, grant in self.grants.items()} == self.target
-
 
 _NONE: Final = ConsumerGroup()
 

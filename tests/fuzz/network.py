@@ -524,10 +524,10 @@ def unseal_frame(data: bytes) -> bytes:
 
 def check_replica(data: bytes) -> None:
     """A frame of another broker: refused, or a message that encodes to the same bytes."""
-    from broker.runtime.cluster.codec import decode_bytes, encode
+    from broker.runtime.cluster.codec import LinkFrame, decode, encode
 
-    said = decode_bytes(data)
-    assert decode_bytes(encode(said).to_bytes()) == said
+    said = decode(LinkFrame.of(data))
+    assert decode(LinkFrame.of(encode(said).to_bytes())) == said
 
 
 def check_replica_greeting(data: bytes) -> None:

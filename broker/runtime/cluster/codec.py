@@ -235,11 +235,6 @@ def decode(frame: LinkFrame) -> Said:
     raise BadFrame("a frame that this release does not know")
 
 
-def decode_bytes(data: bytes) -> Said:
-    """As `decode`, of the bytes of a frame."""
-    return decode(LinkFrame.of(data))
-
-
 def _answered(said: pb.Answered, data: bytes | memoryview) -> Answered:
     name = said.WhichOneof("answer")
     if name is None:

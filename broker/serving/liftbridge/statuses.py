@@ -43,7 +43,6 @@ class Code(IntEnum):
     """Those that are used here."""
 
     OK = 0
-    CANCELLED = 1
     UNKNOWN = 2
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4

@@ -375,7 +375,9 @@ class World:
     def _is_at_rest(self) -> bool:
         group = self.catalog.named.get(GROUP)
         everything = {(name, number) for name, count in self.counts.items() for number in range(count)}
-        if group is None or not group.is_at_rest or set(group.grants) != everything:
+        if group is None or set(group.grants) != everything:
+            return False
+        if {partition: grant.member for partition, grant in group.grants.items()} != group.target:
             return False
         if any(self.newest(partition).at(0).offset < RECORDS for partition in everything):
             return False

@@ -21,7 +21,6 @@ from broker.runtime.cluster.codec import (
     Said,
     Welcome,
     decode,
-    decode_bytes,
     encode,
 )
 from tests.support.replica_messages import GREETINGS, KINDS, made, said
@@ -32,12 +31,12 @@ def test_each_message_comes_back_as_it_was(cls: type) -> None:
     rng = random.Random(7)
     for _ in range(50):
         sent = said(cls, rng)
-        assert decode_bytes(encode(sent).to_bytes()) == sent
+        assert decode(LinkFrame.of(encode(sent).to_bytes())) == sent
 
 
 @pytest.mark.parametrize("sent", GREETINGS, ids=lambda each: type(each).__name__)
 def test_each_greeting_comes_back_as_it_was(sent: Said) -> None:
-    assert decode_bytes(encode(sent).to_bytes()) == sent
+    assert decode(LinkFrame.of(encode(sent).to_bytes())) == sent
 
 
 @pytest.mark.parametrize("cls", KINDS)
@@ -53,7 +52,7 @@ def test_a_flipped_bit_of_a_head_is_noticed() -> None:
         bad = bytearray(whole)
         bad[at // 8] ^= 1 << at % 8
         with pytest.raises(BadFrame):
-            decode_bytes(bytes(bad))
+            decode(LinkFrame.of(bytes(bad)))
 
 
 def sealed(head: pb.Head, data: bytes = b"") -> LinkFrame:
@@ -78,7 +77,7 @@ def test_bytes_go_with_records_and_states_alone_and_are_as_many_as_was_said() ->
     good = encode(Answered(("i", 0), piece, b"four"))
     assert decode(good) == Answered(("i", 0), piece, b"four")
     with pytest.raises(BadFrame, match="and 4 bytes and has"):
-        decode_bytes(good.to_bytes() + b"!")
+        decode(LinkFrame.of(good.to_bytes() + b"!"))
     with pytest.raises(BadFrame, match="a piece of 4 bytes came with 5"):
         decode(encode(Answered(("i", 0), piece, b"five!")))
     head = pb.Head()
@@ -94,7 +93,7 @@ def test_what_a_later_release_may_say_is_refused_and_not_guessed() -> None:
         with pytest.raises(BadFrame, match=words):
             decode(sealed(head))
     with pytest.raises(BadFrame, match="no frame"):
-        decode_bytes(b"\xff")
+        decode(LinkFrame.of(b"\xff"))
 
 
 @pytest.mark.parametrize("name", ["", "b" * 257])
