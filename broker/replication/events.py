@@ -23,6 +23,7 @@ class Acks(Enum):
 
     ALL = auto()  # committed: the high watermark is past it
     LEADER = auto()  # durable on the leader's own disk
+    OWN = auto()  # the same moment, for what a broker counts for itself: no client is told
 
 
 class Outcome(Enum):

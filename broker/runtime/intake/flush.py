@@ -41,8 +41,8 @@ from broker.replication.events import Acks
 from broker.runtime.elapsed import MACHINE, Clocks
 from broker.runtime.intake.answers import Answers, blob_of
 from broker.runtime.intake.uncommitted import Apart, Uncommitted
-from broker.runtime.partitions.leader import OnDurable, Outcome, Partition
-from broker.runtime.partitions.replicated import Bookkeeping
+from broker.runtime.partitions.acks import OnDurable
+from broker.runtime.partitions.leader import Outcome, Partition
 from broker.runtime.partitions.sync import SyncExecutor, SyncRow
 from broker.storage.log import AppendResult
 
@@ -270,27 +270,26 @@ class Flusher:
         thread = threading.get_ident()
         waits = self._pending_bytes > self._ticked_bytes or slot.ticked
         awaited = pending.awaited_count  # of all, or of few: then who sends them waits for acks
-        tell: OnDurable = durable
-        on_leader: tuple[OnDurable, ...] = ()
+        also: tuple[tuple[OnDurable, Acks], ...] = ()
         acks, whose = ALL, None
         if pending.leader_count:
             if awaited == pending.leader_count and not pending.condition_count:
                 acks = Acks.LEADER
             else:  # the two are told apart
-                on_leader, whose = (functools.partial(self._on_leader, slot, pending, thread),), False
+                also, whose = ((functools.partial(self._on_leader, slot, pending, thread), Acks.LEADER),), False
         is_awaited = awaited == pending.record_count or (awaited > 0 and pending.record_count < CROWD_RECORDS)
         here = alone and not waits and is_awaited
         try:
             if slot.partition.has_followers:
                 apart = Apart()
                 here_too = functools.partial(self._durable_here, slot, apart, row, thread, ack_bytes)
-                on_leader = (Bookkeeping(here_too), *on_leader)
+                also = ((here_too, Acks.OWN), *also)
                 if awaited:
                     self.uncommitted.check(slot)
                 else:
-                    tell, acks = Bookkeeping(durable), Acks.LEADER
+                    acks = Acks.OWN
             result = slot.partition.append_now(
-                [pending], tell, acks=acks, on_leader=on_leader, here=here, row=row, sorted_by=slot.sorted_by
+                [pending], durable, acks=acks, also=also, here=here, row=row, sorted_by=slot.sorted_by
             )
         except LiftlogError as error:
             self.answers.refuse(slot.partition, pending, error)

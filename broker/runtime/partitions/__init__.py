@@ -15,12 +15,11 @@ replica.py        One partition's log on this broker, whoever leads it: synced, 
                   trimmed, scrubbed, and let rest.
 queued_appends.py Appends that come from elsewhere than intake: made by the appenders, awaited as
                   futures.
+acks.py           An ack as a value, from its append until it is told; held while there is no session.
 leader.py         One partition that this broker leads: the driver of its core
                   (`broker.replication.leader`).
-replicated.py     One partition that other brokers keep as well: its session, its in-sync replicas,
-                  its failures.
-stopping.py       Counts those who wait for acks of messages sorted by a number of partitions, and
-                  stops all that.
+replicated.py     One partition that other brokers keep as well: its in-sync replicas, its failures.
+stopping.py       Counts tickets of messages sorted by a number of partitions, and stops all that.
 effects.py        Does what the core of a partition wants: high watermark, readers, answers, syncs.
 sync.py           The fsync pool: group commit.
 row_sync.py       How a partition is synced in a row with others.

@@ -10,18 +10,16 @@ import logging
 from collections.abc import Callable, Sequence
 from weakref import WeakMethod
 
-from broker.api.errors import LiftlogError, NotLeader, StorageFailed, UnknownStream
+from broker.api.errors import LiftlogError, NotLeader, StorageFailed
 from broker.replication.events import Answer, Commit, Effect, Sync, Wake
 from broker.replication.events import Outcome as Fate
 from broker.replication.leader import STORED
+from broker.runtime.partitions.acks import Ticket, gone
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import Outcome
 from broker.storage.log import AppendResult
 
 log = logging.getLogger(__name__)
-
-OnDurable = Callable[[AppendResult, Outcome], None]
-Ticket = tuple[AppendResult, OnDurable]
 
 
 class Effects:
@@ -29,16 +27,23 @@ class Effects:
 
     Args:
         submit: Has the partition synced by the pool: a method of it, which is there as long as `do` is called.
+        tell: Tells a ticket what became of it, or does so later (`Completions`). None: each is told at once.
         to_others: Does the effects that need the catalog or other replicas. None: it is a fault of ours if one comes.
     """
 
-    __slots__ = ("_replica", "_submit", "to_others")
+    __slots__ = ("_replica", "_submit", "_tell", "to_others")
 
     def __init__(
-        self, replica: Replica, *, submit: WeakMethod[Callable[[], None]], to_others: Callable[[Effect], None] | None
+        self,
+        replica: Replica,
+        *,
+        submit: WeakMethod[Callable[[], None]],
+        tell: Callable[[Ticket, Outcome], None] | None,
+        to_others: Callable[[Effect], None] | None,
     ) -> None:
         self._replica = replica
         self._submit = submit
+        self._tell = tell
         self.to_others = to_others or _needs_others
 
     def do(self, effects: Sequence[Effect], *, syncs: bool = True) -> None:
@@ -48,12 +53,17 @@ class Effects:
         for effect in effects:
             kind = type(effect)
             if kind is Answer:
-                result, tell = effect.ticket  # type: ignore[union-attr]
+                ticket: Ticket = effect.ticket  # type: ignore[union-attr]
                 try:
+                    outcome: Outcome
                     if effect.outcome is STORED and refused is None:  # type: ignore[union-attr]
-                        tell(result, replica.state.high_watermark)
+                        outcome = replica.state.high_watermark
                     else:
-                        tell(result, refused or self._error_of(effect, result))  # type: ignore[arg-type]
+                        outcome = refused or self._error_of(effect, ticket.result)  # type: ignore[arg-type]
+                    if self._tell is None:
+                        ticket.tell(ticket.result, outcome)
+                    else:
+                        self._tell(ticket, outcome)
                 except Exception:
                     log.exception("partition.callback_bug partition=%s", replica)
                 continue
@@ -85,12 +95,3 @@ class Effects:
 
 def _needs_others(effect: Effect) -> None:
     raise AssertionError(f"{effect} needs other brokers, and there are none")
-
-
-def gone(replica: Replica) -> UnknownStream:
-    """The error of who wants something of a deleted stream."""
-    return UnknownStream(
-        f"stream {replica.stream!r} was deleted (incarnation {replica.incarnation})",
-        stream=replica.stream,
-        incarnation=replica.incarnation,
-    )

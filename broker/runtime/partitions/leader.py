@@ -63,7 +63,8 @@ from broker.replication.events import (
 )
 from broker.replication.leader import LEADING, Leader
 from broker.runtime.metrics import FSYNC_SECONDS
-from broker.runtime.partitions.effects import Effects, OnDurable, Ticket, gone
+from broker.runtime.partitions.acks import OWN, OnDurable, Ticket, gone
+from broker.runtime.partitions.effects import Effects
 from broker.runtime.partitions.queued_appends import QueuedAppends
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.row_sync import NO_ROW, RowState, RowSync
@@ -73,7 +74,7 @@ from broker.storage.log import AppendResult, Encodable, StoredGroup
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogSettings
 
-__all__ = ["OnDurable", "Outcome", "Partition"]
+__all__ = ["Outcome", "Partition"]
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +92,8 @@ class Partition:
     Args:
         replica: This broker's log of the partition.
         leader_epoch: Under which it is led from the start; -1: not before `lead`.
-        to_others: As `Effects` takes it.
-        me: The id of this broker.
+        core: Its core, which knows this broker's id; None: a new one.
+        tell, to_others: As `Effects` takes them.
 
     Attributes:
         fence: The number of the newest one that it goes by (P21).
@@ -108,11 +109,12 @@ class Partition:
         info: StreamInfo,
         replica: Replica,
         *,
-        leader_epoch: int,
         pool: SyncExecutor,
         appender: Executor,
+        leader_epoch: int = -1,
+        core: Leader | None = None,
+        tell: Callable[[Ticket, Outcome], None] | None = None,
         to_others: Callable[[Effect], None] | None = None,
-        me: str = ME,
     ) -> None:
         self.stream = replica.stream
         self.partition = replica.partition
@@ -123,12 +125,12 @@ class Partition:
         self.fsync_interval_ms = info.settings.fsync_interval_ms
         self._state = replica.state
         self._pool = pool
-        self._effects = Effects(replica, submit=WeakMethod(self._submit), to_others=to_others)  # P20
+        self._effects = Effects(replica, submit=WeakMethod(self._submit), tell=tell, to_others=to_others)  # P20
         self._lock = threading.RLock()
         self._info = info
         self._is_closed = info.paused or info.read_only
         self.fence = info.fence_of(self.partition)
-        self._core = Leader(me)
+        self._core = core or Leader(ME)
         self._told_of = info  # the settings that the core knows
         self._sync_queued = False  # in the pool, or at it here
         self._row: RowSync | None = None  # made when it is first synced in a row
@@ -256,7 +258,7 @@ class Partition:
         on_durable: OnDurable,
         *,
         acks: Acks = Acks.ALL,
-        on_leader: Sequence[OnDurable] = (),
+        also: Sequence[tuple[OnDurable, Acks]] = (),
         decided: bool = False,
         here: bool = False,
         row: SyncRow | None = None,
@@ -271,7 +273,7 @@ class Partition:
             on_durable: Called once, from another thread or before this returns, with what was appended and the high
                 watermark or the error (P1).
             acks: The moment that `on_durable` waits for.
-            on_leader: Each is called likewise, and before it, when the records are durable on this broker.
+            also: Others who are called likewise, and before it, each at the moment that is named with him.
             decided: The group of a sink's decision (P3).
             here: It may be synced before this returns (P4).
             row: It is synced with that, which the caller submits, as nobody awaits it (P5).
@@ -282,13 +284,17 @@ class Partition:
             fence: The number of the fence that the writer holds; None: it holds none, and is let in (P21).
         Raises:
             NotLeader: the partition has another leader epoch by now; nothing was appended.
-            NotReady: there are more partitions by now, or another broker leads soon; nothing was appended.
+            NotReady: there are more partitions by now, or another broker leads soon; or this one has no session, or
+                does not serve yet (`acks.P8`, `replicated.P11`). Nothing was appended.
+            NotEnoughReplicas: `replicated.P9`.
             DiskFull, StorageFailed: nothing was appended.
             ReadOnly, StreamPaused: the stream takes none.
             WriterFenced: P21; nothing was appended.
             UnknownStream: it was deleted.
         """
         replica, core = self.replica, self._core
+        if core.role is LEADING and not replica.removed:
+            self._check_ready()
         if self._is_closed or replica.removed:
             self.check_open(decided=decided)
         if replica.room is not None:
@@ -340,10 +346,13 @@ class Partition:
                     else:
                         failure = synced
                 group_ends = () if is_repeat else (end,)
-                awaited: tuple[tuple[Ticket, Acks], ...] = (((result, on_durable), acks),)
-                if on_leader:
-                    awaited = (*[((result, tell), Acks.LEADER) for tell in on_leader], *awaited)
+                ticket = Ticket(on_durable, result, epoch, acks, sorted_by > 0 and acks is not OWN)
+                awaited: tuple[tuple[Ticket, Acks], ...] = ((ticket, acks),)
+                if also:
+                    awaited = (*[(Ticket(tell, result, epoch, level), level) for tell, level in also], *awaited)
                 effects = core.step(Appended(first, end, group_ends, awaited, durable_end))
+                if ticket.is_sorted:
+                    self._began_to_wait()
                 if failure is not None:
                     told = core.step(SyncFailed(core.generation, failure))
                     effects = (*(effect for effect in effects if type(effect) is not Sync), *told)
@@ -353,6 +362,7 @@ class Partition:
         except (LiftlogError, OSError):
             self._effects.do(before)
             replica.refused()
+            self.look_at_failure()
             self.check_open(decided=decided)  # deleted meanwhile: then that is the reason
             raise
         except BaseException:
@@ -378,10 +388,19 @@ class Partition:
             self._log_failure(failure)
         return result
 
+    def _check_ready(self) -> None:
+        """Without the lock: what needs no log to be refused."""
+
+    def look_at_failure(self) -> None:
+        """Something may have failed the log: here the next append recovers it (P2)."""
+
     def _judge_again(self, sorted_by: int) -> None:
         """With the lock held, before anything is written: what was judged without it may be so no more."""
         if sorted_by and sorted_by != self._info.settings.partitions:
             raise NotReady(f"{self}: sorted by {sorted_by} partitions, and there is another number of them now")
+
+    def _began_to_wait(self) -> None:
+        """With the lock held: somebody whose records were sorted by a number of partitions waits to be told."""
 
     def _refuse(self, leader_epoch: int | None) -> None:
         """Nothing may be appended (P6)."""

@@ -3,9 +3,8 @@
     catalog ──lead, depose, isr_answered──► core ──AskIsr, StepOut, Send, Trim──► to_others
     clock ──────────────────────tick──────► core
 
-P8  Without a session nothing is appended, and nobody is told that something is stored (`metadata.session.S3`). He is
-    told once there is a session again, if this broker leads in the same epoch still; else that another one does. Errors
-    are told at once.
+Who may be told of success: `acks.P8`.
+
 P9  While fewer are in sync than must be, an append is refused at once: its ack would come when a follower comes back.
     Records that were appended before wait for that. A member whose disk has no room does not count (`insync.I7`).
 P10  A log that has failed is not recovered in place: what it had is not known, and others have it. The leadership
@@ -33,7 +32,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from broker.api.errors import LiftlogError, NotEnoughReplicas, NotLeader, NotReady, StorageFailed
 from broker.metadata.catalog import StreamInfo
@@ -50,41 +49,19 @@ from broker.replication.events import (
     Tick,
     TrimAsked,
 )
-from broker.replication.leader import LEADING
-from broker.runtime.partitions.effects import OnDurable, gone
+from broker.replication.leader import LEADING, Leader
+from broker.runtime.partitions.acks import OWN, Completions, Ticket
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.queued_appends import perhaps_done
 from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.stopping import Admitted, Stopping
 from broker.runtime.partitions.sync import Outcome, SyncExecutor
-from broker.storage.log import AppendResult, Encodable, StoredGroup
+from broker.storage.log import AppendResult
 from broker.storage.recovery import Ranges, merge_ranges
 from broker.storage.rewrite.giving_up import give_up
 from broker.storage.rewrite.mending import bytes_to_write, mend
 
 TICK_WAIT_S: Final = 0.02
 """See P18. A lock that appends take in turns is free within that, now and then."""
-
-
-class Bookkeeping:
-    """A callback that tells no publisher anything, and so needs no session (P8)."""
-
-    __slots__ = ("_tell",)
-
-    def __init__(self, tell: OnDurable) -> None:
-        self._tell = tell
-
-    def __call__(self, result: AppendResult, outcome: Outcome) -> None:
-        self._tell(result, outcome)
-
-
-class Held(NamedTuple):
-    """Somebody who would have been told, had there been a session."""
-
-    epoch: int
-    tell: OnDurable
-    result: AppendResult
-    high_watermark: int
 
 
 class ReplicatedPartition(Partition):
@@ -114,17 +91,15 @@ class ReplicatedPartition(Partition):
         pool: SyncExecutor,
         appender: Executor,
     ) -> None:
-        super().__init__(info, replica, leader_epoch=-1, pool=pool, appender=appender, to_others=to_others, me=me)
+        core = Leader(me)
+        self._tickets = tickets = Completions(core, replica, has_session)
+        super().__init__(info, replica, pool=pool, appender=appender, core=core, tell=tickets.tell, to_others=to_others)
         me_weakly = weakref.ref(self)  # `leader.P20`
         replica.may_let_go = lambda: (partition := me_weakly()) is not None and partition.serves
         self.leader_at: str | None = None
-        self._served_epoch = self._least_epoch = -1
         self._serves_by = self._heard_of = info
         self._handed_epoch = -1  # P19
-        self._has_session = has_session
-        self._stopping = Stopping()
-        self._held: list[Held] = []
-        self._held_lock = threading.Lock()
+        self._stopping = tickets.stopping
         self.given_up: Ranges = ()
         self.mended_count = 0
         self.asks_others: Callable[[], Mapping[str, bool]] | None = None
@@ -146,7 +121,7 @@ class ReplicatedPartition(Partition):
     def lead(self, leader_epoch: int, state: PartitionState | None = None) -> None:
         """As `Partition.lead`."""
         super().lead(leader_epoch, state)
-        self.release()
+        self._tickets.release()
 
     @property
     def goes_by(self) -> StreamInfo:
@@ -171,18 +146,18 @@ class ReplicatedPartition(Partition):
         Args:
             info: What messages are taken in by; None: as before.
         """
-        self._served_epoch = max(self._served_epoch, leader_epoch)
         self._serves_by = info or self._serves_by
-        self.release()
+        self._tickets.served_epoch = max(self._tickets.served_epoch, leader_epoch)
+        self._tickets.release()
 
     def retire(self, least_epoch: int) -> None:
         """Answer nobody as the leader of an earlier epoch. Waits for nothing (P12)."""
-        self._least_epoch = max(self._least_epoch, least_epoch)
+        self._tickets.least_epoch = max(self._tickets.least_epoch, least_epoch)
 
     @property
     def serves(self) -> bool:
         """Whether clients may be answered now: told of ends, and of what was stored."""
-        return self.leads and self._may_answer()
+        return self.leads and self._tickets.may_answer()
 
     @property
     def end(self) -> int | None:
@@ -190,13 +165,10 @@ class ReplicatedPartition(Partition):
         end = self._state.high_watermark
         return end if self._core.may_tell_end(end) and self.serves else None
 
-    def _may_answer(self) -> bool:
-        return self._served_epoch == self._core.epoch >= self._least_epoch and self._has_session()
-
     def depose(self) -> None:
         """Another broker leads, or none. All who wait are told that it is over."""
         self.step(Deposed())
-        self.release()
+        self._tickets.release()
         self.replica.note_change()
 
     def hands_over(self) -> bool:
@@ -239,7 +211,7 @@ class ReplicatedPartition(Partition):
             finally:
                 self._lock.release()
             self._effects.do(effects)
-        self.release()
+        self._tickets.release()
 
     def step(self, event: Event) -> None:
         """Tell the core, and do what comes of it."""
@@ -291,7 +263,7 @@ class ReplicatedPartition(Partition):
     def note_removed(self) -> None:
         """As `Partition.note_removed`."""
         super().note_removed()
-        self.release()
+        self._tickets.release()
 
     def trim(self, before: int) -> Future[None]:
         """Let go of what lies below an offset. Done once no replica that may lead begins below it (`trims.T2`). Its
@@ -305,7 +277,8 @@ class ReplicatedPartition(Partition):
             else:
                 done.set_result(None)
 
-        self.step(TrimAsked(start, (AppendResult(start, start, 0, False), told)))
+        trimmed = AppendResult(start, start, 0, False)
+        self.step(TrimAsked(start, Ticket(told, trimmed, self._core.epoch, OWN)))
         return done
 
     def give_up(self, ranges: Ranges, *, leader_epoch: int, aside: str, borders: Sequence[int] = ()) -> None:
@@ -340,46 +313,10 @@ class ReplicatedPartition(Partition):
 
     # -- appends ---------------------------------------------------------------------------------------------
 
-    def append_now(
-        self,
-        batches: Sequence[Encodable] | StoredGroup,
-        on_durable: OnDurable,
-        *,
-        on_leader: Sequence[OnDurable] = (),
-        **options: Any,
-    ) -> AppendResult:
-        """As `Partition.append_now`.
-
-        Raises:
-            NotReady: this broker has no session, or does not serve yet (P8, P11).
-            NotLeader: the leadership is over (P12).
-            NotEnoughReplicas: P9.
-        """
-        core = self._core
-        if core.role is LEADING and not self.removed:
-            self._check_ready()
-        epoch = core.epoch
-        admitted: Admitted | None = None
-        if options.get("sorted_by") and type(on_durable) is not Bookkeeping:
-            admitted = on_durable = self._stopping.admit(on_durable)
-        try:
-            return super().append_now(
-                batches,
-                self._kept_back(on_durable, epoch),
-                on_leader=[self._kept_back(o, epoch) for o in on_leader],
-                **options,
-            )
-        except BaseException as error:
-            if admitted is not None:
-                admitted.end()
-            if isinstance(error, LiftlogError | OSError):
-                self.look_at_failure()
-            raise
-
     def _check_ready(self) -> None:
-        if not self._has_session():
+        if not self._tickets.has_session():
             raise NotReady(f"{self}: this broker has no session with the controller, and may not lead any more")
-        if self._core.epoch < self._least_epoch:
+        if self._core.epoch < self._tickets.least_epoch:
             raise NotLeader(f"{self}: leader epoch {self._core.epoch} is over", **self._whereabouts())
         self._check_taking()
         if self.partition >= (count := self._info.settings.partitions):
@@ -401,7 +338,7 @@ class ReplicatedPartition(Partition):
 
     def _check_taking(self) -> None:
         """P11, P19."""
-        if self._served_epoch != self._core.epoch:
+        if self._tickets.served_epoch != self._core.epoch:
             raise NotReady(f"{self}: this broker has just begun to lead, and does not take in messages yet")
         if self._handed_epoch == self._core.epoch:
             raise NotReady(f"{self}: this broker stops, and another one leads in a moment")
@@ -412,6 +349,9 @@ class ReplicatedPartition(Partition):
         if sorted_by and self._stopping.as_of is not None:
             raise NotReady(f"{self}: its stream gets more partitions, and takes nothing until every leader knows")
         self._check_taking()
+
+    def _began_to_wait(self) -> None:
+        self._stopping.began()
 
     def _refuse(self, leader_epoch: int | None) -> None:
         try:
@@ -434,7 +374,7 @@ class ReplicatedPartition(Partition):
         try:
             core = self._core
             is_enough = core.in_sync is None or len(core.in_sync.members) >= core.min_insync_replicas
-            return core.role is LEADING and is_enough and self._state.failure is None and self._may_answer()
+            return core.role is LEADING and is_enough and self._state.failure is None and self._tickets.may_answer()
         finally:
             self._lock.release()
 
@@ -445,9 +385,9 @@ class ReplicatedPartition(Partition):
             core = self._core
             epoch, end = core.epoch, core.log_end
             if (number := self._stopping.stop(as_of, epoch, on_stopped)) and core.role is LEADING:
-                tell = self._kept_back(functools.partial(self._committed, number), epoch)
-                awaited = (((AppendResult(end, end, 0, False), tell), Acks.ALL),)
-                effects = core.step(Appended(end, end, (), awaited, -1))
+                tell = functools.partial(self._committed, number)
+                ticket = Ticket(tell, AppendResult(end, end, 0, False), epoch, Acks.ALL)
+                effects = core.step(Appended(end, end, (), ((ticket, Acks.ALL),), -1))
         self._effects.do(effects)
 
     def _committed(self, number: int, result: AppendResult, outcome: Outcome) -> None:
@@ -463,43 +403,10 @@ class ReplicatedPartition(Partition):
         """Whether it has stopped in this leadership as of that moment (P17)."""
         return self._stopping.has_stopped(as_of, leader_epoch)
 
-    # -- a session (P8) --------------------------------------------------------------------------------------
-
-    def _kept_back(self, tell: OnDurable, epoch: int) -> OnDurable:
-        return tell if type(tell) is Bookkeeping else functools.partial(self._tell_or_hold, tell, epoch)
-
-    def _tell_or_hold(self, tell: OnDurable, epoch: int, result: AppendResult, outcome: Outcome) -> None:
-        if isinstance(outcome, int) and not self._may_answer():
-            with self._held_lock:
-                self._held.append(Held(epoch, tell, result, outcome))
-            if not self.leads:  # it ended since this was decided, and whoever ended it may have looked already
-                self.release()
-        else:
-            tell(result, outcome)
-
-    def release(self) -> None:
-        """Tell who was held back, if he may be told by now."""
-        if not self._held:
-            return
-        with self._held_lock:
-            held, self._held = self._held, []
-        for one in held:
-            self._tell_held(one)
-
-    def _tell_held(self, one: Held) -> None:
-        """Ask anew for each: the session may end meanwhile."""
-        if self.removed:
-            one.tell(one.result, gone(self.replica))
-        elif not self.leads or self._core.epoch != one.epoch:
-            reason = "was stored under a leadership that is over; it is not known whether the records are kept"
-            one.tell(one.result, NotLeader(f"{self}: {reason}"))
-        else:
-            self._tell_or_hold(one.tell, one.epoch, one.result, one.high_watermark)
-
     # -- the disk (P10) --------------------------------------------------------------------------------------
 
     def look_at_failure(self) -> None:
-        """If something has failed the log, lead no more, and step out."""
+        """If something has failed the log, lead no more, and step out (P10)."""
         if self._state.failure is not None:
             with self._lock:
                 effects = self._judged()

@@ -1,7 +1,7 @@
 """Counts those who wait for acks of messages sorted by a number of partitions, and stops all that (`replicated.P17`).
 
-    admit ──► append ──► told: one less ─┐
-    stop  ──► nothing more is admitted ──┴──► none is left: `has_stopped`, `on_stopped` is called
+    appended: one waits ──► told: one less ─┐
+    stop ──► nothing more is appended ──────┴──► none is left: `has_stopped`, `on_stopped` is called
 
 A stop is asked for as of a moment (`growth.G4`), again for a later one, and taken back. Its own ticket waits behind all
 others in the log: when that is answered, it is known what became of all of them.
@@ -11,33 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-
-from broker.runtime.partitions.effects import OnDurable
-from broker.runtime.partitions.sync import Outcome
-from broker.storage.log import AppendResult
-
-
-class Admitted:
-    """One who waits. Called once with what became of it, or `end` is, if it never began."""
-
-    __slots__ = ("_is_over", "_stopping", "_tell")
-
-    def __init__(self, stopping: Stopping, tell: OnDurable) -> None:
-        self._stopping = stopping
-        self._tell = tell
-        self._is_over = False
-
-    def __call__(self, result: AppendResult, outcome: Outcome) -> None:
-        try:
-            self._tell(result, outcome)
-        finally:
-            self.end()
-
-    def end(self) -> None:
-        """Wait no more."""
-        if not self._is_over:
-            self._is_over = True
-            self._stopping.ended()
 
 
 class Stopping:
@@ -55,14 +28,13 @@ class Stopping:
         self._on_stopped: Callable[[], None] = _nothing
         self._lock = threading.Lock()
 
-    def admit(self, tell: OnDurable) -> Admitted:
-        """Somebody is about to wait."""
+    def began(self) -> None:
+        """Somebody waits. Said with the partition's lock held, so that a stop finds him counted or not appended."""
         with self._lock:
             self._waiting_count += 1
-        return Admitted(self, tell)
 
     def ended(self) -> None:
-        """And does so no more."""
+        """And was told."""
         with self._lock:
             self._waiting_count -= 1
         self._look()

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from broker.api.errors import LiftlogError
 from broker.ingest import PendingBatch
 from broker.metadata.catalog import StreamInfo
+from broker.replication.events import Acks
 from broker.runtime.config.settings import Config
 from broker.runtime.elapsed import Clocks
 from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.replicated import Bookkeeping, ReplicatedPartition
+from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.sync import Outcome
 from broker.storage.log import AppendResult
 from tests.sim.driven.loop import SteppedLoop
@@ -116,7 +117,7 @@ class Watched:
                 self._acked(seen, pending, result, sorted_by)
             on_durable(result, outcome)
 
-        is_told = type(on_durable) is not Bookkeeping
+        is_told = options.get("acks") is not Acks.OWN
         if is_told:
             waiting[key] = seen.name
         try:

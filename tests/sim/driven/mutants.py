@@ -18,7 +18,7 @@ def of(name: str, file: str, *texts: str, seed: int = 0, seeds: int = 30) -> Mut
     return Mutant(name, f"{folder}.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, "")
 
 
-REPLICATED: Final = "partitions.replicated"
+ACKS: Final = "partitions.acks"
 FOLLOWING: Final = "cluster.link.following"
 PLACED: Final = "cluster.replicas.placed"
 FOLDERS: Final = "cluster.replicas.folders"
@@ -31,8 +31,8 @@ DRIVEN: Final = (
     of("counts the age of ids by the time of day", "partitions.leader", "        now_us = replica.elapsed_us()\n", "        now_us = replica.wall_us()\n", seed=1),
     of("opens a log by a clock that began before it", "cluster.replicas.folders", "boot_id=boot_id, now_us=self.elapsed_us(), expected", "boot_id=boot_id, now_us=0, expected", seed=3),
     # rules of the drivers
-    of("tells a publisher without a session", REPLICATED, "if isinstance(outcome, int) and not self._may_answer():", "if False:", seed=1),
-    of("answers clients without a session", REPLICATED, ">= self._least_epoch and self._has_session()", ">= self._least_epoch"),
+    of("tells a publisher without a session", ACKS, "if isinstance(outcome, int) and ticket.acks is not OWN and not self.may_answer():", "if False:", seed=1),
+    of("answers clients without a session", ACKS, ">= self.least_epoch and self.has_session()", ">= self.least_epoch"),
     of("says that what it has appended is durable", FOLLOWING, "durable_end=min(opened.state.durable_end, end)", "durable_end=end"),
     of("syncs a follower once", FOLLOWING, "            self._is_queued = self._sync_of >= 0\n            return self._is_queued", "            self._is_queued = self._sync_of >= 0\n            return False"),
     of("follows with the epoch of before", PLACED, "            partition.log.follow(state.leader_epoch)", "            pass"),

@@ -159,7 +159,7 @@ class Life:
         if self.replicated is not None:
             self.failures += 1
             self.replicated.led.has_session = self.rng.random() < 0.7
-            self.replicated.partition.release()
+            self.replicated.partition._tickets.release()
 
     # -- what must hold
 
@@ -201,7 +201,7 @@ class Life:
         self.partition.alter(replace(self.partition._info, read_only=False))
         if self.replicated is not None:
             self.replicated.led.has_session = True
-            self.replicated.partition.release()
+            self.replicated.partition._tickets.release()
         while self.current is not None:
             self.feed()
         for _ in range(100):

@@ -22,9 +22,8 @@ from broker.replication.events import Acks, AskIsr, Effect, StepOut
 from broker.runtime.cluster.link.following import Following
 from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.consumers import Consumers
-from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.replicated import Bookkeeping
+from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.watch import ChangeHub
 from broker.runtime.sinks.committed import append_durable
 from broker.storage.log import PartitionLog
@@ -140,10 +139,10 @@ def test_without_a_session_nothing_is_appended(led: Led) -> None:
     assert led.partition.log.state.log_end_offset == 1
 
 
-@pytest.mark.parametrize("acks", list(Acks))
+@pytest.mark.parametrize("acks", [Acks.ALL, Acks.LEADER])
 def test_who_is_stored_without_a_session_is_told_when_there_is_one(led: Led, acks: Acks) -> None:
     book, waiter = Waiter(), Waiter()
-    led.partition.append_now([rows(b"x")], waiter, acks=acks, on_leader=[Bookkeeping(book)])
+    led.partition.append_now([rows(b"x")], waiter, acks=acks, also=[(book, Acks.OWN)])
     led.has_session = False
     led.partition.run_sync()
     led.follow(1)
@@ -308,15 +307,18 @@ def by_a_consumer(led: Led) -> None:
     asyncio.run(Consumers(led.partition, leader_epoch=2).commit("c", [offset]))
 
 
-def gated(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> tuple[threading.Event, threading.Event]:
-    """Let callers of this method wait at its beginning. Returns (somebody is there, he may go on)."""
+def gated(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, *, at_end: bool = False
+) -> tuple[threading.Event, threading.Event]:
+    """Let callers of this method wait at its beginning, or end. Returns (somebody is there, he may go on)."""
     there, may_go = threading.Event(), threading.Event()
     method = getattr(owner, name)
 
     def held(*args: object, **options: object) -> object:
+        done = method(*args, **options) if at_end else None
         there.set()
         assert may_go.wait(60)
-        return method(*args, **options)
+        return done if at_end else method(*args, **options)
 
     monkeypatch.setattr(owner, name, held)
     return there, may_go
@@ -327,7 +329,7 @@ def test_what_was_judged_before_a_hand_over_is_refused_after_it(
     led: Led, monkeypatch: pytest.MonkeyPatch, way: Callable[[Led], None]
 ) -> None:
     """P19: nobody would wait for it. It is not in doubt: who sends it again stores it once."""
-    there, may_go = gated(monkeypatch, Partition, "append_now")
+    there, may_go = gated(monkeypatch, ReplicatedPartition, "_check_ready", at_end=True)
     with ThreadPoolExecutor(1) as thread:
         appending = thread.submit(way, led)
         try:
@@ -506,7 +508,7 @@ def test_what_an_earlier_stop_waited_for_does_not_end_a_later_one(led: Led) -> N
     append(led, sorted_by=1)
     led.partition.stop_taking(7, lambda: None)
     led.partition.go_on_taking()
-    led.partition.append_now([rows(b"x")], Bookkeeping(Waiter()), sorted_by=1)
+    led.partition.append_now([rows(b"x")], Waiter(), acks=Acks.OWN, sorted_by=1)
     led.partition.run_sync()
     led.partition.stop_taking(8, lambda: None)
     led.follow(1)
@@ -517,7 +519,7 @@ def test_what_an_earlier_stop_waited_for_does_not_end_a_later_one(led: Led) -> N
 
 def test_a_stop_waits_for_what_a_former_leader_has_left(led: Led) -> None:
     """Nobody here waits for it, and it is stored by the old number: whoever repeats it must find its id here."""
-    led.partition.append_now([rows(b"x")], Bookkeeping(Waiter()), acks=Acks.LEADER, sorted_by=1)
+    led.partition.append_now([rows(b"x")], Waiter(), acks=Acks.OWN, sorted_by=1)
     led.partition.run_sync()
     led.partition.lead(3, STATE)
     led.partition.serve(3)
