@@ -4,6 +4,7 @@ answers.py    answers to publishers, made, sent and counted
 captures.py   partitions that are captured one by one, as they are led here
 driver.py     the thread: one NATS connection, and the subscriptions of each stream
 flush.py      from builders to appended batches, and from durable batches to answers
+flushed.py    a flushed batch, from its append to its last answer
 inbox.py      the two blocks of memory that a connection is read into
 jetstream.py  whether a JetStream stream captures the same subject
 nats_seam.py  how our parser gets behind nats-py

@@ -25,22 +25,23 @@ N8  A flush waits for the fsync of this broker, never for followers. Bytes that 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from broker.api.errors import LiftlogError, StorageFailed
-from broker.ingest import Builder, Intake, PendingBatch
+from broker.ingest import Builder, Intake
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.overlap import subjects_of
 from broker.replication.events import Acks
 from broker.runtime.elapsed import MACHINE, Clocks
 from broker.runtime.intake.answers import Answers, blob_of
-from broker.runtime.intake.uncommitted import Apart, Uncommitted
+from broker.runtime.intake.flushed import Flushed, Told
+from broker.runtime.intake.uncommitted import Uncommitted
 from broker.runtime.partitions.acks import OnDurable
 from broker.runtime.partitions.leader import Outcome, Partition
 from broker.runtime.partitions.sync import SyncExecutor, SyncRow
@@ -61,6 +62,8 @@ TICK_SLOTS = 8
 """So many are flushed in one turn of the loop when a tick comes, in some 0.5 ms; in between the socket is read (N7)."""
 
 ALL = Acks.ALL
+OWN, LEADER = Acks.OWN, Acks.LEADER
+HERE, LEADERS, DONE = Told
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +131,7 @@ class Flusher:
         self._ticked_bytes = 0  # of these
         self._ticks: dict[float, dict[FlushSlot, None]] = {}  # by how long they linger: who is flushed then
         self._row = SyncRow(pool)
-        self._synced: deque[tuple[FlushSlot, Callable[[], None]]] = deque()
+        self._heard: deque[tuple[Flushed, Told, bytes, Outcome]] = deque()  # by other threads, for this one
         self._is_waking = False
         self._resume = asyncio.Event()
         self._resume.set()
@@ -246,50 +249,33 @@ class Flusher:
             slot.scheduled.cancel()
             slot.scheduled = None
         if slot.in_flight and not force:
-            return  # `_on_durable` flushes what has gathered
+            return  # `_synced_here` flushes what has gathered
         if not slot.builder.record_count:
             return
         pending = slot.builder.take()
-        ack_bytes = pending.ack_bytes  # kept beside the log, until they are answered
-        is_appending, is_answered = True, False
-
-        def durable(result: AppendResult, outcome: Outcome) -> None:  # in any thread: of who learns what became of it
-            nonlocal is_answered
-            blob = b""
-            if pending.awaited_count:
-                blob = blob_of(pending, result, outcome, whose, now_us=self.answers.wall_us())
-            if is_appending and threading.get_ident() == thread:
-                is_answered = True  # before it counts as under way; in a later append of this thread it does
-                self.answers.give(pending, blob, outcome)
-                return
-            size = result.bytes + ack_bytes
-            then = functools.partial(self._on_durable, slot, pending, size, blob, outcome, row, apart)
-            self._hand_over(slot, then)
-
-        apart: Apart | None = None
-        thread = threading.get_ident()
+        batch = Flushed(slot, pending, row, threading.get_ident(), pending.ack_bytes)
         waits = self._pending_bytes > self._ticked_bytes or slot.ticked
         awaited = pending.awaited_count  # of all, or of few: then who sends them waits for acks
         also: tuple[tuple[OnDurable, Acks], ...] = ()
-        acks, whose = ALL, None
+        acks = ALL
         if pending.leader_count:
             if awaited == pending.leader_count and not pending.condition_count:
-                acks = Acks.LEADER
+                acks = LEADER
             else:  # the two are told apart
-                also, whose = ((functools.partial(self._on_leader, slot, pending, thread), Acks.LEADER),), False
+                also, batch.leader = ((partial(self._told, batch, LEADERS), LEADER),), False
         is_awaited = awaited == pending.record_count or (awaited > 0 and pending.record_count < CROWD_RECORDS)
         here = alone and not waits and is_awaited
         try:
             if slot.partition.has_followers:
-                apart = Apart()
-                here_too = functools.partial(self._durable_here, slot, apart, row, thread, ack_bytes)
-                also = ((here_too, Acks.OWN), *also)
                 if awaited:
                     self.uncommitted.check(slot)
+                    batch.is_apart = True
+                    also = ((partial(self._told, batch, HERE), OWN), *also)
                 else:
-                    acks = Acks.OWN
+                    acks = OWN
+            done = partial(self._told, batch, DONE)
             result = slot.partition.append_now(
-                [pending], durable, acks=acks, also=also, here=here, row=row, sorted_by=slot.sorted_by
+                [pending], done, acks=acks, also=also, here=here, row=row, sorted_by=slot.sorted_by
             )
         except LiftlogError as error:
             self.answers.refuse(slot.partition, pending, error)
@@ -298,104 +284,75 @@ class Flusher:
             self._note_bug(slot)
             self.answers.refuse(slot.partition, pending, StorageFailed(f"{slot.partition}: {error!r}"))
             return
-        is_appending = False
-        byte_count = result.bytes + ack_bytes
-        if apart is not None:
-            apart.is_appending, apart.is_answered = False, is_answered
-        if apart is not None and apart.is_durable:
-            self._wait_for_followers(slot, apart, byte_count)
-        elif not is_answered:
+        batch.is_appending = False
+        batch.byte_count += result.bytes
+        if not batch.is_durable:
             if row is not None:
                 slot.ticked += 1
-                self._ticked_bytes += byte_count
+                self._ticked_bytes += batch.byte_count
             else:
                 slot.flushed_s = self._loop.time()
                 slot.in_flight += 1
             slot.idle.clear()
-            self._pending_bytes += byte_count
+            self._pending_bytes += batch.byte_count
+        elif not batch.is_answered:
+            self.uncommitted.add(slot, batch.byte_count)
 
-    def _on_leader(
-        self, slot: FlushSlot, pending: PendingBatch, thread: int, result: AppendResult, outcome: Outcome
-    ) -> None:
-        """In any thread: answer those for whom it is enough that a batch is durable on this broker."""
-        blob = blob_of(pending, result, outcome, True, now_us=self.answers.wall_us())
-        if threading.get_ident() == thread:
-            self.answers.send(blob)
-        else:
-            self._hand_over(slot, functools.partial(self.answers.send, blob))
-
-    def _durable_here(
-        self,
-        slot: FlushSlot,
-        apart: Apart,
-        row: SyncRow | None,
-        thread: int,
-        ack_bytes: int,
-        result: AppendResult,
-        outcome: Outcome,
-    ) -> None:
-        """In any thread: a batch is durable on this broker, or will never be."""
-        if apart.is_appending and threading.get_ident() == thread:
-            apart.is_durable = True
-        else:
-            self._hand_over(slot, functools.partial(self._on_durable_here, slot, apart, row, result.bytes + ack_bytes))
-
-    def _on_durable_here(self, slot: FlushSlot, apart: Apart, row: SyncRow | None, byte_count: int) -> None:
-        self._wait_for_followers(slot, apart, byte_count)
-        self._synced_here(slot, byte_count, row)
-
-    def _wait_for_followers(self, slot: FlushSlot, apart: Apart, byte_count: int) -> None:
-        apart.is_durable = True
-        if not apart.is_answered:
-            self.uncommitted.add(slot, byte_count)
-
-    def _hand_over(self, slot: FlushSlot, then: Callable[[], None]) -> None:
-        """From any thread: have this done by the intake thread, in order."""
-        self._synced.append((slot, then))
+    def _told(self, batch: Flushed, what: Told, result: AppendResult, outcome: Outcome) -> None:
+        """In any thread, of who learns what became of a batch: make the answers, and have the intake thread hear it."""
+        pending, blob = batch.pending, b""
+        if what is not HERE and pending.awaited_count:
+            leader = True if what is LEADERS else batch.leader
+            blob = blob_of(pending, result, outcome, leader, now_us=self.answers.wall_us())
+        if batch.is_appending and threading.get_ident() == batch.thread:
+            self._hear(batch, what, blob, outcome)  # before it counts; in a later append of this thread it does
+            return
+        self._heard.append((batch, what, blob, outcome))
         if self._is_waking:
             return
         self._is_waking = True
         try:
-            self._loop.call_soon_threadsafe(self._take_synced)
+            self._loop.call_soon_threadsafe(self._take_heard)
         except RuntimeError:
-            log.error("intake.ack_after_close partition=%s", slot.partition)
+            log.error("intake.ack_after_close partition=%s", batch.slot.partition)
 
-    def _take_synced(self) -> None:
-        """Take what threads of the pool have synced. One wake-up of the loop serves all that came until it looks."""
+    def _take_heard(self) -> None:
+        """In the order in which it came. One wake-up of the loop serves all that came until it looks."""
         self._is_waking = False  # before it looks: who comes later wakes it anew
-        while self._synced:
-            slot, then = self._synced.popleft()
+        while self._heard:
+            batch, what, blob, outcome = self._heard.popleft()
             try:
-                then()
+                self._hear(batch, what, blob, outcome)
             except Exception:  # N6
-                self._note_bug(slot)
+                self._note_bug(batch.slot)
 
-    def _on_durable(
-        self,
-        slot: FlushSlot,
-        pending: PendingBatch,
-        byte_count: int,
-        blob: bytes,
-        outcome: Outcome,
-        row: SyncRow | None,
-        apart: Apart | None,
-    ) -> None:
+    def _hear(self, batch: Flushed, what: Told, blob: bytes, outcome: Outcome) -> None:
+        """On the intake thread: send the answers, and count where the batch is now."""
+        if what is LEADERS:
+            self.answers.send(blob)
+            return
+        was_durable = batch.is_durable
+        batch.is_durable = was_durable or what is HERE or not batch.is_apart
         try:
-            self.answers.give(pending, blob, outcome)
+            if what is DONE:
+                batch.is_answered = True  # it may be known here before the fsync of this broker is
+                self.answers.give(batch.pending, blob, outcome)
         finally:  # or the slot would take itself for busy for good
-            if apart is None:
-                self._synced_here(slot, byte_count, row)
-            elif apart.is_durable:
-                self.uncommitted.remove(slot, byte_count)
-            else:
-                apart.is_answered = True  # it may be known here before the fsync of this broker is
+            if not batch.is_appending and batch.is_durable:
+                if was_durable:
+                    self.uncommitted.remove(batch.slot, batch.byte_count)
+                else:
+                    if not batch.is_answered:
+                        self.uncommitted.add(batch.slot, batch.byte_count)
+                    self._synced_here(batch)
 
-    def _synced_here(self, slot: FlushSlot, byte_count: int, row: SyncRow | None) -> None:
+    def _synced_here(self, batch: Flushed) -> None:
         """A batch is not under way any more."""
-        self._pending_bytes -= byte_count
-        if row is not None:
+        slot = batch.slot
+        self._pending_bytes -= batch.byte_count
+        if batch.row is not None:
             slot.ticked -= 1
-            self._ticked_bytes -= byte_count
+            self._ticked_bytes -= batch.byte_count
         else:
             slot.in_flight -= 1
             self._flush_gathered(slot)

@@ -13,7 +13,6 @@ U4  One batch each partition may always have: with very many that wait, those by
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Protocol
 
 from broker.api.errors import Overloaded
@@ -23,21 +22,6 @@ class Waiting(Protocol):
     """A partition's place, which counts its own."""
 
     uncommitted_bytes: int
-
-
-@dataclass(slots=True, eq=False)
-class Apart:
-    """One batch that is durable here at one time, and committed at another.
-
-    Attributes:
-        is_appending: The call that appends it has not returned.
-        is_durable: It was synced by that call.
-        is_answered: And has been answered.
-    """
-
-    is_appending: bool = True
-    is_durable: bool = False
-    is_answered: bool = False
 
 
 class Uncommitted:

@@ -30,7 +30,7 @@ QUICK: Final = (
     of("answers a change before it has it", CONTROL, "        await self._until(lambda: self._streams_info(info) == info or self._is_gone(info), APPLIED_S)\n", "        pass\n", seed=5),
     of("goes on by the former settings", PLACED, "            partition.alter(assigned.info)\n            self._info = assigned.info", "            self._info = assigned.info"),
     of("takes records into a stream that takes none", LEADER, "        if self._is_closed or replica.removed:\n            self.check_open(decided=decided)\n", "        pass\n", "                if self._is_closed:  # P7\n                    self.check_open(decided=decided)\n", "                pass\n", seed=5),
-    of("answers over NATS what it alone has", FLUSH, "        acks, whose = ALL, None\n", "        acks, whose = Acks.LEADER, None\n", seed=5),
+    of("answers over NATS what it alone has", FLUSH, "        acks = ALL\n", "        acks = Acks.LEADER\n", seed=5),
 )  # fmt: skip
 CHANGED: Final = (
     # answers that come too early

@@ -130,7 +130,7 @@ class Life:
             self.hand_over()
 
     def hand_over(self) -> None:
-        self.intake.flusher._take_synced()
+        self.intake.flusher._take_heard()
 
     def follow(self) -> None:
         if self.replicated is not None:

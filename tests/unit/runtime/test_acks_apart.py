@@ -54,12 +54,12 @@ class Replicated:
         """Sync all that was received here, as a thread of the pool does it."""
         for partition in self.intake.partitions:
             partition.run_sync()
-        self.intake.flusher._take_synced()
+        self.intake.flusher._take_heard()
 
     def follow(self, durable_end: int) -> None:
         """Both followers have fsynced so far."""
         self.led.follow(durable_end)
-        self.intake.flusher._take_synced()
+        self.intake.flusher._take_heard()
 
     def told(self) -> list[str]:
         """Those who were answered since the last call; a `!` stands behind each who got an error."""

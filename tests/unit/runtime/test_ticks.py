@@ -313,7 +313,7 @@ def test_one_wake_up_serves_what_a_row_has_synced_and_a_bug_ends_none_of_it(
     monkeypatch.setattr(intake.loop, "call_soon_threadsafe", lambda *of: wakes.append(of) or plain(*of))
     monkeypatch.setattr(intake.flusher.answers, "give", _broken_once(intake.flusher.answers.give))
     pool.go.release()
-    eventually(lambda: len(intake.flusher._synced) == 2, what="the row")
+    eventually(lambda: len(intake.flusher._heard) == 2, what="the row")
     assert len(wakes) == 1
     intake.until(lambda: intake.flusher.counts["batches"] == 1, "the other answer")
     assert intake.flusher.counts["flush_bugs"] == 1

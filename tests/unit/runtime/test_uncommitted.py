@@ -59,7 +59,7 @@ def test_one_partition_without_followers_holds_up_nobody_and_refuses_what_is_too
     silent.receive(msg("s", b"b", sid=2, reply="b"))
     silent.sync()
     silent.intake.led[1].follow(1)
-    flusher._take_synced()
+    flusher._take_heard()
     assert silent.told() == ["b"]
     silent.follow(silent.partition.log.state.log_end_offset)
     assert (slot_of(silent, 0).uncommitted_bytes, flusher.uncommitted.byte_count) == (0, 0)
@@ -118,7 +118,7 @@ def test_capturing_ends_without_the_followers(silent: Replicated) -> None:
     loop.run_until_complete(asyncio.wait_for(silent.intake.flusher.remove(slot_of(silent, 0)), 60))
     assert (silent.told(), silent.intake.flusher.uncommitted.none.is_set()) == ([], False)
     silent.partition.depose()
-    silent.intake.flusher._take_synced()
+    silent.intake.flusher._take_heard()
     assert (silent.told(), silent.intake.flusher.uncommitted.none.is_set()) == (["r!"], True)
 
 
@@ -129,7 +129,7 @@ def test_a_flush_follows_the_fsync_and_not_the_commit(silent: Replicated) -> Non
     silent.receive(msg("s", b"1", reply="a1"))
     assert (slot.in_flight, silent.partition.log.state.log_end_offset) == (1, 1)
     silent.partition.run_sync()
-    silent.intake.flusher._take_synced()
+    silent.intake.flusher._take_heard()
     assert (silent.partition.log.state.log_end_offset, silent.told()) == (2, [])
 
 
@@ -139,9 +139,9 @@ def test_a_commit_that_is_heard_of_before_the_fsync_of_this_broker_is_counted_on
     silent.receive(msg("s", b"0", reply="a0"), msg("s", b"0", sid=2, reply="b0"))
     silent.partition.run_sync()
     silent.led.follow(1)
-    assert len(flusher._synced) == 2
-    flusher._synced.reverse()
-    flusher._take_synced()
+    assert len(flusher._heard) == 2
+    flusher._heard.reverse()
+    flusher._take_heard()
     assert silent.told() == ["a0"]
     assert (flusher.uncommitted.byte_count, slot_of(silent, 0).uncommitted_bytes) == (0, 0)
     assert flusher.uncommitted.none.is_set()
@@ -159,5 +159,5 @@ def test_without_a_session_nothing_counts_as_under_way_for_good(silent: Replicat
     assert [slot_of(silent, n).idle.is_set() for n in (0, 1)] == [True, True]
     silent.led.has_session = True
     silent.partition.tick(1)
-    flusher._take_synced()
+    flusher._take_heard()
     assert silent.told() == ["a0"]
