@@ -38,8 +38,8 @@ DRIVEN: Final = (
     of("follows with the epoch of before", PLACED, "            partition.log.follow(state.leader_epoch)", "            pass"),
     of("does not say that its folder is there", PLACED, "            self._report_opened(self.at, self._incarnation)", "            pass"),
     of("believes a registration of before", REPLICAS, "if own is None or own.incarnation != self._process:", "if own is None:"),
-    of("holds a question that was answered for one under way", "cluster.asks", "            self._under_way.discard(key)", "            pass"),
-    of("sends one command for many, and no other", "cluster.asks", "            self._under_way = {}\n        self._go()", "            pass", seed=16),
+    of("holds a question that was answered for one under way", "cluster.asks", "            self._under_way.discard(key)", "            pass", seed=2),
+    of("sends one command for many, and no other", "cluster.asks", "            self._under_way = {}\n        self._go()", "            pass", seed=2),
     # closes, which the seeds of `faults.CLOSING` have many of
     of("closes a log beside its fsync", FOLLOWING, "            self._waits.until(self._lock, lambda: not self._is_syncing)\n", "            pass\n", seed=3),
     of("closes a log while somebody answers from it", "cluster.link.answering", "            self._waits.until(self._lock, lambda: not self._reading)\n", "            pass\n", seed=3),
