@@ -16,7 +16,8 @@ N2  Bytes that are appended and not yet durable are bounded (`pending_bytes_max`
 N5  A builder lives as long as messages can come into it, and knows its slot (`Builder.tag`): a message that was half
     read when settings changed, or when its stream was paused or deleted, goes the way of every other, and its
     partition says what becomes of it.
-N6  A failure while one slot is flushed concerns that slot: the others are flushed, and reading goes on.
+N6  A failure while one slot is flushed concerns that slot: the others are flushed, and reading goes on. If the
+    answers to a batch cannot be made it counts as failed, and is under way no more.
 N7  A record whose ack is awaited waits for no tick, nor for the fsyncs of what a tick has flushed.
 N8  A flush waits for the fsync of this broker, never for followers. Bytes that wait for those are bounded for each
     partition (uncommitted.py): one that waits for long is refused more, and holds up nobody else.
@@ -301,9 +302,17 @@ class Flusher:
     def _told(self, batch: Flushed, what: Told, result: AppendResult, outcome: Outcome) -> None:
         """In any thread, of who learns what became of a batch: make the answers, and have the intake thread hear it."""
         pending, blob = batch.pending, b""
-        if what is not HERE and pending.awaited_count:
-            leader = True if what is LEADERS else batch.leader
-            blob = blob_of(pending, result, outcome, leader, now_us=self.answers.wall_us())
+        try:
+            if what is not HERE and pending.awaited_count:
+                leader = True if what is LEADERS else batch.leader
+                blob = blob_of(pending, result, outcome, leader, now_us=self.answers.wall_us())
+        except Exception as error:  # N6: nobody is answered
+            outcome = StorageFailed(f"{batch.slot.partition}: the answers could not be made: {error!r}")
+            raise
+        finally:  # or the slot would take itself for busy for good
+            self._pass_on(batch, what, blob, outcome)
+
+    def _pass_on(self, batch: Flushed, what: Told, blob: bytes, outcome: Outcome) -> None:
         if batch.is_appending and threading.get_ident() == batch.thread:
             self._hear(batch, what, blob, outcome)  # before it counts; in a later append of this thread it does
             return
@@ -355,11 +364,14 @@ class Flusher:
             self._ticked_bytes -= batch.byte_count
         else:
             slot.in_flight -= 1
-            self._flush_gathered(slot)
-        if slot.in_flight == slot.ticked == 0:
-            slot.idle.set()
-        if self._pending_bytes < self._pending_bytes_max // 2:
-            self._resume.set()
+        try:
+            if batch.row is None:
+                self._flush_gathered(slot)
+        finally:  # or nothing would be read any more
+            if slot.in_flight == slot.ticked == 0:
+                slot.idle.set()
+            if self._pending_bytes < self._pending_bytes_max // 2:
+                self._resume.set()
 
     def _flush_gathered(self, slot: FlushSlot) -> None:
         if slot.in_flight == 0 and slot.scheduled is None and slot.builder.record_count:
