@@ -34,15 +34,15 @@ QUICK: Final = (
 )  # fmt: skip
 CHANGED: Final = (
     # answers that come too early
-    of("describes what it leads by its catalog", STREAMS, "        gathered = _as_led(gathered)\n", "        pass\n", seed=20),
+    of("describes what it leads by its catalog", STREAMS, "        gathered = _as_led(gathered)\n", "        pass\n", seed=5),
     of("takes itself for one that goes by a change", STREAMS, "            return not handle.is_changing and _terms(handle.goes_by or info) == _terms(info)\n", "            return True\n", seed=12),
     of("answers a deletion before it has it", CONTROL, "        await self._until(lambda: self._incarnation(name) != info.incarnation, APPLIED_S)\n", "        pass\n"),
     # leaders
     of("answers as a leader until its turn", PLACED, "            partition.retire(epoch if is_ours else epoch + 1)\n", "            pass\n", seed=36),
     of("tells nobody who waits that its log is closed", PLACED, "            partition.depose()\n            partition.replica.note_closed()", "            partition.replica.note_closed()"),
     # more partitions
-    of("takes what was sorted by another number", LEADER, "        if sorted_by and sorted_by != self._info.settings.partitions:", "        if False:", seed=36),
-    of("takes records into a partition that is being added", REPLICATED, "        if self.partition >= (count := self._info.settings.partitions):", "        count = 0\n        if False:"),
+    of("takes what was sorted by another number", LEADER, "        if sorted_by and sorted_by != self._info.settings.partitions:", "        if False:", seed=5),
+    of("takes records into a partition that is being added", REPLICATED, "        if self.partition >= (count := self._info.settings.partitions):", "        count = 0\n        if False:", seed=13),
     of("does not go on when a stop is taken back", PLACED, "            partition.go_on_taking()", "            pass", seed=5),
     # compaction
     of("lets retention take from what is compacted alone", SETTINGS, '        by_retention = settings.cleanup != "compact"\n', "        by_retention = True\n", seed=28),
