@@ -10,7 +10,7 @@ Q2  A broker that does not know pins, a frame that is too large for one, and one
 Q3  Names begin with `PREFIX`, as those of consumers that a query has not named: one grant covers both. Earlier builds
     had none. Their pin counts where there is no other yet, so that a batch that was begun with one goes on.
 Q4  Once a pin has expired nobody knows whether its batch was begun. So a batch that is not the first of its query, and
-    of whose frame nothing is pinned, is told of: a sink that compares no rows would take others without a word.
+    of whose frame nothing was pinned before, is told of: a sink that compares no rows would take others without a word.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def agree(calls: Calls, frame: FramePlan, batch: Batch, now: Callable[[], Heads]
         if not found.version and PREFIX:
             with suppress(Unauthorized):
                 pinned = decoded(_read(calls, path("pins", name)).text)  # Q3
-        if not pinned and batch.number > 0 and _is_news(name):  # Q4
-            log.warning("source.pin_missing streams=%s batch=%d", frame.selection, batch.number)
+        is_missing = not pinned and batch.number > 0
         while True:
             known = agreed(pinned, batch, frame.load)
             if known is not None:
+                _pinned(frame, batch, is_missing)
                 return known
             before = pinned
             pinned, made = pin(before, batch, frame.load, frame.plan, now)
@@ -95,6 +95,7 @@ def agree(calls: Calls, frame: FramePlan, batch: Batch, now: Callable[[], Heads]
             answer = calls.json("POST", target, {"text": text, "version": found.version}, key=OFFSETS)
             found = understand(PinnedText, answer, where="placing a pin")
             if found.placed:
+                _pinned(frame, batch, is_missing)
                 return made
             pinned = decoded(found.text)
     except InvalidRequest as error:
@@ -106,6 +107,12 @@ def agree(calls: Calls, frame: FramePlan, batch: Batch, now: Callable[[], Heads]
 
 def _read(calls: Calls, target: str) -> PinnedText:
     return understand(PinnedText, calls.json("GET", target, key=OFFSETS), where="reading a pin")
+
+
+def _pinned(frame: FramePlan, batch: Batch, was_missing: bool) -> None:
+    """Q4. It is pinned by now."""
+    if was_missing and _is_news(f"{batch.query}.{frame.name}"):
+        log.warning("source.pin_missing streams=%s batch=%d", frame.selection, batch.number)
 
 
 def _not_pinned(frame: FramePlan, why: str) -> None:
