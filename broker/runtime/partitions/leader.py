@@ -346,13 +346,14 @@ class Partition:
                     else:
                         failure = synced
                 group_ends = () if is_repeat else (end,)
-                ticket = Ticket(on_durable, result, epoch, acks, sorted_by > 0 and acks is not OWN)
-                awaited: tuple[tuple[Ticket, Acks], ...] = ((ticket, acks),)
-                if also:
-                    awaited = (*[(Ticket(tell, result, epoch, level), level) for tell, level in also], *awaited)
-                effects = core.step(Appended(first, end, group_ends, awaited, durable_end))
-                if ticket.is_sorted:
-                    self._began_to_wait()
+                awaited = [
+                    (Ticket(tell, result, epoch, level, sorted_by > 0 and level is not OWN), level)
+                    for tell, level in (*also, (on_durable, acks))
+                ]
+                effects = core.step(Appended(first, end, group_ends, tuple(awaited), durable_end))
+                for ticket, _ in awaited:
+                    if ticket.is_sorted:
+                        self._began_to_wait()
                 if failure is not None:
                     told = core.step(SyncFailed(core.generation, failure))
                     effects = (*(effect for effect in effects if type(effect) is not Sync), *told)

@@ -112,3 +112,16 @@ def test_one_who_is_told_amid_the_stop_is_waited_for(led: Led) -> None:
     led.partition.run_sync()
     led.follow(1)
     assert (told, has_stopped(led)) == ([False], True)
+
+
+def test_one_who_waits_for_the_leader_alone_and_is_held_is_waited_for(led: Led) -> None:
+    """The session is there again before he is told, and the others of his batch are told before him."""
+    leader, others = Waiter(), Waiter()
+    led.partition.append_now([rows(b"x")], others, also=[(leader, Acks.LEADER)], sorted_by=1)
+    led.has_session = False
+    led.partition.run_sync()
+    led.has_session = True
+    led.follow(1)
+    assert (leader.outcome, others.outcome, has_stopped(led)) == (None, 1, False)
+    led.partition.tick(1)
+    assert (leader.outcome, has_stopped(led)) == (0, True), "the high watermark of when it was durable here"
