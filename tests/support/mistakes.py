@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from tests.lanes import FIRST, PROCESS_FOLDERS, lane_of
 from tests.properties.gates import test_mutants as of_gates
 from tests.properties.replication import mutants as of_cores
+from tests.properties.replication import test_tickets as of_tickets
 from tests.properties.sinks import test_mutants as of_sinks
 from tests.sim import mutants as of_protocol
 from tests.sim import test_joined
@@ -109,6 +110,12 @@ def of_the_cores() -> Iterator[Found]:
     yield from (Found(each.name, test) for each in of_cores.MUTANTS)
 
 
+def of_the_tickets() -> Iterator[Found]:
+    test = _name(of_tickets.test_a_mistake_in_the_way_of_a_ticket_is_found)
+    for mistake, (seed, _) in of_tickets.MISTAKES.items():
+        yield Found(_words(mistake.__name__), test, f"seed {seed}")
+
+
 def of_the_sinks() -> Iterator[Found]:
     for test in _tests(of_sinks):
         if (name := re.fullmatch(r"test_(.+)_(?:is|are)_found", test.__name__)) and not _parameters(test):
@@ -156,6 +163,7 @@ TABLES: Final = {
     "In the adapter of Raft": ("tests/sim/raft/mutants.py", of_the_adapter),
     "In consumer groups": ("tests/sim/groups/mutants.py", of_groups_of_consumers),
     "In the cores of leader and follower": ("tests/properties/replication/mutants.py", of_the_cores),
+    "In the way of a ticket": ("tests/properties/replication/test_tickets.py", of_the_tickets),
     "In sinks": ("tests/properties/sinks/test_mutants.py", of_the_sinks),
     "At the gates of an append": ("tests/properties/gates/test_mutants.py", of_the_gates),
     "In rules that have no list": ("tests/support/mistakes.py", of_single_rules),
