@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -42,6 +43,7 @@ from broker.runtime.config.jwks import jwks_of
 from broker.runtime.config.nats_options import checked_options
 from broker.runtime.dataplane import DataPlane
 from broker.runtime.intake.driver import IntakeDriver
+from broker.runtime.intake.jetstream import overlap_with
 from broker.runtime.metrics import Sample
 from broker.runtime.partitions.catalog_store import spare_bytes
 from broker.runtime.partitions.leader import Partition
@@ -441,6 +443,12 @@ class Assembled:
         """As `Backend.warnings`."""
         return {} if self._intake is None else self._intake.warnings()
 
+    def uncaptured(self, info: StreamInfo) -> list[str]:
+        """As `Backend.uncaptured`."""
+        if self._intake is None or info.settings.subject is None or info.paused:
+            return []
+        return self._intake.uncaptured(info.name)
+
     def metrics(self) -> bytes:
         """Prometheus text."""
         return metrics.render(self._all_samples() if self._started else ())
@@ -463,9 +471,13 @@ class Assembled:
     ) -> tuple[StreamInfo, bool]:
         """Create a stream, or find that it exists with the same settings."""
         try:
-            return await self._changes.create_stream(name, values, beside=beside)
+            info, is_new = await self._changes.create_stream(name, values, beside=beside)
         finally:
             self._cleaner.syncs.look()
+        if is_new and self._intake is not None:
+            advice = await overlap_with(self.config, info, partial(self._kept_out, "nats"))
+            info = replace(info, warnings=(*info.warnings, *advice))
+        return info, is_new
 
     async def alter_stream(self, name: str, values: Mapping[str, Any]) -> StreamInfo:
         """Change settings of a live stream."""

@@ -26,7 +26,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import broker
@@ -90,7 +89,6 @@ class Broker(Assembled):
             self._hub,
             take_in=lambda partitions: self.sinks.take_in(partitions),
             on_removed=lambda gone: self.sinks.forget(gone),
-            tell=partial(self._kept_out, "nats"),
         )
         self.audit = AuditLog(self._streams.partition, lambda: f"stream {AUDIT_STREAM} could not be made at the start")
         store.on_applied = self._activity_log(store)

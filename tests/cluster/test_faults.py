@@ -348,7 +348,7 @@ async def test_stream_created_while_nats_is_away_captures_once_it_is_back(tmp_pa
             first, warning = made.stderr.splitlines()
             assert first == f"stream new {said}"
             assert warning.startswith("warning: not connected to NATS (")
-            assert warning.endswith("): nothing is captured until the broker is")
+            assert warning.endswith("): this broker captures nothing until it is")
         await asyncio.to_thread(broker.request, "DELETE", "/v1/streams/old")
         nats_server.start()
         await asyncio.to_thread(eventually, lambda: b"liftlog_intake_connected 1.0" in broker.get("/metrics"))

@@ -133,6 +133,23 @@ def test_pause_and_read_only_hold_on_every_broker(cluster: RealCluster, client: 
     back(cluster, leader, "paused")
 
 
+def test_who_creates_a_stream_without_nats_hears_it_from_each_leader(cluster: RealCluster, client: Client) -> None:
+    assert cluster.nats is not None
+    cluster.nats.kill9()
+    try:
+        for broker in cluster.brokers.values():
+            eventually(lambda each=broker: each.metric("liftlog_intake_connected") == 0, what="no NATS")  # type: ignore[misc]
+        made = client.create_stream("deaf", subject="deaf", partitions=3, replication_factor=3)
+        told = [each for each in made.warnings if "not connected to NATS" in each]
+        assert [each.partition(":")[0] for each in sorted(told)] == ["broker a", "broker b", "broker c"], told
+        assert client.describe("deaf").warnings == made.warnings[: -len(told)]
+    finally:
+        cluster.nats.start()
+    for broker in cluster.brokers.values():
+        eventually(lambda each=broker: each.metric("liftlog_intake_connected") == 1, what="NATS")  # type: ignore[misc]
+    assert client.create_stream("deaf", subject="deaf", partitions=3, replication_factor=3).warnings == ()
+
+
 def test_a_change_holds_when_it_is_answered(cluster: RealCluster, client: Client) -> None:
     """Seen before: the leaders heard of it later, and a pause lost what NATS had delivered before it."""
     made = client.create_stream("held", subject="held.*", partitions=3, partition_by="subject", replication_factor=3)

@@ -307,5 +307,8 @@ class LogBackend:
     def warnings(self) -> dict[str, str]:
         return {}
 
+    def uncaptured(self, info: StreamInfo) -> list[str]:
+        return []
+
     def metrics(self) -> bytes:
         return b"# HELP liftlog_up 1 once the broker has started\n# TYPE liftlog_up gauge\nliftlog_up 1.0\n"

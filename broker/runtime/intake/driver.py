@@ -193,6 +193,12 @@ class IntakeDriver:
             if sid in refused
         ]
 
+    def uncaptured(self, stream: str) -> list[str]:
+        """As `Backend.uncaptured`."""
+        if self.state != "connected":
+            return [f"not connected to NATS ({self.state}): this broker captures nothing until it is"]
+        return self.not_captured(stream)
+
     def warnings(self) -> dict[str, str]:
         """As `Backend.warnings`."""
         told, ack = self.not_captured(), self._refused_ack

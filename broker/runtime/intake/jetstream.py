@@ -11,6 +11,8 @@ import nats.aio.client
 
 from broker.api.certificate_faults import Tell, tell_nobody
 from broker.api.plain import parse_json
+from broker.metadata.info import StreamInfo
+from broker.metadata.overlap import subjects_of
 from broker.runtime.config.configuration import Config
 from broker.runtime.config.nats_options import connect_options
 from broker.runtime.intake.unbelieved import tell_of
@@ -20,6 +22,16 @@ log = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 1.0
 INBOX: Final = "_INBOX.liftlog"
 """Where the answer comes: no broker needs the right to hear the answers of others."""
+
+
+async def overlap_with(config: Config, info: StreamInfo, tell: Tell = tell_nobody) -> list[str]:
+    """A sentence for the creator of a stream if JetStream answers its publishers, too. Arguments: as `jetstream_on`."""
+    subjects = subjects_of(info.settings)
+    others = await jetstream_on(config, subjects[0], tell) if subjects and info.reply_acks_effective else []
+    if not others:
+        return []
+    log.warning("stream.jetstream_overlap stream=%s jetstream=%s", info.name, ",".join(others))
+    return [f"JetStream captures {subjects[0]!r} too ({', '.join(others)}): publishers get two answers and see one"]
 
 
 async def jetstream_on(config: Config, subject: str, tell: Tell = tell_nobody) -> list[str]:

@@ -21,17 +21,13 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from broker.api.certificate_faults import Tell, tell_nobody
 from broker.api.errors import InvalidSetting, LiftlogError, NotReady, StorageFailed, partly
 from broker.api.stream import REPLICATION, check_new_subject, replication_of
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo, info_from
-from broker.metadata.overlap import subjects_of
 from broker.runtime.config.configuration import Config
 from broker.runtime.intake.driver import IntakeDriver
-from broker.runtime.intake.jetstream import jetstream_on
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.streams import Streams
 from broker.runtime.partitions.watch import ChangeHub
@@ -65,7 +61,6 @@ class Control:
         intake: None: nothing is captured.
         take_in: Called with the partitions of a stream that came online, before anybody else sees them; may block.
         on_removed: Called with the partitions of a deleted stream before their logs are closed; may block.
-        tell: Told of a NATS server that is not believed.
     """
 
     def __init__(
@@ -77,7 +72,6 @@ class Control:
         *,
         take_in: Callable[[Sequence[Partition]], None],
         on_removed: Callable[[Sequence[Partition]], None],
-        tell: Tell = tell_nobody,
     ) -> None:
         self._config = config
         self._streams = streams
@@ -85,7 +79,6 @@ class Control:
         self._hub = hub
         self._take_in = take_in
         self._on_removed = on_removed
-        self._not_believed = tell
         self._loop = asyncio.get_running_loop()
         self._begun = asyncio.Event()
         self._is_closed = False
@@ -203,14 +196,13 @@ class Control:
             else:
                 await self._open_again(info)
                 self._streams.partitions(name)  # or why it is offline
-                return self._warned_of_nats(info), False
+                return info, False
             self._streams.check_room(streams=1, partitions=info.settings.partitions)
             partitions = await self._record(command, info, range(info.settings.partitions), remove=True)
             self._streams.by_name[name] = partitions
             with partly(True):  # C4
                 if self._intake is not None:
                     await asyncio.wrap_future(self._intake.attach([(info, partitions)]))
-                    info = self._warned_of_nats(await self._warned_of_jetstream(info))
             self._hub.note(ChangeHub.ALL)
             log.info("stream.created stream=%s subject=%s partitions=%d", name, info.settings.subject, len(partitions))
             return info, True
@@ -252,25 +244,6 @@ class Control:
         async with self._turn():
             for info in self._streams.refused_by_disk():
                 await self._open_again(info)
-
-    def _warned_of_nats(self, info: StreamInfo) -> StreamInfo:
-        if self._intake is None or info.settings.subject is None or info.paused:
-            return info
-        if self._intake.state != "connected":
-            text = f"not connected to NATS ({self._intake.state}): nothing is captured until the broker is"
-            return replace(info, warnings=(*info.warnings, text))
-        return replace(info, warnings=(*info.warnings, *self._intake.not_captured(info.name)))
-
-    async def _warned_of_jetstream(self, info: StreamInfo) -> StreamInfo:
-        subjects = subjects_of(info.settings)
-        if not subjects or not info.reply_acks_effective:
-            return info
-        others = await jetstream_on(self._config, subjects[0], self._not_believed)
-        if not others:
-            return info
-        text = f"JetStream captures {subjects[0]!r} too ({', '.join(others)}): publishers get two answers and see one"
-        log.warning("stream.jetstream_overlap stream=%s jetstream=%s", info.name, ",".join(others))
-        return replace(info, warnings=(*info.warnings, text))
 
     async def _alter(self, name: str, values: Mapping[str, Any]) -> StreamInfo:
         values = alone(values)

@@ -490,5 +490,8 @@ class Backend(StreamChanges, Protocol):
     def warnings(self) -> dict[str, str]:
         """What somebody should look at though it can serve: name -> what is wrong with it."""
 
+    def uncaptured(self, info: StreamInfo) -> list[str]:
+        """A sentence for each reason why this broker captures nothing, or not all, of what it leads of a stream."""
+
     def metrics(self) -> bytes:
         """Prometheus text."""

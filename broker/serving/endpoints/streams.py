@@ -52,6 +52,8 @@ SETTINGS_BYTES_MAX: Final = 64 << 10
 SERVED_S: Final = 3.0
 SERVED_PAUSE_S: Final = 0.05
 ACKS_OFF: Final = "acks are off: another stream answers the same subjects"
+UNCAPTURED: Final = "uncaptured"
+"""In the answer to another broker: what `Backend.uncaptured` says, for the creator of the stream."""
 SHOWN_COUNT: Final = 16
 """Partitions that a warning names."""
 ENDPOINTS: Final = Endpoints()
@@ -89,7 +91,8 @@ async def create(serving: Serving, request: web.Request, query: Query) -> web.St
         warnings.append(f"it shares the messages of its group with {', '.join(others[:SHOWN_COUNT])}")
     status, headers = 201 if created else 200, {"Location": f"/v1/streams/{name}"}
     more = {"created": created}
-    return await answer_one(serving, request, info, more, warnings=warnings, status=status, headers=headers)
+    told = {"warnings": warnings, "of_capture": True}
+    return await answer_one(serving, request, info, more, **told, status=status, headers=headers)
 
 
 async def _admit(serving: Serving, name: str) -> None:
@@ -276,16 +279,28 @@ async def answer_one(
     more: Mapping[str, Any] | None = None,
     *,
     warnings: Sequence[str] = (),
+    of_capture: bool = False,
     **answer: Any,
 ) -> web.Response:
-    """Answer with one stream; `more`: keys to add; `warnings`: besides its own."""
+    """Answer with one stream; `more`: keys to add; `warnings`: besides its own. `of_capture`: with those of its leaders
+    that cannot capture it."""
     gathered = _gather(serving.backend, info)
-    gathered.warnings.extend(warnings)
+    uncaptured, more = _uncaptured(serving.backend, gathered), {**(more or {})}
     if is_from_peer(request):
         gathered = _as_led(gathered)
-    path = f"/v1/streams/{info.name}"
-    told = _Told([answer] for answer in await _ask_others(serving, request, [gathered], path))
-    return await serving.json_answer(lambda: {**_render(gathered, told), **(more or {})}, **answer)
+        more[UNCAPTURED] = uncaptured
+    answers = await _ask_others(serving, request, [gathered], f"/v1/streams/{info.name}")
+    gathered.warnings.extend(warnings)
+    if of_capture:
+        gathered.warnings.extend([*uncaptured, *(text for each in answers for text in each.get(UNCAPTURED, ()))])
+    told = _Told([each] for each in answers)
+    return await serving.json_answer(lambda: {**_render(gathered, told), **more}, **answer)
+
+
+def _uncaptured(backend: Backend, gathered: Gathered) -> list[str]:
+    """Why this broker does not capture what it leads of a stream; it names itself where it is not the only one."""
+    told = backend.uncaptured(gathered.info) if gathered.handles else []
+    return told if len(backend.brokers()) < 2 else [f"broker {backend.broker_id}: {each}" for each in told]
 
 
 def _gather(backend: Backend, info: StreamInfo) -> Gathered:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.runtime.partitions import control, leader
+from broker.runtime.intake import jetstream
+from broker.runtime.partitions import leader
 from tests.properties.gates.appends import KINDS
 from tests.properties.gates.changes import CHANGES, check_after
 from tests.properties.gates.disk import gated
@@ -63,7 +64,7 @@ async def captures_nothing(*_: object) -> list[str]:
 @asynccontextmanager
 async def running(folder: Path, patch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     """A broker, and at its end nothing is left of it."""
-    patch.setattr(control, "jetstream_on", captures_nothing)
+    patch.setattr(jetstream, "jetstream_on", captures_nothing)
     patch.setattr(leader, "QUICK_S", 3600.0)  # who may sync what it appends does, however slow the disk is
     rig = await Rig(folder, gated(patch)).start()
     try:

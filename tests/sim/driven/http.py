@@ -68,6 +68,7 @@ class Http:
             stream=self.streams.info,
             partitions=self.streams.partitions,
             whereabouts=self.streams.whereabouts,
+            uncaptured=lambda info: [],
             create_stream=control.create_stream,
             alter_stream=control.alter_stream,
             set_stream_state=control.set_stream_state,

@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import aiohttp
 import pytest
 
 from broker.api.certificate_faults import FOREIGN, Tell, Unbelieved
@@ -35,7 +36,8 @@ from broker.metadata.catalog import StreamInfo
 from broker.runtime.background.disk_reserve import Room
 from broker.runtime.broker import Broker
 from broker.runtime.config.configuration import load
-from broker.runtime.partitions import control
+from broker.runtime.intake import jetstream
+from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.stage_log import is_staged
@@ -55,7 +57,7 @@ def _no_jetstream(monkeypatch: pytest.MonkeyPatch) -> None:
     async def captures_nothing(*_: object) -> list[str]:
         return []
 
-    monkeypatch.setattr(control, "jetstream_on", captures_nothing)
+    monkeypatch.setattr(jetstream, "jetstream_on", captures_nothing)
 
 
 class Intake:
@@ -93,6 +95,9 @@ class Intake:
 
     def not_captured(self, stream: str) -> list[str]:
         return []
+
+    def uncaptured(self, stream: str) -> list[str]:
+        return IntakeDriver.uncaptured(cast(Any, self), stream)
 
     def _done(self, what: str, *streams: str) -> Future[None]:
         self.told += [(what, stream) for stream in streams]
@@ -197,7 +202,7 @@ async def test_a_nats_server_that_the_look_for_jetstream_does_not_believe_is_tol
         tell("nats.example", found)
         return []
 
-    monkeypatch.setattr(control, "jetstream_on", looks)
+    monkeypatch.setattr(jetstream, "jetstream_on", looks)
     monkeypatch.setattr(Broker, "_kept_out", lambda _, *said: told.append(said))
     async with running(tmp_path, Intake()) as broker:
         await broker.create_stream("s", {"subject": "s"})
@@ -612,17 +617,25 @@ async def test_who_creates_a_captured_stream_without_nats_is_warned(tmp_path: Pa
     """Also who finds that it exists; not who feeds it by appends, nor who reads of it later."""
     intake = Intake()
     async with running(tmp_path, intake) as broker:
-        intake.state = "connecting"
-        for created in (True, False):
-            info, was_created = await broker.create_stream("s", {"subject": "s"})
-            assert was_created is created
-            (warning,) = info.warnings
-            assert warning == "not connected to NATS (connecting): nothing is captured until the broker is"
-        info, _ = await broker.create_stream("t", {})
-        assert info.warnings == ()
-        intake.state = "connected"
-        assert (await broker.create_stream("s", {"subject": "s"}))[0].warnings == ()
-        assert broker.stream("s").warnings == ()
+
+        async def warned(name: str, **values: str) -> tuple[int, list[str]]:
+            """Ask to create a stream. The status: 201 if it was made now."""
+            async with client.post(f"http://{broker.http_address}/v1/streams", json={"name": name, **values}) as answer:
+                return answer.status, (await answer.json())["warnings"]
+
+        async with aiohttp.ClientSession() as client:
+            intake.state = "connecting"
+            says = "not connected to NATS (connecting): this broker captures nothing until it is"
+            assert await warned("s", subject="s") == (201, [says])
+            assert await warned("s", subject="s") == (200, [says])
+            assert await warned("t") == (201, [])
+            async with client.get(f"http://{broker.http_address}/v1/streams/s") as described:
+                assert (await described.json())["warnings"] == []
+            await broker.set_stream_state("s", paused=True)
+            assert await warned("s", subject="s") == (200, [])
+            await broker.set_stream_state("s", paused=False)
+            intake.state = "connected"
+            assert await warned("s", subject="s") == (200, [])
 
 
 # -- all of it together --------------------------------------------------------------------------------------------

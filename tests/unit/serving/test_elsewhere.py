@@ -206,6 +206,26 @@ def test_who_asks_for_a_stream_hears_which_partitions_do_not_take_messages_yet(
         there._catalog.streams["orders"] = replace(info, paused=False)
 
 
+def test_who_creates_a_stream_hears_from_each_leader_why_it_captures_nothing(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each leader knows its own connection to NATS. Who leads no partition says nothing: it need not capture it."""
+    for number, server in enumerate(two.servers):
+        monkeypatch.setattr(server.backend, "uncaptured", lambda info, n=number: [f"{info.name}: no NATS {n}"])
+    asked = two.servers[0]
+    told = [f"broker broker-{number}: orders: no NATS {number}" for number in range(2)]
+
+    def warned() -> list[str]:
+        found: list[str] = asked.api.post("/v1/streams", {"name": "orders", "partitions": 2}).json()["warnings"]
+        return found
+
+    assert warned() == told
+    assert asked.api.get("/v1/streams/orders").json()["warnings"] == []
+    monkeypatch.setattr(asked.backend, "partitions", lambda stream: [])
+    monkeypatch.setattr(streams, "SERVED_S", 0.0)
+    assert warned()[1:] == told[1:], "the first one says that its own partition is not led yet"
+
+
 def test_a_change_is_answered_once_every_leader_goes_by_it(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen before: it was answered once the broker that was asked had it, and other leaders went on as before."""
     here, there = (server.backend for server in two.servers)
