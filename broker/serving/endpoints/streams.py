@@ -91,8 +91,9 @@ async def create(serving: Serving, request: web.Request, query: Query) -> web.St
         warnings.append(f"it shares the messages of its group with {', '.join(others[:SHOWN_COUNT])}")
     status, headers = 201 if created else 200, {"Location": f"/v1/streams/{name}"}
     more = {"created": created}
-    told = {"warnings": warnings, "of_capture": True}
-    return await answer_one(serving, request, info, more, **told, status=status, headers=headers)
+    return await answer_one(
+        serving, request, info, more, warnings=warnings, of_capture=True, status=status, headers=headers
+    )
 
 
 async def _admit(serving: Serving, name: str) -> None:
