@@ -25,5 +25,6 @@ member_watch.py    that, counted by each broker, for whoever is the controller n
 assignment.py  which member of a group is to read which partition
 access.py      tokens and grants: who may do what
 overlap.py     which subjects can carry the same message
+room.py        which commands are refused first on a full disk
 journal.py     commands as lines of a file: encoding and checked decoding (the runtime does the I/O)
 """

@@ -30,7 +30,8 @@ A10  Where logs part it steps back by one entry for each round trip, and sends a
 A11  It takes a message apart as it comes: one without a term ends the process. One that does not have its shape
     (`messages.py`) ends the connection that it came by, and nothing else.
 A12  It writes what it has not asked for room for: on a full disk it ends. A leader refuses a command for which its
-    journal has no room, one that lets the catalog grow before all others; a follower takes what fits, and the rest of
+    journal has no room, one that lets the catalog grow (`room.py`) before all others: those leave half of its room. A
+    follower takes what fits, and the rest of
     the message for a heartbeat.
 A13  It sends each command by itself, and that is an fsync of every voter. Here all that are put in the log between two
     ticks go out with the next one, in one message: many that come at once share their fsyncs. Not if it leads no more
@@ -53,6 +54,7 @@ from pysyncobj.poller import POLL_EVENT_TYPE
 
 from broker.api.errors import DiskFull, LiftlogError, StorageFailed
 from broker.api.plain import parse_json
+from broker.metadata.room import grows
 from broker.raft.journal import Entry, Journal
 from broker.raft.messages import MEMBERSHIP, NO_OP, REGULAR, membership, misfit
 from broker.raft.snapshots import BadSnapshot, Snapshots
@@ -62,13 +64,6 @@ COMMAND_BYTES_MAX: Final = 8 << 20
 """A command that is longer is refused: it would be sent in pieces that pysyncobj puts together carelessly."""
 ENTRY_BYTES: Final = 32
 """Most bytes of an entry's record besides its command."""
-GROWS: Final = frozenset(
-    {
-        *("create_stream", "add_partitions", "raise_replication", "raise_fence", "register_producer", "reassign"),
-        "join_group",
-    }
-)
-"""Kinds of commands that make the catalog or the logs larger: they leave half of the journal's room to the others."""
 BATCH_BYTES: Final = 2 * COMMAND_BYTES_MAX
 Callback = Callable[[Any, int], None]
 _building = threading.Lock()
@@ -206,7 +201,7 @@ class Core(SyncObj):  # type: ignore[misc]
         text = json.dumps(command, separators=(",", ":")).encode()
         if len(text) > COMMAND_BYTES_MAX:
             raise LiftlogError(f"a command of {len(text)} bytes; {COMMAND_BYTES_MAX} are allowed")
-        if self._isLeader() and not self._makes_room(len(text), grows=command.get("kind") in GROWS):
+        if self._isLeader() and not self._makes_room(len(text), grows=grows(command)):
             raise DiskFull(
                 "the disk of the controller is full, and its journal has no room for this command; what makes room"
                 " (trim, delete, a shorter retention) still has"

@@ -130,11 +130,12 @@ WRITERS: Final = (
         ),
     ),
     Writer(
-        "`catalog.log` of a lone broker: deletions, shorter retention, a start",
+        "`catalog.log` of a lone broker: all but what lets something grow",
         SPARE,
         ("runtime/partitions/catalog_store.py",),
         (
-            "tests/unit/runtime/test_catalog_faults.py::test_what_leads_to_room_is_written_without_a_byte_and_nothing_else",
+            "tests/unit/runtime/test_catalog_faults.py::test_what_lets_nothing_grow_is_written_without_a_byte",
+            "tests/unit/runtime/test_catalog_faults.py::test_what_grows_gets_no_spare_file",
         ),
     ),
     Writer(

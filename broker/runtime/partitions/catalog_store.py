@@ -14,8 +14,9 @@ K3  A command that is answered with an error has no effect later, either. The re
 K4  After a failed fsync the file is not asked again. Linux tells the error once, marks the pages
     clean and may keep or drop them: a later fsync of the same file succeeds and says nothing of
     them. All that was answered is in memory, so it is written to a new file.
-K5  On a disk without a free byte the commands that lead to room are still taken: the catalog with
-    the command in it goes into the blocks of a spare file (`broker/storage/disk/spare_files.py`), whole.
+K5  On a disk without a free byte all commands are still taken but those that let something grow
+    (`metadata/room.py`): the catalog with the command in it goes into the blocks of a spare file
+    (`broker/storage/disk/spare_files.py`), whole.
 K6  A command that an earlier release refuses comes in a new file, unless the snapshot of the one that is there stops
     that release already. It would go on without the command, as with any that was refused; its next file would lack it.
 """
@@ -34,12 +35,11 @@ from broker.api.stream import SINCE
 from broker.metadata.catalog import SINCE as COMMANDS_SINCE
 from broker.metadata.catalog import Catalog
 from broker.metadata.journal import decode_lines, encode_line
+from broker.metadata.room import grows
 from broker.storage.disk import NO_SPACE, Disk, File, storage_error
 
 log = logging.getLogger(__name__)
 
-FREEING: Final = frozenset({"register_broker", "delete_stream", "alter_stream", "set_state"})
-"""Commands of K5: who frees room, keeps others from taking it, or has to be there for that."""
 FENCES_SINCE: Final = COMMANDS_SINCE["raise_fence"]
 SPARE_BYTES_LEAST: Final = 64 << 10
 GROWTH_BYTES: Final = 1 << 20
@@ -131,7 +131,7 @@ class CatalogStore:
 
     def _write(self, line: bytes, command: Mapping[str, Any]) -> None:
         """Make a command durable, or leave the file as it was."""
-        frees = command["kind"] in FREEING
+        frees = not grows(command)
         if not self._is_whole:
             try:
                 self._renew(frees=frees)

@@ -19,6 +19,7 @@ import pytest
 
 from broker.api.errors import DiskFull, InvalidRequest, LiftlogError, StorageFailed, UnknownStream
 from broker.metadata.catalog import Catalog
+from broker.metadata.room import grows
 from broker.runtime.partitions import catalog_store
 from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.storage.disk import OsDisk
@@ -305,11 +306,17 @@ FREEING = [
     {"v": 1, "kind": "alter_stream", "name": "a", "settings": {"retention_ms": 5000}},
     {"v": 1, "kind": "set_state", "name": "a", "read_only": True},
     {"v": 1, "kind": "register_broker", "broker_id": "b", "incarnation": "i", "http": "h", "grpc": "g"},
+    {"v": 1, "kind": "forget_deleted", "incarnations": []},
+]
+GROWING = [
+    create("b"),
+    {"v": 1, "kind": "add_partitions", "name": "a", "partitions": 2},
+    {"v": 1, "kind": "register_producer", "name": "p"},
 ]
 
 
 @pytest.mark.parametrize("command", FREEING, ids=lambda command: str(command["kind"]))
-def test_what_leads_to_room_is_written_without_a_byte_and_nothing_else(command: dict[str, Any]) -> None:
+def test_what_lets_nothing_grow_is_written_without_a_byte(command: dict[str, Any]) -> None:
     """K5, with the power cut at every step."""
     for steps in itertools.count(1):
         disk = SimDisk(seed=steps)
@@ -328,6 +335,22 @@ def test_what_leads_to_room_is_written_without_a_byte_and_nothing_else(command: 
                 life.check(disk.after_crash(mode, seed=steps))
     life.check_every_end(disk)
     assert steps > 5
+
+
+@pytest.mark.parametrize("command", GROWING, ids=lambda command: str(command["kind"]))
+def test_what_grows_gets_no_spare_file(command: dict[str, Any]) -> None:
+    """K5: those are for what makes room again. A group of brokers refuses the same first (`core.A12`)."""
+    assert grows(command)
+    disk = SimDisk()
+    store = CatalogStore(disk, PATH)
+    store.execute(create("a"))
+    disk.spares = [4096]
+    disk.bytes_max = disk.used_bytes + 30
+    with pytest.raises(DiskFull):
+        store.execute(command)
+    assert disk.spares == [4096]
+    disk.bytes_max = None
+    store.execute(command)
 
 
 def test_a_disk_without_a_byte_is_named() -> None:
