@@ -137,27 +137,36 @@ def _resolve(asked: Position, handle: PartitionHandle | LiftlogError, now_us: in
     }
     if isinstance(handle, LiftlogError):
         return {**found, "error": handle.to_problem()}
-    log, end = handle.log, handle.end
-    if end is None:
-        return {**found, "incarnation": handle.incarnation, "error": unknown_end(handle).to_problem()}
-    start = log.state.log_start_offset
-    found |= {"incarnation": handle.incarnation, "log_start_offset": start, "high_watermark": end}
+    log, found["incarnation"] = handle.log, handle.incarnation
+    if handle.end is None:
+        return {**found, "error": unknown_end(handle).to_problem()}
+    start, offset, error = log.state.log_start_offset, None, None
     try:
         offset = found_at(log, asked.at)
-        if offset is not None:
-            found |= {"offset": offset, "bytes_ahead": log.reader.bytes_between(offset, end) if offset < end else 0}
-            timestamp_us = log.reader.timestamp_at(offset) if offset < end else None
-            age_ms = None if timestamp_us is None else max(0, now_us - timestamp_us) // 1000
-            found |= {"timestamp_us": timestamp_us, "age_ms": age_ms}
-        before = (end if offset is None else offset) - 1
-        if before >= 0:
-            found["leader_epoch"] = log.epochs.epoch_of(before)
-    except LiftlogError as error:
-        found |= {
-            "offset": None,
-            "bytes_ahead": None,
-            "timestamp_us": None,
-            "age_ms": None,
-            "error": error.to_problem(),
-        }
-    return found
+    except LiftlogError as refusal:
+        error = refusal
+    end = handle.end  # both ends only grow: read in this order, they hold the offset
+    if end is None:
+        return {**found, "error": unknown_end(handle).to_problem()}
+    found |= {"log_start_offset": start, "high_watermark": end}
+    if error is None:
+        try:
+            return found | _about(log, offset, end, now_us)
+        except LiftlogError as damage:
+            error = damage
+    return {**found, "error": error.to_problem()}
+
+
+def _about(log: PartitionLog, offset: int | None, end: int, now_us: int) -> dict[str, Any]:
+    """What stands at an offset; None: at the end."""
+    before = (end if offset is None else offset) - 1
+    found: dict[str, Any] = {"leader_epoch": log.epochs.epoch_of(before)} if before >= 0 else {}
+    if offset is None:
+        return found
+    timestamp_us = log.reader.timestamp_at(offset) if offset < end else None
+    return found | {
+        "offset": offset,
+        "bytes_ahead": log.reader.bytes_between(offset, end) if offset < end else 0,
+        "timestamp_us": timestamp_us,
+        "age_ms": None if timestamp_us is None else max(0, now_us - timestamp_us) // 1000,
+    }

@@ -8,6 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.serving.contract.schemas import AtOffset, AtTimestamp, Position
+from broker.serving.endpoints.resolve import _resolve
+from broker.storage.segments.checkpoint import LogSettings
+from tests.support.logs import commit, create_log, row_batch
+from tests.support.simdisk import SimDisk
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Api, Server
 
@@ -148,3 +153,31 @@ def test_malformed_requests_are_refused_with_the_place(orders: Api, body: Any, w
 def test_thousands_at_once(orders: Api) -> None:
     found = resolve(orders, *[at({"offset": i % 11}) for i in range(10_000)])
     assert [one["offset"] for one in found] == [i % 11 for i in range(10_000)]
+
+
+class Growing:
+    """A partition that gets a record, committed, whenever its end has been asked for, and loses its first one."""
+
+    incarnation = "i1"
+
+    def __init__(self) -> None:
+        self.log = create_log(SimDisk(), settings=LogSettings(segment_bytes=1))
+        self.append()
+
+    def append(self) -> None:
+        self.log.append([row_batch([b"x"])], leader_epoch=0, now_us=0)
+        commit(self.log)
+
+    @property
+    def end(self) -> int:
+        end = self.log.state.high_watermark
+        self.append()
+        return end
+
+
+@pytest.mark.parametrize("asked", ["latest", "earliest", AtOffset(offset=1), AtTimestamp(timestamp_us=0)])
+def test_an_answer_holds_together_while_records_are_committed(asked: Any) -> None:
+    """A client that read on from the newest record was refused as out of range: by an end that was read before."""
+    found = _resolve(Position(stream="orders", partition=0, at=asked, incarnation=None), Growing(), 0)  # type: ignore[arg-type]
+    assert found.get("error") is None
+    assert found["log_start_offset"] <= found["offset"] <= found["high_watermark"]
