@@ -415,6 +415,8 @@ class ClusterBroker(Assembled):
         if weaker:
             told = ", ".join(f"{broker} ({mode})" for broker, mode in sorted(weaker.items()))
             warnings["auth"] = f"brokers whose auth.mode is weaker than {self.config.auth.mode}: {told}"
+        if refusals := [each.refusal for each in self._own.values() if each.refusal]:
+            warnings["streams"] = "; ".join(refusals)
         if shut:
             warnings["keys"] = f"{len(shut)} replicas here are kept shut, the first: {shut[0]}"
         return warnings

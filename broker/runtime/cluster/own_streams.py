@@ -16,6 +16,8 @@ W4  One that came with a feature level is made when the cluster has it: before, 
     know what it is for.
 W5  Settings that follow a broker's configuration (`kept`) are brought up to date once in the life of each broker. Where
     brokers differ, the one that was started last is followed.
+W6  What the disk or the controller refuses keeps no broker from starting. It is tried again at each look, and what was
+    refused last is told: of a broker (`refusal`), and to who asks for the stream.
 
 Design: docs/explain/metadata.md.
 """
@@ -84,6 +86,7 @@ class OwnStream:
         self._incarnation = uuid.uuid4().hex
         self._began_s = self._not_before_s = clock_s()
         self._has_begun = False
+        self.refusal = ""  # W6; empty: the last try was not refused
         self._lock = threading.Lock()
 
     def begin(self) -> None:
@@ -114,17 +117,16 @@ class OwnStream:
             return
         info = self._service.catalog.streams.get(self.name)
         if info is not None:
-            if self._to_keep:
-                self._look_at(info.settings)
+            self._look_at(info.settings)
             return
         factor = self._factor() if self._service.catalog.cluster.feature_level >= self._since else None
         if factor is not None:
             self._make(factor)
 
     def _look_at(self, settings: StreamSettings) -> None:
-        """W5."""
+        """W5. Another broker may have made it."""
         if all(getattr(settings, key) == value for key, value in self._to_keep.items()):
-            self._to_keep = {}
+            self._to_keep, self.refusal = {}, ""
         else:
             self._ask("alter_stream", {"name": self.name, "settings": self._to_keep}, self._kept)
 
@@ -145,18 +147,21 @@ class OwnStream:
 
     def _failed(self, error: LiftlogError) -> None:
         log.warning("stream.own_not_made stream=%s error=%s", self.name, error)
+        self.refusal = f"stream {self.name} is not made, or not as configured: {error}"
         self._not_before_s = self._clock_s() + PAUSE_S
 
     def _kept(self, _: Any) -> None:
-        self._to_keep = {}
+        self._to_keep, self.refusal = {}, ""
 
     def _made(self, factor: int, said: Mapping[str, Any]) -> None:
         if said["created"]:
             log.info("stream.own_made stream=%s replicas=%d", self.name, factor)
-        self._not_before_s = self._clock_s() + PAUSE_S
+        self._not_before_s, self.refusal = self._clock_s() + PAUSE_S, ""
 
     def why_missing(self) -> str:
         """W3."""
+        if self.refusal:
+            return self.refusal
         level = self._service.catalog.cluster.feature_level
         if level < self._since:
             return f"stream {self.name} is not made yet: it needs feature level {self._since}, the cluster has {level}"

@@ -8,30 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from broker.api.errors import NotReady
+from broker.api.errors import DiskFull, LiftlogError, NotReady
 from broker.api.stream import AUDIT_STREAM, OFFSETS_STREAM
 from broker.metadata.cluster import AUDITED
+from broker.runtime.background.disk_reserve import Room
 from broker.runtime.cluster.broker import ClusterBroker
 from broker.runtime.cluster.own_streams import PATIENCE_S, PAUSE_S, OwnStream, replicas_default
 from broker.runtime.config.settings import AuditConfig
 from broker.runtime.partitions.streams import OFFSETS_SETTINGS, audit_settings
-from tests.support.placed import Cluster
+from tests.support.placed import Cluster, node
 from tests.support.processes import eventually
+from tests.unit.runtime.test_placed import make_leader
 
 
 class Refusing(Cluster):
     refusals = 0
+    error: LiftlogError = NotReady("no controller")
 
     def execute(self, command: Mapping[str, Any]) -> Any:
         if self.refusals:
             self.refusals -= 1
             self.sent.append(dict(command))
-            raise NotReady("no controller")
+            raise self.error
         return super().execute(command)
 
 
@@ -181,6 +185,52 @@ def test_what_was_refused_is_tried_again_a_little_later(executor: ThreadPoolExec
     clock.now_s += PAUSE_S
     cluster.register("a")
     eventually(lambda: replicas(cluster) == 3, what="the stream")
+
+
+def test_what_a_full_disk_refuses_is_told_and_made_once_there_is_room(
+    executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """W6. Who asked for the stream was told that it waits for brokers, all of which were there."""
+    cluster, clock = Refusing(), Clock()
+    cluster.refusals, cluster.error = 2, DiskFull("no room in the journal")
+    stream = own(cluster, executor, clock, voters=1)
+    broker = object.__new__(ClusterBroker)
+    nothing = SimpleNamespace(weaker=dict, shut=dict)
+    broker._own, broker._intake, broker._modes, broker._replicas = {"x": stream}, None, nothing, nothing  # type: ignore[assignment]
+    cluster.register("a")
+    done(executor)
+    assert "stream.own_not_made stream=__offsets error=no room in the journal" in caplog.text
+    for _ in range(2):
+        says = "stream __offsets is not made, or not as configured: no room in the journal"
+        assert (stream.why_missing(), broker.warnings()) == (says, {"streams": says})
+        clock.now_s += PAUSE_S
+        stream.look()
+        done(executor)
+    assert (replicas(cluster), broker.warnings()) == (1, {})
+
+
+def test_a_broker_starts_without_room_for_a_replica_of_it_and_makes_that_once_there_is_some(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """W6. The catalog has the stream: its replica is tried again, as any other."""
+    cluster, free = Cluster(), [0]
+    room = Room(str(tmp_path), 1 << 20, look=lambda path: (free[0], 1 << 40))
+    for broker in "bc":
+        cluster.register(broker)
+    with node(tmp_path, cluster, "p1") as one:
+        object.__setattr__(one.host.folders, "may_make", lambda info: room.own.check_followed(again=True))
+        one.start()
+        made = {"name": AUDIT_STREAM, "incarnation": "i-o", "created_us": 1, "internal": True}
+        settings, at = audit_settings(AuditConfig()), ("i-o", 0)
+        cluster.apply(kind="create_stream", settings=settings, replication_factor=3, min_insync_replicas=2, **made)
+        cluster.opened(at, "b", "c")
+        eventually(lambda: f"replica.not_made partition={AUDIT_STREAM}/0" in caplog.text, what="the first try")
+        assert one.replicas.partition(at) is None
+        assert not (tmp_path / "streams" / AUDIT_STREAM).exists()
+        free[0] = 1 << 30
+        eventually(lambda: "a" in cluster.state(at).opened, what="the replica")
+        make_leader(cluster, at)
+        one.leading(at)
 
 
 def test_of_brokers_that_try_at_the_same_time_one_makes_it(executor: ThreadPoolExecutor) -> None:
