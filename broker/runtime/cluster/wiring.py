@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from broker.metadata.catalog import Catalog, StreamInfo
@@ -13,6 +13,7 @@ from broker.metadata.partition import Place
 from broker.replication.events import Send
 from broker.replication.messages import AskRange, HeldRange, Incarnation
 from broker.runtime.cluster.replicas.folders import Folders
+from broker.runtime.cluster.replicas.told_roles import ToldRoles
 from broker.runtime.looping import MakeLoop
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import ReplicatedPartition
@@ -153,6 +154,7 @@ class Host:
         waits: For others who are at a replica.
         halt: Ends the process, and says why.
         now_ms: A clock that never goes back.
+        roles: What is to be said of their roles.
     """
 
     me: str
@@ -172,3 +174,4 @@ class Host:
     waits: Waits
     halt: Callable[[str], None]
     now_ms: Callable[[], int]
+    roles: ToldRoles = field(default_factory=ToldRoles)

@@ -396,13 +396,13 @@ class PlacedReplica:
             log.error("replica.cannot_lead partition=%s epoch=%d error=%s", self, epoch, error)
             self._begin_step_out("fsync")
             return True
-        log.info("replica.leads partition=%s epoch=%d isr=%s", self, epoch, ",".join(state.isr))
+        self._host.roles.note("leads", self, epoch, ",".join(state.isr))
         return True
 
     def _rest(self, partition: ReplicatedPartition) -> None:
         if partition.leads:
             partition.depose()
-            log.info("replica.rests partition=%s", self)
+            self._host.roles.note("rests", self)
         self._rest_follower()
 
     def _rest_follower(self) -> None:
@@ -426,7 +426,7 @@ class PlacedReplica:
             return
         self._follower.follow(state.leader_epoch, leader, self._incarnation)
         self._following = following
-        log.info("replica.follows partition=%s epoch=%d leader=%s", self, state.leader_epoch, leader)
+        self._host.roles.note("follows", self, state.leader_epoch, leader)
 
     # -- the log ---------------------------------------------------------------------------------------------
 
@@ -509,7 +509,7 @@ class PlacedReplica:
         self._host.folders.remove(self._name, *self.at)
         self.is_gone = True
         self.shut = None
-        log.info("replica.left partition=%s", self)
+        self._host.roles.note("left", self)
 
     def _forget_aside(self) -> None:
         try:

@@ -243,6 +243,7 @@ class Replicas:
                 replica.close()
             except Exception:  # the others are to be marked clean all the same
                 log.exception("replica.close_bug partition=%s", replica)
+        self._host.roles.tell()
         for _, opened in self._found.values():
             try:
                 opened.close(clean=True)
@@ -449,6 +450,7 @@ class Replicas:
 
     def _tick(self, now_ms: int, *, is_of_all: bool) -> None:
         """G16."""
+        self._host.roles.tell()
         is_over = self._is_leaving and not self._host.has_session()
         if self._registration:  # who only renews is told to nobody (`service.V6`)
             self._heard.look(self._host.service.catalog.brokers, now_ms)
