@@ -17,6 +17,7 @@ from broker.runtime.partitions.leader import Partition
 from broker.storage.log import PartitionLog
 
 PARTITION_LABELS = ("stream", "partition")
+OFFLINE: Final = "Streams of which something could not be opened here"
 GROUP_SERIES_MAX: Final = 10_000
 """Partitions of groups whose lag is told, three series each: groups may read 100,000."""
 
@@ -41,7 +42,7 @@ def broker_samples(
         now_us: As of `consumer_samples`.
     """
     yield from common_samples(intake, started=started)
-    yield "liftlog_streams_offline", "Streams that could not be opened", (), (), offline
+    yield "liftlog_streams_offline", OFFLINE, (), (), offline
     for name, partitions in sorted(streams.items()):
         for partition in partitions:
             yield from partition_samples(partition, (name, str(partition.partition)))

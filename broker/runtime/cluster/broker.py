@@ -459,7 +459,7 @@ class ClusterBroker(Assembled):
             raft_refused=self._plane.refusals,
             group=self._group(),
             weaker=len(self._modes.weaker()),
-            shut=len(self._replicas.shut()),
+            shut=self._replicas.shut().keys(),
         )
         yield from sink_samples(self.sinks.counts)
         with suppress(Retryable):

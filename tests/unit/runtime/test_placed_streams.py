@@ -163,11 +163,13 @@ def test_metrics_tell_who_is_in_sync_and_how_far_behind_a_follower_is(
             raft_refused=0,
             group=None,
             weaker=0,
-            shut=0,
+            shut={("i", 0), ("i", 1), ("j", 0)},
         )
         wanted = f"liftlog_{name}"
         found = [v for n, _, keys, of, v in samples if n == wanted and labels == dict(zip(keys, of, strict=True))]
         return found[0] if found else None
+
+    assert (shown("replicas_shut"), shown("streams_offline")) == (3, 2)
 
     def counts() -> tuple[float | None, ...]:
         names = ("led", "under_replicated", "below_minimum", "without_leader")

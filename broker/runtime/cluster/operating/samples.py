@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from broker.metadata.catalog import Catalog
+from broker.metadata.partition import Place
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.metrics import Sample
 from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.samples import PARTITION_LABELS, common_samples, partition_samples
+from broker.runtime.samples import OFFLINE, PARTITION_LABELS, common_samples, partition_samples
 
 
 def cluster_samples(
@@ -27,7 +28,7 @@ def cluster_samples(
     raft_refused: int,
     group: Mapping[str, Any] | None,
     weaker: int,
-    shut: int,
+    shut: Collection[Place],
 ) -> Iterator[Sample]:
     """All samples of one broker. A partition's numbers come from its leader; each replica tells of its log.
 
@@ -35,7 +36,7 @@ def cluster_samples(
         connections, refused, bulk_bytes: As the link counts them.
         group: As of `plane.status`; None: the Raft thread gives no answer.
         weaker: Brokers with a weaker `auth.mode`.
-        shut: Replicas here whose keys are lost.
+        shut: Replicas here that are kept shut.
     """
     yield from common_samples(intake, started=started)
     yield "liftlog_session_open", "1 while this broker may lead", (), (), float(has_session)
@@ -44,7 +45,9 @@ def cluster_samples(
     yield "liftlog_partitions_led", "Partitions that this broker leads", (), (), len(led)
     few = sum(len(state.isr) < len(state.replicas) for state in led)
     yield "liftlog_partitions_under_replicated", "Partitions led here with replicas out of sync", (), (), few
-    yield "liftlog_replicas_shut", "Replicas here whose keys are lost, or another log's", (), (), shut
+    yield "liftlog_replicas_shut", "Replicas here whose keys are lost, or another log's", (), (), len(shut)
+    offline = {incarnation for incarnation, _ in shut}
+    yield "liftlog_streams_offline", OFFLINE, (), (), len(offline)
     below = sum(len(state.isr) < state.min_insync_replicas for state in led)
     yield "liftlog_partitions_below_minimum", "Partitions led here that take no records", (), (), below
     nobody = sum(state.leader is None for state in states.values())
