@@ -7,6 +7,7 @@ writes a thousand checkpoints, or finishes a sink's commit of a gigabyte.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -49,10 +50,12 @@ class IntervalSyncs:
         self._wake.set()
 
     def _run(self) -> None:
+        due, looked_s = list[Partition](), -math.inf
         while not self._is_stopping:
-            self._wake.clear()  # first: who is not seen below wakes it anew
             now_s = time.monotonic()
-            due = [partition for partition in self._partitions() if partition.minds_time]
+            if self._wake.is_set() or now_s - looked_s >= LOOK_S:  # not each time: there may be ten thousand others
+                self._wake.clear()  # first: who is not seen below wakes it anew
+                due, looked_s = [partition for partition in self._partitions() if partition.minds_time], now_s
             pause_s = min([LOOK_S, *(self._sync(partition, now_s) / 1000 for partition in due)])
             if not self._is_stopping:
                 self._wake.wait(pause_s)

@@ -447,10 +447,14 @@ class Partition:
         return not self.fsync_each_batch or self._told_of is not self._info
 
     def sync_if_due(self, now_s: float) -> int:
-        """With `fsync = interval`: have it synced if that is due. Returns the interval in milliseconds.
+        """With `fsync = interval`: have it synced if that is due. Returns the interval in milliseconds. Where there is
+        nothing to do it costs next to nothing.
 
         A log that has failed is recovered: readers have seen its records, and the next append may be far.
         """
+        state = self._state
+        if state.durable_end == state.log_end_offset and state.failure is None and self._told_of is self._info:
+            return self.fsync_interval_ms
         effects: tuple[Effect, ...] = ()
         with self._lock:
             if self.log.state.failure is not None and not self.removed:
@@ -459,9 +463,13 @@ class Partition:
                 except LiftlogError as error:
                     self._log_failure(error)
                     return self.fsync_interval_ms
-            effects = (*effects, *self._news(), *self._core.step(Tick(now_ms=int(now_s * 1000))))
+            effects = (*effects, *self._news(), *self._time(int(now_s * 1000)))
         self._effects.do(effects)
         return self.fsync_interval_ms
+
+    def _time(self, now_ms: int) -> tuple[Effect, ...]:
+        """With the lock held: tell the core the time, or a later one that it was told (`replicated.P13`)."""
+        return self._core.step(Tick(now_ms=max(now_ms, self._core.now_ms)))
 
     def note_removed(self) -> None:
         """Take no more, and wake who waits for records: there will be none, the stream was deleted."""

@@ -11,7 +11,9 @@ P10  A log that has failed is not recovered in place: what it had is not known, 
     ends, and the replica steps out (`replication.leader.L6`).
 P11  A leader answers clients once it takes in messages: `serve` says so for each leadership.
 P12  The one who hears that the leadership is over says so at once (`retire`): its end may have to wait for a thread.
-P13  It tells its core the time by `tick` alone: the thread that syncs by intervals has another clock.
+P13  `tick` tells its core the time, now and then. Where nobody else keeps it, and it is synced by intervals, so does
+    the thread for that (`interval_syncs`): an interval may be shorter. It is one clock, and who comes late tells no
+    earlier time.
 P14  A new leader tells nobody where the log ends before the high watermark has reached the start of its epoch.
 P15  Records that were sorted by another number of partitions than holds are refused, and none is taken by a partition
     that does not count yet. So the records of one leader epoch were sorted by one number (`growth.G2`).
@@ -46,7 +48,6 @@ from broker.replication.events import (
     IsrAnswered,
     StartMoved,
     SyncFailed,
-    Tick,
     TrimAsked,
 )
 from broker.replication.leader import LEADING, Leader
@@ -202,7 +203,7 @@ class ReplicatedPartition(Partition):
         """Time passes, by a clock that never goes back (P13, P18)."""
         if self._lock.acquire(timeout=TICK_WAIT_S):
             try:
-                effects = (*self._news(), *self._core.step(Tick(now_ms=now_ms)))
+                effects = (*self._news(), *self._time(now_ms))
                 if (
                     start := self.log.checkpoints.kept_start_offset
                 ) > self._core.trims.log_start:  # retention has moved it
@@ -450,4 +451,4 @@ class ReplicatedPartition(Partition):
     @property
     def minds_time(self) -> bool:
         """As `Partition.minds_time`."""
-        return False
+        return super().minds_time and self.leads and not self.has_followers

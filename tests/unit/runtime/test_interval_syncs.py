@@ -67,6 +67,29 @@ def test_a_stream_that_is_altered_does_not_wait_for_the_next_look(
         syncs.stop()
 
 
+def test_who_has_a_short_interval_does_not_have_all_others_looked_at_each_time(
+    partition: Partition, pool: HeldPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interval_syncs, "LOOK_S", 3600.0)
+    looks: list[int] = []
+
+    def partitions() -> list[Partition]:
+        looks.append(1)
+        return [partition]
+
+    partition.alter(interval(partition))
+    syncs = IntervalSyncs(partitions)
+    pool.go.release(10)
+    syncs.start()
+    try:
+        for end in (1, 2, 3):
+            partition.append_now([rows(b"x")], lambda *_: None)
+            eventually(lambda end=end: partition.log.state.durable_end == end, timeout_s=10)  # type: ignore[misc]
+    finally:
+        syncs.stop()
+    assert len(looks) == 1
+
+
 def test_a_fault_at_one_partition_does_not_end_the_syncs_of_the_others(
     partition: Partition, pool: HeldPool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,6 +19,7 @@ from broker.api.errors import NotEnoughReplicas, NotLeader, NotReady, StorageFai
 from broker.api.stream import settings_from
 from broker.groups.offsets import ConsumerOffset
 from broker.replication.events import Acks, AskIsr, Effect, StepOut
+from broker.runtime.background.interval_syncs import IntervalSyncs
 from broker.runtime.cluster.link.following import Following
 from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.consumers import Consumers
@@ -401,8 +402,51 @@ def test_who_tells_the_time_does_not_wait_for_an_append_at_the_disk(led: Led) ->
     assert partition.may_commit
 
 
-def test_the_clock_of_interval_syncs_is_not_its_own(led: Led) -> None:
-    assert not led.partition.minds_time
+def by_interval(led: Led) -> ReplicatedPartition:
+    """Nobody else keeps it any more, and it is synced by an interval of 10 ms."""
+    partition = led.partition
+    partition.alter(replace(info(), settings=settings_from({"fsync": "interval", "fsync_interval_ms": 10})))
+    assert not partition.minds_time, "others keep it, too: who is in sync goes by the tick"
+    led.state = replace(led.state, replicas=("a",), isr=("a",), min_insync_replicas=1, leader_epoch=3)
+    partition.lead(3, led.state)
+    partition.serve(3)
+    return partition
+
+
+def test_an_interval_that_is_shorter_than_a_tick_is_kept(led: Led, pool: HeldPool) -> None:
+    """P13. Seen before: it was synced by the tick of all replicas, each 200 ms or later."""
+    partition = by_interval(led)
+    pool.go.release(10)
+    syncs = IntervalSyncs(lambda: [partition])
+    syncs.start()
+    try:
+        append(led)
+        eventually(lambda: partition.log.state.durable_end == 1, what="the fsync")
+    finally:
+        syncs.stop()
+
+
+def test_who_tells_the_time_late_does_not_turn_it_back(led: Led, pool: HeldPool) -> None:
+    """P13. Two threads have looked at the clock, and wait for the lock."""
+    partition = by_interval(led)
+    pool.go.release(10)
+    partition.tick(10_000)
+    append(led)
+    partition.sync_if_due(9.0)
+    partition.tick(8_000)
+    assert partition._core.now_ms == 10_000
+    partition.sync_if_due(10.1)
+    eventually(lambda: partition.log.state.durable_end == 1, what="the fsync")
+
+
+def test_a_log_with_nothing_to_sync_is_not_told_the_time_by_the_thread_for_that(led: Led) -> None:
+    partition = by_interval(led)
+    partition.tick(10_000)
+    assert partition.minds_time
+    assert partition.sync_if_due(20.0) == 10
+    assert partition._core.now_ms == 10_000
+    partition.depose()
+    assert not partition.minds_time
 
 
 def test_a_new_leader_tells_no_end_before_it_has_committed_its_beginning(led: Led) -> None:
