@@ -10,7 +10,8 @@ W2  Bytes are JSON, not pickle: they cannot make this process run anything.
 W3  pysyncobj's own commands over the wire (add, remove, transfer, ...) are not answered: changes go through the
     catalog.
 W4  No more bytes are buffered than a message may have: a few, before it is known who is there, secret or none. Bytes
-    that do not fit, or were made with another secret, end the connection, and that is told (`Core.refused`).
+    that do not fit, or were made with another secret, end the connection, and that is told (`Core.refused`). So is one
+    that ends, or is cut, without a word of who is there: nothing was wrong with what it said.
 W5  Only so many connections are kept on which nobody has said who is there, and only for a while: pysyncobj keeps
     them for ever, stops to listen for good once there is no descriptor left, and the process has none for its logs.
 W6  A node that never stops sending has a turn as others have. pysyncobj reads on as long as there is something.
@@ -67,6 +68,8 @@ GREETING_BYTES_MAX: Final = 4_096
 STRANGERS_MAX: Final = 64
 """So many connections may be open of which nobody has said yet who is there; of more the oldest is closed."""
 STRANGER_S: Final = 10.0
+UNCLEAR: Final = "what it says is not understood: another secret, or no broker"
+SILENT: Final = "it has not said who it is: it fell silent, went away, or is no broker"
 VOTER_PATTERN: Final = "[A-Za-z0-9_.-]{1,256}@[^\\x00-\\x20\\x7f-\\xa0,/@\"'<>]{1,300}:[0-9]{1,5}"
 CALL_S: Final = 2.0
 CUTS_TOLD: Final = 5
@@ -212,8 +215,8 @@ class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
     def _onDisconnected(self, conn: Any) -> None:
         node, fault = self._connToNode(conn), fault_of(conn)
         if conn in self._unknownConnections and not getattr(conn, "is_told", False):
-            unclear = "what it says is not understood: another secret, or no broker"
-            self._core.refused(getattr(conn, "peer", ""), fault or unclear)
+            why = UNCLEAR if getattr(conn, "is_unclear", False) else SILENT
+            self._core.refused(getattr(conn, "peer", ""), fault or why)
         elif node is not None:
             conn.cuts = getattr(conn, "cuts", 0) + 1 if is_sudden(fault) else 0
             if fault and conn.cuts in (0, CUTS_TOLD):
@@ -280,6 +283,7 @@ def _parse(conn: Any) -> Any:
         return None
     end = LENGTH_BYTES + int.from_bytes(buffer[:LENGTH_BYTES], sys.byteorder, signed=True)
     if not LENGTH_BYTES <= end <= LENGTH_BYTES + _message_bytes_max(conn):
+        conn.is_unclear = True
         conn.disconnect()
         return None
     if len(buffer) < end:
@@ -299,6 +303,7 @@ def _parse(conn: Any) -> Any:
             if nonce != conn.recvRandKey:
                 raise ValueError("a message of another connection")
     except Exception:  # of a stranger: whatever it is made of, it ends the connection and nothing else
+        conn.is_unclear = True
         conn.disconnect()
         return None
     return message

@@ -198,6 +198,31 @@ def test_connections_of_strangers_are_few_and_end(tmp_path: Path, monkeypatch: p
         until(nodes, lambda: not transport._unknownConnections)
 
 
+@pytest.mark.parametrize("said", [b"", b"\x10\x00"])
+@pytest.mark.parametrize("ends", ["by itself", "too late"])
+def test_who_says_nothing_is_not_said_to_have_another_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes, ends: str
+) -> None:
+    """W4. Seen before: of a broker that was killed, or stood still, amid its call."""
+    told: list[str] = []
+    with group(tmp_path, [SECRET]) as nodes:
+        until(nodes, lambda: nodes[0].is_controller)
+        monkeypatch.setattr(nodes[0].core, "refused", lambda peer, why: told.append(why))
+        transport, port = nodes[0].core._SyncObj__transport, int(nodes[0].node_id.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.sendall(said)
+            until(nodes, lambda: transport._unknownConnections)
+            if ends == "too late":
+                monkeypatch.setattr(wire, "STRANGER_S", 0.0)
+                until(nodes, lambda: told)
+        until(nodes, lambda: told)
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            monkeypatch.setattr(wire, "STRANGER_S", 3_600.0)
+            until(nodes, lambda: len(told) > 1)
+    assert told == [wire.SILENT, wire.UNCLEAR]
+
+
 @pytest.mark.parametrize("secret", [None, SECRET])
 def test_a_stranger_may_say_only_so_much_secret_or_none(
     tmp_path: Path, secret: str | None, monkeypatch: pytest.MonkeyPatch
