@@ -102,6 +102,11 @@ class Cluster:
         """It is of a broker without a Raft group, which has no feature level that others have to know."""
         return bool(self.brokers) and not any(broker.raft for broker in self.brokers.values())
 
+    @property
+    def is_of_one(self) -> bool:
+        """It is of one broker, that no other can join."""
+        return self.is_alone and len(self.brokers) == 1
+
     def knows(self, level: int) -> bool:
         """Whether all of its brokers know what came with a feature level."""
         return self.is_alone or self.feature_level >= level

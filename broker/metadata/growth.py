@@ -19,6 +19,8 @@ G4  A confirmation names a moment: the greatest leader epoch of the stream's par
     refused.
 G5  Nobody stops before all know: a partition that nobody leads, or a leader that hangs, holds up the change and not the
     stream. A leader for which a stop takes too long gives it up: those that it leads take another leader epoch (G4).
+G6  Where one broker leads all, and no other ever will, nobody has to stop: it goes from the one count to the other
+    between two messages, and so the leader epochs stay.
 
 Design: docs/explain/metadata.md.
 """
@@ -49,7 +51,7 @@ def stage_of(cluster: Cluster, info: StreamInfo) -> GrowthStage | None:
         return None
     places = cluster.places_of(info.incarnation)
     as_of = _as_of(cluster, places)
-    return GrowthStage(as_of, all(_has_confirmed(cluster, at, as_of) for at in places))
+    return GrowthStage(as_of, not cluster.is_of_one and all(_has_confirmed(cluster, at, as_of) for at in places))
 
 
 def _as_of(cluster: Cluster, places: list[Place]) -> int:
@@ -110,6 +112,8 @@ def confirm(cluster: Cluster, info: StreamInfo, command: Mapping[str, Any]) -> d
             cluster.confirmed[at] = as_of, is_stopped
             cluster.touched.places.add(at)
     waiting = [at[1] for at in places if not _has_confirmed(cluster, at, as_of)]
+    if cluster.is_of_one:  # G6
+        return {"waiting": waiting, "refused": refused, "moved": []}
     if not waiting:
         waiting = [at[1] for at in places if not _has_confirmed(cluster, at, as_of, is_stopped=True)]
     moved = [] if waiting else cluster.begin_epoch(places)

@@ -240,6 +240,11 @@ class RaftNode:
     # -- who is who -------------------------------------------------------------------------------------------
 
     @property
+    def applied_index(self) -> int:
+        """Up to which index the catalog is applied."""
+        return int(self.core.raftLastApplied)
+
+    @property
     def node_id(self) -> str:
         """This broker's id in the group; another after its journal was lost."""
         return self.journal.base.node_id

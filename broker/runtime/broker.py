@@ -255,11 +255,9 @@ def _made(config: Config) -> Assembled:
     if not config.cluster.voters:
         return Broker(config)
     from broker.runtime.cluster.broker import ClusterBroker
-    from broker.runtime.cluster.plane.identity import identity_from
+    from broker.runtime.cluster.several import Several
 
-    identity = identity_from(config)
-    assert identity is not None, "there are voters"
-    return ClusterBroker(config, identity)
+    return ClusterBroker(config, Several)
 
 
 def check_asserts(optimize: int) -> None:

@@ -176,7 +176,15 @@ class Node:
         halted: Why the process was to end.
     """
 
-    def __init__(self, path: Path, service: ScriptedCatalog, process: str, capture: Capture | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        service: ScriptedCatalog,
+        process: str,
+        capture: Capture | None = None,
+        *,
+        has_others: bool = True,
+    ) -> None:
         self.service, self.process = service, process
         self.disk = FailingDisk()
         self.story: list[Any] = []
@@ -211,6 +219,7 @@ class Node:
             waits=ThreadWaits(),
             halt=self.halted.append,
             now_ms=lambda: time.monotonic_ns() // 1_000_000,
+            has_others=has_others,
         )
         self.replicas = Replicas(self.host, process)
 
@@ -270,8 +279,10 @@ class Node:
 
 
 @contextmanager
-def node(path: Path, service: ScriptedCatalog, process: str, capture: Capture | None = None) -> Iterator[Node]:
-    one = Node(path, service, process, capture)
+def node(
+    path: Path, service: ScriptedCatalog, process: str, capture: Capture | None = None, *, has_others: bool = True
+) -> Iterator[Node]:
+    one = Node(path, service, process, capture, has_others=has_others)
     try:
         yield one
     finally:

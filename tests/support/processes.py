@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from broker.api.http import is_loopback
 
@@ -187,6 +187,10 @@ class NatsServer:
         self.process = None
 
 
+ONE_FORM: Final = ("tests.support.one_form", "broker")
+BROKER: Final = ONE_FORM if os.environ.get("ONE_FORM") else ("broker.cli.main", "broker")
+
+
 class BrokerProcess:
     """One broker process on its own folder and port."""
 
@@ -197,7 +201,7 @@ class BrokerProcess:
         *,
         port: int | None = None,
         env: Mapping[str, str] | None = None,
-        command: Sequence[str] = ("broker.cli.main", "broker"),
+        command: Sequence[str] = BROKER,
         host: str = "127.0.0.1",
         prefix: Sequence[str] = (),
     ) -> None:

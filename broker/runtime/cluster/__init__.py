@@ -1,9 +1,12 @@
-"""A cluster of several brokers: all that runs only where there are others.
+"""A cluster of several brokers, or of one.
 
     plane/ (the catalog) ─► replicas/, each in its role ─┬─► link/ ─► the other brokers
     control, what users change ─► plane/                 └─► streams, what is served here
 
-broker.py       One broker of several, assembled.
+broker.py       One broker, assembled.
+others.py       What it has of others, as the rest of it sees that.
+several.py      Of a cluster: Raft, the link, companions of partitions.
+alone.py        Of a cluster of one: a file, nobody, folders beside the logs. No broker is assembled so yet (ADR 272).
 plane/          The metadata plane: the Raft node on a thread, sessions, the controller; forming and joining.
 replicas/       The replicas of this broker, each led, following or resting, as the catalog says; their folders.
 asks.py         What is asked of the catalog until that shows it.

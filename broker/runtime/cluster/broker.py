@@ -21,17 +21,16 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
-from broker.api.errors import LiftlogError, NotReady, Retryable, WrongFolder
+from broker.api.errors import LiftlogError, NotReady, Retryable
 from broker.api.http import host_port
 from broker.api.placements import Vote
 from broker.api.stream import ACTIVITY_STREAM, AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.cluster import ACTIVE, AUDITED
-from broker.raft.secured import RaftTls
 from broker.runtime.activity_log import ActivityLog
 from broker.runtime.assembled import Assembled
 from broker.runtime.audit_log import AuditLog
@@ -39,26 +38,22 @@ from broker.runtime.background.disk_reserve import Account
 from broker.runtime.background.expiry import expire_offsets
 from broker.runtime.cluster.auth_modes import AuthModes
 from broker.runtime.cluster.control import PlacedControl
-from broker.runtime.cluster.link.link import ReplicaLink
-from broker.runtime.cluster.link.tls import LinkTls
 from broker.runtime.cluster.offsets import PlacedConsumers
 from broker.runtime.cluster.operating.admin import ClusterAdmin
 from broker.runtime.cluster.operating.samples import cluster_samples
+from broker.runtime.cluster.others import Addresses, Home, Others, Tell
 from broker.runtime.cluster.own_streams import OwnStream
-from broker.runtime.cluster.plane.identity import Identity, check_secret
-from broker.runtime.cluster.plane.plane import Addresses, Plane
 from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.cluster.replicas.log_ends import FILE as ENDS_FILE
 from broker.runtime.cluster.replicas.log_ends import LogEnds
 from broker.runtime.cluster.replicas.replicas import Replicas
-from broker.runtime.cluster.sinks.beside import Companions
 from broker.runtime.cluster.sinks.service import PlacedSinks, Runners
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.cluster.wiring import Host
-from broker.runtime.config.certificates import certificates_of
 from broker.runtime.config.configuration import Config
 from broker.runtime.config.master_keys import load_keyring
 from broker.runtime.elapsed import MACHINE, elapsed_us
+from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.looping import ThreadLoop
 from broker.runtime.metrics import Sample
 from broker.runtime.partitions.replica import Replica
@@ -70,6 +65,7 @@ from broker.runtime.partitions.streams import (
     audit_settings,
 )
 from broker.runtime.samples import consumer_samples, group_samples, sink_samples
+from broker.runtime.sinks.stage_log import epoch_staged
 from broker.runtime.sinks.stages import StageLimits
 from broker.runtime.stopping import end_process
 from broker.runtime.waiting import ThreadWaits
@@ -81,6 +77,7 @@ from broker.storage.segments.checkpoint import LogSettings
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 2.0
+LOOK_SERVED_S: Final = 0.002
 CAUGHT_UP_S: Final = 0.1
 LOOKING: Final = 2
 """Names that nobody knows are looked for by so many at a time."""
@@ -92,6 +89,8 @@ WORKERS: Final = 8
 STEP_OUTS: Final = 2
 OWN_SINCE: Final = {AUDIT_STREAM: AUDITED, ACTIVITY_STREAM: ACTIVE}
 """Streams of its own by the feature level that they came with; their retention follows the configuration."""
+OFFSETS_KEPT: Final = ("cleanup",)
+"""Settings of `__offsets` that an earlier release made otherwise."""
 COMMANDS: Final = 16
 """Questions to the catalog that may be under way at the same time; each may take as long as the controller does."""
 
@@ -102,56 +101,37 @@ class ClusterBroker(Assembled):
     offsets: PlacedConsumers
     sinks: PlacedSinks
 
-    def __init__(self, config: Config, identity: Identity) -> None:
-        check_secret(identity.secret)  # before there is a folder
-        self._certificate = certificates_of(config.cluster, broker=config.broker_id, by_date=False)
-        if self._certificate is not None:
-            contexts = self._certificate.contexts
-            needs_name, revocations = self._certificate.needs_name, contexts.revocations
-            plain = {"takes_plain": contexts.takes_plain, "dials": contexts.dials}
-            tell = partial(self._kept_out, "raft")
-            tls = RaftTls(contexts.server, contexts.client, needs_name, revocations, **plain, tell=tell)
-            identity = replace(identity, tls=tls)
-        super().__init__(config, cluster_id=identity.cluster_id, secret=identity.secret)
-        if self._disk.exists(self._catalog_path):
-            raise WrongFolder(
-                f"data folder {config.data_dir} is of a broker that is alone, and cannot join a cluster: take another",
-                path=self._folder.path,
-            )
-        self._plane = plane = Plane(
-            identity,
+    def __init__(self, config: Config, others: Callable[[Config, Tell], Others]) -> None:
+        self._others = others(config, lambda *found: self._kept_out(*found))
+        self.is_alone, self._certificate = self._others.is_alone, self._others.certificate
+        super().__init__(config, cluster_id=self._others.cluster_id, secret=self._others.secret)
+        self._others.check_folder(self._disk, self._folder.path)
+        home = Home(
             disk=self._disk,
             folder=self._folder.path,
+            cluster_id=self.cluster_id,
             halt=halt,
             session_changed=self._session_changed,
             controller_changed=lambda: self._link.hurry(),
-            tell=self._told,
+            waits_for=self._told,
         )
+        self._plane = plane = self._others.plane(home)
         self._workers = Threads(WORKERS, name="role")
         self._commands = Threads(COMMANDS, name="command")
-        self._link = ReplicaLink(
-            me=config.broker_id,
-            process=plane.process,
-            cluster_id=identity.cluster_id,
-            secret=(identity.secret or "").encode(),
-            service=plane.service,
-            report=plane.report_leader,
-            sync_pool=self._pool,
-            settings=config.replication,
-            tls=LinkTls.of(self._certificate, partial(self._kept_out, "replica")),
-        )
+        self._link = self._others.link(plane, home, self._pool, config.replication)
         ours, keyring = config.producers, load_keyring(config.encryption)
         host = Host(
             me=config.broker_id,
             folders=Folders(
                 self._disk,
                 f"{self._folder.path}/{STREAMS_FOLDER}",
-                identity.cluster_id,
+                self.cluster_id,
                 self._folder.boot_id(),
                 LogSettings(producer_id_expiry_ms=ours.id_expiry_ms, producer_ids_max=ours.ids_max, keyring=keyring),
                 LogEnds(self._disk, f"{self._folder.path}/{ENDS_FILE}"),
                 elapsed_us,
                 may_make=lambda info: self._account(info).check_followed(again=True),
+                epoch_beside=partial(epoch_staged, self._disk, boot_id=self._folder.boot_id()),
             ),
             service=plane.service,
             has_session=plane.has_session,
@@ -168,6 +148,7 @@ class ClusterBroker(Assembled):
             waits=ThreadWaits(),
             halt=halt,
             now_ms=lambda: time.monotonic_ns() // 1_000_000,
+            has_others=not self.is_alone,
         )
         self._replicas = Replicas(host, plane.process)
         self._streams = PlacedStreams(
@@ -181,6 +162,7 @@ class ClusterBroker(Assembled):
             on_change=self._catalog_changed,
             may_change=plane.has_session,
             check_disk=self._room.users.check,
+            open_again=self._replicas.open_again,
             has_master_key=keyring is not None,
         )
         own = {OFFSETS_STREAM: OFFSETS_SETTINGS, COMMITS_STREAM: COMMITS_SETTINGS}
@@ -193,11 +175,11 @@ class ClusterBroker(Assembled):
                 plane.service,
                 name,
                 settings,
-                voters=len(identity.named),
+                voters=self._others.voters,
                 executor=self._commands,
                 clock_s=time.monotonic,
                 since=OWN_SINCE.get(name, 0),
-                kept=AUDIT_RETENTION if name in OWN_SINCE else (),
+                kept=AUDIT_RETENTION if name in OWN_SINCE else OFFSETS_KEPT if name == OFFSETS_STREAM else (),
             )
             for name, settings in own.items()
         }
@@ -225,15 +207,19 @@ class ClusterBroker(Assembled):
         self._next_look: asyncio.Future[None] | None = None
         self._one_look, self._looked_s = asyncio.Lock(), -CAUGHT_UP_S
         self._looking = asyncio.Semaphore(LOOKING)
-        self._assemble(self._streams, self._control, scrub_stages=lambda partition: None, keyring=keyring)
+        self._assemble(
+            self._streams, self._control, scrub_stages=lambda each: self.sinks.staged_in(each), keyring=keyring
+        )
+        boot_id, clock = self._folder.boot_id(), self._clock.now_us
+        stages = self._others.stages(plane, home, self._replicas.partition, boot_id=boot_id, clock=clock)
         self.sinks = PlacedSinks(
             config.broker_id,
             self._streams,
             plane.service,
-            Companions(config.broker_id, plane.service, self._replicas.partition),
+            stages,
             loop=self._dataplane.loop,
             limits=StageLimits(**asdict(config.sinks)),
-            clock=self._clock.now_us,
+            clock=clock,
             sweep_s=config.cleaner.interval_ms / 1000,
             why_missing=self._own[COMMITS_STREAM].why_missing,
             runners=Runners.of_threads(),
@@ -241,6 +227,9 @@ class ClusterBroker(Assembled):
             peer_key=self._auth_rules.peer_key,
             tell=partial(self._kept_out, "http"),
         )
+
+    def _made_intake(self) -> IntakeDriver:
+        return IntakeDriver(self.config, self._pool, tell=partial(self._kept_out, "nats"), takes_all=self.is_alone)
 
     def _make_replica(self, info: StreamInfo, number: int, opened: PartitionLog) -> Replica:
         replica = Replica(
@@ -293,10 +282,30 @@ class ClusterBroker(Assembled):
         for own in self._own.values():
             own.begin()
         self._modes.begin()
+        if self.is_alone:
+            await asyncio.to_thread(self._wait_served)
         self._plane.service.subscribe(self._activity.look)
         self._threads.append(self._activity.stop)
         self.sinks.start()
         self._waits_for = ""
+
+    def _wait_served(self) -> None:
+        """The start of a broker that is alone ends when it serves all that it can.
+
+        Raises:
+            NotReady: it was stopped meanwhile.
+        """
+        for own in self._own.values():
+            self._wait_until(lambda own=own: own.is_settled)  # type: ignore[misc]
+        for at in list(self._catalog.cluster.partitions):
+            self._wait_until(partial(self._replicas.is_settled, at))
+        self.offsets.begin()
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            if not self._plane.has_session():
+                raise NotReady("the broker is stopping")
+            time.sleep(LOOK_SERVED_S)
 
     def _told(self, waits_for: str) -> None:
         self._waits_for = waits_for
@@ -307,7 +316,7 @@ class ClusterBroker(Assembled):
 
     def _leaving(self) -> tuple[Callable[[], None], ...]:
         """Hand over. None of it is needed for a stop (`plane.P3`)."""
-        if not self._started:
+        if not self._started or self.is_alone:
             return ()
         return (
             partial(self._replicas.hand_over, CATCH_UP_S),
@@ -344,7 +353,7 @@ class ClusterBroker(Assembled):
     async def look_for(self, stream: str) -> None:
         """A stream that is not known here may have been made by another broker just now: then the catalog is asked to
         have all that was acknowledged before. Where nobody can tell, `PlacedStreams.info` says that."""
-        if stream in self._catalog.streams or not self._plane.has_session():
+        if self.is_alone or stream in self._catalog.streams or not self._plane.has_session():
             return
         async with self._looking:
             if stream not in self._catalog.streams:
@@ -354,6 +363,8 @@ class ClusterBroker(Assembled):
     async def catch_up(self) -> None:
         """As `Backend.catch_up`. Whoever asks while one look is under way shares the next one: strangers can make
         brokers look, and so they do it at most every `CAUGHT_UP_S`."""
+        if self.is_alone:
+            return
         if self._next_look is None:
             self._next_look = asyncio.ensure_future(self._look_next())
             self._next_look.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait
@@ -400,7 +411,7 @@ class ClusterBroker(Assembled):
         """As `Assembled.check_producer`; one that another broker has just given out is not known here yet. Nor is the
         epoch of one that has just registered again under its name."""
         catalog = self._catalog
-        if producer_id > 0 and not catalog.producer_names.knows(producer_id, epoch):
+        if not self.is_alone and producer_id > 0 and not catalog.producer_names.knows(producer_id, epoch):
             raise NotReady(f"producer {producer_id}, epoch {epoch} is not known here yet")
         catalog.producer_names.check(producer_id, epoch)
         self._used_producers.used(catalog, producer_id)
@@ -411,7 +422,11 @@ class ClusterBroker(Assembled):
 
     def warnings(self) -> dict[str, str]:
         """As `Backend.warnings`."""
-        warnings, weaker, shut = super().warnings(), self._modes.weaker(), sorted(self._replicas.shut().values())
+        warnings, weaker, shut = (
+            super().warnings(),
+            self._modes.weaker(),
+            sorted(map(str, self._replicas.shut().values())),
+        )
         if weaker:
             told = ", ".join(f"{broker} ({mode})" for broker, mode in sorted(weaker.items()))
             warnings["auth"] = f"brokers whose auth.mode is weaker than {self.config.auth.mode}: {told}"
@@ -422,9 +437,10 @@ class ClusterBroker(Assembled):
         return warnings
 
     def _missing(self) -> dict[str, str]:
-        """This broker needs one thing of the others to serve: a session, and for that a majority."""
+        """This broker needs one thing of the others to serve: a session, and for that a majority. Alone it says which
+        of its own streams it does not serve."""
         if not self._waits_for and self._plane.has_session():
-            return {}
+            return self._replicas.unserved() if self.is_alone else {}
         missing = f"waits for {self._waits_for}" if self._waits_for else "no session with the controller"
         return {"cluster": ": ".join(each for each in (missing, self._plane.obstacle()) if each)}
 
@@ -433,6 +449,7 @@ class ClusterBroker(Assembled):
     def _each_round(self) -> None:
         """As far as the logs are by now."""
         self._replicas.note_ends()
+        self._replicas.open_again()
         self._modes.look()
         for own in self._own.values():
             own.look()
@@ -454,7 +471,7 @@ class ClusterBroker(Assembled):
             started=self._started,
             has_session=self._plane.has_session(),
             connections=self._link.counts,
-            refused=dict(self._link.server.refused),
+            refused=dict(self._link.refused),
             bulk_bytes=self._link.bulk_bytes,
             raft_refused=self._plane.refusals,
             group=self._group(),

@@ -109,11 +109,13 @@ class PlacedControl:
         on_change: Callable[[], None],
         may_change: Callable[[], bool],
         check_disk: Callable[[], None] = lambda: None,
+        open_again: Callable[[str], Sequence[Future[None]]] = lambda incarnation: (),
         has_master_key: bool = False,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._check_disk = check_disk
+        self._reopen = open_again
         self._has_master_key = has_master_key
         self._new_id = new_id
         self._wall_us = wall_us
@@ -168,6 +170,12 @@ class PlacedControl:
         command = {"v": COMMAND_VERSION, "kind": kind, "request_id": self._new_id(), **values}
         return await in_time(self._service, command)
 
+    async def _open_again(self, name: str) -> None:
+        """A command is a reason to try once more what is kept shut here (`replicas.G18`)."""
+        info = self._service.catalog.streams.get(name)
+        if info is not None:
+            await asyncio.gather(*map(asyncio.wrap_future, self._reopen(info.incarnation)))
+
     # --- streams --------------------------------------------------------------------------------------------
 
     async def create_stream(
@@ -203,6 +211,8 @@ class PlacedControl:
             **({} if beside is None else {"beside": [*beside]}),
         )
         info, is_new = info_from(said["stream"]), bool(said["created"])
+        if not is_new:
+            await self._open_again(name)
         missing = await self._wait_opened(info)
         if is_new:
             of = info.settings
@@ -235,6 +245,7 @@ class PlacedControl:
     async def alter_stream(self, name: str, values: Mapping[str, Any]) -> StreamInfo:
         """Change settings of a live stream; its minimum in sync and the number of its replicas too."""
         settings, factor, least = replication_of(values)
+        await self._open_again(name)
         info = self._streams.info(name)
         if factor is not None and not self._is_raised(info, factor):
             factor = None
@@ -255,6 +266,7 @@ class PlacedControl:
         self, name: str, *, paused: bool | None = None, read_only: bool | None = None
     ) -> StreamInfo:
         """Pause, resume, make read-only or writable; None leaves as it is. Raises UnknownStream."""
+        await self._open_again(name)
         values = {key: value for key, value in (("paused", paused), ("read_only", read_only)) if value is not None}
         info = info_from((await self.execute("set_state", name=name, **values))["stream"])
         log.info("stream.state stream=%s paused=%s read_only=%s", name, info.paused, info.read_only)
@@ -267,6 +279,7 @@ class PlacedControl:
         Raises:
             InvalidSetting: there would be fewer, or too many; or X3.
         """
+        await self._open_again(name)
         info = self._streams.info(name)
         self._check(settings_from({"partitions": partitions}, base=info.settings))
         self._check_room(name, partitions)

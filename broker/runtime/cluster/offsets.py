@@ -17,6 +17,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 
 from broker.api.errors import LiftlogError, NotReady, UnknownStream
 from broker.api.stream import OFFSETS_STREAM
@@ -74,6 +75,17 @@ class PlacedConsumers:
         if not is_asked:
             self._executor.submit(self._read, *at)
         raise NotReady(f"consumer offsets are being read: leader epoch {at[1]} of {partition} has just begun")
+
+    def begin(self) -> None:
+        """Read the table now, if its log is led here, so that who asks first has an answer. Waits for the disk."""
+        with suppress(LiftlogError):  # who asks is told
+            partition = self._find(OFFSETS_STREAM, 0)
+            at = partition, partition.leader_epoch
+            with self._lock:
+                if self._reading == at:
+                    return
+                self._reading = at
+            self._read(*at)
 
     def _read(self, partition: Partition, leader_epoch: int) -> None:
         try:

@@ -15,7 +15,8 @@ W3  Until then who asks for it is told what it waits for, and may try again.
 W4  One that came with a feature level is made when the cluster has it: before, a broker could lead it that does not
     know what it is for.
 W5  Settings that follow a broker's configuration (`kept`) are brought up to date once in the life of each broker. Where
-    brokers differ, the one that was started last is followed.
+    brokers differ, the one that was started last is followed. So it is with what this release wants otherwise than the
+    one that made the stream.
 W6  What the disk or the controller refuses keeps no broker from starting. It is tried again at each look, and what was
     refused last is told: of a broker (`refusal`), and to who asks for the stream.
 
@@ -125,10 +126,13 @@ class OwnStream:
 
     def _look_at(self, settings: StreamSettings) -> None:
         """W5. Another broker may have made it."""
-        if all(getattr(settings, key) == value for key, value in self._to_keep.items()):
+        if self._is_kept(settings):
             self._to_keep, self.refusal = {}, ""
         else:
             self._ask("alter_stream", {"name": self.name, "settings": self._to_keep}, self._kept)
+
+    def _is_kept(self, settings: StreamSettings) -> bool:
+        return all(getattr(settings, key) == value for key, value in self._to_keep.items())
 
     def _make(self, factor: int) -> None:
         values = {
@@ -157,6 +161,12 @@ class OwnStream:
         if said["created"]:
             log.info("stream.own_made stream=%s replicas=%d", self.name, factor)
         self._not_before_s, self.refusal = self._clock_s() + PAUSE_S, ""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is there as it is to be, or it is known why not."""
+        info = self._service.catalog.streams.get(self.name)
+        return self.refusal != "" or (info is not None and self._is_kept(info.settings))
 
     def why_missing(self) -> str:
         """W3."""

@@ -12,11 +12,12 @@ U3  The catalog is read a value at a time: another thread applies commands meanw
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 
 from broker.api.answers import LeaderAddress
-from broker.api.errors import NotLeader, NotReady, UnknownPartition, UnknownStream, WrongKeys
+from broker.api.errors import NotLeader, NotReady, UnknownPartition, UnknownStream
 from broker.groups.offsets import ConsumerOffset
 from broker.groups.progress import GroupOffset
 from broker.metadata.catalog import Catalog, StreamInfo
@@ -74,7 +75,7 @@ class PlacedStreams:
             UnknownStream, UnknownPartition: not there.
             NotLeader: another broker leads it: `leader`; or nobody does now.
             NotReady: this broker has just begun to lead, or has no session.
-            WrongKeys: it leads nobody: its log is kept shut (`replicas.G18`), and no other broker may lead.
+            LiftlogError: its log is kept shut, and no other broker may lead: why (`replicas.G18`, `replicas.G19`).
         """
         info, count = self.info(stream), self.info(stream).settings.partitions
         if not 0 <= partition < count:
@@ -88,16 +89,17 @@ class PlacedStreams:
         state = self._catalog().cluster.partitions.get((info.incarnation, partition))
         if state is None:
             raise NotReady(f"{stream}/{partition}: it is not known here who keeps it")
-        if state.leader != self._me:
+        if state.leader != self._me and not self._catalog().cluster.is_of_one:
             raise self._elsewhere(stream, partition, state)
         found = self._replicas.partition((info.incarnation, partition))
         placed = self._replicas.replica((info.incarnation, partition))
         if placed is not None and placed.shut is not None:
-            raise WrongKeys(placed.shut, stream=stream, partition=partition)
+            raise copy.copy(placed.shut)
         if found is None or not found.serves:
+            obstacle = "" if placed is None or placed.obstacle is None else f": {placed.obstacle}"
             raise NotReady(
                 f"{stream}/{partition}: this broker leads it in epoch {state.leader_epoch}, and does not serve it"
-                " yet, or has lost its session",
+                f" yet, or has lost its session{obstacle}",
                 leader_epoch=state.leader_epoch,
             )
         return found
@@ -148,6 +150,10 @@ class PlacedStreams:
     def partitions(self, stream: str) -> list[Partition]:
         """Those that are led and served here, in order. Raises UnknownStream."""
         info = self.info(stream)
+        for number in range(info.settings.partitions):
+            placed = self._replicas.replica((info.incarnation, number))
+            if placed is not None and placed.shut is not None:
+                raise copy.copy(placed.shut)
         found = (self._replicas.partition((info.incarnation, n)) for n in range(info.settings.partitions))
         return [partition for partition in found if partition is not None and partition.serves]
 

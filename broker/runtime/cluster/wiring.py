@@ -155,6 +155,7 @@ class Host:
         halt: Ends the process, and says why.
         now_ms: A clock that never goes back.
         roles: What is to be said of their roles.
+        has_others: Whether other brokers may keep the same; False: this one is alone.
     """
 
     me: str
@@ -175,3 +176,4 @@ class Host:
     halt: Callable[[str], None]
     now_ms: Callable[[], int]
     roles: ToldRoles = field(default_factory=ToldRoles)
+    has_others: bool = True

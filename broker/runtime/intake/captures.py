@@ -14,13 +14,16 @@ E5  Where a hash decides, messages are sorted by one number of partitions in eac
     name the number by which they were sorted, and their partition may refuse them (`replicated.P15`).
 E6  Messages that the server sent before it confirmed were given to the partition when `begin` returns. A new leadership
     takes nothing before that: what another broker has taken by the former number is not taken here by the new one.
+E7  A broker that is alone takes all of a stream or none of it: until all partitions are there, by an added number too,
+    its messages are sorted as before. What hashes to one that is not there would be passed over, and nobody else is
+    there to take it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from broker.metadata.catalog import StreamInfo
@@ -36,16 +39,20 @@ class Attachment:
     Attributes:
         sids: Those that the present connection has, in order; routed.
         is_detached: It gets no more of them.
+        coming: Partitions that are there, and wait for the others (E7).
     """
 
     info: StreamInfo
     slots: list[FlushSlot]
     sids: list[int] = field(default_factory=list)
     is_detached: bool = False
+    coming: list[Partition] = field(default_factory=list)
 
     @property
     def subscriptions(self) -> list[tuple[str, list[FlushSlot]]]:
         """Subject -> the slots that its messages may go to."""
+        if not self.slots:  # E7
+            return []
         settings = self.info.settings
         subjects = subjects_of(settings)
         if settings.partition_by != "subject_suffix":
@@ -62,6 +69,7 @@ class Captures:
         subscribe: Makes and confirms the subscriptions that are missing.
         detach: Ends one attachment, by its key. What the server had sent was given to the partitions then.
         take_in_sent: Has all that parsed.
+        takes_all: The broker is alone (E7).
     """
 
     def __init__(
@@ -73,7 +81,9 @@ class Captures:
         subscribe: Callable[[], Awaitable[None]],
         detach: Callable[[str], Awaitable[None]],
         take_in_sent: Callable[[], Awaitable[None]],
+        takes_all: bool = False,
     ) -> None:
+        self._takes_all = takes_all
         self._attachments = attachments
         self._flusher = flusher
         self._renew = renew
@@ -98,10 +108,15 @@ class Captures:
             if attachment is None:
                 attachment = self._attachments[key] = Attachment(info, [])
             count = info.settings.partitions if is_hashed else 0
-            gone = [slot for slot in attachment.slots if _is_other(slot, partition)]  # its log was made anew
+            others = [each for each in attachment.coming if each.partition != partition.partition]
+            coming = attachment.coming = [*others, partition]
+            gone = [slot for slot in attachment.slots if _is_other(slot, coming)]  # their logs were made anew
             stays = {slot.partition: slot for slot in attachment.slots if slot not in gone}
+            if self._takes_all and len({*stays, *coming}) < count:  # E7
+                return
+            attachment.coming = []
             gone += [slot for slot in stays.values() if slot.sorted_by != count]  # E5
-            for each in dict.fromkeys((*stays, partition)):
+            for each in dict.fromkeys((*stays, *coming)):
                 if each not in stays or stays[each].sorted_by != count:
                     stays[each] = self._flusher.add(info, each, sorted_by=count)
             attachment.slots = list(stays.values())
@@ -122,8 +137,10 @@ class Captures:
             return
         async with self._lock(key):
             attachment = self._attachments.get(key)
+            if attachment is not None:
+                attachment.coming = [each for each in attachment.coming if each is not partition]
             leaving = [] if attachment is None else [slot for slot in attachment.slots if slot.partition is partition]
-            if attachment is None or not leaving:
+            if attachment is None or (not leaving and (attachment.slots or attachment.coming)):
                 return
             if len(leaving) == len(attachment.slots):
                 await self._detach(key)
@@ -147,5 +164,6 @@ class Captures:
         await self._subscribe()
 
 
-def _is_other(slot: FlushSlot, partition: Partition) -> bool:
-    return slot.partition is not partition and slot.partition.partition == partition.partition
+def _is_other(slot: FlushSlot, coming: Sequence[Partition]) -> bool:
+    """Whether one of the same number is to take its place."""
+    return any(slot.partition is not each and slot.partition.partition == each.partition for each in coming)

@@ -83,6 +83,7 @@ class IntakeDriver:
         loop: asyncio.AbstractEventLoop | None = None,
         tell: Tell = tell_nobody,
         clocks: Clocks = MACHINE,
+        takes_all: bool = False,
     ) -> None:
         self._config = config
         self._clocks, self._tell = clocks, tell
@@ -132,6 +133,7 @@ class IntakeDriver:
             subscribe=self._subscribe_missing,
             detach=self._detach,
             take_in_sent=self._take_in_sent,
+            takes_all=takes_all,
         )
         self._subscribing = asyncio.Lock()
         self._error_shown = ""

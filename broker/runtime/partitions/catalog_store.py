@@ -60,6 +60,8 @@ class CatalogStore:
 
     Args:
         path: The file; need not exist.
+        adopt: Brings what was read up to what this release keeps, before the file is written anew: the commands after
+            it are judged by that, now and when they are read again.
 
     Attributes:
         on_applied: Called after each command, without the lock. It must not wait.
@@ -69,7 +71,7 @@ class CatalogStore:
         StorageFailed, DiskFull: it cannot be read, or not be rewritten; it stays as it was.
     """
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: str, adopt: Callable[[Catalog], None] = lambda catalog: None) -> None:
         self._disk = disk
         self._path = path
         self._lock = threading.Lock()
@@ -89,6 +91,7 @@ class CatalogStore:
                 log.warning("catalog.line_dropped path=%s bytes=%d", path, len(data) - used)
             for line in lines:
                 self._replay(line)
+        adopt(self.catalog)
         try:
             self._renew(frees=True)
         except OSError as error:

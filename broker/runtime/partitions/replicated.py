@@ -51,7 +51,7 @@ from broker.replication.events import (
     TrimAsked,
 )
 from broker.replication.leader import LEADING, Leader
-from broker.runtime.partitions.acks import OWN, Completions, Ticket
+from broker.runtime.partitions.acks import OWN, Completions, Ticket, gone
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.queued_appends import perhaps_done
 from broker.runtime.partitions.replica import Replica
@@ -91,7 +91,9 @@ class ReplicatedPartition(Partition):
         to_others: Callable[[Effect], None],
         pool: SyncExecutor,
         appender: Executor,
+        has_others: bool = True,
     ) -> None:
+        self.has_others = has_others
         core = Leader(me)
         self._tickets = tickets = Completions(core, replica, has_session)
         super().__init__(info, replica, pool=pool, appender=appender, core=core, tell=tickets.tell, to_others=to_others)
@@ -315,6 +317,8 @@ class ReplicatedPartition(Partition):
     # -- appends ---------------------------------------------------------------------------------------------
 
     def _check_ready(self) -> None:
+        if self.removed:
+            raise gone(self.replica)
         if not self._tickets.has_session():
             raise NotReady(f"{self}: this broker has no session with the controller, and may not lead any more")
         if self._core.epoch < self._tickets.least_epoch:
@@ -339,14 +343,15 @@ class ReplicatedPartition(Partition):
 
     def _check_taking(self) -> None:
         """P11, P19."""
-        if self._tickets.served_epoch != self._core.epoch:
+        if self.has_others and self._tickets.served_epoch != self._core.epoch:
             raise NotReady(f"{self}: this broker has just begun to lead, and does not take in messages yet")
         if self._handed_epoch == self._core.epoch:
             raise NotReady(f"{self}: this broker stops, and another one leads in a moment")
 
     def _judge_again(self, sorted_by: int) -> None:
         """P15, P17, P19."""
-        super()._judge_again(sorted_by)
+        if self.has_others:
+            super()._judge_again(sorted_by)
         if sorted_by and self._stopping.as_of is not None:
             raise NotReady(f"{self}: its stream gets more partitions, and takes nothing until every leader knows")
         self._check_taking()

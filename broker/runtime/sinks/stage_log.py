@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, NoReturn
 
 from broker.api.batch import decode_batch, read_header
@@ -235,18 +236,7 @@ class StageLog(HiddenLog):
 
     def epoch_seen(self) -> int:
         """The greatest leader epoch of any note; -1: there is none, or it cannot be read now."""
-        if not self.exists:
-            return -1
-        with self.lock, suppress(LiftlogError, OSError):  # whoever needs the stages is told
-            known = load_epochs(self._disk, self.folder)
-            if known is not None:
-                return known.latest
-            hidden, self._log = self.open(), None
-            try:
-                return hidden.epochs.latest
-            finally:
-                hidden.close(clean=False)
-        return -1
+        return epoch_staged(self._disk, self._main.log, boot_id=self._boot_id) if self.exists else -1
 
     def ready(self, *, wait_s: float = COMMITTED_S) -> StageTable:
         """As `HiddenLog.ready`; there are no others."""
@@ -287,22 +277,10 @@ class StageLog(HiddenLog):
     def open(self) -> PartitionLog:
         """As `HiddenLog.open`."""
         if self._log is None:
-            main = self._main
-            identity = LogIdentity(
-                cluster_id=main.log.state.identity.cluster_id,
-                stream=f"{main.stream}#{FOLDER}",  # no stream has such a name
-                incarnation=main.incarnation,
-                partition=main.partition,
-            )
-            keyring, now_us = main.log.state.settings.keyring, elapsed_us()
-            settings = LogSettings(
-                segment_bytes=SEGMENT_BYTES, is_encrypted=main.log.state.is_encrypted, keyring=keyring
-            )
+            main = self._main.log
             if not self.exists:
-                self._make(identity)
-            self._log = PartitionLog.open(
-                self._disk, self.folder, settings, boot_id=self._boot_id, now_us=now_us, expected=identity
-            )
+                self._make(_identity(main))
+            self._log = _open(self._disk, main, boot_id=self._boot_id)
             self.exists = True
         return self._log
 
@@ -316,7 +294,39 @@ class StageLog(HiddenLog):
         """Close the log."""
         with self.lock:
             if self._log is not None:
-                self._log.close(clean=True)
+                self._log.close(clean=not self._main.removed)
+
+
+def epoch_staged(disk: Disk, main: PartitionLog, *, boot_id: str) -> int:
+    """The greatest leader epoch of any note beside a log that no `StageLog` has open; -1: there is none, or it cannot
+    be read now."""
+    folder = f"{main.state.folder}/{FOLDER}"
+    with suppress(LiftlogError, OSError):  # whoever needs the stages is told
+        if not disk.exists(f"{folder}/{PARTITION_FILE}"):
+            return -1
+        known = load_epochs(disk, folder)
+        if known is not None:
+            return known.latest
+        hidden = _open(disk, main, boot_id=boot_id)
+        try:
+            return hidden.epochs.latest
+        finally:
+            hidden.close(clean=False)
+    return -1
+
+
+def _identity(main: PartitionLog) -> LogIdentity:
+    known = main.state.identity
+    return replace(known, stream=f"{known.stream}#{FOLDER}")  # no stream has such a name
+
+
+def _open(disk: Disk, main: PartitionLog, *, boot_id: str) -> PartitionLog:
+    """The hidden log beside a partition's own."""
+    settings = LogSettings(
+        segment_bytes=SEGMENT_BYTES, is_encrypted=main.state.is_encrypted, keyring=main.state.settings.keyring
+    )
+    folder = f"{main.state.folder}/{FOLDER}"
+    return PartitionLog.open(disk, folder, settings, boot_id=boot_id, now_us=elapsed_us(), expected=_identity(main))
 
 
 def read_table(hidden: PartitionLog) -> StageTable:

@@ -16,6 +16,8 @@ from broker.runtime.cluster.broker import ClusterBroker
 class Part:
     """As much of a broker as this needs."""
 
+    is_alone = False
+
     def __init__(self) -> None:
         self.looks = 0
         self.fails: LiftlogError | None = None

@@ -15,8 +15,8 @@ import pytest
 
 from broker.api.errors import InvalidRequest, NotReady, WrongFolder
 from broker.metadata.member_watch import MemberWatch
+from broker.runtime.cluster.others import Addresses
 from broker.runtime.cluster.plane import plane as plane_module
-from broker.runtime.cluster.plane.plane import Addresses
 from tests.support.planes import DEADLINE_S, Brokers, producer, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]  # these wait for real seconds

@@ -149,7 +149,7 @@ def test_each_round_of_a_broker_looks() -> None:
     looks: list[str] = []
 
     def named(name: str) -> Any:
-        return SimpleNamespace(look=lambda: looks.append(name), note_ends=lambda: None)
+        return SimpleNamespace(look=lambda: looks.append(name), note_ends=lambda: None, open_again=lambda: [])
 
     parts = SimpleNamespace(_replicas=named(""), _modes=named("modes"), _own={each: named(each) for each in "xy"})
     ClusterBroker._each_round(cast("Any", parts))

@@ -645,7 +645,7 @@ def test_a_producer_that_has_just_registered_again_is_not_known_here_yet() -> No
     catalog = Catalog()
     told: list[int] = []
     used = SimpleNamespace(used=lambda of, producer_id: told.append(producer_id))
-    behind = cast(Any, SimpleNamespace(_catalog=catalog, _used_producers=used))
+    behind = cast(Any, SimpleNamespace(_catalog=catalog, _used_producers=used, is_alone=False))
 
     def register() -> None:
         catalog.apply({"v": 1, "kind": "register_producer", "name": "p"})

@@ -21,6 +21,7 @@ from broker.metadata.partition import Place
 from broker.runtime.cluster.replicas import replicas as module
 from broker.runtime.cluster.replicas.placed import Assignment
 from broker.runtime.cluster.replicas.replicas import Replicas
+from broker.runtime.cluster.replicas.told_roles import ToldRoles
 from broker.runtime.cluster.wiring import Host
 from broker.runtime.looping import ThreadLoop
 from tests.support.effort import seeds
@@ -38,7 +39,7 @@ class Noting:
     def __init__(self, host: Any, at: Place, *_: Any, **__: Any) -> None:
         self.at, self.is_gone, self.assigned = at, False, host.assigned
 
-    def assign(self, assigned: Assignment | None) -> None:
+    def assign(self, assigned: Assignment | None, *, is_deleted: bool = False) -> None:
         self.is_gone = assigned is None
         self.assigned[self.at] = assigned
 
@@ -55,7 +56,8 @@ class Service:
 def replicas_of(service: Service) -> tuple[Replicas, dict[Place, Assignment | None]]:
     assigned: dict[Place, Assignment | None] = {}
     pools = dict.fromkeys(("commands", "step_outs", "mending"))
-    host = SimpleNamespace(me="a", service=service, now_ms=lambda: 0, assigned=assigned, make_loop=ThreadLoop, **pools)
+    parts = {**pools, "roles": ToldRoles(), "has_others": True}
+    host = SimpleNamespace(me="a", service=service, now_ms=lambda: 0, assigned=assigned, make_loop=ThreadLoop, **parts)
     return Replicas(cast(Host, host), "pa"), assigned
 
 

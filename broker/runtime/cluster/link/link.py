@@ -209,6 +209,11 @@ class ReplicaLink:
         self._report(at, epoch)
 
     @property
+    def refused(self) -> Counter[str]:
+        """Brokers and strangers that were not let in, by reason."""
+        return self.server.refused
+
+    @property
     def bulk_bytes(self) -> int:
         """How many came here in bulk."""
         return sum(connection.bulk.byte_count for connection in self.connections())

@@ -11,6 +11,7 @@
     plane.stop()
 
 plane.py       The metadata plane of one broker, put together.
+local.py       The plane of a broker that is alone: the catalog is a file of its own.
 thread.py      The thread that owns the Raft node.
 service.py     The catalog for other threads: `execute`, `read`, `subscribe`. Implements `wiring.CatalogService`.
 heart.py       This broker's session: heartbeats, and whether it has one.

@@ -20,7 +20,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.api.errors import InvalidRequest, LiftlogError, NotReady, PortInUse, Retryable
@@ -31,6 +30,7 @@ from broker.metadata.session import slower
 from broker.raft.greeting import listening_ip
 from broker.raft.node import Answer, RaftNode, configuration
 from broker.raft.wire import Voter, over_tls
+from broker.runtime.cluster.others import Addresses
 from broker.runtime.cluster.plane import status
 from broker.runtime.cluster.plane.clock import boot_s
 from broker.runtime.cluster.plane.duties import Duties
@@ -56,15 +56,6 @@ TRY_S: Final = 0.5
 """So often a broker that stops looks whether there is a majority left to tell."""
 STILL_S: Final = 5.0
 """After so long without a tick, /readyz says so."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Addresses:
-    """Where this broker is reached, as the catalog tells others."""
-
-    http: str
-    grpc: str
-    rack: str = ""
 
 
 class Plane:
@@ -100,7 +91,7 @@ class Plane:
         self.refusals = 0  # connections to the Raft port that were cut, and brokers that were not taken
         self._disk, self._folder = disk, folder
         self._options = options or {}
-        self._thread = RaftThread(halt=halt)
+        self._thread: RaftThread[RaftNode] = RaftThread(halt=halt)
         self.service = Catalogs(self._thread)
         self._entrance = Entrance(disk, folder, identity, tell=tell)
         self._heart = Heart(

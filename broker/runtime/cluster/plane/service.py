@@ -34,8 +34,7 @@ from broker.api.errors import DeadlineExceeded, LiftlogError, NotReady, from_pro
 from broker.metadata import group_commands
 from broker.metadata.catalog import Catalog
 from broker.metadata.cluster import Touched
-from broker.raft.node import RaftNode
-from broker.runtime.cluster.plane.thread import RaftThread
+from broker.runtime.cluster.plane.thread import Node, RaftThread
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ PAUSE_S: Final = 0.1
 class Catalogs:
     """See the module. Implements `wiring.CatalogService`."""
 
-    def __init__(self, thread: RaftThread, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, thread: RaftThread[Any], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._thread = thread
         self._clock = clock
         self._catalog = Catalog()
@@ -105,7 +104,7 @@ class Catalogs:
             if timeout_s <= 0:
                 raise NotReady("the command has waited here for too long, and was not carried out", sent=False)
 
-        def submit(node: RaftNode, done: Callable[[Any], None], left_s: float) -> None:
+        def submit(node: Node, done: Callable[[Any], None], left_s: float) -> None:
             try:
                 check()
             except LiftlogError as error:
@@ -130,9 +129,9 @@ class Catalogs:
         """The Raft index up to which the catalog is applied here (V8). NotReady: the broker stops."""
         future: Future[int] = Future()
 
-        def call(node: RaftNode) -> None:
+        def call(node: Node) -> None:
             if future.set_running_or_notify_cancel():
-                future.set_result(node.core.raftLastApplied)
+                future.set_result(node.applied_index)
 
         def lost() -> None:
             if future.set_running_or_notify_cancel():
@@ -152,7 +151,7 @@ class Catalogs:
     def _until(
         self,
         timeout_s: float,
-        submit: Callable[[RaftNode, Callable[[Any], None], float], None],
+        submit: Callable[[Node, Callable[[Any], None], float], None],
         *,
         may_repeat: bool,
     ) -> dict[str, Any]:
@@ -176,12 +175,10 @@ class Catalogs:
             if self._clock() + PAUSE_S >= deadline_s or self._closing.wait(PAUSE_S):
                 raise error
 
-    def _once(
-        self, submit: Callable[[RaftNode, Callable[[Any], None], float], None], deadline_s: float
-    ) -> dict[str, Any]:
+    def _once(self, submit: Callable[[Node, Callable[[Any], None], float], None], deadline_s: float) -> dict[str, Any]:
         future: Future[Any] = Future()
 
-        def call(node: RaftNode) -> None:
+        def call(node: Node) -> None:
             if future.set_running_or_notify_cancel():
                 submit(node, future.set_result, max(0.0, deadline_s - self._clock()))
 

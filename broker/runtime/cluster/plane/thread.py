@@ -16,11 +16,10 @@ import collections
 import logging
 import os
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from broker.api.errors import LiftlogError, NotReady, Overloaded
-from broker.raft.node import RaftNode
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +28,41 @@ CALLS_MAX: Final = 4_096
 CALLS_AT_ONCE: Final = 64
 """Calls between two ticks: a flood of them does not keep the node from its heartbeats."""
 TICK_S: Final = 0.05
-Call = Callable[[RaftNode], None]
 
 
-class RaftThread:
+class Node(Protocol):
+    """What answers for the catalog: a voter or an observer of the group, or the file of a broker that is alone."""
+
+    @property
+    def node_id(self) -> str:
+        """Its name in log lines."""
+
+    @property
+    def applied_index(self) -> int:
+        """So many commands are in the catalog."""
+
+    def submit(
+        self, command: Mapping[str, Any], done: Callable[[Any], None], *, timeout_s: float = ..., timely: bool = ...
+    ) -> None:
+        """As `RaftNode.submit`."""
+
+    def read(self, done: Callable[[Any], None], *, timeout_s: float = ...) -> None:
+        """As `RaftNode.read`."""
+
+    def change_voters(self, change: str, node_id: str, done: Callable[[Any], None]) -> None:
+        """As `RaftNode.change_voters`."""
+
+    def tick(self, wait_s: float = ...) -> None:
+        """Do what is due; wait for more until somebody wakes it, or for so long."""
+
+    def close(self) -> None:
+        """End."""
+
+
+N = TypeVar("N", bound=Node)
+
+
+class RaftThread(Generic[N]):
     """See the module.
 
     Args:
@@ -43,24 +73,24 @@ class RaftThread:
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._halt = halt
         self._tick_s = tick_s
-        self._calls: collections.deque[tuple[Call, Callable[[], None]]] = collections.deque()
+        self._calls: collections.deque[tuple[Callable[[N], None], Callable[[], None]]] = collections.deque()
         self._lock = threading.Lock()  # of `_is_open`, `_calls` and the wakeup
         self._is_open = True
         self._is_stopping = False
-        self._hooks: list[Call] = []
-        self._node: RaftNode | None = None
+        self._hooks: list[Callable[[N], None]] = []
+        self._node: N | None = None
         self._thread = threading.Thread(target=self._run, name="raft", daemon=True)
 
-    def start(self, node: RaftNode) -> None:
+    def start(self, node: N) -> None:
         """Own a node, which was made with `wakeup`."""
         self._node = node
         self._thread.start()
 
-    def each_tick(self, hook: Call) -> None:
+    def each_tick(self, hook: Callable[[N], None]) -> None:
         """Have something called before each tick, on the thread. Before `start` only."""
         self._hooks.append(hook)
 
-    def do(self, call: Call, lost: Callable[[], None] = lambda: None) -> None:
+    def do(self, call: Callable[[N], None], lost: Callable[[], None] = lambda: None) -> None:
         """Have the thread make a call soon; it may not wait for anything. Never waits itself.
 
         Args:
@@ -113,7 +143,7 @@ class RaftThread:
             self._end()
 
     @staticmethod
-    def _make(node: RaftNode, call: Call) -> None:
+    def _make(node: N, call: Callable[[N], None]) -> None:
         try:
             call(node)
         except Exception:  # T4

@@ -65,6 +65,7 @@ class Folders:
         ends: So far the logs went when somebody looked last.
         elapsed_us: The clock of logs (`broker.runtime.elapsed`).
         may_make: Raises DiskFull while there is no room for another log of that stream.
+        epoch_beside: The greatest leader epoch of what is kept beside a log; -1: there is none.
     """
 
     disk: Disk
@@ -75,6 +76,7 @@ class Folders:
     ends: LogEnds
     elapsed_us: Callable[[], int]
     may_make: Callable[[StreamInfo], None] = lambda info: None
+    epoch_beside: Callable[[PartitionLog], int] = lambda opened: -1
     _durable: _Durable = field(default_factory=_Durable, repr=False)
 
     def path(self, name: str, incarnation: str, number: int) -> str:
@@ -85,11 +87,11 @@ class Folders:
         """The settings of a log. `is_sole`: nobody else keeps it, by the catalog (`placed.V10`)."""
         return replace(LogSettings.of(settings, self.settings), is_sole_replica=is_sole)
 
-    def found(self) -> Iterator[LogIdentity]:
+    def found(self, *, needs_all: bool = True) -> Iterator[LogIdentity]:
         """The replicas of this cluster that have a folder whose identity can be read. OSError passes through.
 
         Raises:
-            UnknownFormatVersion: a later release has written a folder.
+            UnknownFormatVersion: a later release has written a folder, and all are needed.
         """
         disk = self.disk
         for name in _entries(disk, self.root):
@@ -100,9 +102,9 @@ class Folders:
                         continue
                     try:
                         identity = read_identity(disk, folder)
-                    except UnknownFormatVersion:
-                        raise
-                    except LiftlogError:
+                    except LiftlogError as error:
+                        if needs_all and isinstance(error, UnknownFormatVersion):
+                            raise
                         continue
                     said = (identity.cluster_id, identity.stream, identity.incarnation, str(identity.partition))
                     if said == (self.cluster_id, name, incarnation, number):

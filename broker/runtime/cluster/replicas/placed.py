@@ -40,10 +40,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Final
 
-from broker.api.errors import DiskFull, KeyMissing, LiftlogError, NotLeader
+from broker.api.errors import CorruptLog, DiskFull, KeyMissing, LiftlogError, NotLeader
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.growth import GrowthStage
 from broker.metadata.partition import PartitionState, Place
@@ -57,6 +58,7 @@ from broker.runtime.cluster.wiring import FollowerDriver, Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.disk import NO_DESCRIPTORS
 from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogIdentity
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +96,14 @@ class Stepping:
     since_ms: int
 
 
+def tell_shut(stream: str, number: int, error: LiftlogError, *, is_alone: bool, again: bool = False) -> None:
+    """Say that a log is kept shut. Whoever asks for it gets this error, and it is not said again then."""
+    error.fields |= {"stream": stream, "partition": number, "offline": True}
+    if not again:
+        event = "stream.offline stream=%s partition=%d" if is_alone else "replica.shut partition=%s/%d"
+        log.error(f"{event} reason=%s error=%s", stream, number, error.reason, error)
+
+
 class PlacedReplica:
     """See the module. Thread-safe.
 
@@ -128,7 +138,7 @@ class PlacedReplica:
         mender: Mender,
         *,
         is_old: bool = False,
-        shut: str | None = None,
+        shut: LiftlogError | None = None,
     ) -> None:
         self.at = at
         self.partition: ReplicatedPartition | None = None
@@ -137,6 +147,8 @@ class PlacedReplica:
         self.is_damaged = self.is_fresh = self.is_gone = False
         self.is_old = is_old
         self.shut = shut
+        self.obstacle: LiftlogError | None = None  # why it is not served yet; it is tried again
+        self._reopening: Future[None] | None = None
         self._host = host
         self._name = name
         self._found = found
@@ -174,8 +186,10 @@ class PlacedReplica:
         is_well = follower is not None and self.stepping is None and not self.is_damaged
         return follower.agreed_epoch if follower is not None and is_well else -1
 
-    def assign(self, assigned: Assignment | None) -> None:
-        """Take this role, in turns; None: this broker has no such replica any more."""
+    def assign(self, assigned: Assignment | None, *, is_deleted: bool = False) -> None:
+        """Take this role, in turns; None: this broker has no such replica any more. `is_deleted`: nor has any."""
+        if is_deleted and self.partition is not None:
+            self.partition.replica.note_removed()
         with self._lock:
             before, self._assigned = self._assigned, assigned
             self._was_removed |= assigned is None
@@ -341,7 +355,7 @@ class PlacedReplica:
         stepping = self.stepping or self._former
         if stepping is not None and self._incarnation > stepping.incarnation:
             self._stepped_out(stepping.why)
-        if self.shut is not None:  # V11
+        if self.shut is not None and not self._open_shut(assigned):  # V11
             return True
         partition = self.partition or self._open(assigned)
         if partition is None:
@@ -368,6 +382,43 @@ class PlacedReplica:
             self._forget_aside()
         return is_done
 
+    def open_again(self) -> Future[None]:
+        """Try, in a turn, to open a log that is kept shut, and that nobody else keeps. Done when it was tried."""
+        with self._lock:
+            done = self._reopening = self._reopening or Future[None]()
+        self._turns.ask()
+        return done
+
+    def _open_shut(self, assigned: Assignment) -> bool:
+        with self._lock:
+            asked, self._reopening = self._reopening, None
+        if asked is None:
+            return False
+        try:
+            if assigned.state.replicas != (self._host.me,):
+                return False
+            folders = self._host.folders
+            identity = LogIdentity(
+                cluster_id=folders.cluster_id, stream=self._name, incarnation=self.at[0], partition=self.at[1]
+            )
+            opened = folders.open(identity, folders.log_settings(assigned.info.settings, is_sole=True))
+            if opened.epochs.latest >= assigned.state.leader_epoch:
+                opened.close(clean=False)
+                raise CorruptLog(
+                    f"{self} has records of leader epoch {opened.epochs.latest}, the broker leads under"
+                    f" {assigned.state.leader_epoch}: the folder or the catalog was restored; restart the broker"
+                )
+            self._found, self.shut = opened, None
+            log.info("stream.online stream=%s partition=%d", self._name, self.at[1])
+            return True
+        except LiftlogError as error:
+            is_known = self.shut is not None and self.shut.reason == error.reason
+            tell_shut(self._name, self.at[1], error, is_alone=not self._host.has_others, again=is_known)
+            self.shut = error
+            return False
+        finally:
+            asked.set_result(None)
+
     def _note_others(self, partition: ReplicatedPartition, state: PartitionState) -> bool:
         """V10. Returns whether it is done."""
         settings, is_sole = partition.log.state.settings, state.replicas == (self._host.me,)
@@ -391,11 +442,14 @@ class PlacedReplica:
             partition.lead(epoch, state)
         except DiskFull as error:
             log.warning("replica.cannot_lead partition=%s epoch=%d error=%s", self, epoch, error)
+            self.obstacle = error
             return False
         except LiftlogError as error:
             log.error("replica.cannot_lead partition=%s epoch=%d error=%s", self, epoch, error)
+            self.obstacle = error
             self._begin_step_out("fsync")
             return True
+        self.obstacle = None
         self._host.roles.note("leads", self, epoch, ",".join(state.isr))
         return True
 
@@ -441,15 +495,13 @@ class PlacedReplica:
                 found = None
             opened = found or host.folders.create(assigned.info, number)
         except LiftlogError as error:
-            log.warning("replica.not_made partition=%s error=%s", self, error)
-            self._again_ms = min(2 * self._again_ms, SELDOM_MS)
+            self._cannot_open(error)
             return None
         try:
             partition = self._take(assigned, opened, is_new=found is None)
         except KeyMissing as error:  # it was opened before the catalog told that it is encrypted
-            log.warning("replica.not_made partition=%s error=%s", self, error)
+            self._cannot_open(error)
             self._found = opened
-            self._again_ms = min(2 * self._again_ms, SELDOM_MS)
             return None
         except Exception:  # V9
             log.exception("replica.turn_bug partition=%s", self)
@@ -457,6 +509,10 @@ class PlacedReplica:
             return None
         self.partition, self._again_ms = partition, AGAIN_MS
         return partition
+
+    def _cannot_open(self, error: LiftlogError) -> None:
+        log.warning("replica.not_made partition=%s error=%s", self, error)
+        self.obstacle, self._again_ms = error, min(2 * self._again_ms, SELDOM_MS)
 
     def _take(self, assigned: Assignment, opened: PartitionLog, *, is_new: bool) -> ReplicatedPartition:
         host = self._host
@@ -473,6 +529,7 @@ class PlacedReplica:
             to_others=self._effects.do,
             pool=host.sync_pool,
             appender=host.appender,
+            has_others=host.has_others,
         )
         self._info = assigned.info
         self._follower = host.wiring.follower(self.at, partition, self.step_out)
@@ -486,6 +543,8 @@ class PlacedReplica:
             mending.close()
         self._capturing.end()
         if partition is not None:
+            if partition.removed:
+                partition.note_removed()
             partition.depose()
             partition.replica.note_closed()
         if self._follower is not None:

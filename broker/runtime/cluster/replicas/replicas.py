@@ -39,6 +39,9 @@ G18  A log whose own keys are lost, or another log's, is kept shut: nothing open
     so others lead, and an operator may choose it once it opens. So it is with a folder that the catalog places nowhere
     here, if the master key for it is not here: nobody else's start waits for that. While the catalog is rescued the
     start fails instead: another log would be taken for the one that has most (G7).
+G19  A broker that is alone keeps each log shut that it cannot open, and that the catalog names, also where its folder
+    is missing: a copy that is only half restored must not begin anew. What the disk refused is tried again in each
+    round; all else by a command that concerns the stream (`open_again`), or by the next start.
 G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
 """
 
@@ -47,10 +50,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from broker.api.errors import DiskFull, KeyMissing, LiftlogError, StorageFailed, UnknownFormatVersion, WrongKeys
+from broker.api.errors import (
+    DiskFull,
+    KeyMissing,
+    LiftlogError,
+    Retryable,
+    StorageFailed,
+    UnknownFormatVersion,
+    WrongKeys,
+)
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.cluster import Touched
@@ -62,10 +74,11 @@ from broker.replication.messages import Incarnation
 from broker.runtime.cluster.asks import Asks, BatchedAsks
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.replicas.mending import Mender
-from broker.runtime.cluster.replicas.placed import Assignment, PlacedReplica, Stepping
+from broker.runtime.cluster.replicas.placed import Assignment, PlacedReplica, Stepping, tell_shut
 from broker.runtime.cluster.wiring import Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogIdentity
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +132,7 @@ class Replicas:
         self._replicas: dict[Place, PlacedReplica] = {}
         self._found: dict[Place, tuple[str, PartitionLog]] = {}
         self._old: set[Place] = set()  # of those (G13)
-        self._shut: dict[Place, tuple[str, str]] = {}  # found, and not open: the stream, and why (G18)
+        self._shut: dict[Place, tuple[str, LiftlogError]] = {}  # found, and not open: the stream, and why (G18)
         self._seen: dict[Place, Assignment | None] = {}  # what each was assigned last
         self._ending: set[Place] = set()  # assigned nothing any more, and not gone yet
         self._leftovers: frozenset[Place] = frozenset()
@@ -157,7 +170,8 @@ class Replicas:
         folders.ends.load()
         catalog = self._host.service.catalog
         infos = {info.incarnation: info for info in list(catalog.streams.values())}
-        for identity in list(folders.found()):
+        there = list(folders.found(needs_all=self._host.has_others))
+        for identity in (*there, *self._missing(there)):
             at = identity.incarnation, identity.partition
             info = infos.get(identity.incarnation)
             if info is not None and not catalog.cluster.places_of(identity.incarnation):
@@ -169,20 +183,11 @@ class Replicas:
             )
             try:
                 opened = folders.open(identity, settings)
-            except KeyMissing as error:
-                is_placed = state is not None and self._host.me in state.replicas
-                is_lost = isinstance(error, WrongKeys)  # else this process lacks the master key
-                if (is_placed and not is_lost) or catalog.cluster.rescue is not None:
-                    raise
-                self._keep_shut(at, identity.stream, str(error), found, state)
-                continue
-            except (DiskFull, UnknownFormatVersion):  # nothing of it is lost
-                raise
-            except LiftlogError as error:  # the catalog takes it for lost, and it begins anew
-                who = catalog.cluster.who()
-                if isinstance(error, StorageFailed) and state is not None and state.needs(self._host.me, who):
-                    raise
-                log.error("replica.cannot_open partition=%s/%d error=%s", identity.stream, identity.partition, error)
+            except LiftlogError as error:
+                if self._stays_shut(error, state):
+                    self._keep_shut(at, identity.stream, error, found, state)
+                else:
+                    log.error("replica.cannot_open partition=%s/%d error=%s", identity.stream, at[1], error)
                 continue
             self._found[at] = identity.stream, opened
             found.sound.setdefault(identity.incarnation, []).append(identity.partition)
@@ -192,13 +197,34 @@ class Replicas:
             if opened.state.is_behind:
                 end = opened.state.log_end_offset
                 log.error("replica.behind partition=%s/%d end=%d", identity.stream, identity.partition, end)
-            found.epoch_seen = max(found.epoch_seen, opened.epochs.latest)
+            found.epoch_seen = max(found.epoch_seen, opened.epochs.latest, folders.epoch_beside(opened))
         self._has_opened = True
         return found
 
-    def _keep_shut(self, at: Place, stream: str, why: str, found: FoundReplicas, state: PartitionState | None) -> None:
+    def _stays_shut(self, error: LiftlogError, state: PartitionState | None) -> bool:
+        """Whether a log that cannot be opened is kept shut (G18, G19). False: the catalog takes it for lost, and it
+        begins anew. Raises the error where this broker must not start without (G8)."""
+        cluster = self._host.service.catalog.cluster
+        if isinstance(error, KeyMissing):
+            is_placed = state is not None and self._host.me in state.replicas
+            is_lost = isinstance(error, WrongKeys)  # else this process lacks the master key
+            if self._host.has_others and ((is_placed and not is_lost) or cluster.rescue is not None):
+                raise error
+            return True
+        if not self._host.has_others and state is not None and state.knows_log_of(self._host.me):
+            return True
+        is_whole = isinstance(error, DiskFull | UnknownFormatVersion)  # nothing of it is lost
+        if is_whole or (
+            isinstance(error, StorageFailed) and state is not None and state.needs(self._host.me, cluster.who())
+        ):
+            raise error
+        return False
+
+    def _keep_shut(
+        self, at: Place, stream: str, why: LiftlogError, found: FoundReplicas, state: PartitionState | None
+    ) -> None:
         """G18. The only member of both sets stays one: to go on without it an operator has to say so."""
-        log.error("replica.shut partition=%s/%d error=%s", stream, at[1], why)
+        tell_shut(stream, at[1], why, is_alone=not self._host.has_others)
         self._shut[at] = stream, why
         found.sound.setdefault(at[0], []).append(at[1])
         if state is None or {*state.isr, *state.last_isr} != {self._host.me}:
@@ -378,7 +404,7 @@ class Replicas:
         known = info.name if info is not None else catalog.deleted.get(at[0])
         is_over = at in self._seen and self._seen[at] is None
         if not is_over and (at in self._replicas or known is not None):
-            self._assign(at, known or "", None)
+            self._assign(at, known or "", None, is_deleted=at[0] in catalog.deleted)
 
     def _name_unknown(self) -> None:
         """G6."""
@@ -387,7 +413,7 @@ class Replicas:
             names = [f"{name}/{number}" for (_, number), name in unknown.items()]
             log.warning("replica.unknown count=%d partitions=%s", len(names), names)
 
-    def _assign(self, at: Place, name: str, assigned: Assignment | None) -> None:
+    def _assign(self, at: Place, name: str, assigned: Assignment | None, *, is_deleted: bool = False) -> None:
         with self._taking:  # G17
             if self._has_stopped:
                 return
@@ -395,7 +421,7 @@ class Replicas:
         self._seen[at] = assigned
         if assigned is None:
             self._ending.add(at)
-        replica.assign(assigned)
+        replica.assign(assigned, is_deleted=is_deleted)
 
     def _add(self, at: Place, name: str) -> PlacedReplica:
         shut_name, shut = self._shut.pop(at, (name, None))
@@ -414,7 +440,43 @@ class Replicas:
         )
         return replica
 
-    def shut(self) -> dict[Place, str]:
+    def open_again(self, incarnation: str | None = None) -> list[Future[None]]:
+        """Try once more to open sole logs that are kept shut: those of a stream, or what the disk had refused (G19)."""
+        return [
+            replica.open_again()
+            for replica in self.replicas()
+            if replica.shut is not None
+            and (replica.at[0] == incarnation if incarnation is not None else isinstance(replica.shut, Retryable))
+        ]
+
+    def _missing(self, there: Iterable[LogIdentity]) -> list[LogIdentity]:
+        """Logs of a broker that is alone that have no folder which names them (G19)."""
+        if self._host.has_others:
+            return []
+        catalog, me, known = self._host.service.catalog, self._host.me, {(i.incarnation, i.partition) for i in there}
+        names = {info.incarnation: info.name for info in catalog.streams.values()}
+        return [
+            LogIdentity(
+                cluster_id=self._host.folders.cluster_id, stream=names[at[0]], incarnation=at[0], partition=at[1]
+            )
+            for at, state in catalog.cluster.partitions.items()
+            if at not in known and state.knows_log_of(me)
+        ]
+
+    def is_settled(self, at: Place) -> bool:
+        """Whether a partition that is led here is read and appended to, or it is known why it is not."""
+        replica = self._replicas.get(at)
+        if replica is None:
+            return False
+        is_served = replica.partition is not None and replica.partition.end is not None
+        return is_served or replica.shut is not None or replica.obstacle is not None
+
+    def unserved(self) -> dict[str, str]:
+        """The streams of which a log cannot be served here, and why."""
+        found = ((str(replica).partition("/")[0], replica.shut or replica.obstacle) for replica in self.replicas())
+        return {f"stream {name}": str(why) for name, why in found if why is not None}
+
+    def shut(self) -> dict[Place, LiftlogError]:
         """The logs that are kept shut, and why (G18)."""
         placed = {replica.at: replica.shut for replica in self.replicas() if replica.shut is not None}
         return {at: why for at, (_, why) in list(self._shut.items())} | placed

@@ -18,23 +18,22 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from broker.api.errors import LiftlogError, NotReady
 from broker.api.stream import StreamSettings, stages_of
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.partition import PartitionState, Place
+from broker.runtime.cluster.sinks.hidden import ReplicatedStageLog
 from broker.runtime.cluster.wiring import CatalogService
 from broker.runtime.elapsed import wall_us
 from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.sinks.stage_log import SEGMENT_BYTES
+from broker.runtime.sinks.stage_log import SEGMENT_BYTES, HiddenLog
 from broker.runtime.waiting import THREADS, Waits
 
 log = logging.getLogger(__name__)
 
-WAIT_S: Final = 10.0
-"""So long a driver's first stage waits for the companion; the first election may take 5 s."""
 PAUSE_S: Final = 0.25
 LOOK_S: Final = 0.02
 REPLICAS: Final = 3
@@ -75,6 +74,21 @@ class Companions:
         self._find = find
         self._lock = threading.Lock()
         self._asked_s: dict[Place, float] = {}  # B3: not before
+
+    in_folder = False
+
+    def log_of(self, main: ReplicatedPartition, companion: ReplicatedPartition) -> HiddenLog:
+        """The log of its stages."""
+        return ReplicatedStageLog(main, companion, clock=self._now_us)
+
+    def may_have(self, incarnation: str, partition: int) -> bool:
+        """Whether anything may be staged in a partition."""
+        return self.known(incarnation) is not None
+
+    def numbers(self, info: StreamInfo) -> Sequence[int]:
+        """The partitions of a stream that have a companion."""
+        companion = self.known(info.incarnation)
+        return range(0 if companion is None else companion.settings.partitions)
 
     def known(self, incarnation: str) -> StreamInfo | None:
         """The companion of a stream, by the catalog; None: nothing was ever staged for it."""

@@ -38,9 +38,8 @@ from broker.api.errors import LiftlogError, NotLeader, NotReady, StaleIncarnatio
 from broker.api.stream import COMMITS_STREAM
 from broker.metadata.catalog import Catalog
 from broker.metadata.partition import Place
+from broker.runtime.cluster.others import StagePlaces
 from broker.runtime.cluster.plane.service import Catalogs
-from broker.runtime.cluster.sinks.beside import WAIT_S, Companions
-from broker.runtime.cluster.sinks.hidden import ReplicatedStageLog
 from broker.runtime.cluster.sinks.questions import RemoteStages, answer, question_of
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.elapsed import elapsed_us
@@ -66,6 +65,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CALL_THREADS: Final = 8
+WAIT_S: Final = 10.0
+"""So long a driver's first stage waits for the companion; the first election may take 5 s."""
 PEER_THREADS: Final = 8
 PARTITION_THREADS: Final = 8
 ROUND_S: Final = 2.0
@@ -110,6 +111,13 @@ class _Over(Exception):
     """What was asked is another broker's to answer by now (K9)."""
 
 
+def _close(store: StageStore) -> None:
+    try:
+        store.close()
+    except (LiftlogError, OSError) as error:  # its files are closed, without a clean mark
+        log.warning("partition.close_failed partition=%s error=%s", store, error)
+
+
 class PlacedSinks:
     """See the module. Implements `SinksView` and `stores.Stores`.
 
@@ -131,7 +139,7 @@ class PlacedSinks:
         me: str,
         streams: PlacedStreams,
         service: Catalogs,
-        companions: Companions,
+        companions: StagePlaces,
         *,
         loop: asyncio.AbstractEventLoop,
         limits: StageLimits,
@@ -191,6 +199,9 @@ class PlacedSinks:
         self._rounds.stop()
         for executor in (self._calls, self._answers, self._spread):
             executor.shutdown(wait=True)
+        for known in list(self._stores.values()):
+            for store in known.values():
+                _close(store)
 
     def coordinator(self) -> Sinks:
         """The coordinator, if this broker leads `__commits` (K1).
@@ -224,7 +235,8 @@ class PlacedSinks:
                 del self._coordinators[partition]
             for at, known in list(self._stores.items()):
                 if all(main.replica.is_closed for main, _ in known):
-                    del self._stores[at]
+                    for store in self._stores.pop(at).values():
+                        _close(store)
 
     def _round(self) -> float:
         """Returns in how many seconds the next one is due."""
@@ -256,13 +268,20 @@ class PlacedSinks:
         return self._stages(stream, info.incarnation, partition)
 
     def stores(self) -> Sequence[Stages]:
-        """Those that have a companion."""
-        found: list[Stages] = []
-        for info in self._streams.infos():
-            companion = self._companions.known(info.incarnation)
-            for number in range(0 if companion is None else companion.settings.partitions):
-                found.append(self._stages(info.name, info.incarnation, number))
-        return found
+        """Those of partitions in which anything may be staged."""
+        return [
+            self._stages(info.name, info.incarnation, number)
+            for info in self._streams.infos()
+            for number in self._companions.numbers(info)
+        ]
+
+    def staged_in(self, partition: Partition) -> StageStore | None:
+        """The stages beside a partition that are in no partition of their own, as far as they are open."""
+        if not self._companions.in_folder:
+            return None
+        with self._lock:
+            known = list(self._stores.get((partition.incarnation, partition.partition), {}).items())
+        return next((store for (main, _), store in known if main is partition and store.exists), None)
 
     def is_gone(self, stream: str, incarnation: str) -> bool:
         """As `Stores.is_gone` (K4)."""
@@ -331,7 +350,7 @@ class PlacedSinks:
 
     def floor(self, incarnation: str, partition: int) -> int | None:
         """From which offset on nothing is let go of a partition that is led here (K3)."""
-        if self._companions.known(incarnation) is None:
+        if not self._companions.may_have(incarnation, partition):
             return None
         with self._lock:
             known = list(self._stores.get((incarnation, partition), {}).items())
@@ -354,7 +373,9 @@ class PlacedSinks:
             known = self._stores.get(at, {})
             found = known.get((main, companion))
             if found is None:
-                hidden = ReplicatedStageLog(main, companion, clock=self._clock)
+                for store in [store for (of, _), store in known.items() if of.replica.is_closed]:
+                    _close(store)  # a folder must not be open twice
+                hidden = self._companions.log_of(main, companion)
                 finishing = next((store.finishing for (each, _), store in known.items() if each is main), None)
                 found = StageStore(
                     main, hidden, self._limits, clock=self._clock, elapsed=self._elapsed, finishing=finishing
@@ -383,7 +404,8 @@ class PlacedSinks:
                 elsewhere.append(partition)
                 continue
             put.append((store, put_with_room(store, self._silences, batches, **part)[1]))
-        make_all_durable(put)
+        if not self._companions.in_folder:  # else the commit makes them durable (`stages.G7`)
+            make_all_durable(put)
         return elsewhere
 
     @property

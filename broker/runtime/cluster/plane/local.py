@@ -1,0 +1,281 @@
+"""The metadata plane of a broker that is alone: a cluster of one, whose catalog is a file of this broker's own.
+
+    any thread ─► Catalogs ─► the catalog's thread ─► CatalogStore: judge, write, fsync, apply ─► subscribers
+
+L1  There is no session that could lapse: nobody else could lead meanwhile. It begins with the registration.
+L2  What an earlier release kept without places is placed here, on this broker, as the file is read, and before it is
+    written anew: commands after that are judged by it, now and at each later start.
+L3  Folders of deleted streams that are left go before anything is opened (`orphans.O1`). Where there are folders and no
+    catalog nothing starts (`orphans.O3`).
+L4  Members of consumer groups that fall silent are ended here, as a controller does it.
+L5  Nothing is told to be lost: a log that is would be removed, and begin anew. What cannot be opened is kept shut
+    (`replicas.G19`), and is sound for the catalog.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from broker.api.errors import CorruptLog, LiftlogError, NotSupported
+from broker.metadata.catalog import COMMAND_VERSION, Catalog
+from broker.metadata.cluster import FEATURE_LEVEL
+from broker.metadata.member_lives import MemberLives
+from broker.metadata.partition import PartitionState, Place
+from broker.runtime.cluster.others import CATALOG_FILE, Addresses, Home
+from broker.runtime.cluster.plane.service import Catalogs
+from broker.runtime.cluster.plane.thread import RaftThread
+from broker.runtime.elapsed import elapsed_us
+from broker.runtime.partitions.catalog_store import CatalogStore
+from broker.runtime.partitions.orphans import remove_orphans, require_catalog
+from broker.storage.disk import Disk
+from broker.storage.folder import STREAMS_FOLDER
+
+log = logging.getLogger(__name__)
+
+MEMBERS_MS: Final = 500
+"""Between two looks at the members of groups."""
+TICK_S: Final = 0.25
+"""So long the thread sleeps where nobody wakes it."""
+
+
+class LocalNode:
+    """The only voter of a cluster of one. Implements `thread.Node`."""
+
+    def __init__(self, broker_id: str, store: CatalogStore, wakeup: int, applied: Callable[[Mapping[str, Any]], None]):
+        self.node_id = broker_id
+        self.applied_index = 0
+        self.store = store
+        self._wakeup, self._applied = wakeup, applied
+
+    def tick(self, wait_s: float = 0.0) -> None:
+        """See `thread.Node`."""
+        if select.select([self._wakeup], [], [], wait_s)[0]:
+            os.eventfd_read(self._wakeup)
+
+    def submit(
+        self, command: Mapping[str, Any], done: Callable[[Any], None], *, timeout_s: float = 0.0, timely: bool = False
+    ) -> None:
+        """Carry a command out."""
+        try:
+            result = {"ok": self.store.execute(command)}
+        except LiftlogError as error:
+            done(error if error.fields.get("sent") else {"error": error.to_problem()})
+            return
+        self.applied_index += 1
+        self._applied(command)
+        done(result)
+
+    def read(self, done: Callable[[Any], None], *, timeout_s: float = 0.0) -> None:
+        """All that was acknowledged is here."""
+        done({"ok": {}})
+
+    def change_voters(self, change: str, node_id: str, done: Callable[[Any], None]) -> None:
+        """There is one."""
+        done({"error": NotSupported("this broker is alone: it has no voters to change").to_problem()})
+
+    def close(self) -> None:
+        """Close the file."""
+        self.store.close()
+
+
+class LocalPlane:
+    """See the module. As `plane.Plane`, but for the others.
+
+    Args:
+        home: The file of the catalog is in its folder, and need not exist.
+        now_ms: A clock that never goes back.
+
+    Raises:
+        CorruptLog, StorageFailed, DiskFull: as `CatalogStore`; L3.
+    """
+
+    refusals = 0
+
+    def __init__(
+        self,
+        broker_id: str,
+        home: Home,
+        *,
+        now_ms: Callable[[], int] = lambda: elapsed_us() // 1000,
+    ) -> None:
+        self._me = broker_id
+        self.process = uuid.uuid4().hex
+        self._thread: RaftThread[LocalNode] = RaftThread(halt=home.halt, tick_s=TICK_S)
+        self.service = Catalogs(self._thread)
+        self.registration = 0
+        self._session_changed = home.session_changed
+        self._is_over = False
+        disk, path, root = home.disk, f"{home.folder}/{CATALOG_FILE}", f"{home.folder}/{STREAMS_FOLDER}"
+        require_catalog(disk, path, root)
+        store = CatalogStore(disk, path, partial(adopt, me=broker_id))
+        _finish_deletions(disk, root, store, home.cluster_id)
+        self._node = LocalNode(
+            broker_id, store, self._thread.wakeup, lambda command: self.service.applied(store.catalog, command)
+        )
+        self.service.applied(store.catalog, None)
+        self._now_ms = now_ms
+        self._lives, self._looked_ms = MemberLives(), now_ms()
+        self._heard: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
+
+    # -- start and stop ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take commands."""
+        self._looked_ms = self._now_ms()
+        self._thread.each_tick(self._look_at_members)
+        self._thread.start(self._node)
+
+    def register(
+        self,
+        addresses: Addresses,
+        *,
+        sound: Mapping[str, list[int]] | None = None,
+        behind: Mapping[str, list[int]] | None = None,
+        epoch_seen: int = -1,
+    ) -> int:
+        """As `Plane.register`.
+
+        Raises:
+            CorruptLog: L5. StorageFailed, DiskFull: the disk refuses.
+        """
+        sound = sound or {}
+        lost = [
+            at
+            for at, state in self.service.catalog.cluster.partitions.items()
+            if state.knows_log_of(self._me) and at[1] not in sound.get(at[0], ())
+        ]
+        if lost:
+            raise CorruptLog(
+                f"{len(lost)} logs were neither opened nor kept shut, the first: {lost[0]}", partitions=lost
+            )
+        said = self.service.execute(
+            {
+                "v": COMMAND_VERSION,
+                "kind": "register_broker",
+                "request_id": f"register/{self.process}",
+                "broker_id": self._me,
+                "incarnation": self.process,
+                "http": addresses.http,
+                "grpc": addresses.grpc,
+                "rack": addresses.rack,
+                "feature_level_max": FEATURE_LEVEL,
+                "sound": dict(sound),
+                "behind": dict(behind or {}),
+                "epoch_seen": epoch_seen,
+            }
+        )
+        self.registration = int(said["registration"])
+        self._thread.do(lambda _: self._session_changed(True))
+        return self.registration
+
+    def hand_over(self) -> None:
+        """There is nobody."""
+
+    def leave(self) -> None:
+        """No session any more."""
+        self._is_over = True
+
+    def stop(self) -> None:
+        """As `leave`, and take no more commands. From any thread, and again."""
+        self.leave()
+        self.service.close()
+        self._thread.stop()
+
+    # -- what there is ----------------------------------------------------------------------------------------
+
+    def has_session(self) -> bool:
+        """L1. From any thread; does not wait."""
+        return self.registration > 0 and not self._is_over
+
+    def obstacle(self) -> str:
+        """Nothing is in the way of a decision that is this broker's."""
+        return ""
+
+    def report_leader(self, at: Place, leader_epoch: int) -> None:
+        """No other leader is there to be reported."""
+
+    def status(self, *, timeout_s: float = 2.0) -> dict[str, Any]:
+        """As `Plane.status`."""
+        catalog = self.service.catalog
+        led = sum(state.leader == self._me for state in list(catalog.cluster.partitions.values()))
+        return {
+            "cluster_id": "",
+            "feature_level": catalog.cluster.feature_level,
+            "controller": self._me,
+            "answered_by": {"broker_id": self._me, "has_session": self.has_session(), "connections_refused": 0},
+            "voters": [],
+            "observers": [],
+            "brokers": [
+                {
+                    "broker_id": broker,
+                    "http": info.http,
+                    "grpc": info.grpc,
+                    "raft": "",
+                    "rack": info.rack,
+                    "registration": info.registration,
+                    "is_live": info.is_live,
+                    "is_stopping": info.is_stopping,
+                    "feature_level_max": info.feature_level_max,
+                    "partitions_led": led,
+                }
+                for broker, info in sorted(dict(catalog.brokers).items())
+            ],
+        }
+
+    # -- members of groups (L4) -------------------------------------------------------------------------------
+
+    def member_heard(self, group: str, member: str, session: int) -> None:
+        """A member of a consumer group lives. From any thread; does not wait."""
+        with self._lock:
+            self._heard[group, member] = session
+
+    def _look_at_members(self, node: LocalNode) -> None:
+        now_ms = self._now_ms()
+        if now_ms < self._looked_ms + MEMBERS_MS:
+            return
+        with self._lock:
+            heard, self._heard = self._heard, {}
+        if (hung_ms := now_ms - self._looked_ms - 2 * MEMBERS_MS) > 0:
+            self._lives.hung(hung_ms, now_ms)
+        self._looked_ms = now_ms
+        for (group, member), session in heard.items():
+            self._lives.heard(group, member, session, now_ms)
+        for group, members in self._lives.lapsed(self.service.catalog.groups, now_ms).items():
+            command = {"v": COMMAND_VERSION, "kind": "end_members", "name": group, "members": members, "expired": True}
+            node.submit(command, partial(_ended, group, sorted(members)))
+
+
+def _ended(group: str, members: list[str], result: Any) -> None:
+    if isinstance(result, LiftlogError) or "error" in result:
+        log.warning("groups.not_ended group=%s error=%s", group, result)
+    else:
+        log.info("groups.ended group=%s members=%s", group, ",".join(members))
+
+
+def _finish_deletions(disk: Disk, root: str, store: CatalogStore, cluster_id: str) -> None:
+    """L3."""
+    catalog = store.catalog
+    known = {(info.name, info.incarnation) for info in catalog.streams.values()}
+    deleted = {(name, incarnation) for incarnation, name in catalog.deleted.items()}
+    gone = remove_orphans(disk, root, cluster_id=cluster_id, known=known, deleted=deleted)
+    if gone:
+        incarnations = [incarnation for _, incarnation in gone]
+        store.execute({"v": COMMAND_VERSION, "kind": "forget_deleted", "incarnations": incarnations})
+
+
+def adopt(catalog: Catalog, *, me: str) -> None:
+    """L2. Each partition without a place is on this broker, in sync, and has a log."""
+    cluster = catalog.cluster
+    cluster.feature_level = max(cluster.feature_level, FEATURE_LEVEL)
+    state = PartitionState(replicas=(me,), isr=(me,), opened=(me,), leader_epoch=max(1, catalog.epoch_last))
+    for info in catalog.streams.values():
+        for number in range(info.settings.partitions):
+            cluster.partitions.setdefault((info.incarnation, number), state)

@@ -1,0 +1,55 @@
+"""Stages of a broker that is alone: in a folder beside each log (`stage_log.StageLog`), not in further partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from broker.metadata.catalog import StreamInfo
+from broker.metadata.partition import Place
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.runtime.sinks.stage_log import HiddenLog, StageLog, is_staged
+from broker.storage.disk import Disk, disk_errors
+
+
+class StagesHere:
+    """As `beside.Companions`: what is beside a partition is the partition itself.
+
+    Args:
+        find: The partition that is open here.
+        boot_id: As `PartitionLog.open` takes it.
+        clock: Microseconds since 1970 UTC.
+    """
+
+    in_folder = True
+
+    def __init__(
+        self,
+        disk: Disk,
+        find: Callable[[Place], ReplicatedPartition | None],
+        *,
+        boot_id: str,
+        clock: Callable[[], int],
+    ) -> None:
+        self._disk, self._find = disk, find
+        self._boot_id, self._clock = boot_id, clock
+
+    def of(self, main: ReplicatedPartition, *, wait_s: float = 0.0) -> ReplicatedPartition:
+        """See the class."""
+        return main
+
+    def log_of(self, main: ReplicatedPartition, companion: ReplicatedPartition) -> HiddenLog:
+        """The log of its stages."""
+        with disk_errors(f"looking for stages of {main}"):
+            return StageLog(self._disk, main, boot_id=self._boot_id, clock=self._clock)
+
+    def may_have(self, incarnation: str, partition: int) -> bool:
+        """Whether anything was ever staged in a partition. StorageFailed: the disk does not say."""
+        main = self._find((incarnation, partition))
+        if main is None:
+            return False
+        with disk_errors(f"looking for stages of {main}"):
+            return is_staged(self._disk, main)
+
+    def numbers(self, info: StreamInfo) -> Sequence[int]:
+        """The partitions of a stream in which anything was ever staged."""
+        return [number for number in range(info.settings.partitions) if self.may_have(info.incarnation, number)]

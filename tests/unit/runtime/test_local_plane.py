@@ -1,0 +1,242 @@
+"""Goal: the catalog of a broker that is alone is that of a cluster of one, also where an earlier release has made it:
+nothing of it is lost, and each later start finds what was answered.
+
+Method: the plane on the fake disk, which forgets what was not synced; a lone catalog beside it, made as before.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from broker.api.errors import CorruptLog, DiskFull, LiftlogError, NotReady, NotSupported
+from broker.metadata.catalog import Catalog
+from broker.runtime.cluster.others import CATALOG_FILE, Addresses, Home
+from broker.runtime.cluster.plane.local import MEMBERS_MS, LocalPlane
+from broker.runtime.partitions.catalog_store import CatalogStore
+from broker.storage.segments.checkpoint import LogIdentity, write_identity
+from tests.support.processes import eventually
+from tests.support.simdisk import MODES, SimDisk
+
+ADDRESSES = Addresses(http="127.0.0.1:9293", grpc="127.0.0.1:9294")
+PATH = f"/data/{CATALOG_FILE}"
+
+
+class Time:
+    ms = 1_000
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+@pytest.fixture
+def halted() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def plane_of(halted: list[str]) -> Iterator[Callable[..., LocalPlane]]:
+    made: list[LocalPlane] = []
+
+    def make(disk: SimDisk, **options: Any) -> LocalPlane:
+        home = Home(
+            disk=disk,
+            folder="/data",
+            cluster_id="c1",
+            halt=halted.append,
+            session_changed=lambda is_open: None,
+            controller_changed=lambda: None,
+            waits_for=lambda text: None,
+        )
+        made.append(LocalPlane("a", home, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+    assert not halted
+
+
+def new_disk() -> SimDisk:
+    disk = SimDisk()
+    disk.makedirs("/data")
+    return disk
+
+
+def creation(name: str, partitions: int = 1, **more: Any) -> dict[str, Any]:
+    settings = {"subject": None, "partitions": partitions}
+    stream = {"name": name, "incarnation": f"i-{name}", "created_us": 1, "settings": settings}
+    return {"v": 1, "kind": "create_stream", **stream, **more}
+
+
+def kept(disk: SimDisk) -> Catalog:
+    """A lone broker of an earlier release has led two streams, and has deleted one whose folder may be there."""
+    store = CatalogStore(disk, PATH)
+    for command in (creation("s", 2), creation("t"), creation("gone")):
+        store.execute(command)
+    for life in ("p1", "p2"):
+        registration = {"http": "h", "grpc": "g", "epoch_seen": -1, "broker_id": "a", "incarnation": life}
+        store.execute({"v": 1, "kind": "register_broker", **registration})
+    store.execute({"v": 1, "kind": "delete_stream", "name": "gone"})
+    assert not store.catalog.cluster.partitions or store.catalog.streams["s"].settings.partitions == 2
+    store.close()
+    return store.catalog
+
+
+def begin(plane: LocalPlane, sound: dict[str, list[int]] | None = None) -> Catalog:
+    plane.start()
+    plane.register(ADDRESSES, sound=sound or {}, epoch_seen=-1)
+    return plane.service.catalog
+
+
+def test_streams_of_an_earlier_release_are_placed_here_and_led_in_a_new_epoch(
+    plane_of: Callable[..., LocalPlane],
+) -> None:
+    disk = new_disk()
+    before = kept(disk)
+    catalog = begin(plane_of(disk), {"i-s": [0, 1], "i-t": [0]})
+    assert {name: info.settings for name, info in catalog.streams.items()} == {
+        name: info.settings for name, info in before.streams.items()
+    }
+    states = catalog.cluster.partitions
+    assert sorted(states) == [("i-s", 0), ("i-s", 1), ("i-t", 0)]
+    for state in states.values():
+        assert (state.leader, state.replicas, state.isr) == ("a", ("a",), ("a",))
+        assert state.leader_epoch > before.epoch_last, "no epoch is used by two lives"
+
+
+@pytest.mark.parametrize("end", ["kill", *MODES])
+def test_each_start_finds_what_was_answered_before(plane_of: Callable[..., LocalPlane], end: Any) -> None:
+    """Commands after the adoption are judged by it when they are read again, too."""
+    disk = new_disk()
+    kept(disk)
+    plane = plane_of(disk)
+    begin(plane, {"i-s": [0, 1], "i-t": [0]})
+    for command in (
+        creation("new", 3, replication_factor=1),
+        {"v": 1, "kind": "add_partitions", "name": "s", "partitions": 4},
+        {"v": 1, "kind": "delete_stream", "name": "t"},
+    ):
+        plane.service.execute(command)
+    answered = plane.service.catalog.snapshot()
+    after = disk.after_kill() if end == "kill" else disk.after_crash(end)
+    again = plane_of(after)
+    assert again.service.catalog.snapshot() == answered
+
+
+def test_it_has_a_session_from_its_registration_until_it_leaves(plane_of: Callable[..., LocalPlane]) -> None:
+    plane = plane_of(new_disk())
+    assert not plane.has_session()
+    begin(plane)
+    assert plane.has_session()
+    plane.leave()
+    assert not plane.has_session()
+    plane.stop()
+    with pytest.raises(NotReady):
+        plane.service.execute(creation("late"))
+
+
+def test_no_log_is_told_to_be_lost(plane_of: Callable[..., LocalPlane]) -> None:
+    """The catalog would have it removed, and begin anew."""
+    disk = new_disk()
+    kept(disk)
+    plane = plane_of(disk)
+    plane.start()
+    before = plane.service.catalog.snapshot()
+    with pytest.raises(CorruptLog, match="1 logs were neither opened nor kept shut, the first: \\('i-t', 0\\)"):
+        plane.register(ADDRESSES, sound={"i-s": [0, 1]}, epoch_seen=-1)
+    assert plane.service.catalog.snapshot() == before
+    assert not plane.has_session()
+
+
+def test_a_command_that_the_disk_refuses_has_no_effect(plane_of: Callable[..., LocalPlane]) -> None:
+    disk = new_disk()
+    plane = plane_of(disk)
+    catalog = begin(plane)
+    disk.fail("write", errno.ENOSPC, path=CATALOG_FILE, times=100)
+    with pytest.raises(DiskFull):
+        plane.service.execute(creation("big"), timeout_s=0.5)
+    assert "big" not in catalog.streams
+    disk.heal()
+    plane.service.execute(creation("big"))
+    assert "big" in catalog.streams
+
+
+def test_who_subscribes_is_called_once_for_all_and_then_for_what_has_changed(
+    plane_of: Callable[..., LocalPlane],
+) -> None:
+    plane = plane_of(new_disk())
+    begin(plane)
+    seen: list[Any] = []
+    plane.service.subscribe(lambda: seen.append(plane.service.touched and set(plane.service.touched.streams)))
+    eventually(lambda: seen == [None])
+    plane.service.execute(creation("s"))
+    eventually(lambda: len(seen) == 2)
+    assert seen[1] == {"i-s"}
+
+
+def test_folders_without_a_catalog_stop_the_start(plane_of: Callable[..., LocalPlane]) -> None:
+    disk = new_disk()
+    disk.makedirs("/data/streams/s/i-s/0")
+    with pytest.raises(CorruptLog, match="restore it from a backup"):
+        plane_of(disk)
+
+
+def test_the_folder_of_a_deleted_stream_goes_at_the_start_and_no_other(plane_of: Callable[..., LocalPlane]) -> None:
+    disk = new_disk()
+    kept(disk)
+    for name in ("gone", "stranger"):
+        folder = f"/data/streams/{name}/i-{name}/0"
+        disk.makedirs(folder)
+        write_identity(disk, folder, LogIdentity(cluster_id="c1", stream=name, incarnation=f"i-{name}", partition=0))
+        disk.open(f"{folder}/00000000000000000000.arrows", create=True).close()
+    catalog = plane_of(disk).service.catalog
+    assert not disk.exists("/data/streams/gone/i-gone")
+    assert disk.exists("/data/streams/stranger/i-stranger/0")
+    assert not catalog.deleted
+
+
+def test_members_that_fall_silent_are_ended(plane_of: Callable[..., LocalPlane]) -> None:
+    time = Time()
+    plane = plane_of(new_disk(), now_ms=time)
+    catalog = begin(plane)
+    plane.service.execute(creation("s"))
+    joined = [
+        plane.service.execute(
+            {"v": 1, "kind": "join_group", "name": "g", "member": member, "streams": ["s"], "timeout_ms": 6_000}
+        )
+        for member in ("quiet", "well")
+    ]
+    session = joined[1]["session"]
+    for _ in range(16):
+        time.ms += MEMBERS_MS
+        plane.member_heard("g", "well", session)
+        looked = threading.Event()
+        plane._thread.do(lambda _, looked=looked: looked.set())  # type: ignore[misc]
+        assert looked.wait(60)
+    eventually(lambda: sorted(catalog.groups.named["g"].members) == ["well"], what="the silent one to be ended")
+
+
+def test_nobody_votes(plane_of: Callable[..., LocalPlane]) -> None:
+    plane = plane_of(new_disk())
+    begin(plane)
+    with pytest.raises(NotSupported):
+        plane.service.change_voters("add", "b")
+    status = plane.status()
+    assert (status["controller"], status["voters"], [each["broker_id"] for each in status["brokers"]]) == (
+        "a",
+        [],
+        ["a"],
+    )
+
+
+def test_a_broken_catalog_is_no_start(plane_of: Callable[..., LocalPlane]) -> None:
+    disk = new_disk()
+    kept(disk)
+    disk.flip(PATH, 100)
+    with pytest.raises(LiftlogError):
+        plane_of(disk)
