@@ -391,6 +391,8 @@ class PlacedControl:
 
     def _check(self, settings: StreamSettings) -> None:
         """X3."""
+        if self._service.catalog.cluster.is_of_one:
+            return
         if settings.group is not None and settings.partitions > 1 and settings.partition_by != "subject_suffix":
             raise InvalidSetting(
                 f"group={settings.group!r} with partition_by={settings.partition_by} and {settings.partitions}"

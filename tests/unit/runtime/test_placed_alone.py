@@ -11,13 +11,17 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import LiftlogError, StorageFailed
 from broker.metadata.partition import Place
+from broker.runtime.cluster.replicas.replicas import Replicas
+from broker.runtime.cluster.sinks.here import StagesHere
 from broker.runtime.cluster.streams import PlacedStreams
+from broker.storage.log import PartitionLog
 from tests.support.placed import US, Node, ScriptedCatalog, node
 from tests.support.processes import eventually
 from tests.unit.runtime.test_placed import append
@@ -171,3 +175,127 @@ def test_a_copy_that_has_a_later_epoch_than_the_catalog_waits_for_a_restart(
         [tried] = three.replicas.open_again("i-s")
         tried.result(60)
         assert three.leading(AT).log.state.log_end_offset == 2
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_that_an_older_copy_of_the_catalog_does_not_name_stays_as_it_is(
+    tmp_path: Path, catalog: ScriptedCatalog
+) -> None:
+    """G20. Its open would cut a torn end off. Behind that may be acknowledged records."""
+    folder = a_former_life(tmp_path, catalog)
+    [segment] = folder.glob("*.arrows")
+    with segment.open("ab") as file:
+        file.write(b"a torn end" * 100)
+    before = contents(folder)
+    with alone(tmp_path, ScriptedCatalog(), "p2") as two:
+        found = two.start()
+        assert found.sound == {}
+    assert contents(folder) == before
+
+
+def test_a_log_is_its_streams_also_where_the_catalog_is_from_before_it_had_heard_of_it(
+    tmp_path: Path, catalog: ScriptedCatalog
+) -> None:
+    """V8. A copy of the catalog from between the creation of a stream and the report that its log is there."""
+    folder = a_former_life(tmp_path, catalog)
+    older = ScriptedCatalog()
+    with alone(tmp_path / "else", older, "p0") as other:
+        other.start()
+    create(older, "s")
+    assert not older.state(AT).opened
+    with alone(tmp_path, older, "p2") as two:
+        two.start()
+        assert two.leading(AT).log.state.log_end_offset == 1
+        eventually(lambda: older.state(AT).opened == (US,))
+        assert not list(folder.parent.glob("*.aside"))
+
+
+def test_a_start_does_not_wait_for_what_is_deleted_meanwhile(tmp_path: Path, catalog: ScriptedCatalog) -> None:
+    a_former_life(tmp_path, catalog)
+    with alone(tmp_path, catalog, "p2") as two:
+        assert not two.replicas.is_settled(AT)
+        two.start()
+        two.leading(AT)
+        catalog.apply(kind="delete_stream", name="s")
+        assert two.replicas.is_settled(AT)
+        eventually(lambda: two.replicas.replica(AT) is None, what="it to go")
+        assert two.replicas.is_settled(AT)
+
+
+def test_who_has_asked_to_open_a_log_is_answered_also_where_it_is_deleted(
+    tmp_path: Path, catalog: ScriptedCatalog
+) -> None:
+    damaged(a_former_life(tmp_path, catalog))
+    with alone(tmp_path, catalog, "p2") as two:
+        two.start()
+        replica = two.replicas.replica(AT)
+        assert replica is not None
+        catalog.apply(kind="delete_stream", name="s")
+        replica.open_again().result(10)
+
+
+def test_who_asked_and_is_gone_ends_it_for_nobody(tmp_path: Path, catalog: ScriptedCatalog) -> None:
+    """Whoever awaits a future, and is gone, cancels it."""
+    folder = a_former_life(tmp_path, catalog)
+    folder.rename(tmp_path / "away")
+    with alone(tmp_path, catalog, "p2") as two:
+        two.start()
+        (tmp_path / "away").rename(folder)
+        [tried] = two.replicas.open_again("i-s")
+        assert not tried.cancel()
+        tried.result(10)
+        assert two.leading(AT).log.state.log_end_offset == 1
+
+
+def test_a_log_whose_stages_have_a_later_epoch_waits_for_a_restart(tmp_path: Path, catalog: ScriptedCatalog) -> None:
+    """What is beside a log counts as the log does (`test_a_copy_that_has_a_later_epoch_than_the_catalog...`)."""
+    folder = a_former_life(tmp_path, catalog)
+    folder.rename(tmp_path / "away")
+    with alone(tmp_path, catalog, "p2") as two:
+        folders = replace(two.host.folders, epoch_beside=lambda opened: 1_000 * (opened.state.identity.stream == "s"))
+        two.replicas = Replicas(replace(two.host, folders=folders), "p2")
+        two.start()
+        (tmp_path / "away").rename(folder)
+        [tried] = two.replicas.open_again("i-s")
+        tried.result(10)
+        assert "restart the broker" in str(two.replicas.shut()[AT])
+
+
+def test_a_log_that_cannot_be_led_is_led_later_and_ends_no_broker(
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nobody who could lead in its place: to step out would end the process."""
+    a_former_life(tmp_path, catalog)
+    errors = [StorageFailed("made to fail"), StorageFailed("made to fail")]
+    lead = PartitionLog.lead
+
+    def fails(log: PartitionLog, leader_epoch: int) -> int:
+        if log.state.identity.stream == "s" and errors:
+            raise errors.pop()
+        return lead(log, leader_epoch)
+
+    monkeypatch.setattr(PartitionLog, "lead", fails)
+    with alone(tmp_path, catalog, "p2") as two:
+        two.start()
+        append(two.leading(AT))
+        assert not errors
+        assert "step_out" not in catalog.kinds()
+        assert not two.halted
+
+
+def test_nothing_is_let_go_of_a_log_whose_stages_nobody_can_look_for(tmp_path: Path, catalog: ScriptedCatalog) -> None:
+    """The cleaner may still have a partition that was just closed: its stages may pin what it has."""
+    with alone(tmp_path, catalog, "p1") as one:
+        one.start()
+        [at] = create(catalog, "s")
+        one.leading(at)
+        stages = StagesHere(one.disk, one.replicas.partition, boot_id="boot", clock=lambda: 1)
+        info = catalog.catalog.streams["s"]
+        assert not stages.may_have(*at)
+        assert not stages.numbers(info)
+    closed = StagesHere(one.disk, one.replicas.partition, boot_id="boot", clock=lambda: 1)
+    assert closed.may_have(*at)
+    assert not closed.numbers(info)

@@ -42,7 +42,7 @@ from broker.runtime.cluster.operating.samples import cluster_samples
 from broker.runtime.cluster.replicas import replicas as replicas_module
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.config.configuration import load
-from tests.support.placed import Cluster, Node, node
+from tests.support.placed import Cluster, Node, ScriptedCatalog, node
 from tests.support.processes import eventually
 from tests.unit.runtime.test_partition import Waiter, rows
 from tests.unit.runtime.test_placed import make_leader, taken
@@ -514,6 +514,22 @@ def test_a_group_with_one_partition_gets_no_others(
     """X3."""
     cluster.create("g", subject="g", partition_by="key", group="g")
     assert "share of all" in str(refusal(lambda: run(control.add_partitions("g", 2))))
+
+
+def test_a_broker_that_is_alone_gets_all_of_a_group(tmp_path: Path, run: Any) -> None:
+    """X3 is of several: there is nobody else who would get a share."""
+    catalog = ScriptedCatalog()
+    with node(tmp_path, catalog, "p1", has_others=False) as one:
+        one.start()
+        streams = PlacedStreams("a", lambda: catalog.catalog, one.replicas, has_session=lambda: True)
+        control = PlacedControl(
+            load(None, {}), catalog, streams, loop=run.loop, on_change=lambda: None, may_change=lambda: True
+        )
+        control.begin()
+        values = {"subject": "g", "partitions": 2, "partition_by": "key", "group": "g"}
+        assert run(control.create_stream("g", values))[1]
+        assert run(control.alter_stream("g", {"retention_ms": 5_000})).settings.retention_ms == 5_000
+        assert run(control.add_partitions("g", 3)).settings.partitions == 3
 
 
 def run_twice(run: Any, control: PlacedControl) -> tuple[int, int]:

@@ -87,11 +87,11 @@ class Folders:
         """The settings of a log. `is_sole`: nobody else keeps it, by the catalog (`placed.V10`)."""
         return replace(LogSettings.of(settings, self.settings), is_sole_replica=is_sole)
 
-    def found(self, *, needs_all: bool = True) -> Iterator[LogIdentity]:
+    def found(self) -> Iterator[LogIdentity]:
         """The replicas of this cluster that have a folder whose identity can be read. OSError passes through.
 
         Raises:
-            UnknownFormatVersion: a later release has written a folder, and all are needed.
+            UnknownFormatVersion: a later release has written a folder.
         """
         disk = self.disk
         for name in _entries(disk, self.root):
@@ -102,9 +102,9 @@ class Folders:
                         continue
                     try:
                         identity = read_identity(disk, folder)
-                    except LiftlogError as error:
-                        if needs_all and isinstance(error, UnknownFormatVersion):
-                            raise
+                    except UnknownFormatVersion:
+                        raise
+                    except LiftlogError:
                         continue
                     said = (identity.cluster_id, identity.stream, identity.incarnation, str(identity.partition))
                     if said == (self.cluster_id, name, incarnation, number):
@@ -122,6 +122,10 @@ class Folders:
         log = PartitionLog.open(disk, folder, settings, boot_id=boot_id, now_us=self.elapsed_us(), expected=identity)
         self.ends.watch((identity.incarnation, identity.partition), log)
         return log
+
+    def epoch_seen(self, opened: PartitionLog) -> int:
+        """The greatest leader epoch of a log and of what is kept beside it; -1: it has none."""
+        return max(opened.epochs.latest, self.epoch_beside(opened))
 
     def create(self, info: StreamInfo, number: int) -> PartitionLog:
         """A new, empty log where none may be (D1, D2).

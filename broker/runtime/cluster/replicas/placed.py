@@ -22,7 +22,8 @@ V5  A damaged replica leads on, or rests: it follows nobody, as it would report 
 V7  A leader that is assigned another leadership, or none, answers nobody from then on, also before its turn.
 V8  A log that a process finds at its start is the replica's only if the catalog knows one there. Else it is moved
     aside: the replica has stepped out of it for damage, and the former process did not live to see that; or it was
-    moved away, its broker was removed, and the others have let go since of what would come back with it.
+    moved away, its broker was removed, and the others have let go since of what would come back with it. Where there
+    are no others it is the stream's all the same: the catalog was restored from before it had heard of the log.
 V9  A fault of ours in a turn is followed by another turn. A log that was found stays found until it is taken: with a
     new log in its place an in-sync replica would lead with nothing, and the others would cut all that they have.
 V10  A replica that the catalog knows no other of does with its log what a broker does that is alone: what is damaged is
@@ -44,7 +45,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Final
 
-from broker.api.errors import CorruptLog, DiskFull, KeyMissing, LiftlogError, NotLeader
+from broker.api.errors import CorruptLog, DiskFull, LiftlogError, NotLeader
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.growth import GrowthStage
 from broker.metadata.partition import PartitionState, Place
@@ -299,18 +300,27 @@ class PlacedReplica:
     def close(self) -> None:
         """The broker stops. The log is marked clean."""
         self._turns.end()
+        with self._lock:
+            reopening, self._reopening = self._reopening, None
+        if reopening is not None:  # no turn comes
+            reopening.set_result(None)
         self._close(clean=True)
 
     # -- a turn ----------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        with self._lock:
+            reopening, self._reopening = self._reopening, None
         try:
-            self._turn()
+            self._turn(is_asked=reopening is not None)
         except Exception:  # V9
             self._is_unfinished = True
             raise
+        finally:
+            if reopening is not None:
+                reopening.set_result(None)
 
-    def _turn(self) -> None:
+    def _turn(self, *, is_asked: bool) -> None:
         with self._lock:
             assigned, was_removed, self._was_removed = self._assigned, self._was_removed, False
             self._is_unfinished = False
@@ -326,7 +336,7 @@ class PlacedReplica:
             return
         self.is_gone = False
         self.is_fresh &= assigned.was_left
-        if not self._adopt(assigned):
+        if not self._adopt(assigned, is_asked=is_asked):
             self._is_unfinished = True
         if (why := self._take_cause()) is not None:
             self._begin_step_out(why)
@@ -348,14 +358,15 @@ class PlacedReplica:
             self._life += 1
             self._cause = None
 
-    def _adopt(self, assigned: Assignment) -> bool:
-        """Take the role that the state gives. Returns whether nothing has to be tried again."""
+    def _adopt(self, assigned: Assignment, *, is_asked: bool) -> bool:
+        """Take the role that the state gives. Returns whether nothing has to be tried again. `is_asked`: to open what
+        is kept shut."""
         state, me = assigned.state, self._host.me
         self._incarnation = assigned.registration, state.step_outs_of(me)
         stepping = self.stepping or self._former
         if stepping is not None and self._incarnation > stepping.incarnation:
             self._stepped_out(stepping.why)
-        if self.shut is not None and not self._open_shut(assigned):  # V11
+        if self.shut is not None and not (is_asked and self._open_shut(assigned)):  # V11
             return True
         partition = self.partition or self._open(assigned)
         if partition is None:
@@ -385,15 +396,14 @@ class PlacedReplica:
     def open_again(self) -> Future[None]:
         """Try, in a turn, to open a log that is kept shut, and that nobody else keeps. Done when it was tried."""
         with self._lock:
-            done = self._reopening = self._reopening or Future[None]()
+            done = self._reopening
+            if done is None:
+                done = self._reopening = Future()
+                done.set_running_or_notify_cancel()  # of several who wait, one that goes ends it for nobody
         self._turns.ask()
         return done
 
     def _open_shut(self, assigned: Assignment) -> bool:
-        with self._lock:
-            asked, self._reopening = self._reopening, None
-        if asked is None:
-            return False
         try:
             if assigned.state.replicas != (self._host.me,):
                 return False
@@ -402,10 +412,10 @@ class PlacedReplica:
                 cluster_id=folders.cluster_id, stream=self._name, incarnation=self.at[0], partition=self.at[1]
             )
             opened = folders.open(identity, folders.log_settings(assigned.info.settings, is_sole=True))
-            if opened.epochs.latest >= assigned.state.leader_epoch:
+            if (seen := folders.epoch_seen(opened)) >= assigned.state.leader_epoch:
                 opened.close(clean=False)
                 raise CorruptLog(
-                    f"{self} has records of leader epoch {opened.epochs.latest}, the broker leads under"
+                    f"{self} has records of leader epoch {seen}, the broker leads under"
                     f" {assigned.state.leader_epoch}: the folder or the catalog was restored; restart the broker"
                 )
             self._found, self.shut = opened, None
@@ -416,8 +426,6 @@ class PlacedReplica:
             tell_shut(self._name, self.at[1], error, is_alone=not self._host.has_others, again=is_known)
             self.shut = error
             return False
-        finally:
-            asked.set_result(None)
 
     def _note_others(self, partition: ReplicatedPartition, state: PartitionState) -> bool:
         """V10. Returns whether it is done."""
@@ -439,14 +447,16 @@ class PlacedReplica:
         self._rest_follower()
         self._led_in = self._life
         try:
+            if not self._host.has_others and partition.log.state.failure is not None:
+                partition.log.recover(partition.replica.elapsed_us())
             partition.lead(epoch, state)
-        except DiskFull as error:
-            log.warning("replica.cannot_lead partition=%s epoch=%d error=%s", self, epoch, error)
-            self.obstacle = error
-            return False
         except LiftlogError as error:
-            log.error("replica.cannot_lead partition=%s epoch=%d error=%s", self, epoch, error)
+            is_tried_again = isinstance(error, DiskFull) or not self._host.has_others  # nobody else could lead
+            level = logging.WARNING if is_tried_again else logging.ERROR
+            log.log(level, "replica.cannot_lead partition=%s epoch=%d error=%s", self, epoch, error)
             self.obstacle = error
+            if is_tried_again:
+                return False
             self._begin_step_out("fsync")
             return True
         self.obstacle = None
@@ -489,7 +499,7 @@ class PlacedReplica:
         host, number = self._host, self.at[1]
         found, self._found = self._found, None
         try:
-            if found is not None and not assigned.state.knows_log_of(host.me):  # V8
+            if found is not None and host.has_others and not assigned.state.knows_log_of(host.me):  # V8
                 log.warning("replica.disowned partition=%s end=%d", self, found.state.log_end_offset)
                 found.close(clean=False)
                 found = None
@@ -499,7 +509,7 @@ class PlacedReplica:
             return None
         try:
             partition = self._take(assigned, opened, is_new=found is None)
-        except KeyMissing as error:  # it was opened before the catalog told that it is encrypted
+        except LiftlogError as error:  # as it was opened before the catalog told that it is encrypted
             self._cannot_open(error)
             self._found = opened
             return None

@@ -42,6 +42,8 @@ G18  A log whose own keys are lost, or another log's, is kept shut: nothing open
 G19  A broker that is alone keeps each log shut that it cannot open, and that the catalog names, also where its folder
     is missing: a copy that is only half restored must not begin anew. What the disk refused is tried again in each
     round; all else by a command that concerns the stream (`open_again`), or by the next start.
+G20  A broker that is alone opens no folder that its catalog does not name: to open one may cut its end off, and the
+    catalog may be an older copy than the folder (`orphans.O1` names them).
 G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
 """
 
@@ -61,6 +63,7 @@ from broker.api.errors import (
     Retryable,
     StorageFailed,
     UnknownFormatVersion,
+    WrongFolder,
     WrongKeys,
 )
 from broker.api.stream import settings_from
@@ -170,8 +173,7 @@ class Replicas:
         folders.ends.load()
         catalog = self._host.service.catalog
         infos = {info.incarnation: info for info in list(catalog.streams.values())}
-        there = list(folders.found(needs_all=self._host.has_others))
-        for identity in (*there, *self._missing(there)):
+        for identity in list(folders.found()) if self._host.has_others else self._named():
             at = identity.incarnation, identity.partition
             info = infos.get(identity.incarnation)
             if info is not None and not catalog.cluster.places_of(identity.incarnation):
@@ -186,7 +188,7 @@ class Replicas:
             except LiftlogError as error:
                 if self._stays_shut(error, state):
                     self._keep_shut(at, identity.stream, error, found, state)
-                else:
+                elif not isinstance(error, WrongFolder):  # else its creation was cut off before there was one
                     log.error("replica.cannot_open partition=%s/%d error=%s", identity.stream, at[1], error)
                 continue
             self._found[at] = identity.stream, opened
@@ -197,7 +199,7 @@ class Replicas:
             if opened.state.is_behind:
                 end = opened.state.log_end_offset
                 log.error("replica.behind partition=%s/%d end=%d", identity.stream, identity.partition, end)
-            found.epoch_seen = max(found.epoch_seen, opened.epochs.latest, folders.epoch_beside(opened))
+            found.epoch_seen = max(found.epoch_seen, folders.epoch_seen(opened))
         self._has_opened = True
         return found
 
@@ -211,9 +213,9 @@ class Replicas:
             if self._host.has_others and ((is_placed and not is_lost) or cluster.rescue is not None):
                 raise error
             return True
-        if not self._host.has_others and state is not None and state.knows_log_of(self._host.me):
-            return True
         is_whole = isinstance(error, DiskFull | UnknownFormatVersion)  # nothing of it is lost
+        if not self._host.has_others and state is not None:
+            return is_whole or state.knows_log_of(self._host.me)
         if is_whole or (
             isinstance(error, StorageFailed) and state is not None and state.needs(self._host.me, cluster.who())
         ):
@@ -449,25 +451,23 @@ class Replicas:
             and (replica.at[0] == incarnation if incarnation is not None else isinstance(replica.shut, Retryable))
         ]
 
-    def _missing(self, there: Iterable[LogIdentity]) -> list[LogIdentity]:
-        """Logs of a broker that is alone that have no folder which names them (G19)."""
-        if self._host.has_others:
-            return []
-        catalog, me, known = self._host.service.catalog, self._host.me, {(i.incarnation, i.partition) for i in there}
+    def _named(self) -> list[LogIdentity]:
+        """The logs of a broker that is alone, by its catalog alone (G19, G20)."""
+        catalog, me = self._host.service.catalog, self._host.me
         names = {info.incarnation: info.name for info in catalog.streams.values()}
         return [
             LogIdentity(
                 cluster_id=self._host.folders.cluster_id, stream=names[at[0]], incarnation=at[0], partition=at[1]
             )
             for at, state in catalog.cluster.partitions.items()
-            if at not in known and state.knows_log_of(me)
+            if me in state.replicas
         ]
 
     def is_settled(self, at: Place) -> bool:
-        """Whether a partition that is led here is read and appended to, or it is known why it is not."""
+        """Whether a partition that is led here is read and appended to, or it is known why it is not; or is deleted."""
         replica = self._replicas.get(at)
-        if replica is None:
-            return False
+        if replica is None or at not in self._host.service.catalog.cluster.partitions:
+            return at not in self._host.service.catalog.cluster.partitions
         is_served = replica.partition is not None and replica.partition.end is not None
         return is_served or replica.shut is not None or replica.obstacle is not None
 

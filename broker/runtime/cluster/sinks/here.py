@@ -43,13 +43,16 @@ class StagesHere:
             return StageLog(self._disk, main, boot_id=self._boot_id, clock=self._clock)
 
     def may_have(self, incarnation: str, partition: int) -> bool:
-        """Whether anything was ever staged in a partition. StorageFailed: the disk does not say."""
+        """Whether anything may have been staged in a partition: nobody knows of one that is not open, or that was just
+        closed while somebody looks after it. StorageFailed: the disk does not say."""
         main = self._find((incarnation, partition))
-        if main is None:
-            return False
-        with disk_errors(f"looking for stages of {main}"):
-            return is_staged(self._disk, main)
+        return main is None or self._is_staged(main)
 
     def numbers(self, info: StreamInfo) -> Sequence[int]:
-        """The partitions of a stream in which anything was ever staged."""
-        return [number for number in range(info.settings.partitions) if self.may_have(info.incarnation, number)]
+        """The open partitions of a stream in which anything was ever staged."""
+        mains = ((number, self._find((info.incarnation, number))) for number in range(info.settings.partitions))
+        return [number for number, main in mains if main is not None and self._is_staged(main)]
+
+    def _is_staged(self, main: ReplicatedPartition) -> bool:
+        with disk_errors(f"looking for stages of {main}"):
+            return is_staged(self._disk, main)
