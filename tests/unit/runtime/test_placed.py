@@ -6,6 +6,7 @@ Method: real logs on a real disk, real threads, the real catalog; other brokers 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import threading
 import time
@@ -295,6 +296,21 @@ def test_what_was_sent_before_a_pause_is_taken_in_before_the_partition_refuses(
     one.recorded.begun[-1].set_result(None)
     assert not partition.goes_by.paused
     assert not partition.is_changing
+
+
+def test_a_capture_that_ends_with_its_broker_while_it_begins_leaves_no_traceback(
+    led: tuple[Node, Cluster, Place], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, cluster, at = led
+    cluster.apply(kind="set_state", name="s", paused=True)
+    eventually(lambda: one.partition(at).goes_by.paused, what="the pause")
+    one.recorded.may_begin.clear()
+    begun = len(one.recorded.begun)
+    cluster.apply(kind="set_state", name="s", paused=False)
+    eventually(lambda: one.recorded.begun[begun:], what="the next capture")
+    one.recorded.begun[-1].cancel()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert one.partition(at).goes_by.paused, "nothing is taken in"
 
 
 def test_a_fence_comes_to_the_partition_and_nothing_else_changes(led: tuple[Node, Cluster, Place]) -> None:

@@ -92,6 +92,8 @@ class Capturing:
         self, partition: ReplicatedPartition, epoch: int, info: StreamInfo, done: Future[None] | None = None
     ) -> None:
         """Messages are taken in under these settings, or there are none."""
+        if done is not None and done.cancelled():
+            return  # the broker stops
         error = None if done is None else done.exception()
         if error is not None:
             log.error("replica.not_captured partition=%s error=%r", partition, error)
