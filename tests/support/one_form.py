@@ -11,12 +11,18 @@ from broker.cli.main import main as liftlog
 from broker.runtime import broker
 from broker.runtime.cluster.alone import Alone
 from broker.runtime.cluster.broker import ClusterBroker
+from broker.runtime.config.configuration import Config
+
+
+def one_form(config: Config) -> ClusterBroker:
+    """Such a broker, in this process."""
+    return ClusterBroker(config, Alone)
 
 
 def main() -> None:
     """See the module."""
     made = broker._made
-    broker._made = lambda config: made(config) if config.cluster.voters else ClusterBroker(config, Alone)
+    broker._made = lambda config: made(config) if config.cluster.voters else one_form(config)
     liftlog()
 
 

@@ -149,6 +149,7 @@ class ClusterBroker(Assembled):
             halt=halt,
             now_ms=lambda: time.monotonic_ns() // 1_000_000,
             has_others=not self.is_alone,
+            closing=lambda partition: self.sinks.forget(partition),
         )
         self._replicas = Replicas(host, plane.process)
         self._streams = PlacedStreams(

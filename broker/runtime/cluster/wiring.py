@@ -156,6 +156,7 @@ class Host:
         now_ms: A clock that never goes back.
         roles: What is to be said of their roles.
         has_others: Whether other brokers may keep the same; False: this one is alone.
+        closing: Called with a partition whose log is about to be closed; must not fail.
     """
 
     me: str
@@ -177,3 +178,4 @@ class Host:
     now_ms: Callable[[], int]
     roles: ToldRoles = field(default_factory=ToldRoles)
     has_others: bool = True
+    closing: Callable[[ReplicatedPartition], None] = lambda partition: None

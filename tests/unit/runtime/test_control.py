@@ -35,7 +35,7 @@ from broker.api.errors import (
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.background.disk_reserve import Room
 from broker.runtime.broker import Broker
-from broker.runtime.config.configuration import load
+from broker.runtime.config.configuration import Config, load
 from broker.runtime.intake import jetstream
 from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.partitions.catalog_store import CatalogStore
@@ -106,10 +106,10 @@ class Intake:
         return future
 
 
-def make(path: Path, intake: Intake | None = None) -> Broker:
+def make(path: Path, intake: Intake | None = None, *, made: Callable[[Config], Any] = Broker) -> Any:
     """A broker that has not begun."""
     env = {"LIFTLOG_DATA_DIR": str(path / "data"), "LIFTLOG_HTTP_PORT": "0", "LIFTLOG_INTAKE_ENABLED": "false"}
-    broker = Broker(load(None, env))
+    broker = made(load(None, env))
     if intake is not None:
         broker._intake = broker._control._intake = intake  # type: ignore[assignment]
     return broker

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,39 @@ import pytest
 
 from broker.api.errors import UnknownStream
 from broker.runtime.broker import Broker
+from broker.runtime.config.configuration import Config
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks import committed
 from broker.runtime.sinks.stage_log import StageLog
 from broker.sinks.ledger import CommitRequest, NamedStage
 from broker.storage.disk import OsDisk, ReadableBuffer
 from tests.support.logs import row_batch
+from tests.support.one_form import one_form
 from tests.support.waiting import DEADLINE_S, until
-from tests.unit.runtime.test_control import append, files_open, folders, running
+from tests.unit.runtime.test_control import append, files_open, folders, make
 
+Running = Callable[[Path], AbstractAsyncContextManager[Any]]
 STAGE = "0" * 32
+FORMS: dict[str, Callable[[Config], Any]] = {"alone": Broker, "one form": one_form}
 
 
-async def stage(broker: Broker, stream: str) -> int:
+@pytest.fixture(params=list(FORMS))
+def running(request: pytest.FixtureRequest) -> Running:
+    """As `test_control.running`, of either form of broker that is alone."""
+
+    @asynccontextmanager
+    async def start(path: Path) -> AsyncIterator[Any]:
+        broker = make(path, made=FORMS[request.param])
+        try:
+            await broker.start()
+            yield broker
+        finally:
+            await broker.stop()
+
+    return start
+
+
+async def stage(broker: Any, stream: str) -> int:
     """The epoch of the sink."""
     sinks = broker.sinks
     epoch = (await sinks.open("sink", "owner", is_one_shot=False)).epoch
@@ -38,7 +59,7 @@ async def stage(broker: Broker, stream: str) -> int:
     return epoch
 
 
-async def commit(broker: Broker, stream: str, epoch: int) -> object:
+async def commit(broker: Any, stream: str, epoch: int) -> object:
     asked = CommitRequest(owner="owner", epoch=epoch, batch_id=0, rows=1)
     return await broker.sinks.commit("sink", asked, [NamedStage(stream=stream, partition=0, stage=STAGE, parts=1)], {})
 
@@ -54,7 +75,7 @@ def refuse_stages(patch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_delete_goes_on_where_its_stages_cannot_be_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path) as broker:
         for name in ("s", "t"):
@@ -66,13 +87,15 @@ async def test_a_delete_goes_on_where_its_stages_cannot_be_closed(
             await broker.delete_stream("s")
         with pytest.raises(UnknownStream):
             broker.stream("s")
-        assert folders(tmp_path, "s") == []
+        await until(lambda: folders(tmp_path, "s") == [], "its folder is there")
         assert not [path for path in files_open(tmp_path) if "/streams/s/" in path]
         await broker.create_stream("s", {})
         assert await append(broker, "s") == 0
 
 
-async def test_a_stop_closes_the_other_stages_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_closes_the_other_stages_too(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(tmp_path) as broker:
         for name in ("s", "t"):
             await broker.create_stream(name, {})
@@ -98,7 +121,7 @@ class Held:
 
 
 async def deleted_meanwhile(
-    broker: Broker, held: Held, call: asyncio.Task[Any], before: Callable[[], object] = lambda: None
+    broker: Any, held: Held, call: asyncio.Task[Any], before: Callable[[], object] = lambda: None
 ) -> None:
     await until(held.reached.is_set, "nothing is held")
     before()
@@ -109,7 +132,7 @@ async def deleted_meanwhile(
 
 @pytest.mark.parametrize("what", ["stage", "commit"])
 async def test_who_has_appended_to_the_stages_of_a_stream_that_is_deleted_before_the_sync_hears_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     async with running(tmp_path) as broker:
         await broker.create_stream("s", {})
@@ -123,7 +146,7 @@ async def test_who_has_appended_to_the_stages_of_a_stream_that_is_deleted_before
 
 @pytest.mark.parametrize("is_synced", [False, True])
 async def test_a_group_of_a_stream_that_is_deleted_before_its_sync_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_synced: bool
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_synced: bool
 ) -> None:
     """`coordinator.C6`. With `fsync = interval` the group is committed first, and synced then, or by a sync that was
     due just before the delete."""
@@ -137,7 +160,7 @@ async def test_a_group_of_a_stream_that_is_deleted_before_its_sync_is_done(
 
 
 async def test_a_log_that_a_delete_closes_before_it_is_made_durable_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search for a group makes the log durable first, as it has to see all that the log holds. It hears that the
     stream is gone."""

@@ -557,6 +557,7 @@ class PlacedReplica:
                 partition.note_removed()
             partition.depose()
             partition.replica.note_closed()
+            self._host.closing(partition)
         if self._follower is not None:
             self._follower.close()
         self._follower = self._following = None

@@ -228,6 +228,14 @@ class PlacedSinks:
                 self._coordinators[partition] = found
             return found
 
+    def forget(self, main: ReplicatedPartition) -> None:
+        """A partition is about to be closed: what is beside it is closed first."""
+        with self._lock:
+            known = self._stores.get((main.incarnation, main.partition), {})
+            stores = [known.pop(pair) for pair in list(known) if pair[0] is main]
+        for store in stores:
+            _close(store)
+
     def _forget_closed(self) -> None:
         """Keep nothing of partitions that are closed here."""
         with self._lock:
@@ -235,8 +243,7 @@ class PlacedSinks:
                 del self._coordinators[partition]
             for at, known in list(self._stores.items()):
                 if all(main.replica.is_closed for main, _ in known):
-                    for store in self._stores.pop(at).values():
-                        _close(store)
+                    del self._stores[at]
 
     def _round(self) -> float:
         """Returns in how many seconds the next one is due."""
@@ -370,11 +377,12 @@ class PlacedSinks:
         companion = self._companions.of(main, wait_s=wait_s)
         at = main.incarnation, main.partition
         with self._lock:
+            main.check_open(decided=True)
+            if main.replica.is_closed:  # `forget` was here: nobody would close what is made now
+                raise NotReady(f"{main}: it was closed here")
             known = self._stores.get(at, {})
             found = known.get((main, companion))
             if found is None:
-                for store in [store for (of, _), store in known.items() if of.replica.is_closed]:
-                    _close(store)  # a folder must not be open twice
                 hidden = self._companions.log_of(main, companion)
                 finishing = next((store.finishing for (each, _), store in known.items() if each is main), None)
                 found = StageStore(
