@@ -147,6 +147,15 @@ REPLICATION: Final = ("replication_factor", "min_insync_replicas")
 REPLICAS_MAX: Final = 9
 
 
+def alone(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a stream, without how it is replicated. Raises InvalidSetting: there is one broker only."""
+    settings, *found = replication_of(values)
+    for key, value in zip(REPLICATION, found, strict=True):
+        if value is not None and value > 1:
+            raise InvalidSetting(f"{key}={value}: this broker is alone", key=key, value=value, limit=1)
+    return settings
+
+
 def replication_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], int | None, int | None]:
     """The settings of a stream, and apart from them how it is replicated.
 

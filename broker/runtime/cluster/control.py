@@ -14,6 +14,8 @@ X5  Added partitions are answered when they count: every leader has confirmed th
 X6  A broker without a session changes nothing: one that stood still finds requests that others have carried out since,
     and a stream may have been deleted, and made again, behind them. A deletion is of the stream that this broker knows.
 X7  A command that is answered in doubt has been carried out by then, or never will be (`service.V5`).
+X8  Where one broker is alone, a stream that its disk refuses is not made: it is deleted again, and the disk's word is
+    the answer. Nobody else could have it meanwhile.
 """
 
 from __future__ import annotations
@@ -32,14 +34,16 @@ from typing import Any, Final, TypeVar
 from broker.api.errors import (
     DeadlineExceeded,
     InvalidSetting,
+    LiftlogError,
     NotReady,
     StaleIncarnation,
     partly,
 )
-from broker.api.stream import StreamSettings, check_new_subject, new_values, replication_of, settings_from
+from broker.api.stream import StreamSettings, alone, check_new_subject, new_values, replication_of, settings_from
 from broker.metadata.catalog import COMMAND_VERSION, TAG_SINCE, StreamInfo
 from broker.metadata.cluster import FENCES_ABOVE
 from broker.metadata.info import info_from
+from broker.metadata.partition import Place
 from broker.runtime.cluster.own_streams import replicas_default
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.cluster.wiring import CatalogService
@@ -110,12 +114,13 @@ class PlacedControl:
         may_change: Callable[[], bool],
         check_disk: Callable[[], None] = lambda: None,
         open_again: Callable[[str], Sequence[Future[None]]] = lambda incarnation: (),
+        settle: Callable[[Sequence[Place], float], LiftlogError | None] = lambda places, timeout_s: None,
         has_master_key: bool = False,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._check_disk = check_disk
-        self._reopen = open_again
+        self._reopen, self._settle = open_again, settle
         self._has_master_key = has_master_key
         self._new_id = new_id
         self._wall_us = wall_us
@@ -187,7 +192,7 @@ class PlacedControl:
             StreamExists: with other settings: `differences`.
             NotReady: there are fewer brokers than replicas.
         """
-        settings, factor, least = replication_of(values)
+        settings, factor, least = self._replication_of(values)
         catalog = self._service.catalog
         existing = catalog.streams.get(name)
         merged = new_values(
@@ -213,6 +218,9 @@ class PlacedControl:
         info, is_new = info_from(said["stream"]), bool(said["created"])
         if not is_new:
             await self._open_again(name)
+        elif (refusal := await self._refusal(info)) is not None:
+            await self.execute("delete_stream", name=name, incarnation=info.incarnation)
+            raise refusal
         missing = await self._wait_opened(info)
         if is_new:
             of = info.settings
@@ -221,6 +229,18 @@ class PlacedControl:
             text = f"partitions {missing} have no leader yet, or not all of their replicas"
             info = replace(info, warnings=(*info.warnings, text))
         return info, is_new
+
+    def _replication_of(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], int | None, int | None]:
+        if self._service.catalog.cluster.is_of_one:
+            alone(values)
+        return replication_of(values)
+
+    async def _refusal(self, info: StreamInfo) -> LiftlogError | None:
+        """X8."""
+        if not self._service.catalog.cluster.is_of_one:
+            return None
+        places = [(info.incarnation, number) for number in range(info.settings.partitions)]
+        return await asyncio.to_thread(self._settle, places, DONE_S)
 
     async def _wait_opened(self, info: StreamInfo) -> list[int]:
         """Wait for X2. Returns the partitions that are not there yet."""
@@ -244,7 +264,7 @@ class PlacedControl:
 
     async def alter_stream(self, name: str, values: Mapping[str, Any]) -> StreamInfo:
         """Change settings of a live stream; its minimum in sync and the number of its replicas too."""
-        settings, factor, least = replication_of(values)
+        settings, factor, least = self._replication_of(values)
         await self._open_again(name)
         info = self._streams.info(name)
         if factor is not None and not self._is_raised(info, factor):

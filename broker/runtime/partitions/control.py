@@ -23,8 +23,8 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
-from broker.api.errors import InvalidSetting, LiftlogError, NotReady, StorageFailed, partly
-from broker.api.stream import REPLICATION, check_new_subject, replication_of
+from broker.api.errors import LiftlogError, NotReady, StorageFailed, partly
+from broker.api.stream import alone, check_new_subject
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo, info_from
 from broker.runtime.config.configuration import Config
 from broker.runtime.intake.driver import IntakeDriver
@@ -43,15 +43,6 @@ FORGET_AT: Final = 256
 def forget_command(incarnations: Sequence[str]) -> dict[str, Any]:
     """The catalog's command that forgets deleted streams whose folders are gone."""
     return {"v": COMMAND_VERSION, "kind": "forget_deleted", "incarnations": list(incarnations)}
-
-
-def alone(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a stream, without how it is replicated. Raises InvalidSetting: there is one broker only."""
-    settings, *found = replication_of(values)
-    for key, value in zip(REPLICATION, found, strict=True):
-        if value is not None and value > 1:
-            raise InvalidSetting(f"{key}={value}: this broker is alone", key=key, value=value, limit=1)
-    return settings
 
 
 class Control:

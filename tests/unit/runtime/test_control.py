@@ -47,6 +47,7 @@ from broker.storage.disk.preallocate import AheadFile
 from broker.storage.log import PartitionLog
 from tests.support.effort import seeded, seeds
 from tests.support.logs import row_batch
+from tests.support.one_form import one_form
 from tests.support.waiting import until
 
 
@@ -191,6 +192,34 @@ async def test_a_create_that_fails_leaves_nothing_and_may_be_repeated(
         assert intake.told.count(("attach", "s")) == 1
     async with running(tmp_path) as broker:
         assert await append(broker, "s", 2) == 1
+
+
+@pytest.mark.parametrize("where", ["make", "open"])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "io"), StorageFailed("refused")])
+async def test_a_cluster_of_one_makes_no_stream_that_its_disk_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception
+) -> None:
+    """`cluster.control.X8`."""
+    broker = make(tmp_path, made=one_form)
+    await broker.start()
+    try:
+        held = files_open(tmp_path)
+        with monkeypatch.context() as patch:
+            _let_fail(patch, where, "/2", error)
+            with pytest.raises(StorageFailed):
+                await broker.create_stream("s", {"partitions": 3})
+        assert broker.streams() == []
+        await until(lambda: not (tmp_path / "data" / "streams" / "s").exists(), "its folder is there")
+        assert files_open(tmp_path) == held
+        assert broker.ready() == (True, {})
+        info, created = await broker.create_stream("s", {"partitions": 3})
+        assert (created, info.warnings) == (True, ())
+        assert await append(broker, "s", 2) == 0
+        for key in ("replication_factor", "min_insync_replicas"):
+            with pytest.raises(InvalidSetting, match=f"{key}=2: this broker is alone"):
+                await broker.alter_stream("s", {key: 2})
+    finally:
+        await broker.stop()
 
 
 async def test_a_nats_server_that_the_look_for_jetstream_does_not_believe_is_told_of(

@@ -118,8 +118,10 @@ class Folders:
         """
         with disk_errors(f"open {identity.stream}/{identity.partition}"):
             folder = self.path(identity.stream, identity.incarnation, identity.partition)
-        disk, boot_id = self.disk, self.boot_id
-        log = PartitionLog.open(disk, folder, settings, boot_id=boot_id, now_us=self.elapsed_us(), expected=identity)
+            disk, boot_id = self.disk, self.boot_id
+            log = PartitionLog.open(
+                disk, folder, settings, boot_id=boot_id, now_us=self.elapsed_us(), expected=identity
+            )
         self.ends.watch((identity.incarnation, identity.partition), log)
         return log
 
@@ -145,7 +147,10 @@ class Folders:
         identity = LogIdentity(
             cluster_id=self.cluster_id, stream=info.name, incarnation=info.incarnation, partition=number
         )
-        log = PartitionLog.create(self.disk, folder, identity, settings, boot_id=self.boot_id, now_us=self.elapsed_us())
+        with disk_errors(f"make {folder}"):
+            log = PartitionLog.create(
+                self.disk, folder, identity, settings, boot_id=self.boot_id, now_us=self.elapsed_us()
+            )
         try:
             with disk_errors(f"make {folder}"):
                 self._sync_above(folder)

@@ -470,7 +470,7 @@ class PlacedReplica:
         self._rest_follower()
 
     def _rest_follower(self) -> None:
-        self._following = None
+        self._following = self.obstacle = None
         if self._follower is not None:
             self._follower.rest()
 
@@ -578,7 +578,7 @@ class PlacedReplica:
         self.is_damaged = self.is_fresh = False
         self._host.folders.remove(self._name, *self.at)
         self.is_gone = True
-        self.shut = None
+        self.shut = self.obstacle = None
         self._host.roles.note("left", self)
 
     def _forget_aside(self) -> None:

@@ -98,6 +98,7 @@ STOP_MS: Final = 2_500
 """Longer than it takes until a broker that has died leads no more, where there are few partitions."""
 STOP_AGAIN_MS: Final = 15_000
 HAND_OVER_S: Final = 0.005
+SETTLE_S: Final = 0.002
 """After so long one looks again whether the followers have all."""
 
 
@@ -469,7 +470,21 @@ class Replicas:
         if replica is None or at not in self._host.service.catalog.cluster.partitions:
             return at not in self._host.service.catalog.cluster.partitions
         is_served = replica.partition is not None and replica.partition.end is not None
-        return is_served or replica.shut is not None or replica.obstacle is not None
+        return is_served or self.obstacle(at) is not None
+
+    def settle(self, places: Iterable[Place], timeout_s: float) -> LiftlogError | None:
+        """Wait until partitions that are led here are settled, or the time is up. Returns why the first one that is not
+        served is not, if that is known. Blocks."""
+        until_ms = self._now_ms() + timeout_s * 1_000
+        for at in places:
+            while not self.is_settled(at) and not self._has_stopped and self._now_ms() < until_ms:
+                self._host.waits.pause(SETTLE_S)
+        return next((why for at in places if (why := self.obstacle(at)) is not None), None)
+
+    def obstacle(self, at: Place) -> LiftlogError | None:
+        """Why a partition that is led here is not served."""
+        replica = self._replicas.get(at)
+        return None if replica is None else replica.shut or replica.obstacle
 
     def unserved(self) -> dict[str, str]:
         """The streams of which a log cannot be served here, and why."""
