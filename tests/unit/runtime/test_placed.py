@@ -764,6 +764,25 @@ def test_who_comes_back_without_what_was_committed_does_not_lead(tmp_path: Path,
         assert not two.log(at).state.is_behind
 
 
+@pytest.mark.parametrize("is_in_sync", [True, False])
+def test_a_disk_is_accused_only_of_what_was_in_sync(
+    tmp_path: Path, cluster: Cluster, caplog: pytest.LogCaptureFixture, is_in_sync: bool
+) -> None:
+    """Seen before: a follower that caught up was killed amid a write of 70 kB. Its later batches were there, and told
+    of a high watermark above the first one, which was not."""
+    at = a_process_that_led(tmp_path, cluster)
+    path = tmp_path / "streams/s/i-s/0/checkpoint"
+    kept = Checkpoint.decode(path.read_bytes(), where=str(path))
+    assert kept is not None
+    path.write_bytes(replace(kept, high_watermark=5, clean_boot_id=None).encode())
+    if not is_in_sync:
+        cluster.fail("a")
+    assert ("a" in cluster.state(at).isr) is is_in_sync
+    with node(tmp_path, cluster, "p2") as two:
+        assert two.start().behind == {"i-s": [0]}, "the catalog judges it"
+    assert ("replica.behind" in caplog.text) is is_in_sync
+
+
 def test_a_step_out_that_the_process_did_not_live_to_see_puts_the_damaged_log_aside(
     tmp_path: Path, cluster: Cluster
 ) -> None:

@@ -51,6 +51,7 @@ LOOK_AT_BYTES = (
     "test_what_is_written_anew_is_compressed_and_read_by_everybody",
     "test_where_there_are_other_replicas_no_read_goes_past_what_is_damaged",
     "test_who_verifies_with_the_key_finds_it_and_without_it_says_what_was_not_looked_at",
+    "test_who_was_not_in_sync_may_miss_what_it_had_never_fsynced",
     "test_whoever_leads_believes_no_header_whose_batch_is_damaged",
     "test_whoever_leads_keeps_a_group_whose_rest_is_damaged_here",
     "test_whoever_leads_with_it_is_behind_no_more",

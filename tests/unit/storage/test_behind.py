@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from broker.api.errors import CorruptLog
+from broker.storage.disk.preallocate import PREFIX_BYTES
 from broker.storage.inspect.repair import repair
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint, LogSettings
@@ -53,6 +54,10 @@ def cut(disk: SimDisk, log: PartitionLog, offset: int) -> SimDisk:
     for content in (disk.names[path].content, disk.names[path].durable):
         del content[position:]
     return disk
+
+
+def stored(log: PartitionLog, start: int, end: int) -> bytes:
+    return b"".join(log.reader.messages(start, end, whole=True))
 
 
 def reopened(disk: SimDisk, settings: LogSettings = SETTINGS) -> PartitionLog:
@@ -113,6 +118,23 @@ def test_what_was_never_fsynced_is_not_missed(mode: str) -> None:
         log = reopened(disk.after_crash(mode, seed=seed))  # type: ignore[arg-type]
         assert log.state.log_end_offset >= END
         assert not log.state.is_behind
+
+
+def test_who_was_not_in_sync_may_miss_what_it_had_never_fsynced() -> None:
+    """It is killed amid one write of all that it lacks, whose first bytes come last (`preallocate.A2`), and the batches
+    behind them tell of what was committed without it. The catalog minds no word of it: it is no member."""
+    _, leading = prepared()
+    disk = SimDisk()
+    following = create_log(disk, settings=SETTINGS)
+    following.follow(1)
+    following.append_stored(stored(leading, 0, KEPT), leader_epoch=1, now_us=0)
+    following.syncer.sync()
+    following.append_stored(stored(leading, KEPT, END), leader_epoch=1, now_us=0)
+    path, position = at(following, KEPT)
+    killed = disk.after_kill()
+    killed.names[path].content[position : position + PREFIX_BYTES] = bytes(PREFIX_BYTES)
+    log = reopened(killed)
+    assert (log.state.log_end_offset, log.state.is_behind) == (KEPT, True)
 
 
 def test_a_sole_replica_keeps_to_its_lost_ranges() -> None:

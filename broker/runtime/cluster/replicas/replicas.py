@@ -197,7 +197,10 @@ class Replicas:
             is_old = self._is_old(at, opened)
             if is_old or opened.state.is_behind:
                 found.behind.setdefault(identity.incarnation, []).append(identity.partition)
-            if opened.state.is_behind:
+            is_member = state is None or self._host.me in {*state.isr, *state.last_isr}
+            if (
+                opened.state.is_behind and is_member
+            ):  # who was not in sync may be torn amid what was committed without it
                 end = opened.state.log_end_offset
                 log.error("replica.behind partition=%s/%d end=%d", identity.stream, identity.partition, end)
             found.epoch_seen = max(found.epoch_seen, folders.epoch_seen(opened))
