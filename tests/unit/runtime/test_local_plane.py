@@ -42,7 +42,7 @@ def halted() -> list[str]:
 def plane_of(halted: list[str]) -> Iterator[Callable[..., LocalPlane]]:
     made: list[LocalPlane] = []
 
-    def make(disk: SimDisk, **options: Any) -> LocalPlane:
+    def make(disk: SimDisk, me: str = "a", **options: Any) -> LocalPlane:
         home = Home(
             disk=disk,
             folder="/data",
@@ -52,7 +52,7 @@ def plane_of(halted: list[str]) -> Iterator[Callable[..., LocalPlane]]:
             controller_changed=lambda: None,
             waits_for=lambda text: None,
         )
-        made.append(LocalPlane("a", home, **options))
+        made.append(LocalPlane(me, home, **options))
         return made[-1]
 
     yield make
@@ -107,6 +107,28 @@ def test_streams_of_an_earlier_release_are_placed_here_and_led_in_a_new_epoch(
     for state in states.values():
         assert (state.leader, state.replicas, state.isr) == ("a", ("a",), ("a",))
         assert state.leader_epoch > before.epoch_last, "no epoch is used by two lives"
+
+
+def test_a_broker_under_another_name_leads_what_it_kept(plane_of: Callable[..., LocalPlane]) -> None:
+    """A catalog does not say whose it is: the folder does, and somebody may have changed that. A broker that is no more
+    would be waited for: as a replica of what is there, and of each new stream."""
+    disk = new_disk()
+    kept(disk)
+    plane = plane_of(disk)
+    begin(plane, {"i-s": [0, 1], "i-t": [0]})
+    plane.service.execute({"v": 1, "kind": "delete_stream", "name": "t"})
+    plane.service.execute(creation("new", replication_factor=1))
+    plane.stop()
+    other = plane_of(disk, me="b")
+    catalog = begin(other, {"i-s": [0, 1]})
+    assert list(catalog.brokers) == ["b"]
+    assert catalog.cluster.is_of_one
+    for number in (0, 1):
+        state = catalog.cluster.partitions["i-s", number]
+        assert (state.leader, state.replicas, state.isr, state.opened) == ("b", ("b",), ("b",), ("b",))
+        assert state.leader_epoch == catalog.brokers["b"].registration
+    assert not catalog.cluster.partitions["i-new", 0].knows_log_of("b"), "there never was one"
+    assert list(catalog.cluster.leftovers) == ["b"]
 
 
 @pytest.mark.parametrize("end", ["kill", *MODES])

@@ -4,7 +4,8 @@
 
 L1  There is no session that could lapse: nobody else could lead meanwhile. It begins with the registration.
 L2  What an earlier release kept without places is placed here, on this broker, as the file is read, and before it is
-    written anew: commands after that are judged by it, now and at each later start.
+    written anew: commands after that are judged by it, now and at each later start. So it is with what it kept under
+    another name (`broker_id`).
 L3  Folders of deleted streams that are left go before anything is opened (`orphans.O1`). Where there are folders and no
     catalog nothing starts (`orphans.O3`).
 L4  Members of consumer groups that fall silent are ended here, as a controller does it.
@@ -272,8 +273,21 @@ def _finish_deletions(disk: Disk, root: str, store: CatalogStore, cluster_id: st
 
 
 def adopt(catalog: Catalog, *, me: str) -> None:
-    """L2. Each partition without a place is on this broker, in sync, and has a log."""
+    """L2. Each partition without a place is on this broker, in sync, and has a log. What was kept under another name of
+    this broker is under its own: nobody else was ever here, and nobody would come."""
     cluster = catalog.cluster
+    for broker in [broker for broker in cluster.brokers if broker != me]:
+        del cluster.brokers[broker]
+    if gone := [broker for broker in cluster.leftovers if broker != me]:
+        cluster.leftovers[me] = frozenset().union(*cluster.leftovers.values())
+        for broker in gone:
+            del cluster.leftovers[broker]
+    for at, kept in list(cluster.partitions.items()):
+        if kept.replicas != (me,):
+            isr, opened = (me,) if kept.electable else (), (me,) if kept.opened else ()
+            cluster.partitions[at] = PartitionState(
+                replicas=(me,), isr=isr, opened=opened, leader_epoch=kept.leader_epoch
+            )
     cluster.feature_level = max(cluster.feature_level, FEATURE_LEVEL)
     state = PartitionState(replicas=(me,), isr=(me,), opened=(me,), leader_epoch=max(1, catalog.epoch_last))
     for info in catalog.streams.values():
