@@ -207,10 +207,47 @@ def test_a_log_is_its_streams_also_where_the_catalog_is_from_before_it_had_heard
     create(older, "s")
     assert not older.state(AT).opened
     with alone(tmp_path, older, "p2") as two:
+        synced: list[str] = []
+
+        def sync_dir(path: str) -> None:
+            if older.state(AT).opened:
+                return  # what is durable after the catalog has heard of it comes too late
+            synced.append(path)
+            if synced.count(path) == 1 and path == f"{two.root}/s":
+                raise OSError(5, "made to fail")
+
+        two.disk.sync_dir = sync_dir  # type: ignore[method-assign]
         two.start()
+        eventually(lambda: two.log(AT).state.log_end_offset == 1)
+        assert {str(folder), str(folder.parent), f"{two.root}/s", two.root} <= {*synced}, (
+            "who made it may have been killed"
+        )
         assert two.leading(AT).log.state.log_end_offset == 1
         eventually(lambda: older.state(AT).opened == (US,))
         assert not list(folder.parent.glob("*.aside"))
+
+
+def test_a_partition_that_is_added_once_more_has_what_it_had(tmp_path: Path, catalog: ScriptedCatalog) -> None:
+    """V8. The catalog was restored from before the partition was added. Its epochs may be those of the log, until the
+    next start."""
+    with alone(tmp_path, catalog, "p1") as one:
+        one.start()
+        for at in create(catalog, "s", 2):
+            append(one.leading(at))
+            eventually(lambda at=at: one.log(at).state.durable_end == 1)  # type: ignore[misc]
+    older, added = ScriptedCatalog(), ("i-s", 1)
+    with alone(tmp_path / "else", older, "p0") as other:
+        other.start()
+    create(older, "s")
+    with alone(tmp_path, older, "p2") as two:
+        two.start()
+        older.apply(kind="add_partitions", name="s", partitions=2)
+        eventually(lambda: two.replicas.is_settled(added), what="it to be led, or why not")
+        assert two.log(added).state.log_end_offset == 1
+    with alone(tmp_path, older, "p3") as three:
+        three.start()
+        assert three.leading(added).log.state.log_end_offset == 1
+    assert not list((tmp_path / "streams/s/i-s").glob("*.aside"))
 
 
 def test_a_start_does_not_wait_for_what_is_deleted_meanwhile(tmp_path: Path, catalog: ScriptedCatalog) -> None:
@@ -274,7 +311,8 @@ def test_a_log_that_cannot_be_led_is_led_later_and_ends_no_broker(
 
     def fails(log: PartitionLog, leader_epoch: int) -> int:
         if log.state.identity.stream == "s" and errors:
-            raise errors.pop()
+            log.state.failure = errors.pop()
+            raise log.state.failure
         return lead(log, leader_epoch)
 
     monkeypatch.setattr(PartitionLog, "lead", fails)

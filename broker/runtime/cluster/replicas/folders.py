@@ -125,6 +125,11 @@ class Folders:
         self.ends.watch((identity.incarnation, identity.partition), log)
         return log
 
+    def holds(self, name: str, incarnation: str, number: int) -> bool:
+        """Whether a log is where a replica is to be. Raises StorageFailed: the disk does not say."""
+        with disk_errors(f"look for {name}/{number}"):
+            return self.disk.exists(f"{self.path(name, incarnation, number)}/{PARTITION_FILE}")
+
     def epoch_seen(self, opened: PartitionLog) -> int:
         """The greatest leader epoch of a log and of what is kept beside it; -1: it has none."""
         return max(opened.epochs.latest, self.epoch_beside(opened))
@@ -159,6 +164,14 @@ class Folders:
             raise
         self.ends.watch((info.incarnation, number), log)
         return log
+
+    def sync_names(self, name: str, incarnation: str, number: int) -> None:
+        """Make a folder durable that was found, and that nobody was told of: who made it may have been killed before
+        (D1). Raises StorageFailed, DiskFull."""
+        with disk_errors(f"sync the folder of {name}/{number}"):
+            folder = self.path(name, incarnation, number)
+            self.disk.sync_dir(folder)
+            self._sync_above(folder)
 
     def _sync_above(self, folder: str) -> None:
         """D1, D5. The log is there, so no removal takes what is looked for here."""

@@ -23,7 +23,8 @@ V7  A leader that is assigned another leadership, or none, answers nobody from t
 V8  A log that a process finds at its start is the replica's only if the catalog knows one there. Else it is moved
     aside: the replica has stepped out of it for damage, and the former process did not live to see that; or it was
     moved away, its broker was removed, and the others have let go since of what would come back with it. Where there
-    are no others it is the stream's all the same: the catalog was restored from before it had heard of the log.
+    are no others it is the stream's all the same, whenever it is found: the catalog was restored from before it had
+    heard of the log, or of the partition.
 V9  A fault of ours in a turn is followed by another turn. A log that was found stays found until it is taken: with a
     new log in its place an in-sync replica would lead with nothing, and the others would cut all that they have.
 V10  A replica that the catalog knows no other of does with its log what a broker does that is alone: what is damaged is
@@ -212,6 +213,8 @@ class PlacedReplica:
         Args:
             seen_in: The life of the log in which the cause was seen; None: the caller shuts recoveries out.
         """
+        if not self._host.has_others:  # nobody could lead in its place: it recovers before it leads
+            return
         with self._lock:
             if seen_in is not None and seen_in != self._life:
                 return
@@ -408,10 +411,7 @@ class PlacedReplica:
             if assigned.state.replicas != (self._host.me,):
                 return False
             folders = self._host.folders
-            identity = LogIdentity(
-                cluster_id=folders.cluster_id, stream=self._name, incarnation=self.at[0], partition=self.at[1]
-            )
-            opened = folders.open(identity, folders.log_settings(assigned.info.settings, is_sole=True))
+            opened = folders.open(self._identity(), folders.log_settings(assigned.info.settings, is_sole=True))
             if (seen := folders.epoch_seen(opened)) >= assigned.state.leader_epoch:
                 opened.close(clean=False)
                 raise CorruptLog(
@@ -503,6 +503,12 @@ class PlacedReplica:
                 log.warning("replica.disowned partition=%s end=%d", self, found.state.log_end_offset)
                 found.close(clean=False)
                 found = None
+            if found is None and not host.has_others:
+                found = self._kept(assigned)
+            if found is not None and not assigned.state.knows_log_of(host.me):
+                self._found = found  # until it is taken
+                host.folders.sync_names(self._name, *self.at)
+                self._found = None
             opened = found or host.folders.create(assigned.info, number)
         except LiftlogError as error:
             self._cannot_open(error)
@@ -519,6 +525,20 @@ class PlacedReplica:
             return None
         self.partition, self._again_ms = partition, AGAIN_MS
         return partition
+
+    def _kept(self, assigned: Assignment) -> PartitionLog | None:
+        """V8, where there are no others: the log in the folder of a partition that was just placed; None: there is no
+        such log. Raises LiftlogError: it cannot be opened, or was there and is not."""
+        folders = self._host.folders
+        if folders.holds(self._name, *self.at):
+            return folders.open(self._identity(), folders.log_settings(assigned.info.settings, is_sole=True))
+        if assigned.state.knows_log_of(self._host.me):
+            raise CorruptLog(f"{self}: the log that the catalog knows is not there; put it back, and restart")
+        return None
+
+    def _identity(self) -> LogIdentity:
+        cluster_id = self._host.folders.cluster_id
+        return LogIdentity(cluster_id=cluster_id, stream=self._name, incarnation=self.at[0], partition=self.at[1])
 
     def _cannot_open(self, error: LiftlogError) -> None:
         log.warning("replica.not_made partition=%s error=%s", self, error)
