@@ -15,7 +15,8 @@ X6  A broker without a session changes nothing: one that stood still finds reque
     and a stream may have been deleted, and made again, behind them. A deletion is of the stream that this broker knows.
 X7  A command that is answered in doubt has been carried out by then, or never will be (`service.V5`).
 X8  Where one broker is alone, a stream that its disk refuses is not made: it is deleted again, and the disk's word is
-    the answer. Nobody else could have it meanwhile.
+    the answer. Nobody else could have it meanwhile. But where somebody else was faster, and one of its partitions has
+    records, it stays, with a warning.
 """
 
 from __future__ import annotations
