@@ -93,6 +93,26 @@ def begin(plane: LocalPlane, sound: dict[str, list[int]] | None = None) -> Catal
     return plane.service.catalog
 
 
+def test_a_registration_waits_for_many_roles_to_be_given_out(plane_of: Callable[..., LocalPlane]) -> None:
+    """With 10,000 partitions, or while the disk stands still, that takes longer than a command may: the start went on
+    to say that the thread gives no answer, and ended."""
+    plane = plane_of(new_disk())
+    minutes = iter(range(0, 600, 60))
+    plane.service._clock = lambda: float(next(minutes))
+    is_over = threading.Event()
+
+    def give_out_roles() -> None:
+        if "a" in plane.service.catalog.brokers:
+            is_over.wait(1.0)  # longer than the half second that `execute` waits after the end of its time
+
+    plane.service.subscribe(give_out_roles)
+    try:
+        begin(plane)
+    finally:
+        is_over.set()
+    assert plane.has_session()
+
+
 def test_streams_of_an_earlier_release_are_placed_here_and_led_in_a_new_epoch(
     plane_of: Callable[..., LocalPlane],
 ) -> None:

@@ -44,6 +44,8 @@ MEMBERS_MS: Final = 500
 """Between two looks at the members of groups."""
 TICK_S: Final = 0.25
 """So long the thread sleeps where nobody wakes it."""
+REGISTERED_S: Final = 3_600.0
+"""So long a registration may take: it is answered once all roles were given out, on a disk that may stand still."""
 
 
 class LocalNode:
@@ -171,7 +173,8 @@ class LocalPlane:
                 "sound": dict(sound),
                 "behind": dict(behind or {}),
                 "epoch_seen": epoch_seen,
-            }
+            },
+            timeout_s=REGISTERED_S,
         )
         self.registration = int(said["registration"])
         self._thread.do(lambda _: self._session_changed(True))
