@@ -16,7 +16,8 @@ X6  A broker without a session changes nothing: one that stood still finds reque
 X7  A command that is answered in doubt has been carried out by then, or never will be (`service.V5`).
 X8  Where one broker is alone, a stream that its disk refuses is not made: it is deleted again, and the disk's word is
     the answer. Nobody else could have it meanwhile. But where somebody else was faster, and one of its partitions has
-    records, it stays, with a warning.
+    records, it stays, with a warning. No partitions are added to a stream that is not served: their folders would be
+    made where the others are to be put back.
 """
 
 from __future__ import annotations
@@ -304,6 +305,8 @@ class PlacedControl:
         info = self._streams.info(name)
         self._check(settings_from({"partitions": partitions}, base=info.settings))
         self._check_room(name, partitions)
+        if (refusal := await self._refusal(info)) is not None:
+            raise refusal
         said = await self.execute("add_partitions", name=name, partitions=partitions)
         asked = info_from(said["stream"])
 

@@ -222,6 +222,27 @@ async def test_a_cluster_of_one_makes_no_stream_that_its_disk_refuses(
         await broker.stop()
 
 
+async def test_a_cluster_of_one_adds_no_partitions_to_what_it_cannot_open(tmp_path: Path) -> None:
+    """`cluster.control.X8`."""
+    broker = make(tmp_path, made=one_form)
+    await broker.start()
+    await broker.create_stream("s", {"partitions": 2})
+    await broker.stop()
+    folder, away = tmp_path / "data" / "streams" / "s", tmp_path / "away"
+    folder.rename(away)
+    broker = make(tmp_path, made=one_form)
+    await broker.start()
+    try:
+        with pytest.raises(WrongFolder):
+            await broker.add_partitions("s", 3)
+        assert not folder.exists()
+        away.rename(folder)
+        assert (await broker.add_partitions("s", 3)).settings.partitions == 3
+        assert [await append(broker, "s", number) for number in range(3)] == [0, 0, 0]
+    finally:
+        await broker.stop()
+
+
 async def test_a_nats_server_that_the_look_for_jetstream_does_not_believe_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
