@@ -1,9 +1,11 @@
 """A broker that is killed at each step of its start, one life after the other on one folder; run as a program.
 
-    python -m tests.support.killed_starts DATA
+    python -m tests.support.killed_starts DATA FORM
+
+FORM is `alone`, or `one_form`: that of a cluster of one.
 
 A step is a call that changes the disk. In each life a record is appended over HTTP the moment that the broker answers,
-before its start goes on, and another one staged and committed; their values are the number of the life, and that with
+while its start goes on, and another one staged and committed; their values are the number of the life, and that with
 `SINK` behind it. Prints how many lives were killed; the one after them got through. `APPENDS` in DATA has a line for
 each append, before it is made: life, folder of the log, leader epoch. Lives are forked, so that none of them costs
 imports.
@@ -17,6 +19,7 @@ import io
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +29,7 @@ from typing import Any
 import pyarrow as pa
 
 from broker.client import connect
+from broker.runtime.assembled import Assembled
 from broker.runtime.broker import Broker
 from broker.runtime.config.configuration import Config, load
 from broker.runtime.dataplane import DataPlane
@@ -33,21 +37,24 @@ from broker.storage.disk import OsDisk
 from broker.storage.disk.osfile import OsFile
 from broker.storage.disk.preallocate import AheadFile
 from broker.storage.log import PartitionLog
+from tests.support.one_form import one_form
 
 CHANGES = (
     *((OsFile, name) for name in ("write", "truncate", "sync")),
     *((AheadFile, name) for name in ("write", "truncate", "sync")),
     *((OsDisk, name) for name in ("makedirs", "rename", "unlink", "sync_dir", "replace_file", "remove_tree")),
 )
+FORMS: dict[str, Callable[[Config], Assembled]] = {"alone": Broker, "one_form": one_form}
 STREAM = "s"
 SINK = b" sink"
 APPENDS = "appends"
 
 
-def main(data: str) -> None:
-    assert forked(partial(_live, data, 0)) == 0, "the stream is made"
+def main(data: str, form: str) -> None:
+    make = FORMS[form]
+    assert forked(partial(_live, data, make, 0)) == 0, "the stream is made"
     life = 1
-    while status := forked(partial(_live, data, life)):
+    while status := forked(partial(_live, data, make, life)):
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, (life, status)
         life += 1
     print(life - 1)
@@ -66,32 +73,39 @@ def forked(live: Callable[[], object]) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def _live(data: str, life: int) -> None:
+def _live(data: str, make: Callable[[Config], Assembled], life: int) -> None:
     config = load(None, {"LIFTLOG_DATA_DIR": data, "LIFTLOG_HTTP_PORT": "0", "LIFTLOG_INTAKE_ENABLED": "false"})
-    asyncio.run(_start(config, life))
+    asyncio.run(_start(config, make, life))
 
 
-async def _start(config: Config, life: int) -> None:
-    broker = Broker(config)
+async def _start(config: Config, make: Callable[[Config], Assembled], life: int) -> None:
+    broker = make(config)
     if life == 0:
         await broker.start()
         await broker.create_stream(STREAM, {})
-        _append(broker, life)
+        assert _append(broker, life)
         await broker.stop()
         return
     count_down(life)
     note_appends(life, Path(config.data_dir) / APPENDS)
     serve = DataPlane.serve
+    appending: list[asyncio.Future[None]] = []
+    loop = asyncio.get_running_loop()
+
+    def append_and_commit(port: int) -> None:
+        while not _append(broker, life, port=port):
+            time.sleep(0.002)
+        _commit(life, port=port)
 
     def serve_and_append(self: DataPlane, *where: Any) -> Any:
         served = serve(self, *where)
         port = self._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-        _append(broker, life, port=port)
-        _commit(life, port=port)
+        appending.append(loop.run_in_executor(None, append_and_commit, port))
         return served
 
     DataPlane.serve = serve_and_append  # type: ignore[method-assign]
     await broker.start()
+    await appending[0]
 
 
 def count_down(steps_left: int) -> None:
@@ -125,7 +139,8 @@ def note_appends(life: int, path: Path) -> None:
         setattr(PartitionLog, name, noting(getattr(PartitionLog, name)))
 
 
-def _append(broker: Broker, life: int, *, port: int | None = None) -> None:
+def _append(broker: Assembled, life: int, *, port: int | None = None) -> bool:
+    """False: it is not ready yet."""
     batch = pa.record_batch({"value": pa.array([b"%d" % life], pa.binary())})
     body = io.BytesIO()
     with pa.ipc.new_stream(body, batch.schema) as writer:
@@ -140,8 +155,10 @@ def _append(broker: Broker, life: int, *, port: int | None = None) -> None:
         {"Content-Type": "application/vnd.apache.arrow.stream"},
     )
     answer = connection.getresponse()
-    assert answer.status == 200, answer.read()
+    said = answer.read()
     connection.close()
+    assert answer.status == 200 or (answer.status == 503 and b"not_ready" in said), said
+    return answer.status == 200
 
 
 def _commit(life: int, *, port: int) -> None:
@@ -152,4 +169,4 @@ def _commit(life: int, *, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
