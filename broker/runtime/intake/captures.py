@@ -15,8 +15,8 @@ E5  Where a hash decides, messages are sorted by one number of partitions in eac
 E6  Messages that the server sent before it confirmed were given to the partition when `begin` returns. A new leadership
     takes nothing before that: what another broker has taken by the former number is not taken here by the new one.
 E7  A broker that is alone takes all of a stream or none of it: until all partitions are there, by an added number too,
-    its messages are sorted as before. What hashes to one that is not there would be passed over, and nobody else is
-    there to take it.
+    its messages are sorted as before; and none is taken once one of them goes, as for a pause. What hashes to one that
+    is not there would be passed over, and nobody else is there to take it.
 """
 
 from __future__ import annotations
@@ -142,8 +142,11 @@ class Captures:
             leaving = [] if attachment is None else [slot for slot in attachment.slots if slot.partition is partition]
             if attachment is None or (not leaving and (attachment.slots or attachment.coming)):
                 return
-            if len(leaving) == len(attachment.slots):
+            if self._takes_all or len(leaving) == len(attachment.slots):
+                stays = [slot.partition for slot in attachment.slots if slot not in leaving]
                 await self._detach(key)
+                if coming := [*stays, *attachment.coming]:  # E7
+                    self._attachments[key] = Attachment(attachment.info, [], coming=coming)
                 return
             if with_sent:
                 await self._take_in_sent()

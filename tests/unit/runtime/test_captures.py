@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,16 @@ PARTITIONS = 4
 class Broker:
     """Its driver, and a log for each partition, whether it is led here or not."""
 
-    def __init__(self, url: str, pool: SyncPool, appender: ThreadPoolExecutor, loop: asyncio.AbstractEventLoop) -> None:
-        self.driver = IntakeDriver(load(None, {}, {"nats.urls": [url]}), pool)
+    def __init__(
+        self,
+        url: str,
+        pool: SyncPool,
+        appender: ThreadPoolExecutor,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        takes_all: bool = False,
+    ) -> None:
+        self.driver = IntakeDriver(load(None, {}, {"nats.urls": [url]}), pool, takes_all=takes_all)
         self.pool, self.appender, self.hub = pool, appender, ChangeHub(loop)
         self.disk = SimDisk()
 
@@ -213,3 +222,59 @@ def test_one_of_several_that_end_takes_in_what_the_server_had_sent(brokers: tupl
 
     asyncio.run(publish())
     assert sum(partition.log.state.log_end_offset for partition in partitions) == count
+
+
+def test_a_broker_that_is_alone_takes_all_of_a_stream_or_none(brokers: tuple[str, Broker, Broker]) -> None:
+    """E7. Whoever awaits no ack would lose what hashes to a partition that is not there."""
+    url, a, _ = brokers
+    alone = Broker(url, a.pool, a.appender, asyncio.new_event_loop(), takes_all=True)
+    alone.driver.start()
+    eventually(lambda: alone.driver.state == "connected")
+    settings = settings_from({"subject": "all", "partition_by": "key", "partitions": 3, "linger_ms": 0})
+    info = StreamInfo(name="all", incarnation="i", created_us=0, settings=settings)
+    grown = replace(info, settings=replace(settings, partitions=PARTITIONS))
+    of = alone.make(info)
+    sent = 0
+
+    async def publish() -> None:
+        nonlocal sent
+        client = await nats.connect(url)
+        for number in range(12):
+            await client.publish("all", b"%d" % (sent + number), headers={"Liftlog-Key": f"k{number}"})
+        await flush(client, 30)
+        await client.close()
+        sent += 12
+
+    def stored() -> int:
+        return sum(each.log.state.log_end_offset for each in of)
+
+    try:
+        for partition in of[:2]:
+            alone.driver.begin(info, partition).result(60)
+            assert subscriptions_of(alone) == 0, "one of them is not there"
+        alone.driver.begin(info, of[2]).result(60)
+        assert subscriptions_of(alone) == 1
+        asyncio.run(publish())
+        eventually(lambda: stored() == sent)
+        for partition in of[:3]:
+            alone.driver.begin(grown, partition).result(60)
+        asyncio.run(publish())
+        eventually(lambda: stored() == sent)
+        assert not of[3].log.state.log_end_offset, "they are sorted as before"
+        for partition in of:
+            partition.alter(grown)
+        alone.driver.begin(grown, of[3]).result(60)
+        asyncio.run(publish())
+        eventually(lambda: stored() == sent)
+        assert of[3].log.state.log_end_offset
+        alone.driver.end(of[1], with_sent=True).result(60)
+        assert subscriptions_of(alone) == 0, "none is taken once one of them goes"
+        alone.driver.begin(grown, of[1]).result(60)
+        assert subscriptions_of(alone) == 1
+        asyncio.run(publish())
+        eventually(lambda: stored() == sent)
+        for partition in of:
+            alone.driver.end(partition, with_sent=True).result(60)
+        assert not alone.driver._streams
+    finally:
+        alone.driver.stop(20)
