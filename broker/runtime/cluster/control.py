@@ -220,7 +220,7 @@ class PlacedControl:
         info, is_new = info_from(said["stream"]), bool(said["created"])
         if not is_new:
             await self._open_again(name)
-        elif (refusal := await self._refusal(info)) is not None:
+        elif (refusal := await self._refusal(info)) is not None and not self._has_records(info):
             await self.execute("delete_stream", name=name, incarnation=info.incarnation)
             raise refusal
         missing = await self._wait_opened(info)
@@ -243,6 +243,11 @@ class PlacedControl:
             return None
         places = [(info.incarnation, number) for number in range(info.settings.partitions)]
         return await asyncio.to_thread(self._settle, places, DONE_S)
+
+    def _has_records(self, info: StreamInfo) -> bool:
+        """Whether anything was appended to a stream, and may be acknowledged."""
+        kept = self._streams.all_partitions()
+        return any(each.incarnation == info.incarnation and each.log.state.log_end_offset for each in kept)
 
     async def _wait_opened(self, info: StreamInfo) -> list[int]:
         """Wait for X2. Returns the partitions that are not there yet."""

@@ -16,10 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.api.errors import DiskFull, LiftlogError, StorageFailed
-from broker.metadata.catalog import StreamInfo
+from broker.api.errors import LiftlogError, StorageFailed
 from broker.metadata.partition import Place
-from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.cluster.replicas.replicas import Replicas
 from broker.runtime.cluster.sinks.here import StagesHere
 from broker.runtime.cluster.streams import PlacedStreams
@@ -339,24 +337,3 @@ def test_nothing_is_let_go_of_a_log_whose_stages_nobody_can_look_for(tmp_path: P
     closed = StagesHere(one.disk, one.replicas.partition, boot_id="boot", clock=lambda: 1)
     assert closed.may_have(*at)
     assert not closed.numbers(info)
-
-
-def test_a_stream_that_the_disk_refuses_in_part_stays_where_it_has_records(
-    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever asks for the same stream, or publishes to its first partition, may be faster than its refusal
-    (`control.X8`)."""
-    make = Folders.create
-
-    def refuses(folders: Folders, info: StreamInfo, number: int) -> PartitionLog:
-        if number == 1:
-            raise DiskFull("made to fail")
-        return make(folders, info, number)
-
-    monkeypatch.setattr(Folders, "create", refuses)
-    with alone(tmp_path, catalog, "p1") as one:
-        one.start()
-        places = create(catalog, "s", 2)
-        assert isinstance(one.replicas.settle(places, 10), DiskFull)
-        append(one.leading(places[0]))
-        assert one.replicas.settle(places, 10) is None

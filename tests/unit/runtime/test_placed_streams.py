@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from broker.api.errors import (
+    DiskFull,
     InvalidRequest,
     InvalidSetting,
     LiftlogError,
@@ -40,12 +41,14 @@ from broker.runtime.cluster.control import PlacedControl
 from broker.runtime.cluster.offsets import PlacedConsumers
 from broker.runtime.cluster.operating.samples import cluster_samples
 from broker.runtime.cluster.replicas import replicas as replicas_module
+from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.config.configuration import load
+from broker.storage.log import PartitionLog
 from tests.support.placed import Cluster, Node, ScriptedCatalog, node
 from tests.support.processes import eventually
 from tests.unit.runtime.test_partition import Waiter, rows
-from tests.unit.runtime.test_placed import make_leader, taken
+from tests.unit.runtime.test_placed import append, make_leader, taken
 
 T = TypeVar("T")
 pytestmark = pytest.mark.slow
@@ -530,6 +533,41 @@ def test_a_broker_that_is_alone_gets_all_of_a_group(tmp_path: Path, run: Any) ->
         assert run(control.create_stream("g", values))[1]
         assert run(control.alter_stream("g", {"retention_ms": 5_000})).settings.retention_ms == 5_000
         assert run(control.add_partitions("g", 3)).settings.partitions == 3
+
+
+def test_a_stream_that_the_disk_refuses_in_part_stays_where_it_has_records(
+    tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X8. Whoever asks for the same stream, or publishes to its first partition, may be faster than its refusal."""
+    make = Folders.create
+
+    def refuses(folders: Folders, info: StreamInfo, number: int) -> PartitionLog:
+        if number == 1:
+            append(one.leading((info.incarnation, 0)))
+            raise DiskFull("made to fail")
+        return make(folders, info, number)
+
+    monkeypatch.setattr(Folders, "create", refuses)
+    catalog = ScriptedCatalog()
+    with node(tmp_path, catalog, "p1", has_others=False) as one:
+        one.start()
+        control = PlacedControl(
+            load(None, {}),
+            catalog,
+            PlacedStreams("a", lambda: catalog.catalog, one.replicas, has_session=lambda: True),
+            loop=run.loop,
+            on_change=lambda: None,
+            may_change=lambda: True,
+            settle=one.replicas.settle,
+        )
+        control.begin()
+        monkeypatch.setattr(control_module, "DONE_S", 0.5)
+        info, is_new = run(control.create_stream("s", {"subject": None, "partitions": 2}))
+        assert is_new
+        assert any("[1]" in warning for warning in info.warnings)
+        assert "s" in catalog.catalog.streams
+        assert isinstance(refusal(lambda: run(control.add_partitions("s", 3))), DiskFull), "it is not served"
+        assert not catalog.catalog.streams["s"].partitions_next
 
 
 def run_twice(run: Any, control: PlacedControl) -> tuple[int, int]:

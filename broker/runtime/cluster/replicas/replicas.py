@@ -477,13 +477,11 @@ class Replicas:
 
     def settle(self, places: Iterable[Place], timeout_s: float) -> LiftlogError | None:
         """Wait until partitions that are led here are settled, or the time is up. Returns why the first one that is not
-        served is not, if that is known, and if none of them has a record: it may be acknowledged. Blocks."""
+        served is not, if that is known. Blocks."""
         until_ms = self._now_ms() + timeout_s * 1_000
         for at in places:
             while not self.is_settled(at) and not self._has_stopped and self._now_ms() < until_ms:
                 self._host.waits.pause(SETTLE_S)
-        if any(opened.log.state.log_end_offset for at in places if (opened := self.partition(at)) is not None):
-            return None
         return next((why for at in places if (why := self.obstacle(at)) is not None), None)
 
     def obstacle(self, at: Place) -> LiftlogError | None:
