@@ -211,6 +211,7 @@ def test_who_joins_again_reads_on_though_a_stream_was_deleted_and_that_one_when_
             session = server.backend.groups.get(orders.name).members[member].session
             server.call(_execute(server, {"kind": "end_members", "name": orders.name, "members": {member: session}}))
             if len(gone) == 1:
+                eventually(lambda: reader._life.share() is None, what="it to hear that")  # else it reads on as before
                 orders.append(2, 1)
                 assert read(reader, 1) == Counter({(2, 25): 1})
                 assert server.backend.groups.get(orders.name).members[member].streams == (orders.name,)
