@@ -130,6 +130,7 @@ async def deleted_meanwhile(
     await asyncio.wait([call])
 
 
+@pytest.mark.parametrize("running", ["alone"], indirect=True)  # in one form the log is closed a moment later
 @pytest.mark.parametrize("what", ["stage", "commit"])
 async def test_who_has_appended_to_the_stages_of_a_stream_that_is_deleted_before_the_sync_hears_that(
     running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
@@ -144,6 +145,7 @@ async def test_who_has_appended_to_the_stages_of_a_stream_that_is_deleted_before
             call.result()
 
 
+@pytest.mark.parametrize("running", ["alone"], indirect=True)  # in one form the log is closed a moment later
 @pytest.mark.parametrize("is_synced", [False, True])
 async def test_a_group_of_a_stream_that_is_deleted_before_its_sync_is_done(
     running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_synced: bool
@@ -159,6 +161,7 @@ async def test_a_group_of_a_stream_that_is_deleted_before_its_sync_is_done(
         call.result()
 
 
+@pytest.mark.parametrize("running", ["alone"], indirect=True)  # in one form the log is closed a moment later
 async def test_a_log_that_a_delete_closes_before_it_is_made_durable_is_gone(
     running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
