@@ -19,6 +19,8 @@ K5  On a disk without a free byte all commands are still taken but those that le
     (`broker/storage/disk/spare_files.py`), whole.
 K6  A command that an earlier release refuses comes in a new file, unless the snapshot of the one that is there stops
     that release already. It would go on without the command, as with any that was refused; its next file would lack it.
+K7  A command that the disk holds up until its time is over (`in_time`) is taken back as one that fails (K3). Who asked
+    for it was answered, and has gone on. The next start may find it only if the process ends while the disk holds.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from broker.api.errors import CorruptLog, DiskFull, InvalidRequest, LiftlogError, StorageFailed
+from broker.api.errors import CorruptLog, DeadlineExceeded, InvalidRequest, LiftlogError
 from broker.api.stream import SINCE
 from broker.metadata.catalog import SINCE as COMMANDS_SINCE
 from broker.metadata.catalog import Catalog
@@ -107,19 +109,25 @@ class CatalogStore:
         else:
             self.catalog.apply(line)
 
-    def execute(self, command: Mapping[str, Any]) -> Any:
+    def execute(self, command: Mapping[str, Any], *, in_time: Callable[[], bool] = lambda: True) -> Any:
         """Judge, journal and apply one command; return its result.
 
+        Args:
+            in_time: Whether it may still be applied (K7). Asked once it is durable.
         Raises:
             StorageFailed, DiskFull: the journal could not be written; nothing was applied. With the field `sent` it is
                 not known whether the next start will (K3).
+            DeadlineExceeded: K7; likewise.
             LiftlogError: what the catalog answered.
         """
         with self._lock:
             result = self.catalog.answered(command)
             if result is None:
                 self.catalog.judge(command)
+                before = self._file, self._size
                 self._write(_line_of(command), command)
+                if not in_time():
+                    raise self._taken_back(*before)
                 result = self.catalog.apply(command)
                 self._renew_if_long()
         self.on_applied()
@@ -184,8 +192,21 @@ class CatalogStore:
         with suppress(OSError):
             self._renew()
 
-    def _refusal(self, error: OSError) -> StorageFailed | DiskFull:
-        told = storage_error(error, f"write {self._path}")
+    def _taken_back(self, file: File | None, size: int) -> LiftlogError:
+        """K7. `file`, `size`: before the command was written."""
+        if self._file is file:
+            self._size = size
+            self._cut_off()
+        else:
+            self._is_whole = False
+            with suppress(OSError):
+                self._renew()
+        return self._refused(DeadlineExceeded(f"{self._path}: the disk took too long; the change was not made"))
+
+    def _refusal(self, error: OSError) -> LiftlogError:
+        return self._refused(storage_error(error, f"write {self._path}"))
+
+    def _refused(self, told: LiftlogError) -> LiftlogError:
         if not self._is_whole:
             log.error("catalog.failed path=%s error=%s", self._path, told)
             told.message += "; whether the change takes effect at the next start is not known"

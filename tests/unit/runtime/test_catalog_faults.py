@@ -25,7 +25,7 @@ from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.storage.disk import OsDisk
 from tests.support.effort import LONG
 from tests.support.simdisk import MODES, Crashed, SimDisk
-from tests.unit.metadata.test_catalog import create
+from tests.unit.metadata.test_catalog import REGISTER, create
 
 PATH = "/catalog.log"
 
@@ -53,10 +53,10 @@ class Life:
         self.promised = Catalog.restore(self.store.catalog.snapshot())
         self.unsure: Mapping[str, Any] | None = None
 
-    def execute(self, command: Mapping[str, Any]) -> bool:
+    def execute(self, command: Mapping[str, Any], *, in_time: bool = True) -> bool:
         """Whether it was answered. A power cut leaves it unsure and passes through."""
         try:
-            self.store.execute(command)
+            self.store.execute(command, in_time=lambda: in_time)
         except Crashed:
             self.unsure = command
             raise
@@ -160,6 +160,33 @@ def test_power_may_go_at_every_step(call: str | None) -> None:
             continue
         break
     assert steps > 15
+
+
+@pytest.mark.parametrize("command", [create("late"), create("late", envelopes="open")], ids=["a line", "a new file"])
+@pytest.mark.parametrize("after", range(3))
+@pytest.mark.parametrize("then", [None, *THEN])
+def test_a_command_that_comes_too_late_is_taken_back(command: dict[str, Any], then: str | None, after: int) -> None:
+    """K7, with the power cut at every step of it, and where it cannot be taken back for a while. (`after` 0: it meets
+    the fault itself.)"""
+    for steps in itertools.count(1):
+        disk = SimDisk(seed=steps)
+        life = Life(disk)
+        assert life.execute({"v": 1, **REGISTER})
+        assert life.execute(create("a"))
+        disk.crash_at = disk.steps + steps
+        if then is not None:
+            disk.fail(then, errno.EIO, after=after, times=1_000)
+        try:
+            assert not life.execute(command, in_time=False)
+            break
+        except Crashed:
+            for mode in MODES:
+                life.check(disk.after_crash(mode, seed=steps))
+    disk.crash_at = None
+    life.check_every_end(disk)
+    disk.heal()
+    assert life.execute(create("b"))
+    life.check_every_end(disk)
 
 
 def test_a_command_behind_a_torn_line_is_neither_lost_nor_in_the_way(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from broker.api.errors import CorruptLog, DiskFull, LiftlogError, NotReady, NotSupported
+from broker.api.errors import CorruptLog, DeadlineExceeded, DiskFull, LiftlogError, NotReady, NotSupported
 from broker.metadata.catalog import Catalog
 from broker.runtime.cluster.others import CATALOG_FILE, Addresses, Home
 from broker.runtime.cluster.plane.local import MEMBERS_MS, LocalPlane
@@ -31,6 +32,20 @@ class Time:
 
     def __call__(self) -> int:
         return self.ms
+
+
+class Slow(SimDisk):
+    """`at_sync` is called before each sync of the catalog's file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.makedirs("/data")
+        self.at_sync: Callable[[], object] = lambda: None
+
+    def step(self, call: str, path: str) -> Any:
+        if call == "sync" and path == PATH:
+            self.at_sync()
+        return super().step(call, path)
 
 
 @pytest.fixture
@@ -85,6 +100,11 @@ def kept(disk: SimDisk) -> Catalog:
     assert not store.catalog.cluster.partitions or store.catalog.streams["s"].settings.partitions == 2
     store.close()
     return store.catalog
+
+
+def kept_by(disk: SimDisk) -> Catalog:
+    """What the next start finds."""
+    return CatalogStore(disk, PATH).catalog
 
 
 def begin(plane: LocalPlane, sound: dict[str, list[int]] | None = None) -> Catalog:
@@ -206,6 +226,42 @@ def test_a_command_that_the_disk_refuses_has_no_effect(plane_of: Callable[..., L
     disk.heal()
     plane.service.execute(creation("big"))
     assert "big" in catalog.streams
+
+
+def test_a_command_that_the_disk_holds_up_beyond_its_time_is_taken_back(plane_of: Callable[..., LocalPlane]) -> None:
+    """L6. It was answered to be in doubt, and carried out later: behind what its client had done since."""
+    disk = Slow()
+    plane = plane_of(disk)
+    catalog = begin(plane)
+    goes_on = threading.Event()
+    disk.at_sync = lambda: goes_on.wait(60)
+    try:
+        with pytest.raises(DeadlineExceeded) as caught:
+            plane.service.execute({**creation("late"), "request_id": "1"}, until_s=time.monotonic() + 0.05)
+        assert caught.value.sent
+        with pytest.raises(LiftlogError) as behind:
+            plane.service.execute({**creation("behind"), "request_id": "2"}, until_s=time.monotonic() + 0.05)
+        assert not behind.value.sent
+    finally:
+        goes_on.set()
+    plane.service.execute(creation("next"))
+    assert list(catalog.streams) == ["next"]
+    for mode in MODES:
+        assert list(kept_by(disk.after_crash(mode)).streams) == ["next"]
+
+
+def test_a_command_has_all_of_its_time_for_the_disk(plane_of: Callable[..., LocalPlane]) -> None:
+    """A try of a cluster's command waits for two seconds, as the controller may have died. Here each would be taken
+    back on a disk that takes three."""
+    disk, now = Slow(), [100.0]
+    plane = plane_of(disk, clock=lambda: now[0])
+    catalog = begin(plane)
+    disk.at_sync = lambda: now.append(now.pop() + 3)
+    plane.service.execute({**creation("slow"), "request_id": "1"}, until_s=now[0] + 8)
+    with pytest.raises(DeadlineExceeded) as caught:
+        plane.service.execute({**creation("late"), "request_id": "2"}, until_s=now[0] + 2)
+    assert not caught.value.sent, "it is taken back by then"
+    assert list(catalog.streams) == ["slow"]
 
 
 def test_who_subscribes_is_called_once_for_all_and_then_for_what_has_changed(

@@ -11,20 +11,24 @@ L3  Folders of deleted streams that are left go before anything is opened (`orph
 L4  Members of consumer groups that fall silent are ended here, as a controller does it.
 L5  Nothing is told to be lost: a log that is would be removed, and begin anew. What cannot be opened is kept shut
     (`replicas.G19`), and is sound for the catalog.
+L6  A command with an end is carried out before that, or never (`service.V5`), however long the disk takes: where it was
+    written by then it is taken back (`catalog_store.K7`). There is one try: nobody else could carry it out.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from broker.api.errors import CorruptLog, LiftlogError, NotSupported
+from broker.api.errors import CorruptLog, LiftlogError, NotReady, NotSupported
 from broker.metadata.catalog import COMMAND_VERSION, Catalog
 from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.member_lives import MemberLives
@@ -51,11 +55,18 @@ REGISTERED_S: Final = 3_600.0
 class LocalNode:
     """The only voter of a cluster of one. Implements `thread.Node`."""
 
-    def __init__(self, broker_id: str, store: CatalogStore, wakeup: int, applied: Callable[[Mapping[str, Any]], None]):
+    def __init__(
+        self,
+        broker_id: str,
+        store: CatalogStore,
+        wakeup: int,
+        applied: Callable[[Mapping[str, Any]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.node_id = broker_id
         self.applied_index = 0
         self.store = store
-        self._wakeup, self._applied = wakeup, applied
+        self._wakeup, self._applied, self._clock = wakeup, applied, clock
 
     def tick(self, wait_s: float = 0.0) -> None:
         """See `thread.Node`."""
@@ -65,9 +76,12 @@ class LocalNode:
     def submit(
         self, command: Mapping[str, Any], done: Callable[[Any], None], *, timeout_s: float = 0.0, timely: bool = False
     ) -> None:
-        """Carry a command out."""
+        """Carry a command out. `timely`: not after `timeout_s` (L6)."""
+        until_s = self._clock() + timeout_s if timely else math.inf
         try:
-            result = {"ok": self.store.execute(command)}
+            if timely and timeout_s <= 0:
+                raise NotReady("the command came too late, and was not carried out")
+            result = {"ok": self.store.execute(command, in_time=lambda: self._clock() < until_s)}
         except LiftlogError as error:
             done(error if error.fields.get("sent") else {"error": error.to_problem()})
             return
@@ -93,7 +107,7 @@ class LocalPlane:
 
     Args:
         home: The file of the catalog is in its folder, and need not exist.
-        now_ms: A clock that never goes back.
+        now_ms, clock: Clocks that never go back; the latter, in seconds, is that of `until_s` of commands.
 
     Raises:
         CorruptLog, StorageFailed, DiskFull: as `CatalogStore`; L3.
@@ -107,11 +121,12 @@ class LocalPlane:
         home: Home,
         *,
         now_ms: Callable[[], int] = lambda: elapsed_us() // 1000,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._me = broker_id
         self.process = uuid.uuid4().hex
         self._thread: RaftThread[LocalNode] = RaftThread(halt=home.halt, tick_s=TICK_S)
-        self.service = Catalogs(self._thread)
+        self.service = Catalogs(self._thread, clock=clock, try_s=math.inf)
         self.registration = 0
         self._session_changed = home.session_changed
         self._is_over = False
@@ -120,7 +135,7 @@ class LocalPlane:
         store = CatalogStore(disk, path, partial(adopt, me=broker_id))
         _finish_deletions(disk, root, store, home.cluster_id)
         self._node = LocalNode(
-            broker_id, store, self._thread.wakeup, lambda command: self.service.applied(store.catalog, command)
+            broker_id, store, self._thread.wakeup, lambda command: self.service.applied(store.catalog, command), clock
         )
         self.service.applied(store.catalog, None)
         self._now_ms = now_ms

@@ -11,8 +11,9 @@ V3  Subscribers are called on the Raft thread, one after the other: nothing is a
     error of one is logged, and is none of the others' business.
 V4  A catalog that was replaced by a snapshot is seen as such: `catalog` is another object, and everybody is called. One
     that is put together anew from the journal is shown when it has all that the former one had (`node.N6`).
-V5  A command with an end (`until_s`) is carried out before that, or never (`node.N8`); if it is answered in doubt
-    before, it has been, or never will be. So it is not in the way of what its caller, or another broker, does next.
+V5  A command with an end (`until_s`) is carried out before that, or never (`node.N8`, `local.L6`); if it is answered in
+    doubt before, it has been, or never will be. So it is not in the way of what its caller, or another broker, does
+    next.
 V6  Renewals of sessions that change nothing else are told to nobody: several come each second.
 V7  A subscriber is told what has changed since the last call (`touched`), so that it need not look at all there is. One
     that has just subscribed, or meets another catalog, is told that it is all.
@@ -40,16 +41,22 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 5.0
 TRY_S: Final = 2.0
-"""So long one try waits for its answer, if another may follow."""
 PAUSE_S: Final = 0.1
 
 
 class Catalogs:
-    """See the module. Implements `wiring.CatalogService`."""
+    """See the module. Implements `wiring.CatalogService`.
 
-    def __init__(self, thread: RaftThread[Any], *, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        try_s: So long one try waits for its answer, if another may follow.
+    """
+
+    def __init__(
+        self, thread: RaftThread[Any], *, clock: Callable[[], float] = time.monotonic, try_s: float = TRY_S
+    ) -> None:
         self._thread = thread
         self._clock = clock
+        self._try_s = try_s
         self._catalog = Catalog()
         self._callbacks: tuple[Callable[[], None], ...] = ()
         self._live: list[str] = []
@@ -110,7 +117,9 @@ class Catalogs:
             except LiftlogError as error:
                 done({"error": error.to_problem()})
             else:
-                node.submit(command, done, timeout_s=min(left_s, TRY_S) if may_repeat else left_s, timely=is_timely)
+                node.submit(
+                    command, done, timeout_s=min(left_s, self._try_s) if may_repeat else left_s, timely=is_timely
+                )
 
         return self._until(timeout_s, submit, may_repeat=may_repeat)["ok"]
 
@@ -121,7 +130,7 @@ class Catalogs:
             LiftlogError: no controller has answered in time.
         """
         self._until(
-            timeout_s, lambda node, done, left_s: node.read(done, timeout_s=min(left_s, TRY_S)), may_repeat=True
+            timeout_s, lambda node, done, left_s: node.read(done, timeout_s=min(left_s, self._try_s)), may_repeat=True
         )
         return self._catalog
 
