@@ -21,6 +21,8 @@ K6  A command that an earlier release refuses comes in a new file, unless the sn
     that release already. It would go on without the command, as with any that was refused; its next file would lack it.
 K7  A command that the disk holds up until its time is over (`in_time`) is taken back as one that fails (K3). Who asked
     for it was answered, and has gone on. The next start may find it only if the process ends while the disk holds.
+K8  A fault of ours in the judgement of a command changes nothing. Later, nobody knows what the file, and the catalog in
+    memory, have of it: nothing more is to be done by them in this process (`HalfDone`).
 """
 
 from __future__ import annotations
@@ -55,6 +57,10 @@ def spare_bytes(path: str) -> int:
     except OSError:
         found = 0
     return max(SPARE_BYTES_LEAST, 2 * found)
+
+
+class HalfDone(Exception):
+    """K8."""
 
 
 class CatalogStore:
@@ -119,19 +125,30 @@ class CatalogStore:
                 not known whether the next start will (K3).
             DeadlineExceeded: K7; likewise.
             LiftlogError: what the catalog answered.
+            HalfDone: K8; as its cause another error that is none of these.
         """
         with self._lock:
             result = self.catalog.answered(command)
             if result is None:
                 self.catalog.judge(command)
-                before = self._file, self._size
-                self._write(_line_of(command), command)
-                if not in_time():
-                    raise self._taken_back(*before)
-                result = self.catalog.apply(command)
-                self._renew_if_long()
+                line = _line_of(command)
+                try:
+                    result = self._carry_out(command, line, in_time)
+                except LiftlogError:
+                    raise
+                except Exception as error:
+                    raise HalfDone(f"a {command['kind']} is half done in {self._path}: {error!r}") from error
         self.on_applied()
         return result["ok"]
+
+    def _carry_out(self, command: Mapping[str, Any], line: bytes, in_time: Callable[[], bool]) -> dict[str, Any]:
+        file, size = self._file, self._size
+        self._write(line, command)
+        if not in_time():
+            raise self._taken_back(file, size)
+        result = self.catalog.apply(command)
+        self._renew_if_long()
+        return result
 
     def close(self) -> None:
         """Close the file; there is nothing to flush."""

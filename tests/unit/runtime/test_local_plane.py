@@ -18,7 +18,7 @@ from broker.api.errors import CorruptLog, DeadlineExceeded, DiskFull, LiftlogErr
 from broker.metadata.catalog import Catalog
 from broker.runtime.cluster.others import CATALOG_FILE, Addresses, Home
 from broker.runtime.cluster.plane.local import MEMBERS_MS, LocalPlane
-from broker.runtime.partitions.catalog_store import CatalogStore
+from broker.runtime.partitions.catalog_store import CatalogStore, HalfDone
 from broker.storage.segments.checkpoint import LogIdentity, write_identity
 from tests.support.processes import eventually
 from tests.support.simdisk import MODES, SimDisk
@@ -262,6 +262,39 @@ def test_a_command_has_all_of_its_time_for_the_disk(plane_of: Callable[..., Loca
         plane.service.execute({**creation("late"), "request_id": "2"}, until_s=now[0] + 2)
     assert not caught.value.sent, "it is taken back by then"
     assert list(catalog.streams) == ["slow"]
+
+
+def test_a_fault_of_ours_in_the_judgement_of_a_command_is_its_answer_at_once(
+    plane_of: Callable[..., LocalPlane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`service.V10`. It was logged, and who asked waited until the time was up, to hear that nobody knows."""
+    plane = plane_of(new_disk())
+    catalog = begin(plane)
+    with monkeypatch.context() as patch:
+        patch.setattr(Catalog, "judge", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            plane.service.execute(creation("s"), timeout_s=600)
+    plane.service.execute(creation("t"))
+    assert list(catalog.streams) == ["t"]
+
+
+@pytest.mark.parametrize("where", [(CatalogStore, "_write_once"), (Catalog, "apply"), (CatalogStore, "_renew_if_long")])
+def test_a_fault_of_ours_that_leaves_a_command_half_done_ends_the_process(
+    plane_of: Callable[..., LocalPlane],
+    monkeypatch: pytest.MonkeyPatch,
+    halted: list[str],
+    where: tuple[type, str],
+) -> None:
+    """L7."""
+    plane = plane_of(new_disk())
+    begin(plane)
+    with monkeypatch.context() as patch:
+        patch.setattr(*where, lambda *_: 1 // 0)
+        with pytest.raises(HalfDone):
+            plane.service.execute(creation("s"), timeout_s=600)
+    [why] = halted
+    assert why.startswith(f"a create_stream is half done in {PATH}: ZeroDivisionError")
+    halted.clear()
 
 
 def test_who_subscribes_is_called_once_for_all_and_then_for_what_has_changed(

@@ -13,6 +13,8 @@ L5  Nothing is told to be lost: a log that is would be removed, and begin anew. 
     (`replicas.G19`), and is sound for the catalog.
 L6  A command with an end is carried out before that, or never (`service.V5`), however long the disk takes: where it was
     written by then it is taken back (`catalog_store.K7`). There is one try: nobody else could carry it out.
+L7  A fault of ours that leaves a command half done ends the process (`catalog_store.K8`), as one of a Raft node does
+    (`thread.T3`). The next start reads what there is.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from broker.runtime.cluster.others import CATALOG_FILE, Addresses, Home
 from broker.runtime.cluster.plane.service import Catalogs
 from broker.runtime.cluster.plane.thread import RaftThread
 from broker.runtime.elapsed import elapsed_us
-from broker.runtime.partitions.catalog_store import CatalogStore
+from broker.runtime.partitions.catalog_store import CatalogStore, HalfDone
 from broker.runtime.partitions.orphans import remove_orphans, require_catalog
 from broker.storage.disk import Disk
 from broker.storage.folder import STREAMS_FOLDER
@@ -61,12 +63,13 @@ class LocalNode:
         store: CatalogStore,
         wakeup: int,
         applied: Callable[[Mapping[str, Any]], None],
+        halt: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.node_id = broker_id
         self.applied_index = 0
         self.store = store
-        self._wakeup, self._applied, self._clock = wakeup, applied, clock
+        self._wakeup, self._applied, self._halt, self._clock = wakeup, applied, halt, clock
 
     def tick(self, wait_s: float = 0.0) -> None:
         """See `thread.Node`."""
@@ -85,6 +88,9 @@ class LocalNode:
         except LiftlogError as error:
             done(error if error.fields.get("sent") else {"error": error.to_problem()})
             return
+        except HalfDone as error:  # L7
+            self._halt(str(error))
+            raise
         self.applied_index += 1
         self._applied(command)
         done(result)
@@ -135,7 +141,12 @@ class LocalPlane:
         store = CatalogStore(disk, path, partial(adopt, me=broker_id))
         _finish_deletions(disk, root, store, home.cluster_id)
         self._node = LocalNode(
-            broker_id, store, self._thread.wakeup, lambda command: self.service.applied(store.catalog, command), clock
+            broker_id,
+            store,
+            self._thread.wakeup,
+            lambda command: self.service.applied(store.catalog, command),
+            home.halt,
+            clock,
         )
         self.service.applied(store.catalog, None)
         self._now_ms = now_ms

@@ -20,6 +20,7 @@ V7  A subscriber is told what has changed since the last call (`touched`), so th
 V8  A `position` covers what the catalog has shown until it was asked for: all subscribers have been told of it.
 V9  A command of a consumer group changes that group alone: `of_group` names it, so that who waits for something else is
     not woken.
+V10  A fault of ours in a command, before anything came of it, is its answer at once: who asked gets the error itself.
 """
 
 from __future__ import annotations
@@ -187,9 +188,17 @@ class Catalogs:
     def _once(self, submit: Callable[[Node, Callable[[Any], None], float], None], deadline_s: float) -> dict[str, Any]:
         future: Future[Any] = Future()
 
+        def done(result: Any) -> None:
+            if not future.done():  # V10
+                future.set_result(result)
+
         def call(node: Node) -> None:
             if future.set_running_or_notify_cancel():
-                submit(node, future.set_result, max(0.0, deadline_s - self._clock()))
+                try:
+                    submit(node, done, max(0.0, deadline_s - self._clock()))
+                except Exception as error:  # V10
+                    future.set_exception(error)
+                    raise
 
         def lost() -> None:
             if future.set_running_or_notify_cancel():
