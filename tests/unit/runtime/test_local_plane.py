@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from broker.api.errors import CorruptLog, DeadlineExceeded, DiskFull, LiftlogError, NotReady, NotSupported
+from broker.api.errors import (
+    CorruptLog,
+    DeadlineExceeded,
+    DiskFull,
+    LiftlogError,
+    NotReady,
+    NotSupported,
+    StorageFailed,
+)
 from broker.metadata.catalog import Catalog
 from broker.runtime.cluster.others import CATALOG_FILE, Addresses, Home
 from broker.runtime.cluster.plane.local import MEMBERS_MS, LocalPlane
@@ -131,6 +139,31 @@ def test_a_registration_waits_for_many_roles_to_be_given_out(plane_of: Callable[
     finally:
         is_over.set()
     assert plane.has_session()
+
+
+@pytest.mark.parametrize("times", [1, 1_000_000])
+def test_a_registration_that_the_disk_may_have_or_not_is_tried_once_more(
+    plane_of: Callable[..., LocalPlane], times: int
+) -> None:
+    """The second try begins with a new file (K3): it is recorded there, or the start ends with the disk's word."""
+    disk = new_disk()
+    kept(disk)
+    sound = {"i-s": [0, 1], "i-t": [0]}
+    plane = plane_of(disk)
+    plane.start()
+    for call in ("sync", "create"):
+        disk.fail(call, errno.EIO, path=CATALOG_FILE, times=times)
+    if times == 1:
+        assert plane.register(ADDRESSES, sound=sound) == plane.service.catalog.epoch_last
+        return
+    with pytest.raises(StorageFailed) as caught:
+        plane.register(ADDRESSES, sound=sound)
+    assert caught.value.sent
+    assert not plane.has_session()
+    disk.heal()
+    for found in (disk.after_kill(), *(disk.after_crash(mode) for mode in MODES)):
+        catalog = begin(plane_of(found), sound)
+        assert {state.leader for state in catalog.cluster.partitions.values()} == {"a"}
 
 
 def test_streams_of_an_earlier_release_are_placed_here_and_led_in_a_new_epoch(
