@@ -177,6 +177,24 @@ def test_a_stop_amid_a_change_of_the_catalog_leaves_no_log_open(
     assert (one.replicas.replicas(), one.replicas.partition(at)) == ([], None)
 
 
+def test_a_stop_amid_a_start_calls_no_log_unknown(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G6. What the stop keeps from being taken was named, although the catalog names it."""
+    at = a_process_that_opened(tmp_path, cluster)
+    shared = replicas_module._Shared
+    with node(tmp_path, cluster, "p2") as two:
+
+        def stopped_meanwhile(*args: Any) -> Any:
+            two.replicas.stop()
+            return shared(*args)
+
+        monkeypatch.setattr(replicas_module, "_Shared", stopped_meanwhile)
+        assert two.start().sound == {at[0]: [at[1]]}
+        assert two.replicas.replicas() == []
+    assert "replica.unknown" not in caplog.text
+
+
 def test_a_new_partition_is_made_reported_and_led(led: tuple[Node, Cluster, Place]) -> None:
     one, cluster, at = led
     assert "a" in cluster.state(at).opened

@@ -357,7 +357,7 @@ class Replicas:
         if growing:
             self._loop.wake()
         self._drop_gone()
-        if not self._has_named_unknown and cluster.rescue is None:
+        if not self._has_named_unknown and cluster.rescue is None and not self._has_stopped:  # else not all are taken
             self._has_named_unknown = True
             self._name_unknown()
         self._shared = shared if is_well else None
