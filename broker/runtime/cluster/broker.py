@@ -285,6 +285,7 @@ class ClusterBroker(Assembled):
             own.begin()
         self._modes.begin()
         if self.is_alone:
+            self._waits_for = "its streams"
             await asyncio.to_thread(self._wait_served)
         self._plane.service.subscribe(self._activity.look)
         self._threads.append(self._activity.stop)

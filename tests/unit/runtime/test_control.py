@@ -12,7 +12,7 @@ import errno
 import os
 import random
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -218,6 +218,34 @@ async def test_a_cluster_of_one_makes_no_stream_that_its_disk_refuses(
         for key in ("replication_factor", "min_insync_replicas"):
             with pytest.raises(InvalidSetting, match=f"{key}=2: this broker is alone"):
                 await broker.alter_stream("s", {key: 2})
+    finally:
+        await broker.stop()
+
+
+async def test_a_cluster_of_one_starts_and_says_so_where_its_catalog_does_not_hear_of_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk takes no `report_opened`: the start waited until it did, and named nothing."""
+    execute = CatalogStore.execute
+
+    def refused(store: CatalogStore, command: Mapping[str, Any], **more: Any) -> Any:
+        if command["kind"] == "report_opened":
+            raise StorageFailed("made to fail")
+        return execute(store, command, **more)
+
+    broker = make(tmp_path, made=one_form)
+    with monkeypatch.context() as patch:
+        patch.setattr(CatalogStore, "execute", refused)
+        await broker.start()
+        is_ready, missing = broker.ready()
+        assert (is_ready, missing["stream __offsets"]) == (False, "made to fail")
+        with pytest.raises(StorageFailed, match="made to fail"):
+            await broker.create_stream("s", {})
+    try:
+        assert broker.streams() == []
+        await until(lambda: broker.ready() == (True, {}), "all is well")
+        _, created = await broker.create_stream("s", {})
+        assert created
     finally:
         await broker.stop()
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,30 @@ def test_a_stream_that_is_shut_can_be_deleted(tmp_path: Path, catalog: ScriptedC
         catalog.apply(kind="delete_stream", name="s")
         eventually(lambda: not folder.exists() and not two.replicas.shut(), what="it to go")
         eventually(lambda: not catalog.catalog.deleted, what="the catalog to forget it")
+
+
+def test_a_log_that_the_catalog_cannot_be_told_of_says_why_until_it_can(
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk of the catalog refuses. A start waited for such a log, and said nothing."""
+    tries = list[object]()
+
+    def refused(command: Mapping[str, Any], **_: object) -> Any:
+        tries.append(command["kind"])
+        raise StorageFailed("made to fail")
+
+    with alone(tmp_path, catalog, "p1") as one:
+        one.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(catalog, "execute", refused)
+            [at] = create(catalog, "s")
+            assert str(one.replicas.settle([at], 60)) == "made to fail"
+            for count in (2, 3):
+                eventually(lambda count=count: tries.count("report_opened") == count)  # type: ignore[misc]
+                assert one.replicas.is_settled(at)
+                assert list(one.replicas.unserved()) == ["stream s"]
+        append(one.leading(at))
+        assert one.replicas.unserved() == {}
 
 
 def test_a_new_stream_needs_no_folder(tmp_path: Path, catalog: ScriptedCatalog) -> None:

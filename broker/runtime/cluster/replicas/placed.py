@@ -470,7 +470,9 @@ class PlacedReplica:
         self._rest_follower()
 
     def _rest_follower(self) -> None:
-        self._following = self.obstacle = None
+        self._following = None
+        if self._host.has_others:  # else it is not served until it leads
+            self.obstacle = None
         if self._follower is not None:
             self._follower.rest()
 
@@ -523,7 +525,7 @@ class PlacedReplica:
             log.exception("replica.turn_bug partition=%s", self)
             self._found = opened
             return None
-        self.partition, self._again_ms = partition, AGAIN_MS
+        self.partition, self._again_ms, self.obstacle = partition, AGAIN_MS, None
         return partition
 
     def _kept(self, assigned: Assignment) -> PartitionLog | None:

@@ -44,6 +44,8 @@ G19  A broker that is alone keeps each log shut that it cannot open, and that th
     round; all else by a command that concerns the stream (`open_again`), or by the next start.
 G20  A broker that is alone opens no folder that its catalog does not name: to open one may cut its end off, and the
     catalog may be an older copy than the folder (`orphans.O1` names them).
+G21  A log of which the catalog of a broker that is alone cannot be told, as the disk refuses, is not served, and says so
+    until it can. So no start waits for that.
 G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
 """
 
@@ -149,7 +151,7 @@ class Replicas:
         self._step_outs = Asks(host.service, host.step_outs)  # by why
         self._asks = Asks(host.service, host.commands)  # by what, or of which stream
         self._reports: BatchedAsks[Incarnation] = BatchedAsks(
-            self._asks, "report_opened", self._as_opened, at_once=OPENED_AT_ONCE, failed=_not_reported
+            self._asks, "report_opened", self._as_opened, at_once=OPENED_AT_ONCE, failed=self._not_reported
         )
         self._stops: dict[str, tuple[int, int]] = {}  # of streams that are to stop: as of when, and since when (ms)
         self._knows_again_ms: dict[str, int] = {}  # streams whose stop was given up: not before that
@@ -600,6 +602,14 @@ class Replicas:
         replicas = [[*at, step_outs] for at, (registration, step_outs) in opened.items() if registration == newest]
         return {"broker_id": self._host.me, "registration": newest, "replicas": replicas}
 
+    def _not_reported(self, opened: Mapping[Place, Incarnation], error: LiftlogError) -> None:
+        """Each says it again when its replica has its next turn. Where this broker is alone, what its own disk refuses
+        is why they are not served."""
+        log.info("replica.not_reported partitions=%d error=%s", len(opened), error)
+        if not self._host.has_others and isinstance(error, DiskFull | StorageFailed):
+            for replica in filter(None, map(self._replicas.get, opened)):
+                replica.obstacle = error
+
     def _refused(self, why: str, places: Iterable[Place]) -> None:
         for at in places:
             if (replica := self._replicas.get(at)) is not None:
@@ -700,11 +710,6 @@ class Replicas:
             "epoch_seen": max((opened.epochs.latest for _, opened, _ in logs), default=-1),
             "logs": [[*at, opened.epochs.epoch_of(end - 1) if end else -1, end] for at, opened, end in logs],
         }
-
-
-def _not_reported(opened: Mapping[Place, Incarnation], error: LiftlogError) -> None:
-    """Each says it again when its replica has its next turn."""
-    log.info("replica.not_reported partitions=%d error=%s", len(opened), error)
 
 
 def _is_same(before: Assignment | None, assigned: Assignment) -> bool:
