@@ -25,6 +25,7 @@ from broker.api.errors import (
 )
 from broker.metadata.catalog import Catalog
 from broker.runtime.cluster.others import CATALOG_FILE, Addresses, Home
+from broker.runtime.cluster.plane import local
 from broker.runtime.cluster.plane.local import MEMBERS_MS, LocalPlane
 from broker.runtime.partitions.catalog_store import CatalogStore, HalfDone
 from broker.storage.segments.checkpoint import LogIdentity, write_identity
@@ -180,6 +181,22 @@ def test_streams_of_an_earlier_release_are_placed_here_and_led_in_a_new_epoch(
     for state in states.values():
         assert (state.leader, state.replicas, state.isr) == ("a", ("a",), ("a",))
         assert state.leader_epoch > before.epoch_last, "no epoch is used by two lives"
+
+
+def test_a_later_release_leaves_the_way_back(
+    plane_of: Callable[..., LocalPlane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It raised the feature level at its start, also where nothing came of it. A former lone broker never did."""
+    disk = new_disk()
+    kept(disk)
+    sound = {"i-s": [0, 1], "i-t": [0]}
+    with monkeypatch.context() as later:
+        later.setattr(local, "FEATURE_LEVEL", local.FEATURE_LEVEL + 1)
+        plane = plane_of(disk)
+        assert begin(plane, sound).brokers["a"].feature_level_max == local.FEATURE_LEVEL
+        plane.service.execute({"v": 1, "kind": "delete_stream", "name": "t"})
+        plane.stop()
+    assert list(begin(plane_of(disk), sound).streams) == ["s"]
 
 
 def test_a_broker_under_another_name_leads_what_it_kept(plane_of: Callable[..., LocalPlane]) -> None:

@@ -46,6 +46,10 @@ from broker.storage.folder import STREAMS_FOLDER
 
 log = logging.getLogger(__name__)
 
+LEVEL: Final = 16
+"""The feature level of a catalog of one broker, in each release: that with which there were such. A later release asks
+`Cluster.knows` whether it may do what is new, and has that stop an earlier one (`catalog_store.K6`). Where nothing new
+has come there is a way back."""
 MEMBERS_MS: Final = 500
 """Between two looks at the members of groups."""
 TICK_S: Final = 0.25
@@ -317,7 +321,7 @@ def adopt(catalog: Catalog, *, me: str) -> None:
             cluster.partitions[at] = PartitionState(
                 replicas=(me,), isr=isr, opened=opened, leader_epoch=kept.leader_epoch
             )
-    cluster.feature_level = max(cluster.feature_level, FEATURE_LEVEL)
+    cluster.feature_level = max(cluster.feature_level, LEVEL)
     state = PartitionState(replicas=(me,), isr=(me,), opened=(me,), leader_epoch=max(1, catalog.epoch_last))
     for info in catalog.streams.values():
         for number in range(info.settings.partitions):

@@ -44,8 +44,8 @@ G19  A broker that is alone keeps each log shut that it cannot open, and that th
     round; all else by a command that concerns the stream (`open_again`), or by the next start.
 G20  A broker that is alone opens no folder that its catalog does not name: to open one may cut its end off, and the
     catalog may be an older copy than the folder (`orphans.O1` names them).
-G21  A log of which the catalog of a broker that is alone cannot be told, as the disk refuses, is not served, and says so
-    until it can. So no start waits for that.
+G21  A log of which the catalog of a broker that is alone cannot be told, as the disk refuses, is not served, and says
+    so until it can. So no start waits for that.
 G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
 """
 
