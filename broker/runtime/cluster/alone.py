@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from broker.api.errors import WrongFolder
 from broker.metadata.partition import Place
@@ -83,11 +84,11 @@ class Unlinked:
 
     def follower(self, at: Place, partition: ReplicatedPartition, step_out: Callable[[str], None]) -> FollowerDriver:
         """As `Wiring.follower`."""
-        return _FollowsNobody()
+        return _FOLLOWS_NOBODY
 
     def followers(self, at: Place, partition: ReplicatedPartition) -> Followers:
         """As `Wiring.followers`."""
-        return _NoFollowers()
+        return _NO_FOLLOWERS
 
     def ask_range(self, to: str, at: Place, question: AskRange, take: Callable[[HeldRange, bytes], None]) -> bool:
         """As `Wiring.ask_range`."""
@@ -129,3 +130,8 @@ class _NoFollowers:
 
     def close(self) -> None:
         pass
+
+
+_FOLLOWS_NOBODY: Final = _FollowsNobody()
+_NO_FOLLOWERS: Final = _NoFollowers()
+"""Of all logs: they know of none."""

@@ -81,6 +81,21 @@ class ReplicatedPartition(Partition):
         was_mended: Since somebody last looked, the log has lost nothing any more.
     """
 
+    __slots__ = (
+        "_giving_up",
+        "_handed_epoch",
+        "_heard_of",
+        "_serves_by",
+        "_stopping",
+        "_tickets",
+        "asks_others",
+        "given_up",
+        "has_others",
+        "leader_at",
+        "mended_count",
+        "was_mended",
+    )
+
     def __init__(
         self,
         info: StreamInfo,

@@ -20,6 +20,8 @@ class Stopping:
         as_of: The moment of the stop that was asked for last; None: there is none.
     """
 
+    __slots__ = ("_committed_number", "_epoch", "_lock", "_number", "_on_stopped", "_waiting_count", "as_of")
+
     def __init__(self) -> None:
         self.as_of: int | None = None
         self._epoch = -1

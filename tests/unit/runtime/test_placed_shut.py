@@ -17,6 +17,7 @@ import pytest
 from broker.api.errors import KeyMissing, WrongKeys
 from broker.metadata.partition import Place
 from broker.runtime.cluster.replicas import placed as placed_module
+from broker.runtime.cluster.replicas.serial_work import SerialWork
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.storage.disk import OsDisk
 from broker.storage.encrypted.keyfile import load_keys
@@ -224,7 +225,7 @@ def test_a_replica_that_cannot_be_made_is_tried_more_and_more_rarely(
         eventually(lambda: "replica.not_made" in caplog.text, what="the first try")
         now_ms, tried = one.host.now_ms(), []
         one.replicas.stop()
-        monkeypatch.setattr(placed._turns, "ask", lambda: tried.append(now_ms))
+        monkeypatch.setattr(SerialWork, "ask", lambda turns: tried.append(now_ms))
         assert (left / "somebody's").exists()
     placed._again_ms = 1
     pauses = []

@@ -40,6 +40,18 @@ class Capturing:
             for no others). It only grows (`growth.G1`).
     """
 
+    __slots__ = (
+        "_ask_turn",
+        "_captured",
+        "_host",
+        "_lock",
+        "_pausing",
+        "_taking_over",
+        "_was_removed",
+        "_woken",
+        "knows",
+    )
+
     def __init__(
         self,
         host: Host,

@@ -37,6 +37,17 @@ class LeaderEffects:
         step_out: As `PlacedReplica.step_out`.
     """
 
+    __slots__ = (
+        "_ask_turn",
+        "_at",
+        "_changes",
+        "_host",
+        "_lock",
+        "_open",
+        "_step_out",
+        "_trim_to",
+    )
+
     def __init__(
         self,
         host: Host,

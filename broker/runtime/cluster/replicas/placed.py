@@ -128,6 +128,43 @@ class PlacedReplica:
         is_gone: It was removed, and so was its folder.
     """
 
+    __slots__ = (
+        "_again_ms",
+        "_assigned",
+        "_capturing",
+        "_cause",
+        "_effects",
+        "_follower",
+        "_following",
+        "_former",
+        "_found",
+        "_host",
+        "_incarnation",
+        "_info",
+        "_is_unfinished",
+        "_led_in",
+        "_life",
+        "_lock",
+        "_mender",
+        "_name",
+        "_reopening",
+        "_report_opened",
+        "_tried_ms",
+        "_turns",
+        "_was_removed",
+        "_woken",
+        "at",
+        "is_damaged",
+        "is_fresh",
+        "is_gone",
+        "is_old",
+        "mending",
+        "obstacle",
+        "partition",
+        "shut",
+        "stepping",
+    )
+
     def __init__(
         self,
         host: Host,

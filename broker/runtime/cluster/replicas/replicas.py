@@ -176,10 +176,11 @@ class Replicas:
         folders.ends.load()
         catalog = self._host.service.catalog
         infos = {info.incarnation: info for info in list(catalog.streams.values())}
+        placed = {incarnation for incarnation, _ in list(catalog.cluster.partitions)}
         for identity in list(folders.found()) if self._host.has_others else self._named():
             at = identity.incarnation, identity.partition
             info = infos.get(identity.incarnation)
-            if info is not None and not catalog.cluster.places_of(identity.incarnation):
+            if info is not None and identity.incarnation not in placed:
                 continue  # of a stream that is not placed
             state = catalog.cluster.partitions.get(at)
             settings = folders.log_settings(

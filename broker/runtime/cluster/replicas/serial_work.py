@@ -27,11 +27,14 @@ class SerialWork:
         work: Done in a turn; looks by itself at what there is to do.
     """
 
+    __slots__ = ("_has_ended", "_is_asked", "_is_running", "_lock", "_not_running", "_pool", "_waits", "_work")
+
     def __init__(self, pool: Executor, work: Callable[[], None], waits: Waits) -> None:
         self._pool = pool
         self._work = work
         self._waits = waits
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
+        self._not_running: threading.Condition | None = None  # made by who waits: there are ten thousand owners
         self._is_asked = self._is_running = self._has_ended = False
 
     def ask(self) -> None:
@@ -46,13 +49,14 @@ class SerialWork:
         except RuntimeError:  # the broker stops
             with self._lock:
                 self._is_running = False
-                self._lock.notify_all()
+                self._tell()
 
     def end(self) -> None:
         """No more turns. Not to be called by the work itself."""
         with self._lock:
             self._has_ended = True
-            self._waits.until(self._lock, lambda: not self._is_running)
+            self._not_running = self._not_running or threading.Condition(self._lock)
+            self._waits.until(self._not_running, lambda: not self._is_running)
 
     def _run(self) -> None:
         while self._begins():
@@ -66,5 +70,9 @@ class SerialWork:
             self._is_running = self._is_asked and not self._has_ended
             self._is_asked = False
             if not self._is_running:
-                self._lock.notify_all()
+                self._tell()
             return self._is_running
+
+    def _tell(self) -> None:
+        if self._not_running is not None:
+            self._not_running.notify_all()
