@@ -7,17 +7,23 @@ that it starts none for a later call, which may wait for as long as a connection
 Q1  The first thread is there with the pool, or there is no pool.
 Q2  A call for which no thread can be started waits for one that becomes free, as in a pool that is full.
 Q3  With each call a thread is started if there are fewer than calls under way, and more are allowed.
+Q4  Where nobody asks what became of a call (`CallThreads`), one that waits is a place in a queue: no `Future`, with its
+    lock and its condition, is made for it. A start with ten thousand partitions has as many calls.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from broker.api.errors import Overloaded
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,6 +74,55 @@ class Threads(ThreadPoolExecutor):
     def _count(self, more: int) -> None:
         with self._count_lock:
             self._under_way += more
+
+
+class CallThreads:
+    """See Q4. Thread-safe.
+
+    Args:
+        count, name: As `Threads` takes them.
+
+    Raises:
+        Overloaded: the system allows no more threads.
+    """
+
+    def __init__(self, count: int, *, name: str) -> None:
+        self._pool = Threads(count, name=name)
+        self._count = count
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._at_work = 0
+
+    def submit(self, call: Callable[[], None], /) -> None:
+        """Have it called soon, in turn. Raises RuntimeError after a shutdown: it is never called."""
+        with self._lock:
+            self._waiting.append(call)
+            if self._at_work == self._count:
+                return
+            try:
+                self._pool.submit(self._work)
+            except RuntimeError:
+                self._waiting.pop()
+                raise
+            self._at_work += 1
+
+    def shutdown(self) -> None:
+        """Take no more calls; return when all that were taken are done."""
+        self._pool.shutdown()
+
+    def _work(self) -> None:
+        while (call := self._next()) is not None:
+            try:
+                call()
+            except Exception:
+                log.exception("threads.call_bug call=%s", call)
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            self._at_work -= 1
+            return None
 
 
 def _nothing() -> None:

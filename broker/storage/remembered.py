@@ -278,7 +278,9 @@ class Remembered:
             return self.lacks_state or self.known().producers.needs(stamp, self.state.high_watermark)
 
     def update_settings(self, settings: LogSettings) -> None:
-        """Take other limits from now on."""
+        """Take other limits from now on. What is the same costs nothing: a start says it of each log."""
+        if settings == self.state.settings:
+            return
         with suppress(OSError):
             self.states.look()
         with self.state.lock:

@@ -69,7 +69,7 @@ from broker.runtime.sinks.stage_log import epoch_staged
 from broker.runtime.sinks.stages import StageLimits
 from broker.runtime.stopping import end_process
 from broker.runtime.waiting import ThreadWaits
-from broker.serving.threads import Threads
+from broker.serving.threads import CallThreads, Threads
 from broker.storage.folder import STREAMS_FOLDER
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
@@ -116,7 +116,7 @@ class ClusterBroker(Assembled):
             waits_for=self._told,
         )
         self._plane = plane = self._others.plane(home)
-        self._workers = Threads(WORKERS, name="role")
+        self._workers = CallThreads(WORKERS, name="role")
         self._commands = Threads(COMMANDS, name="command")
         self._link = self._others.link(plane, home, self._pool, config.replication)
         ours, keyring = config.producers, load_keyring(config.encryption)

@@ -13,6 +13,7 @@ from broker.metadata.partition import Place
 from broker.replication.events import Send
 from broker.replication.messages import AskRange, HeldRange, Incarnation
 from broker.runtime.cluster.replicas.folders import Folders
+from broker.runtime.cluster.replicas.serial_work import Workers
 from broker.runtime.cluster.replicas.told_roles import ToldRoles
 from broker.runtime.looping import MakeLoop
 from broker.runtime.partitions.replica import Replica
@@ -168,7 +169,7 @@ class Host:
     make_replica: Callable[[StreamInfo, int, PartitionLog], Replica]
     sync_pool: SyncExecutor
     appender: Executor
-    workers: Executor
+    workers: Workers
     commands: Executor
     step_outs: Executor
     mending: Executor

@@ -19,7 +19,7 @@ from broker.runtime.cluster import control
 from broker.runtime.cluster.replicas.serial_work import SerialWork
 from broker.runtime.dataplane import DataPlane
 from broker.runtime.waiting import ThreadWaits
-from broker.serving.threads import Threads
+from broker.serving.threads import CallThreads, Threads
 
 BROKER = Path(__file__).parents[3] / "broker"
 
@@ -126,6 +126,43 @@ def test_a_command_for_which_there_is_no_thread_is_refused_and_not_made(monkeypa
         asyncio.run(control.waits(lambda: made.append(1)))
     asyncio.run(control.waits(lambda: made.append(2)))
     assert made == [2]
+
+
+def test_calls_of_which_nobody_hears_are_all_made_by_so_many_threads(caplog: pytest.LogCaptureFixture) -> None:
+    meeting, names, done = threading.Barrier(3), set[str](), list[int]()
+
+    def meet() -> None:
+        meeting.wait(60)
+        names.add(threading.current_thread().name)
+
+    def fail() -> None:
+        raise ZeroDivisionError("of a test")
+
+    pool = CallThreads(3, name="few")
+    for _ in range(3):
+        pool.submit(meet)
+    pool.submit(fail)
+    for number in range(1_000):
+        pool.submit(lambda number=number: done.append(number))  # type: ignore[misc]
+    pool.shutdown()
+    assert len(names) == 3
+    assert sorted(done) == list(range(1_000))
+    assert "threads.call_bug" in caplog.text
+    with pytest.raises(RuntimeError):
+        pool.submit(fail)
+    assert caplog.text.count("threads.call_bug") == 1
+
+
+def test_calls_wait_for_the_threads_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, goes_on = list[int](), threading.Event()
+    pool = CallThreads(3, name="few")
+    pool.submit(lambda: [goes_on.wait(60)].clear())
+    with no_more_threads(monkeypatch):
+        for number in range(5):
+            pool.submit(lambda number=number: done.append(number))  # type: ignore[misc]
+    goes_on.set()
+    pool.shutdown()
+    assert sorted(done) == list(range(5))
 
 
 def test_a_broker_has_no_other_pools() -> None:

@@ -78,14 +78,20 @@ class Folders:
     may_make: Callable[[StreamInfo], None] = lambda info: None
     epoch_beside: Callable[[PartitionLog], int] = lambda opened: -1
     _durable: _Durable = field(default_factory=_Durable, repr=False)
+    _settings_of: dict[bool, tuple[StreamSettings, LogSettings]] = field(default_factory=dict, repr=False)
 
     def path(self, name: str, incarnation: str, number: int) -> str:
         """Where a replica is. Raises OSError: nowhere."""
         return partition_folder(self.root, name, incarnation, number)
 
     def log_settings(self, settings: StreamSettings, *, is_sole: bool = False) -> LogSettings:
-        """The settings of a log. `is_sole`: nobody else keeps it, by the catalog (`placed.V10`)."""
-        return replace(LogSettings.of(settings, self.settings), is_sole_replica=is_sole)
+        """The settings of a log, the same ones for all of a stream that are asked for in a row. `is_sole`: nobody else
+        keeps it, by the catalog (`placed.V10`)."""
+        of, found = self._settings_of.get(is_sole, (None, None))
+        if found is None or of is not settings:
+            found = replace(LogSettings.of(settings, self.settings), is_sole_replica=is_sole)
+            self._settings_of[is_sole] = settings, found
+        return found
 
     def found(self) -> Iterator[LogIdentity]:
         """The replicas of this cluster that have a folder whose identity can be read. OSError passes through.

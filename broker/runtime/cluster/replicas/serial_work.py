@@ -13,11 +13,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor
+from typing import Protocol
 
 from broker.runtime.waiting import Waits
 
 log = logging.getLogger(__name__)
+
+
+class Workers(Protocol):
+    """Threads that carry out what is submitted. Nobody asks what became of it."""
+
+    def submit(self, call: Callable[[], None], /) -> object:
+        """Have it called soon. Raises RuntimeError: never."""
+        ...
 
 
 class SerialWork:
@@ -29,7 +37,7 @@ class SerialWork:
 
     __slots__ = ("_has_ended", "_is_asked", "_is_running", "_lock", "_not_running", "_pool", "_waits", "_work")
 
-    def __init__(self, pool: Executor, work: Callable[[], None], waits: Waits) -> None:
+    def __init__(self, pool: Workers, work: Callable[[], None], waits: Waits) -> None:
         self._pool = pool
         self._work = work
         self._waits = waits
