@@ -471,4 +471,6 @@ class ReplicatedPartition(Partition):
     @property
     def minds_time(self) -> bool:
         """As `Partition.minds_time`."""
-        return super().minds_time and self.leads and not self.has_followers
+        core = self._core  # asked of all, each second: without a call
+        is_asked = not self.fsync_each_batch or self._told_of is not self._info
+        return is_asked and core.role is LEADING and core.in_sync is None

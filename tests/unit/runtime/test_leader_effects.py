@@ -156,3 +156,16 @@ def test_a_trim_that_the_disk_refused_is_not_done_in_another_leadership(leads_ag
     assert effects.trim()
     assert partition.kept_start_offset == (0 if leads_again else 7)
     assert partition.stepped == ([] if leads_again else [StartMoved(7)])
+
+
+def test_a_trim_of_what_retention_has_let_go_is_over_at_once() -> None:
+    """Its core has not heard of that: it is told at a tick, and who trims need not wait for one."""
+    partition = Trimmed()
+    effects = LeaderEffects(
+        cast(Host, None), AT, cast(IsrChanges, None), ask_turn=lambda: None, step_out=lambda why: None
+    )
+    effects.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
+    effects.do(Trim(7))
+    partition.kept_start_offset = 9
+    assert effects.trim()
+    assert partition.stepped == [StartMoved(9)]

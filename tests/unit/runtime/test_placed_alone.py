@@ -362,3 +362,26 @@ def test_nothing_is_let_go_of_a_log_whose_stages_nobody_can_look_for(tmp_path: P
     closed = StagesHere(one.disk, one.replicas.partition, boot_id="boot", clock=lambda: 1)
     assert closed.may_have(*at)
     assert not closed.numbers(info)
+
+
+def test_the_disk_is_asked_for_stages_once_until_somebody_is_about_to_stage(
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of the cleaner asked for those of ten thousand partitions. Who stages is seen at once."""
+    with alone(tmp_path, catalog, "p1") as one:
+        one.start()
+        [at] = create(catalog, "s")
+        main = one.leading(at)
+        stages = StagesHere(one.disk, one.replicas.partition, boot_id="boot", clock=lambda: 1)
+        info = catalog.catalog.streams["s"]
+        assert not stages.may_have(*at)
+        with monkeypatch.context() as patched:
+            patched.setattr(one.disk, "exists", None)
+            assert not stages.may_have(*at)
+            assert not stages.numbers(info)
+        log = stages.log_of(main, main)
+        assert not stages.may_have(*at)
+        log.open()
+        assert stages.may_have(*at)
+        assert stages.numbers(info) == [at[1]]
+        log.close()

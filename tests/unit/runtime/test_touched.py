@@ -53,10 +53,10 @@ class Service:
         self.looked = 0
 
 
-def replicas_of(service: Service) -> tuple[Replicas, dict[Place, Assignment | None]]:
+def replicas_of(service: Service, *, has_others: bool = True) -> tuple[Replicas, dict[Place, Assignment | None]]:
     assigned: dict[Place, Assignment | None] = {}
     pools = dict.fromkeys(("commands", "step_outs", "mending"))
-    parts = {**pools, "roles": ToldRoles(), "has_others": True}
+    parts = {**pools, "roles": ToldRoles(), "has_others": has_others}
     host = SimpleNamespace(me="a", service=service, now_ms=lambda: 0, assigned=assigned, make_loop=ThreadLoop, **parts)
     return Replicas(cast(Host, host), "pa"), assigned
 
@@ -283,10 +283,11 @@ def test_a_fault_in_one_partition_is_met_again_and_keeps_no_other_from_its_assig
 class Ticked(Noting):
     """One that notes that time has passed."""
 
-    partition, is_damaged = None, False
+    partition, is_damaged, is_at_rest = None, False, True
 
     def __init__(self, host: Any, at: Place, *rest: Any, **named: Any) -> None:
         super().__init__(host, at, *rest, **named)
+        self.restless: dict[Place, None] = rest[-1]
         self.ticks: list[int] = []
 
     def tick(self, now_ms: int, *, may_go: bool) -> None:
@@ -318,3 +319,37 @@ def test_a_round_ticks_so_many_replicas_in_turn_however_many_there_are(monkeypat
     assert rounds(5, is_of_all=True) == [[1, 4, 5]] * 4 + [[2, 5]] * 4 + [[3, 5]] * 2
     apply(kind="create_stream", name="t", incarnation="1" * 32, created_us=1, settings=settings, replication_factor=1)
     assert [ticks[-1:] for ticks in rounds(6, 7, 8, 9, 10)] == [[at] for at in (6, 7, 8, 9, 10) for _ in range(4)]
+
+
+def test_a_round_of_a_broker_that_is_alone_ticks_who_has_something_to_do_and_few_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PlacedReplica", Ticked)
+    monkeypatch.setattr(module, "TICKED_AT_ONCE", 3)
+    monkeypatch.setattr(module, "RESTING_AT_ONCE", 2)
+    catalog = Catalog()
+    service = Service(catalog, tells=True)
+    one, _ = replicas_of(service, has_others=False)
+    settings = {"subject": None, "partitions": 8}
+    for command in (
+        {"kind": "register_broker", "broker_id": "a", "incarnation": "pa", "http": "a:1", "grpc": "a:2", "sound": {}},
+        {"kind": "create_stream", "name": "s", "incarnation": "0" * 32, "created_us": 1, "settings": settings},
+    ):
+        assert "ok" in catalog.apply({"v": 1, "replication_factor": 1, **command})
+        service.touched = catalog.take_touched()
+        one._changed()
+    replicas = cast(list[Ticked], one.replicas())
+
+    def ticked(now_ms: int) -> list[int]:
+        one._tick(now_ms, is_of_all=False)
+        return [number for number, replica in enumerate(replicas) if now_ms in replica.ticks]
+
+    assert [ticked(now_ms) for now_ms in (1, 2, 3, 4, 5)] == [[0, 1], [2, 3], [4, 5], [6, 7], [0, 1]]
+    for replica in replicas[3:7]:
+        replica.is_at_rest = False
+        replica.restless[replica.at] = None
+    assert [ticked(now_ms) for now_ms in (6, 7)] == [[2, 3, 4, 5], [3, 4, 5, 6]]
+    for replica in replicas:
+        replica.is_at_rest = True
+    assert [ticked(now_ms) for now_ms in (8, 9)] == [[6, 7], [0, 1]]
+    assert not replicas[0].restless

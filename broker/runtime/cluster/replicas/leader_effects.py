@@ -98,18 +98,15 @@ class LeaderEffects:
         if opened is None:
             return True
         partition = opened[0]
-        if (
-            not partition.leads
-            or epoch != partition.leader_epoch
-            or start <= partition.log.checkpoints.kept_start_offset
-        ):
+        if not partition.leads or epoch != partition.leader_epoch:
             return True
-        try:
-            partition.replica.trim(start)
-        except LiftlogError as error:
-            log.warning("replica.not_trimmed partition=%s error=%s", partition, error)
-            partition.look_at_failure()
-            return False
+        if start > partition.log.checkpoints.kept_start_offset:  # else retention was there first
+            try:
+                partition.replica.trim(start)
+            except LiftlogError as error:
+                log.warning("replica.not_trimmed partition=%s error=%s", partition, error)
+                partition.look_at_failure()
+                return False
         partition.step(StartMoved(partition.log.checkpoints.kept_start_offset))
         return True
 

@@ -116,6 +116,7 @@ class PlacedReplica:
         woken: Called when it wants to step out, or is to be looked at.
         report_opened: Has the catalog know that its folder is there. Does not wait.
         mender: The broker's.
+        restless: Where there are no others, it is in here while it is not at rest.
 
     Attributes:
         partition: None: there is no log at the moment.
@@ -149,6 +150,7 @@ class PlacedReplica:
         "_name",
         "_reopening",
         "_report_opened",
+        "_restless",
         "_tried_ms",
         "_turns",
         "_was_removed",
@@ -175,6 +177,7 @@ class PlacedReplica:
         report_opened: Callable[[Place, Incarnation], None],
         changes: IsrChanges,
         mender: Mender,
+        restless: dict[Place, None],
         *,
         is_old: bool = False,
         shut: LiftlogError | None = None,
@@ -193,7 +196,7 @@ class PlacedReplica:
         self._found = found
         self._woken = woken
         self._report_opened = report_opened
-        self._mender = mender
+        self._mender, self._restless = mender, restless
         self.mending: Mending | None = None
         self._turns = SerialWork(host.workers, self._work, host.waits)
         self._effects = LeaderEffects(host, at, changes, ask_turn=self._turns.ask, step_out=self._leader_steps_out)
@@ -224,6 +227,12 @@ class PlacedReplica:
         follower = self._follower
         is_well = follower is not None and self.stepping is None and not self.is_damaged
         return follower.agreed_epoch if follower is not None and is_well else -1
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it has nothing to try again, and nothing is damaged: where there are no others, whatever else is to
+        be done to it is done when it is asked for."""
+        return not (self._is_unfinished or self.is_damaged or self.mending is not None)
 
     def assign(self, assigned: Assignment | None, *, is_deleted: bool = False) -> None:
         """Take this role, in turns; None: this broker has no such replica any more. `is_deleted`: nor has any."""
@@ -357,6 +366,8 @@ class PlacedReplica:
             self._is_unfinished = True
             raise
         finally:
+            if not self._host.has_others and not self.is_at_rest:
+                self._restless[self.at] = None
             if reopening is not None:
                 reopening.set_result(None)
 

@@ -30,7 +30,9 @@ G15  A command costs what it changes: only partitions that it has touched are lo
     changed that any may depend on: which brokers there are and where they answer, this one's registration, a rescue, or
     the catalog as a whole. So it is after a fault of ours.
 G16  Time costs the broker the same however many replicas it has: a round ticks `TICKED_AT_ONCE` of them, in turn. It
-    ticks all where something has changed that they do not hear of otherwise (`look`), and while the broker stops.
+    ticks all where something has changed that they do not hear of otherwise (`look`), and while the broker stops. Where
+    there are no others, time changes little for a replica: a round ticks those that have something to try again, or are
+    damaged, and `RESTING_AT_ONCE` of the rest. It asks for no step-outs.
 G17  Who stops hears nothing more of the catalog: a log that is made or taken then is closed by nobody. The catalog's
     thread may be amid a change: it makes and takes nothing more from the moment on that the stop begins to count.
 G18  A log whose own keys are lost, or another log's, is kept shut: nothing opens it, moves it aside or makes another in
@@ -91,6 +93,8 @@ TICK_MS: Final = 200
 TICKED_AT_ONCE: Final = 1_000
 """Each takes some microseconds of the interpreter, which all threads share: the Raft thread, and so the session, waits
 while replicas are ticked."""
+RESTING_AT_ONCE: Final = 20
+"""Of ten thousand, each has its turn within two minutes, for a thousandth of the interpreter."""
 OPENED_AT_ONCE: Final = 1_000
 """So many folders that are there are in one command: some 50 KiB."""
 GATHER_MS: Final = 30
@@ -157,6 +161,7 @@ class Replicas:
         self._knows_again_ms: dict[str, int] = {}  # streams whose stop was given up: not before that
         self._has_halted = self._is_due = self._has_named_unknown = self._has_opened = False
         self._to_tick: list[PlacedReplica] = []  # the rest of this turn (G16)
+        self._restless: dict[Place, None] = {}  # of a broker that is alone: not at rest, as far as is known
         self._mender = Mender(host.mending)
         self._is_leaving = self._has_stopped = False
         self._taking = threading.Lock()  # over who has which log (G17)
@@ -311,9 +316,7 @@ class Replicas:
 
     def partitions(self) -> Iterator[ReplicatedPartition]:
         """All that are open here."""
-        for replica in self.replicas():
-            if (partition := replica.partition) is not None:
-                yield partition
+        return iter([partition for replica in self.replicas() if (partition := replica.partition) is not None])
 
     def replicas(self) -> list[PlacedReplica]:
         """All, with a log or without."""
@@ -444,6 +447,7 @@ class Replicas:
             self._reports.ask,
             self._changes,
             self._mender,
+            self._restless,
             is_old=at in self._old,
             shut=shut,
         )
@@ -539,9 +543,10 @@ class Replicas:
             self._heard.look(self._host.service.catalog.brokers, now_ms)
         if is_of_all or not self._to_tick:
             self._to_tick = self.replicas()
-        count = len(self._to_tick) if is_of_all else TICKED_AT_ONCE
+        at_once = TICKED_AT_ONCE if self._host.has_others else RESTING_AT_ONCE
+        count = len(self._to_tick) if is_of_all else at_once
         due, self._to_tick = self._to_tick[:count], self._to_tick[count:]
-        for replica in due:
+        for replica in dict.fromkeys([*self._those_at_work(), *due]):
             try:
                 partition = replica.partition
                 if is_over and partition is not None and partition.leads:  # G10
@@ -549,6 +554,17 @@ class Replicas:
                 replica.tick(now_ms, may_go=replica.is_damaged and self._may_go(replica.at, now_ms))
             except Exception:
                 log.exception("replica.tick_bug partition=%s", replica)
+
+    def _those_at_work(self) -> list[PlacedReplica]:
+        """Those of a broker that is alone that are not at rest, so many at once, in turn."""
+        at_work: list[PlacedReplica] = []
+        for at in list(self._restless)[:TICKED_AT_ONCE]:
+            self._restless.pop(at, None)  # first: a turn may say it anew meanwhile
+            replica = self._replicas.get(at)
+            if replica is not None and not replica.is_at_rest:
+                self._restless[at] = None
+                at_work.append(replica)
+        return at_work
 
     def _may_go(self, at: Place, now_ms: int) -> bool:
         """G14."""
@@ -558,6 +574,8 @@ class Replicas:
 
     def _step_out(self, now_ms: int) -> bool:
         """Ask for the step-outs that are due (G3). Returns whether some are being gathered."""
+        if not self._host.has_others:
+            return False
         waiting = {(r.at, r.stepping): str(r) for r in list(self._replicas.values()) if r.stepping is not None}
         self._asked_ms = {key: ms for key, ms in self._asked_ms.items() if key in waiting}
         most_ms = HALT_MS * slower(len(self._host.service.catalog.cluster.partitions))

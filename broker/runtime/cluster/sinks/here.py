@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from weakref import WeakSet
 
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import Place
@@ -32,13 +34,19 @@ class StagesHere:
     ) -> None:
         self._disk, self._find = disk, find
         self._boot_id, self._clock = boot_id, clock
+        self._lock = threading.Lock()
+        self._bare: WeakSet[ReplicatedPartition] = WeakSet()  # nothing was ever staged in these
+        self._asked: WeakSet[ReplicatedPartition] = WeakSet()  # and of these it is not known for good
 
     def of(self, main: ReplicatedPartition, *, wait_s: float = 0.0) -> ReplicatedPartition:
         """See the class."""
         return main
 
     def log_of(self, main: ReplicatedPartition, companion: ReplicatedPartition) -> HiddenLog:
-        """The log of its stages."""
+        """The log of its stages. From now on something may be staged."""
+        with self._lock:
+            self._asked.add(main)
+            self._bare.discard(main)
         with disk_errors(f"looking for stages of {main}"):
             return StageLog(self._disk, main, boot_id=self._boot_id, clock=self._clock)
 
@@ -54,5 +62,14 @@ class StagesHere:
         return [number for number, main in mains if main is not None and self._is_staged(main)]
 
     def _is_staged(self, main: ReplicatedPartition) -> bool:
+        """The disk is asked once, until somebody wants the log of its stages: else each round would cost ten thousand
+        looks."""
+        if main in self._bare:
+            return False
         with disk_errors(f"looking for stages of {main}"):
-            return is_staged(self._disk, main)
+            found = is_staged(self._disk, main)
+        if not found:
+            with self._lock:
+                if main not in self._asked:
+                    self._bare.add(main)
+        return found
