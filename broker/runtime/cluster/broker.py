@@ -163,8 +163,7 @@ class ClusterBroker(Assembled):
             on_change=self._catalog_changed,
             may_change=plane.has_session,
             check_disk=self._room.users.check,
-            open_again=self._replicas.open_again,
-            settle=self._replicas.settle,
+            logs=self._replicas,
             has_master_key=keyring is not None,
         )
         own = {OFFSETS_STREAM: OFFSETS_SETTINGS, COMMITS_STREAM: COMMITS_SETTINGS}

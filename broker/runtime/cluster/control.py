@@ -14,10 +14,10 @@ X5  Added partitions are answered when they count: every leader has confirmed th
 X6  A broker without a session changes nothing: one that stood still finds requests that others have carried out since,
     and a stream may have been deleted, and made again, behind them. A deletion is of the stream that this broker knows.
 X7  A command that is answered in doubt has been carried out by then, or never will be (`service.V5`).
-X8  Where one broker is alone, a stream that its disk refuses is not made: it is deleted again, and the disk's word is
-    the answer. Nobody else could have it meanwhile. But where somebody else was faster, and one of its partitions has
-    records, it stays, with a warning. No partitions are added to a stream that is not served: their folders would be
-    made where the others are to be put back.
+X8  Where one broker is alone, logs of new partitions are made before the catalog names them (`replicas.G22`): what the
+    disk refuses is answered at once, and nothing of it comes later. So nobody has published to what is not made. One
+    such change is made at a time. No partitions are added to a stream that is not served: their folders would be made
+    where the others are to be put back.
 """
 
 from __future__ import annotations
@@ -41,12 +41,20 @@ from broker.api.errors import (
     StaleIncarnation,
     partly,
 )
-from broker.api.stream import StreamSettings, alone, check_new_subject, new_values, replication_of, settings_from
+from broker.api.stream import (
+    StreamSettings,
+    alone,
+    check_name,
+    check_new_subject,
+    new_values,
+    replication_of,
+    settings_from,
+)
 from broker.metadata.catalog import COMMAND_VERSION, TAG_SINCE, StreamInfo
 from broker.metadata.cluster import FENCES_ABOVE
 from broker.metadata.info import info_from
-from broker.metadata.partition import Place
 from broker.runtime.cluster.own_streams import replicas_default
+from broker.runtime.cluster.replicas.replicas import Replicas
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.cluster.wiring import CatalogService
 from broker.runtime.config.configuration import Config
@@ -100,6 +108,7 @@ class PlacedControl:
     Args:
         on_change: Called after each command that was applied here, on the catalog's thread.
         may_change: X6.
+        logs: This broker's own.
         has_master_key: This broker has one, and so may make streams that are encrypted.
         new_id: Makes a name that nothing else has.
         wall_us: The time of day.
@@ -115,14 +124,13 @@ class PlacedControl:
         on_change: Callable[[], None],
         may_change: Callable[[], bool],
         check_disk: Callable[[], None] = lambda: None,
-        open_again: Callable[[str], Sequence[Future[None]]] = lambda incarnation: (),
-        settle: Callable[[Sequence[Place], float], LiftlogError | None] = lambda places, timeout_s: None,
+        logs: Replicas | None = None,
         has_master_key: bool = False,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._check_disk = check_disk
-        self._reopen, self._settle = open_again, settle
+        self._logs, self._making = logs, asyncio.Lock()
         self._has_master_key = has_master_key
         self._new_id = new_id
         self._wall_us = wall_us
@@ -180,8 +188,8 @@ class PlacedControl:
     async def _open_again(self, name: str) -> None:
         """A command is a reason to try once more what is kept shut here (`replicas.G18`)."""
         info = self._service.catalog.streams.get(name)
-        if info is not None:
-            await asyncio.gather(*map(asyncio.wrap_future, self._reopen(info.incarnation)))
+        if info is not None and self._logs is not None:
+            await asyncio.gather(*map(asyncio.wrap_future, self._logs.open_again(info.incarnation)))
 
     # --- streams --------------------------------------------------------------------------------------------
 
@@ -203,14 +211,17 @@ class PlacedControl:
             existing.settings if existing else None,
             level=catalog.cluster.feature_level,
         )
-        self._check(check_encryption(check_new_subject(settings_from(merged)), has_key=self._has_master_key))
+        wanted = check_encryption(check_new_subject(settings_from(merged)), has_key=self._has_master_key)
+        self._check(wanted)
         self._check_room(name, int(merged.get("partitions", 1)))
         known = len(self._service.catalog.brokers)
-        said = await self.execute(
+        new = StreamInfo(name=check_name(name), incarnation=self._new_id(), created_us=self._wall_us(), settings=wanted)
+        said = await self._with_logs(
+            lambda: (new, range(0 if name in self._service.catalog.streams else wanted.partitions)),
             "create_stream",
             name=name,
-            incarnation=self._new_id(),
-            created_us=self._wall_us(),
+            incarnation=new.incarnation,
+            created_us=new.created_us,
             settings=merged,
             internal=False,
             replication_factor=factor or replicas_default(len(self._config.cluster.voters), known),
@@ -218,36 +229,55 @@ class PlacedControl:
             **({} if beside is None else {"beside": [*beside]}),
         )
         info, is_new = info_from(said["stream"]), bool(said["created"])
-        if not is_new:
-            await self._open_again(name)
-        elif (refusal := await self._refusal(info)) is not None and not self._has_records(info):
-            await self.execute("delete_stream", name=name, incarnation=info.incarnation)
-            raise refusal
-        missing = await self._wait_opened(info)
         if is_new:
             of = info.settings
             log.info("stream.created stream=%s subject=%s partitions=%d", name, of.subject, of.partitions)
-        if missing:
-            text = f"partitions {missing} have no leader yet, or not all of their replicas"
-            info = replace(info, warnings=(*info.warnings, text))
+        else:
+            await self._open_again(name)
+        why = await self._why_unserved(info)
+        if why is not None and not is_new:
+            raise why
+        warning = f"not all of it is served yet: {why}" if why is not None else ""
+        if why is None and (missing := await self._wait_opened(info)):
+            warning = f"partitions {missing} have no leader yet, or not all of their replicas"
+        if warning:
+            info = replace(info, warnings=(*info.warnings, warning))
         return info, is_new
+
+    async def _with_logs(self, new: Callable[[], tuple[StreamInfo, Sequence[int]]], kind: str, **values: Any) -> Any:
+        """Carry a command out, behind whose back nothing has to be made (X8).
+
+        Args:
+            new: The stream and its new partitions, as the catalog is by then.
+        """
+        logs = self._logs
+        if logs is None or not self._service.catalog.cluster.is_of_one:
+            return await self.execute(kind, **values)
+        async with self._making:
+            check_may_change(self._may_change)
+            info, numbers = new()
+            made = await asyncio.to_thread(logs.make, info, numbers)
+            try:
+                said = await self.execute(kind, **values)
+            except LiftlogError as error:
+                if not error.fields.get("sent"):
+                    await asyncio.to_thread(logs.unmake, info, made)
+                raise
+            if said["stream"]["incarnation"] != info.incarnation:  # somebody else was faster
+                await asyncio.to_thread(logs.unmake, info, made)
+            return said
 
     def _replication_of(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], int | None, int | None]:
         if self._service.catalog.cluster.is_of_one:
             alone(values)
         return replication_of(values)
 
-    async def _refusal(self, info: StreamInfo) -> LiftlogError | None:
-        """X8."""
-        if not self._service.catalog.cluster.is_of_one:
+    async def _why_unserved(self, info: StreamInfo) -> LiftlogError | None:
+        """Why a stream is not wholly served, where this broker is alone; waits until it is, or that is known."""
+        if self._logs is None or not self._service.catalog.cluster.is_of_one:
             return None
         places = [(info.incarnation, number) for number in range(info.settings.partitions)]
-        return await asyncio.to_thread(self._settle, places, DONE_S)
-
-    def _has_records(self, info: StreamInfo) -> bool:
-        """Whether anything was appended to a stream, and may be acknowledged."""
-        kept = self._streams.all_partitions()
-        return any(each.incarnation == info.incarnation and each.log.state.log_end_offset for each in kept)
+        return await asyncio.to_thread(self._logs.settle, places, DONE_S)
 
     async def _wait_opened(self, info: StreamInfo) -> list[int]:
         """Wait for X2. Returns the partitions that are not there yet."""
@@ -310,9 +340,14 @@ class PlacedControl:
         info = self._streams.info(name)
         self._check(settings_from({"partitions": partitions}, base=info.settings))
         self._check_room(name, partitions)
-        if (refusal := await self._refusal(info)) is not None:
-            raise refusal
-        said = await self.execute("add_partitions", name=name, partitions=partitions)
+        if (why := await self._why_unserved(info)) is not None:
+            raise why
+
+        def added() -> tuple[StreamInfo, Sequence[int]]:
+            now = self._streams.info(name)
+            return now, range(max(now.settings.partitions, now.partitions_next), partitions)
+
+        said = await self._with_logs(added, "add_partitions", name=name, partitions=partitions)
         asked = info_from(said["stream"])
 
         def is_done() -> bool:

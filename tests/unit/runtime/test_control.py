@@ -35,6 +35,7 @@ from broker.api.errors import (
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.background.disk_reserve import Room
 from broker.runtime.broker import Broker
+from broker.runtime.cluster import control as control_module
 from broker.runtime.config.configuration import Config, load
 from broker.runtime.intake import jetstream
 from broker.runtime.intake.driver import IntakeDriver
@@ -194,32 +195,114 @@ async def test_a_create_that_fails_leaves_nothing_and_may_be_repeated(
         assert await append(broker, "s", 2) == 1
 
 
-@pytest.mark.parametrize("where", ["make", "open"])
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "io"), StorageFailed("refused")])
+async def on_its_loop(broker: Any, change: Coroutine[Any, Any, Any]) -> Any:
+    """As HTTP does it: what is applied wakes who waits on the data plane's loop."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(change, broker._dataplane.loop))
+
+
+@asynccontextmanager
+async def running_one_form(path: Path) -> AsyncIterator[Any]:
+    broker = make(path, made=one_form)
+    try:
+        await broker.start()
+        yield broker
+    finally:
+        await broker.stop()
+
+
+@pytest.mark.parametrize("where", ["make", "record"])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "io"), OSError(errno.ENOSPC, "full"), StorageFailed("refused")])
 async def test_a_cluster_of_one_makes_no_stream_that_its_disk_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception
 ) -> None:
-    """`cluster.control.X8`."""
-    broker = make(tmp_path, made=one_form)
-    await broker.start()
-    try:
-        held = files_open(tmp_path)
+    """`cluster.control.X8`. Nothing is recorded that would have to be taken back: nobody can have published to it."""
+    async with running_one_form(tmp_path) as broker:
+        held, recorded = files_open(tmp_path), list[Any]()
         with monkeypatch.context() as patch:
             _let_fail(patch, where, "/2", error)
-            with pytest.raises(StorageFailed):
-                await broker.create_stream("s", {"partitions": 3})
+            execute = CatalogStore.execute
+
+            def noted(store: CatalogStore, command: Any, **options: Any) -> Any:
+                said = execute(store, command, **options)
+                recorded.append(command)
+                return said
+
+            patch.setattr(CatalogStore, "execute", noted)
+            with pytest.raises((StorageFailed, DiskFull)):
+                await on_its_loop(broker, broker.create_stream("s", {"partitions": 3}))
+        assert not recorded
         assert broker.streams() == []
-        await until(lambda: not (tmp_path / "data" / "streams" / "s").exists(), "its folder is there")
+        assert not (tmp_path / "data" / "streams" / "s").exists()
         assert files_open(tmp_path) == held
         assert broker.ready() == (True, {})
-        info, created = await broker.create_stream("s", {"partitions": 3})
+        info, created = await on_its_loop(broker, broker.create_stream("s", {"partitions": 3}))
         assert (created, info.warnings) == (True, ())
         assert await append(broker, "s", 2) == 0
         for key in ("replication_factor", "min_insync_replicas"):
             with pytest.raises(InvalidSetting, match=f"{key}=2: this broker is alone"):
-                await broker.alter_stream("s", {key: 2})
-    finally:
-        await broker.stop()
+                await on_its_loop(broker, broker.alter_stream("s", {key: 2}))
+    async with running_one_form(tmp_path) as broker:
+        assert await append(broker, "s", 2) == 1
+
+
+async def test_a_cluster_of_one_makes_a_stream_with_folders_at_once_or_none(tmp_path: Path) -> None:
+    """Of two who ask for the same one makes it, and what the other has made goes."""
+    async with running_one_form(tmp_path) as broker:
+        made = await asyncio.gather(
+            *(on_its_loop(broker, broker.create_stream("s", {"partitions": 2})) for _ in range(4))
+        )
+        assert sorted(is_new for _, is_new in made) == [False, False, False, True]
+        assert len(folders(tmp_path, "s")) == 2
+        grown = await asyncio.gather(
+            *(on_its_loop(broker, broker.add_partitions("s", n)) for n in (3, 4, 5)), return_exceptions=True
+        )
+        assert all(isinstance(each, StreamInfo | InvalidSetting) for each in grown)
+        assert broker.stream("s").settings.partitions == 5
+        assert [await append(broker, "s", number) for number in range(5)] == [0] * 5
+
+
+@pytest.mark.parametrize("where", ["make", "record"])
+async def test_a_cluster_of_one_adds_no_partitions_that_its_disk_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """`cluster.control.X8`. They came later, once there was room, for who had been told of the old number."""
+    async with running_one_form(tmp_path) as broker:
+        await on_its_loop(broker, broker.create_stream("s", {}))
+        with monkeypatch.context() as patch:
+            _let_fail(patch, where, "/2", OSError(errno.ENOSPC, "No space left on device"))
+            with pytest.raises(DiskFull if where == "make" else StorageFailed):
+                await on_its_loop(broker, broker.add_partitions("s", 3))
+        assert (broker.stream("s").settings.partitions, broker.stream("s").partitions_next) == (1, 0)
+        assert len(folders(tmp_path, "s")) == 1
+        assert await append(broker, "s") == 0
+        assert (await on_its_loop(broker, broker.add_partitions("s", 3))).settings.partitions == 3
+        assert [await append(broker, "s", number) for number in range(3)] == [1, 0, 0]
+    async with running_one_form(tmp_path) as broker:
+        assert [await append(broker, "s", number) for number in range(3)] == [2, 1, 1]
+
+
+async def test_a_cluster_of_one_keeps_the_folders_of_what_may_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it is, the next start finds them: without them the stream would be kept shut for good."""
+    async with running_one_form(tmp_path) as broker:
+        await on_its_loop(broker, broker.create_stream("t", {}))
+
+        def unsure(self: CatalogStore, command: object, **options: object) -> object:
+            raise StorageFailed("not known", sent=True)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CatalogStore, "execute", unsure)
+            patch.setattr(control_module, "ASKED_S", 0.3)  # it is tried again until then
+            for change in (broker.create_stream("s", {}), broker.add_partitions("t", 2)):
+                with pytest.raises(StorageFailed, match="not known"):
+                    await on_its_loop(broker, change)
+        assert (len(folders(tmp_path, "s")), len(folders(tmp_path, "t"))) == (1, 2)
+        assert (await on_its_loop(broker, broker.add_partitions("t", 2))).settings.partitions == 2
+        assert await append(broker, "t", 1) == 0
+    async with running_one_form(tmp_path) as broker:
+        assert not folders(tmp_path, "s"), "it was not recorded, and has no record"
+        assert await append(broker, "t", 1) == 1
 
 
 async def test_a_cluster_of_one_starts_and_says_so_where_its_catalog_does_not_hear_of_logs(
@@ -239,13 +322,11 @@ async def test_a_cluster_of_one_starts_and_says_so_where_its_catalog_does_not_he
         await broker.start()
         is_ready, missing = broker.ready()
         assert (is_ready, missing["stream __offsets"]) == (False, "made to fail")
-        with pytest.raises(StorageFailed, match="made to fail"):
-            await broker.create_stream("s", {})
+        info, created = await on_its_loop(broker, broker.create_stream("s", {}))
+        assert (created, info.warnings) == (True, ("not all of it is served yet: made to fail",))
     try:
-        assert broker.streams() == []
         await until(lambda: broker.ready() == (True, {}), "all is well")
-        _, created = await broker.create_stream("s", {})
-        assert created
+        assert await append(broker, "s") == 0
     finally:
         await broker.stop()
 
@@ -254,7 +335,7 @@ async def test_a_cluster_of_one_adds_no_partitions_to_what_it_cannot_open(tmp_pa
     """`cluster.control.X8`."""
     broker = make(tmp_path, made=one_form)
     await broker.start()
-    await broker.create_stream("s", {"partitions": 2})
+    await on_its_loop(broker, broker.create_stream("s", {"partitions": 2}))
     await broker.stop()
     folder, away = tmp_path / "data" / "streams" / "s", tmp_path / "away"
     folder.rename(away)
@@ -262,10 +343,10 @@ async def test_a_cluster_of_one_adds_no_partitions_to_what_it_cannot_open(tmp_pa
     await broker.start()
     try:
         with pytest.raises(WrongFolder):
-            await broker.add_partitions("s", 3)
+            await on_its_loop(broker, broker.add_partitions("s", 3))
         assert not folder.exists()
         away.rename(folder)
-        assert (await broker.add_partitions("s", 3)).settings.partitions == 3
+        assert (await on_its_loop(broker, broker.add_partitions("s", 3))).settings.partitions == 3
         assert [await append(broker, "s", number) for number in range(3)] == [0, 0, 0]
     finally:
         await broker.stop()

@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
-from broker.api.errors import LiftlogError, StorageFailed
+from broker.api.errors import LiftlogError, NotReady, StorageFailed
+from broker.api.stream import settings_from
+from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import Place
 from broker.runtime.cluster.replicas.replicas import Replicas
 from broker.runtime.cluster.sinks.here import StagesHere
@@ -385,3 +387,31 @@ def test_the_disk_is_asked_for_stages_once_until_somebody_is_about_to_stage(
         assert stages.may_have(*at)
         assert stages.numbers(info) == [at[1]]
         log.close()
+
+
+def test_who_stops_keeps_no_log_that_is_made_for_a_new_partition(tmp_path: Path, catalog: ScriptedCatalog) -> None:
+    """G17, G22: nobody would close it."""
+    with alone(tmp_path, catalog, "p1") as one:
+        one.start()
+        info = StreamInfo(name="s", incarnation="i-s", created_us=1, settings=settings_from({"subject": None}))
+        assert one.replicas.make(info, [0, 1]) == [0, 1]
+        assert one.replicas.make(info, [0, 1]) == [], "they wait for the catalog"
+        one.replicas.stop()
+        with pytest.raises(NotReady):
+            one.replicas.make(info, [2])
+        assert sorted(path.name for path in (tmp_path / "streams/s/i-s").iterdir()) == ["0", "1"]
+
+
+def test_a_log_that_is_there_already_is_not_taken_back(tmp_path: Path, catalog: ScriptedCatalog) -> None:
+    """G22, V8. The catalog is an older copy than the folder, and the command that would place it is refused."""
+    folder = a_former_life(tmp_path, catalog)
+    info = catalog.catalog.streams["s"]
+    older = ScriptedCatalog()
+    with alone(tmp_path, older, "p2") as one:
+        one.start()
+        made = one.replicas.make(info, [0, 1])
+        assert made == [1]
+        one.replicas.unmake(info, made)
+        assert not (folder.parent / "1").exists()
+        create(older, "s")
+        assert one.leading(AT).log.state.log_end_offset == 1

@@ -41,7 +41,6 @@ from broker.runtime.cluster.control import PlacedControl
 from broker.runtime.cluster.offsets import PlacedConsumers
 from broker.runtime.cluster.operating.samples import cluster_samples
 from broker.runtime.cluster.replicas import replicas as replicas_module
-from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.config.configuration import load
 from broker.storage.log import PartitionLog
@@ -535,19 +534,19 @@ def test_a_broker_that_is_alone_gets_all_of_a_group(tmp_path: Path, run: Any) ->
         assert run(control.add_partitions("g", 3)).settings.partitions == 3
 
 
-def test_a_stream_that_the_disk_refuses_in_part_stays_where_it_has_records(
+def test_a_stream_that_cannot_be_led_when_it_is_made_says_so_and_gets_no_partitions(
     tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """X8. Whoever asks for the same stream, or publishes to its first partition, may be faster than its refusal."""
-    make = Folders.create
+    """X8. Its logs were made, so it is there; who asks for it once more hears why it is not served."""
+    lead = PartitionLog.lead
 
-    def refuses(folders: Folders, info: StreamInfo, number: int) -> PartitionLog:
-        if number == 1:
-            append(one.leading((info.incarnation, 0)))
+    def refuses(log: PartitionLog, epoch: int) -> None:
+        if log.state.folder.endswith("/1") and not has_room.is_set():
             raise DiskFull("made to fail")
-        return make(folders, info, number)
+        lead(log, epoch)
 
-    monkeypatch.setattr(Folders, "create", refuses)
+    has_room = threading.Event()
+    monkeypatch.setattr(PartitionLog, "lead", refuses)
     catalog = ScriptedCatalog()
     with node(tmp_path, catalog, "p1", has_others=False) as one:
         one.start()
@@ -558,16 +557,20 @@ def test_a_stream_that_the_disk_refuses_in_part_stays_where_it_has_records(
             loop=run.loop,
             on_change=lambda: None,
             may_change=lambda: True,
-            settle=one.replicas.settle,
+            logs=one.replicas,
         )
         control.begin()
-        monkeypatch.setattr(control_module, "DONE_S", 0.5)
-        info, is_new = run(control.create_stream("s", {"subject": None, "partitions": 2}))
+        values = {"subject": None, "partitions": 2}
+        info, is_new = run(control.create_stream("s", values))
         assert is_new
-        assert any("[1]" in warning for warning in info.warnings)
-        assert "s" in catalog.catalog.streams
-        assert isinstance(refusal(lambda: run(control.add_partitions("s", 3))), DiskFull), "it is not served"
+        assert info.warnings == ("not all of it is served yet: made to fail",)
+        assert append(one.leading((info.incarnation, 0))) is not None
+        for refused in (lambda: control.add_partitions("s", 3), lambda: control.create_stream("s", values)):
+            assert isinstance(refusal(lambda refused=refused: run(refused())), DiskFull)  # type: ignore[misc]
         assert not catalog.catalog.streams["s"].partitions_next
+        has_room.set()
+        one.leading((info.incarnation, 1))
+        assert run(control.add_partitions("s", 3)).settings.partitions == 3
 
 
 def run_twice(run: Any, control: PlacedControl) -> tuple[int, int]:

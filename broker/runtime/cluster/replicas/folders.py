@@ -6,7 +6,8 @@
 D1  A folder is made durable with its names before it is said to be there.
 D2  A damaged folder is moved away as a whole, by one rename; one that was moved away before goes first. A folder
     without a segment goes at once: it would take the place of records.
-D3  A folder goes only when the catalog says that this broker is to delete it.
+D3  A folder goes only when the catalog says that this broker is to delete it, or where it is new, and the catalog was not
+    told of it.
 D4  How far a log went is forgotten before another one is made in its place (`log_ends.E3`).
 D5  What is above a stream's folder is synced once, and again after a removal, not with each of its partitions. A folder
     that another turn has just made may not be durable yet: one counts only once a turn has synced it after making its
@@ -198,12 +199,25 @@ class Folders:
 
     def remove(self, name: str, incarnation: str, number: int) -> None:
         """Remove a replica's folder, and what was moved aside, durably (D3). OSError passes through."""
-        folder = self.path(name, incarnation, number)
-        self.ends.leave((incarnation, number))
-        self._remove(folder)
-        self._durable.removed()
+        self._take_away(name, incarnation, number)
         self.remove_aside(name, incarnation, number)
-        for path in (PurePath(folder).parent, PurePath(folder).parent.parent):
+        self._sync_without(name, incarnation, number)
+
+    def take_back(self, name: str, incarnation: str, number: int) -> None:
+        """Remove what `create` has made, or has begun to make, durably. OSError passes through."""
+        if list_segments(self.disk, self.path(name, incarnation, number)):
+            return  # it was there before
+        self._take_away(name, incarnation, number)
+        self._sync_without(name, incarnation, number)
+
+    def _take_away(self, name: str, incarnation: str, number: int) -> None:
+        self.ends.leave((incarnation, number))
+        self._remove(self.path(name, incarnation, number))
+        self._durable.removed()
+
+    def _sync_without(self, name: str, incarnation: str, number: int) -> None:
+        above = PurePath(self.path(name, incarnation, number)).parent
+        for path in (above, above.parent):
             with suppress(FileNotFoundError):  # another removal took it meanwhile
                 self.disk.sync_dir(str(path))
                 with suppress(OSError):  # another replica is in it

@@ -48,6 +48,9 @@ G20  A broker that is alone opens no folder that its catalog does not name: to o
     catalog may be an older copy than the folder (`orphans.O1` names them).
 G21  A log of which the catalog of a broker that is alone cannot be told, as the disk refuses, is not served, and says
     so until it can. So no start waits for that.
+G22  Where a broker is alone, logs of new partitions are made before the catalog names these, all or none. A log that is
+    there already is left to its partition (`placed.V8`), and so is one of a command of which nobody knows whether it is
+    carried out.
 G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
 """
 
@@ -58,12 +61,14 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from broker.api.errors import (
     DiskFull,
     KeyMissing,
     LiftlogError,
+    NotReady,
     Retryable,
     StorageFailed,
     UnknownFormatVersion,
@@ -473,6 +478,55 @@ class Replicas:
             for at, state in catalog.cluster.partitions.items()
             if me in state.replicas
         ]
+
+    def make(self, info: StreamInfo, numbers: Iterable[int]) -> list[int]:
+        """Make logs of partitions that the catalog does not name yet (G22). Returns which were made. Touches the disk.
+
+        Raises:
+            DiskFull, StorageFailed, KeyMissing: there are none of them. NotReady: the broker stops.
+        """
+        folders, places = self._host.folders, [(info.incarnation, number) for number in numbers]
+        places = [at for at in places if at not in self._found and at not in self._replicas]
+        new = [at[1] for at in places if not folders.holds(info.name, *at)]
+        tries: list[Future[None]] = [Future() for _ in new]
+        try:
+            for number, done in zip(new, tries, strict=True):
+                self._host.workers.submit(partial(self._make, info, number, done))
+        except RuntimeError:  # those that were submitted keep nothing (G17)
+            raise NotReady("the broker is stopping") from None
+        why = [error for error in [each.exception() for each in tries] if error is not None]
+        if why:
+            self.unmake(info, new)
+            raise why[0]
+        return new
+
+    def _make(self, info: StreamInfo, number: int, done: Future[None]) -> None:
+        try:
+            self._keep_found((info.incarnation, number), info.name, self._host.folders.create(info, number))
+        except Exception as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    def _keep_found(self, at: Place, stream: str, opened: PartitionLog) -> None:
+        with self._taking:  # G17
+            if not self._has_stopped:
+                self._found[at] = stream, opened
+                return
+        opened.close(clean=False)
+        raise NotReady("the broker is stopping")
+
+    def unmake(self, info: StreamInfo, numbers: Iterable[int]) -> None:
+        """Remove logs that `make` has made: the catalog will not name them. Touches the disk."""
+        for number in numbers:
+            with self._taking:
+                _, opened = self._found.pop((info.incarnation, number), (info.name, None))
+            try:
+                if opened is not None:
+                    opened.close(clean=False)
+                self._host.folders.take_back(info.name, info.incarnation, number)
+            except (LiftlogError, OSError) as error:  # the next start removes it
+                log.warning("replica.folder_left partition=%s/%d error=%s", info.name, number, error)
 
     def is_settled(self, at: Place) -> bool:
         """Whether a partition that is led here is read and appended to, or it is known why it is not; or is deleted."""
