@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from broker.api.errors import NotSupported
 from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaEnd, RescueEnded, RescueState
-from broker.runtime.partitions.leader import Partition
 
+Led = tuple[str, int, int]
+"""A stream, the number of a partition, and its leader epoch."""
 ALONE: Final = "this broker is alone: there is no other one to give a partition to"
 
 
@@ -16,10 +17,10 @@ class AloneAdmin:
     """Implements `contract.backend.AdminView`.
 
     Args:
-        partitions: All, of streams that are online.
+        partitions: All.
     """
 
-    def __init__(self, me: str, partitions: Callable[[], Sequence[Partition]]) -> None:
+    def __init__(self, me: str, partitions: Callable[[], Iterable[Led]]) -> None:
         self._me = me
         self._partitions = partitions
 
@@ -27,15 +28,8 @@ class AloneAdmin:
         """Each partition is here."""
         ids = (self._me,)
         return [
-            Placement(
-                stream=each.stream,
-                partition=each.partition,
-                leader=self._me,
-                leader_epoch=each.leader_epoch,
-                replicas=ids,
-                isr=ids,
-            )
-            for each in self._partitions()
+            Placement(stream=stream, partition=number, leader=self._me, leader_epoch=epoch, replicas=ids, isr=ids)
+            for stream, number, epoch in self._partitions()
         ]
 
     def ends(self) -> list[ReplicaEnd]:

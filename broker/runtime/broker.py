@@ -93,7 +93,10 @@ class Broker(Assembled):
         self.audit = AuditLog(self._streams.partition, lambda: f"stream {AUDIT_STREAM} could not be made at the start")
         store.on_applied = self._activity_log(store)
         self._members = Members(lambda: self.groups, self._control.change_group)
-        self.admin = AloneAdmin(config.broker_id, self._streams.all_partitions)
+        self.admin = AloneAdmin(
+            config.broker_id,
+            lambda: ((each.stream, each.partition, each.leader_epoch) for each in self._streams.all_partitions()),
+        )
         self._assemble(
             self._streams,
             self._control,

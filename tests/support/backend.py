@@ -71,7 +71,10 @@ class LogBackend:
         commits = self._partitions[COMMITS_STREAM][0]
         self._create(AUDIT_STREAM, audit_settings(AuditConfig()), internal=True)
         self.audit = AuditLog(self.partition, lambda: "there is none")
-        self.admin = AloneAdmin(self.broker_id, lambda: [p for parts in self._partitions.values() for p in parts])
+        self.admin = AloneAdmin(
+            self.broker_id,
+            lambda: [(p.stream, p.partition, p.leader_epoch) for parts in self._partitions.values() for p in parts],
+        )
         self.sinks = SinkService(self._disk, commits, self.partition, self._incarnation_of)
 
     def knows(self, level: int) -> bool:

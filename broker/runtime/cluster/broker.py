@@ -32,6 +32,7 @@ from broker.api.stream import ACTIVITY_STREAM, AUDIT_STREAM, COMMITS_STREAM, OFF
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.cluster import ACTIVE, AUDITED
 from broker.runtime.activity_log import ActivityLog
+from broker.runtime.alone import AloneAdmin
 from broker.runtime.assembled import Assembled
 from broker.runtime.audit_log import AuditLog
 from broker.runtime.background.disk_reserve import Account
@@ -201,8 +202,12 @@ class ClusterBroker(Assembled):
         self._activity = ActivityLog(
             lambda: plane.service.catalog, self._streams.partition, partial(plane.service.execute, timeout_s=5.0)
         )
-        self.admin = ClusterAdmin(
-            config.broker_id, plane.service, open_here=self._replicas.partitions, may_change=plane.has_session
+        self.admin = (
+            AloneAdmin(config.broker_id, self._streams.led_in)
+            if self.is_alone
+            else ClusterAdmin(
+                config.broker_id, plane.service, open_here=self._replicas.partitions, may_change=plane.has_session
+            )
         )
         self._waits_for = "its start"
         self._next_look: asyncio.Future[None] | None = None

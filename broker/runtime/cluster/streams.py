@@ -191,6 +191,13 @@ class PlacedStreams:
         named = {} if leader is None else {"leader": {"id": leader.id, "http": leader.http}}
         return NotLeader(f"{stream}/{partition}: {where}", leader_epoch=state.leader_epoch, **named)
 
+    def led_in(self) -> list[tuple[str, int, int]]:
+        """Stream, number and leader epoch of each partition, in order; -1: it never had a leader."""
+        catalog = self._catalog()
+        names = {info.incarnation: info.name for info in list(catalog.streams.values())}
+        placed = list(catalog.cluster.partitions.items())
+        return sorted((names[at[0]], at[1], state.leader_epoch or -1) for at, state in placed if at[0] in names)
+
     def look(self, row: ConsumerOffset | GroupOffset) -> PartitionLog | bool:
         """The log of what a consumer reads, as this broker's replica has it; as `expiry.Look`."""
         info = self._catalog().streams.get(row.stream)

@@ -28,6 +28,7 @@ from broker.api.errors import (
     InvalidSubject,
     LiftlogError,
     NotReady,
+    NotSupported,
     StorageFailed,
     StreamExists,
     WrongFolder,
@@ -348,6 +349,38 @@ async def test_a_cluster_of_one_adds_no_partitions_to_what_it_cannot_open(tmp_pa
         away.rename(folder)
         assert (await on_its_loop(broker, broker.add_partitions("s", 3))).settings.partitions == 3
         assert [await append(broker, "s", number) for number in range(3)] == [0, 0, 0]
+    finally:
+        await broker.stop()
+
+
+@pytest.mark.parametrize("made", [Broker, one_form])
+async def test_an_operator_of_a_broker_that_is_alone_hears_so(tmp_path: Path, made: Callable[[Config], Any]) -> None:
+    """What he asks would need another broker; and what is damaged is read past, so nothing has to be given up."""
+    broker = make(tmp_path, made=made)
+    await broker.start()
+    try:
+        await broker.create_stream("s", {"partitions": 2})
+        admin = broker.admin
+        for call in (
+            admin.reassign("s", 0, ["liftlog"], None),
+            admin.drain(broker.broker_id, fewer_replicas=False),
+            admin.remove_broker(broker.broker_id),
+            admin.elect_unclean("s", 0, broker.broker_id, -1),
+            admin.excuse(broker.broker_id, None, None),
+            admin.end_rescue([broker.broker_id]),
+        ):
+            with pytest.raises(NotSupported, match="this broker is alone: there is no other one"):
+                await call
+        with pytest.raises(NotSupported, match="reads past what is lost: nothing has to be given up"):
+            await admin.accept_loss("s", 0, is_accepted=True)
+        assert (await admin.elect_preferred("s", None)).moved == ()
+        assert (await admin.rescue()).rescue is None
+        assert admin.ends() == []
+        placed = [each for each in admin.placements() if each.stream == "s"]
+        assert [(each.partition, each.leader, each.isr) for each in placed] == [
+            (number, broker.broker_id, (broker.broker_id,)) for number in range(2)
+        ]
+        assert all(each.leader_epoch == broker.partition("s", each.partition).leader_epoch for each in placed)
     finally:
         await broker.stop()
 

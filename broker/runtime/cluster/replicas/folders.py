@@ -6,8 +6,8 @@
 D1  A folder is made durable with its names before it is said to be there.
 D2  A damaged folder is moved away as a whole, by one rename; one that was moved away before goes first. A folder
     without a segment goes at once: it would take the place of records.
-D3  A folder goes only when the catalog says that this broker is to delete it, or where it is new, and the catalog was not
-    told of it.
+D3  A folder goes only when the catalog says that this broker is to delete it, or where it is new, and the catalog was
+    not told of it.
 D4  How far a log went is forgotten before another one is made in its place (`log_ends.E3`).
 D5  What is above a stream's folder is synced once, and again after a removal, not with each of its partitions. A folder
     that another turn has just made may not be durable yet: one counts only once a turn has synced it after making its
