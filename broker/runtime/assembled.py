@@ -114,9 +114,7 @@ class Lookup(Protocol):
 
 
 class Changes(StreamChanges, Protocol):
-    """Changes streams, and is told when to begin and to end."""
-
-    def begin(self) -> None: ...
+    """Changes streams, until it is told to end."""
 
     async def close(self) -> None: ...
 
@@ -253,7 +251,6 @@ class Assembled:
                 background.start()
                 self._threads.append(background.stop)
         self._started = True
-        self._changes.begin()
         log.info(
             "broker.started id=%s http=%s liftbridge=%s tls=%s streams=%d partitions=%d intake=%s start_ms=%d",
             self.broker_id,

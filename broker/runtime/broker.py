@@ -113,6 +113,11 @@ class Broker(Assembled):
         self._threads.append(written.stop)
         return written.look
 
+    async def start(self) -> None:
+        """As `Assembled.start`."""
+        await super().start()
+        self._control.begin()
+
     async def _open(self) -> None:
         await asyncio.to_thread(self._streams.open_all)
         await asyncio.to_thread(self._register)

@@ -276,6 +276,7 @@ class ClusterBroker(Assembled):
         self._waits_for = "its logs"
         found = await asyncio.to_thread(self._replicas.open_found)
         self._replicas.start()
+        self._control.begin()
         self._waits_for = "its registration"
         addresses = Addresses(
             http=self.http_address,

@@ -18,6 +18,8 @@ X8  Where one broker is alone, logs of new partitions are made before the catalo
     disk refuses is answered at once, and nothing of it comes later. So nobody has published to what is not made. One
     such change is made at a time. No partitions are added to a stream that is not served: their folders would be made
     where the others are to be put back.
+X9  What comes before the registration is refused, as by X6; what comes after it is carried out, also while the start
+    waits for what is to be served. So nobody waits for a start.
 """
 
 from __future__ import annotations
@@ -146,7 +148,7 @@ class PlacedControl:
     # --- life -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Hear of what is applied. From any thread."""
+        """Hear of what is applied, before anything may be changed (X9). From any thread."""
         self._service.subscribe(self._changed)
 
     async def close(self) -> None:

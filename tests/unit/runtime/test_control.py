@@ -12,6 +12,7 @@ import errno
 import os
 import random
 import shutil
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
@@ -739,6 +740,42 @@ async def test_a_create_in_the_middle_of_the_start_is_captured_once(tmp_path: Pa
         assert intake.told.index(("start", "")) < intake.told.index(("attach", "s"))
         assert await append(broker, "s") == 0
     finally:
+        await broker.stop()
+
+
+async def test_no_change_waits_for_the_start_of_a_cluster_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cluster.control.X9`. It was carried out, and its client heard of it after eight seconds."""
+    for name in ("DONE_S", "APPLIED_S"):
+        monkeypatch.setattr(control_module, name, 3_600.0)
+    broker = make(tmp_path, made=one_form)
+    refused, may_end = list[object](), threading.Event()
+    register = broker._plane.register
+
+    def ask_and_register(*args: Any, **options: Any) -> int:
+        asked = asyncio.run_coroutine_threadsafe(broker.create_stream("s", {}), broker._dataplane.loop)
+        refused.append(asked.exception())
+        return int(register(*args, **options))
+
+    broker._plane.register = ask_and_register
+    broker._wait_served = may_end.wait
+    start = asyncio.ensure_future(broker.start())
+    try:
+        await until(broker._plane.has_session, "it is not registered")
+        assert [type(error) for error in refused] == [NotReady]
+        assert (await on_its_loop(broker, broker.create_stream("s", {"partitions": 2})))[1]
+        assert (await on_its_loop(broker, broker.add_partitions("s", 3))).settings.partitions == 3
+        assert (
+            await on_its_loop(broker, broker.alter_stream("s", {"retention_ms": 5_000}))
+        ).settings.retention_ms == 5_000
+        assert (await on_its_loop(broker, broker.set_stream_state("s", paused=True))).paused
+        await on_its_loop(broker, broker.delete_stream("s"))
+        assert await on_its_loop(broker, broker.register_producer(None))
+        assert not start.done()
+    finally:
+        may_end.set()
+        await start
         await broker.stop()
 
 
