@@ -7,6 +7,8 @@ U1  A partition that this broker leads by the catalog, and does not serve yet or
     another broker leads is that broker's. Both are retriable, and neither says that the partition is gone.
 U2  That a stream or partition is not there is said only by a broker that has a session: the catalog of another one may
     be old.
+U4  A stream of the broker's own that is kept shut is not ready, and says why. Who commits an offset or opens a sink may
+    try again once its folder is back and the broker was restarted; all else is served meanwhile.
 U3  The catalog is read a value at a time: another thread applies commands meanwhile.
 """
 
@@ -15,9 +17,11 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from broker.api.answers import LeaderAddress
 from broker.api.errors import NotLeader, NotReady, UnknownPartition, UnknownStream
+from broker.api.stream import ACTIVITY_STREAM, AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM
 from broker.groups.offsets import ConsumerOffset
 from broker.groups.progress import GroupOffset
 from broker.metadata.catalog import Catalog, StreamInfo
@@ -31,6 +35,9 @@ from broker.serving.contract.backend import Whereabouts
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.coalescing import CoalescingSettings
 from broker.storage.rewrite.compaction import CompactionSettings
+
+OWN_STREAMS: Final = frozenset({OFFSETS_STREAM, COMMITS_STREAM, AUDIT_STREAM, ACTIVITY_STREAM})
+"""Those that brokers make for themselves, and write to for those who ask them."""
 
 
 class PlacedStreams:
@@ -74,7 +81,7 @@ class PlacedStreams:
         Raises:
             UnknownStream, UnknownPartition: not there.
             NotLeader: another broker leads it: `leader`; or nobody does now.
-            NotReady: this broker has just begun to lead, or has no session.
+            NotReady: this broker has just begun to lead, or has no session; or U4.
             LiftlogError: its log is kept shut, and no other broker may lead: why (`replicas.G18`, `replicas.G19`).
         """
         info, count = self.info(stream), self.info(stream).settings.partitions
@@ -94,6 +101,8 @@ class PlacedStreams:
         found = self._replicas.partition((info.incarnation, partition))
         placed = self._replicas.replica((info.incarnation, partition))
         if placed is not None and placed.shut is not None:
+            if stream in OWN_STREAMS:  # U4
+                raise NotReady(f"{stream}/{partition} is kept shut: {placed.shut}", stream=stream, partition=partition)
             raise copy.copy(placed.shut)
         if found is None or not found.serves:
             obstacle = "" if placed is None or placed.obstacle is None else f": {placed.obstacle}"
