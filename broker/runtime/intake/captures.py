@@ -17,6 +17,8 @@ E6  Messages that the server sent before it confirmed were given to the partitio
 E7  A broker that is alone takes all of a stream or none of it: until all partitions are there, by an added number too,
     its messages are sorted as before; and none is taken once one of them goes, as for a pause. What hashes to one that
     is not there would be passed over, and nobody else is there to take it.
+E8  It goes on under altered settings without a question to the server where it subscribes to nothing new: the answer
+    comes behind all that the server sends, and nobody else may have taken any of it by former ones (E6).
 """
 
 from __future__ import annotations
@@ -116,11 +118,15 @@ class Captures:
                 return
             attachment.coming = []
             gone += [slot for slot in stays.values() if slot.sorted_by != count]  # E5
+            before = attachment.slots
             for each in dict.fromkeys((*stays, *coming)):
                 if each not in stays or stays[each].sorted_by != count:
                     stays[each] = self._flusher.add(info, each, sorted_by=count)
             attachment.slots = list(stays.values())
             self._renew(attachment, info)
+            is_all_there = attachment.slots == before and len(attachment.sids) == len(attachment.subscriptions)
+            if self._takes_all and is_all_there:  # E8
+                return
             for slot in gone:
                 await self._flusher.remove(slot)
             if self._round is None:  # E4

@@ -278,3 +278,36 @@ def test_a_broker_that_is_alone_takes_all_of_a_stream_or_none(brokers: tuple[str
         assert not alone.driver._streams
     finally:
         alone.driver.stop(20)
+
+
+@pytest.mark.parametrize("by", ["key", "subject_suffix"])
+def test_a_broker_that_is_alone_asks_the_server_nothing_when_settings_are_altered(
+    brokers: tuple[str, Broker, Broker], by: str
+) -> None:
+    """E8. Its answer comes behind all that it sends: a change waited for that, and under load for seconds."""
+    url, a, _ = brokers
+    alone = Broker(url, a.pool, a.appender, asyncio.new_event_loop(), takes_all=True)
+    alone.driver.start()
+    eventually(lambda: alone.driver.state == "connected")
+    settings = settings_from({"subject": "e8", "partition_by": by, "partitions": PARTITIONS, "linger_ms": 20})
+    info = StreamInfo(name="e8", incarnation="i", created_us=0, settings=settings)
+    altered = replace(info, settings=replace(settings, linger_ms=0))
+    of, captures, asked = alone.make(info), alone.driver._captures, list[str]()
+    subscribe = captures._subscribe
+
+    async def counted() -> None:
+        asked.append("server")
+        await subscribe()
+
+    try:
+        wait([alone.driver.begin(info, partition) for partition in of])
+        captures._subscribe = counted
+        for partition in of:
+            alone.driver.begin(altered, partition).result(60)
+        assert not asked
+        assert {each.info.settings.linger_ms for each in alone.driver._streams.values()} == {0}
+        alone.driver.end(of[1], with_sent=True).result(60)
+        alone.driver.begin(altered, of[1]).result(60)
+        assert asked, "it subscribes anew"
+    finally:
+        alone.driver.stop(20)
