@@ -380,6 +380,8 @@ class ClusterBroker(Assembled):
 
     async def position(self) -> int:
         """As `Backend.position`."""
+        if self.is_alone:
+            return 0
         return await asyncio.wrap_future(self._plane.service.position())
 
     async def _look_next(self) -> None:

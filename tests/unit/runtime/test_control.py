@@ -333,6 +333,20 @@ async def test_a_cluster_of_one_starts_and_says_so_where_its_catalog_does_not_he
         await broker.stop()
 
 
+async def test_a_cluster_of_one_tells_its_position_while_a_command_waits_for_the_disk(tmp_path: Path) -> None:
+    """It asks nobody. A change was answered late, with a warning, where the disk held up that of somebody else."""
+    broker = make(tmp_path, made=one_form)
+    await broker.start()
+    goes_on = threading.Event()
+    try:
+        broker._plane._thread.do(lambda _: goes_on.wait(60) and None)
+        assert await broker.position() == 0
+        assert not goes_on.is_set()
+    finally:
+        goes_on.set()
+        await broker.stop()
+
+
 async def test_a_cluster_of_one_adds_no_partitions_to_what_it_cannot_open(tmp_path: Path) -> None:
     """`cluster.control.X8`."""
     broker = make(tmp_path, made=one_form)
