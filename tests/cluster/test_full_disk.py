@@ -170,3 +170,28 @@ async def test_whatever_makes_room_works_without_a_byte(disk: Path, nats_server:
     finally:
         await client.close()
         broker.stop()
+
+
+def test_what_is_not_made_on_a_disk_without_a_byte_does_not_come_later(disk: Path, nats_server: NatsServer) -> None:
+    """Neither a stream nor partitions that are added: who was refused has made no other plans for them."""
+    broker = broker_on(disk, nats_server, 0)
+    try:
+        with connect(broker.address, deadline_s=10) as api, connect(broker.address, deadline_s=0.5) as impatient:
+            api.create_stream("s")
+            filler = fill(disk)
+            with pytest.raises(DiskFull):
+                impatient.create_stream("t", partitions=3)
+            with pytest.raises(DiskFull):
+                impatient.add_partitions("s", 3)
+            filler.unlink()
+            assert [(stream.name, len(stream.partitions)) for stream in api.streams()] == [("s", 1)]
+            assert not (disk / "data" / "streams" / "t").exists()
+            broker.kill9()
+            broker.start()
+            assert [(stream.name, len(stream.partitions)) for stream in api.streams()] == [("s", 1)]
+            api.add_partitions("s", 3)
+            api.create_stream("t", partitions=3)
+            assert sorted((each.name, len(each.partitions)) for each in api.streams()) == [("s", 3), ("t", 3)]
+            assert "Traceback" not in broker.output()
+    finally:
+        broker.stop()

@@ -442,7 +442,7 @@ class ClusterBroker(Assembled):
             warnings["auth"] = f"brokers whose auth.mode is weaker than {self.config.auth.mode}: {told}"
         if refusals := [each.refusal for each in self._own.values() if each.refusal]:
             warnings["streams"] = "; ".join(refusals)
-        if shut:
+        if shut and not self.is_alone:  # else `_missing` tells of it
             warnings["keys"] = f"{len(shut)} replicas here are kept shut, the first: {shut[0]}"
         return warnings
 

@@ -94,7 +94,7 @@ async def test_a_broker_without_a_stream_of_its_own_serves_the_others(
                 else:
                     call.close()
         is_ready, missing = broker.ready()
-        assert (is_ready, list(missing)) == (False, [f"stream {stream}"])
+        assert (is_ready, list(missing), broker.warnings()) == (False, [f"stream {stream}"], {})
         assert b"\nliftlog_streams_offline 1" in broker.metrics()
         for _ in range(3):
             await asyncio.to_thread(broker._compactor._guarded, "offsets", broker._expire_offsets)
