@@ -9,7 +9,7 @@ dataplane.py   the HTTP server's thread
 elapsed.py     the clock that nobody sets, and the time of day
 logs.py        how it logs
 looping.py     what is done again and again: a step, and what calls it
-waiting.py     how somebody waits for another thread
+waiting.py     how somebody waits for another thread; weak_methods.py  a method of somebody who is not kept for it
 stopping.py    the steps of a stop, of which one may hang
 used_producers.py  which producers are used: their names are kept
 no_descriptors.py  what a loop says when no connection can be accepted

@@ -233,6 +233,7 @@ class ClusterBroker(Assembled):
             peer_key=self._auth_rules.peer_key,
             tell=partial(self._kept_out, "http"),
         )
+        self._floor = self.sinks.floor  # one for all replicas
 
     def _made_intake(self) -> IntakeDriver:
         return IntakeDriver(self.config, self._pool, tell=partial(self._kept_out, "nats"), takes_all=self.is_alone)
@@ -249,7 +250,7 @@ class ClusterBroker(Assembled):
             open_logs=self._open_logs,
         )
         if not info.internal:
-            replica.floor = partial(self.sinks.floor, info.incarnation, number)
+            replica.floor = partial(self._floor, info.incarnation, number)
         return replica
 
     def _account(self, info: StreamInfo) -> Account:

@@ -220,7 +220,7 @@ class PlacedStreams:
 
     def all_partitions(self) -> list[Partition]:
         """All replicas that are open here, led or not."""
-        return list(self._replicas.partitions())
+        return [*self._replicas.partitions()]
 
     def led(self) -> list[ReplicatedPartition]:
         """Those that are led here."""
@@ -228,12 +228,11 @@ class PlacedStreams:
 
     def chores(self) -> Iterator[Chores]:
         """The partitions whose sealed segments are written anew, and how: each replica looks after its own."""
-        streams = dict(self._catalog().streams)
+        todo = {
+            info.incarnation: (CompactionSettings.of(info.settings), CoalescingSettings.of(info.settings))
+            for info in list(self._catalog().streams.values())
+        }
         for replica in self._replicas.replicas():
-            partition = replica.partition
-            info = None if partition is None else streams.get(partition.stream)
-            if partition is None or info is None or info.incarnation != partition.incarnation:
-                continue
-            compaction, coalescing = CompactionSettings.of(info.settings), CoalescingSettings.of(info.settings)
-            if compaction is not None or coalescing is not None:
+            partition, (compaction, coalescing) = replica.partition, todo.get(replica.at[0], (None, None))
+            if partition is not None and (compaction is not None or coalescing is not None):
                 yield Chores(partition, compaction, coalescing, replica.marks, replica.compacted)

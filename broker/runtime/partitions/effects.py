@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from weakref import WeakMethod
 
 from broker.api.errors import LiftlogError, NotLeader, StorageFailed
 from broker.replication.events import Answer, Commit, Effect, Sync, Wake
@@ -17,6 +16,7 @@ from broker.replication.leader import STORED
 from broker.runtime.partitions.acks import Ticket, gone
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import Outcome
+from broker.runtime.weak_methods import WeakCall
 from broker.storage.log import AppendResult
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Effects:
         self,
         replica: Replica,
         *,
-        submit: WeakMethod[Callable[[], None]],
+        submit: WeakCall[Callable[[], None]],
         tell: Callable[[Ticket, Outcome], None] | None,
         to_others: Callable[[Effect], None] | None,
     ) -> None:

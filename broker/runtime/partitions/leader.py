@@ -34,7 +34,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
-from weakref import WeakMethod
 
 from broker.api.errors import (
     LiftlogError,
@@ -69,6 +68,7 @@ from broker.runtime.partitions.queued_appends import QueuedAppends
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.row_sync import NO_ROW, RowState, RowSync
 from broker.runtime.partitions.sync import Outcome, SyncExecutor, SyncRow
+from broker.runtime.weak_methods import WeakCall
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece
 from broker.storage.log import AppendResult, Encodable, StoredGroup
 from broker.storage.rows import RowBatch
@@ -125,7 +125,7 @@ class Partition:
         self.fsync_interval_ms = info.settings.fsync_interval_ms
         self._state = replica.state
         self._pool = pool
-        self._effects = Effects(replica, submit=WeakMethod(self._submit), tell=tell, to_others=to_others)  # P20
+        self._effects = Effects(replica, submit=WeakCall(self._submit), tell=tell, to_others=to_others)  # P20
         self._lock = threading.RLock()
         self._info = info
         self._is_closed = info.paused or info.read_only
@@ -134,7 +134,7 @@ class Partition:
         self._told_of = info  # the settings that the core knows
         self._sync_queued = False  # in the pool, or at it here
         self._row: RowSync | None = None  # made when it is first synced in a row
-        self._queued = QueuedAppends(replica, WeakMethod(self.append_now), appender)
+        self._queued = QueuedAppends(replica, WeakCall(self.append_now), appender)
         self._core.step(self._altered())
         if leader_epoch >= 0:
             self.lead(leader_epoch)

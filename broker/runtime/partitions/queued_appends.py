@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
-from weakref import WeakMethod
 
 from broker.api.errors import ExpectationFailed, LiftlogError, NotReady, Overloaded
 from broker.replication.events import Acks
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import Outcome
+from broker.runtime.weak_methods import WeakCall
 from broker.storage.log import AppendResult, Encodable
 
 APPENDS_WAITING_MAX = 256
@@ -27,9 +27,7 @@ class QueuedAppends:
 
     __slots__ = ("_append_now", "_appender", "_lock", "_replica", "_waiting")
 
-    def __init__(
-        self, replica: Replica, append_now: WeakMethod[Callable[..., AppendResult]], appender: Executor
-    ) -> None:
+    def __init__(self, replica: Replica, append_now: WeakCall[Callable[..., AppendResult]], appender: Executor) -> None:
         self._replica = replica
         self._append_now = append_now
         self._appender = appender

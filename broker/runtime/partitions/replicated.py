@@ -112,8 +112,7 @@ class ReplicatedPartition(Partition):
         core = Leader(me)
         self._tickets = tickets = Completions(core, replica, has_session)
         super().__init__(info, replica, pool=pool, appender=appender, core=core, tell=tickets.tell, to_others=to_others)
-        me_weakly = weakref.ref(self)  # `leader.P20`
-        replica.may_let_go = lambda: (partition := me_weakly()) is not None and partition.serves
+        replica.may_let_go = functools.partial(_serves, weakref.ref(self))  # `leader.P20`
         self.leader_at: str | None = None
         self._serves_by = self._heard_of = info
         self._handed_epoch = -1  # P19
@@ -474,3 +473,8 @@ class ReplicatedPartition(Partition):
         core = self._core  # asked of all, each second: without a call
         is_asked = not self.fsync_each_batch or self._told_of is not self._info
         return is_asked and core.role is LEADING and core.in_sync is None
+
+
+def _serves(partition: weakref.ref[ReplicatedPartition]) -> bool:
+    found = partition()
+    return found is not None and found.serves

@@ -20,8 +20,8 @@ from tests.unit.runtime.test_placed_alone import create
 
 pytestmark = pytest.mark.slow
 MANY = 50
-BYTES_EACH = 18_000
-"""16,200 are taken, some by what stands in for others here. Without `__slots__` in what each replica is made of, and
+BYTES_EACH = 16_500
+"""14,800 are taken, some by what stands in for others here. Without `__slots__` in what each replica is made of, and
 with a condition for each, it was 20,300."""
 
 

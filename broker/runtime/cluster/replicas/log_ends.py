@@ -43,6 +43,7 @@ class LogEnds:
         self._ends: dict[Place, int] = {}  # as in the file, or above (E6)
         self._is_sure = True  # as in the file
         self._logs: dict[Place, PartitionLog] = {}
+        self._lower_end = self._lower  # one for all logs
         self._cuts: dict[Place, tuple[int, int]] = {}  # to where each log is being cut, and how often it was before
 
     def load(self) -> None:
@@ -65,7 +66,7 @@ class LogEnds:
         """This is the log there. It is looked at from now on, and its end lowered before it is cut (E2)."""
         with self._lock:
             self._logs[at] = opened
-        opened.state.before_cut = partial(self._lower, at)
+        opened.state.before_cut = partial(self._lower_end, at)
 
     def note(self, *, kept: Collection[Place] = ()) -> None:
         """Write down how far the logs are. `kept`: the end of these stays as it is (E4), open or not."""

@@ -199,9 +199,10 @@ class PlacedReplica:
         self._mender, self._restless = mender, restless
         self.mending: Mending | None = None
         self._turns = SerialWork(host.workers, self._work, host.waits)
-        self._effects = LeaderEffects(host, at, changes, ask_turn=self._turns.ask, step_out=self._leader_steps_out)
+        ask_turn = self._turns.ask
+        self._effects = LeaderEffects(host, at, changes, ask_turn=ask_turn, step_out=self._leader_steps_out)
         self._lock = threading.Lock()  # over what others leave for the next turn
-        self._capturing = Capturing(host, self._lock, lambda: self._was_removed, woken, self._turns.ask)
+        self._capturing = Capturing(host, self._lock, self._is_removed, woken, ask_turn)
         self._assigned: Assignment | None = None
         self._was_removed = False
         self._cause: str | None = None  # why it is to step out
@@ -396,6 +397,9 @@ class PlacedReplica:
         self._see_to_stage(assigned)
         if (partition := self.partition) is not None and self._info is assigned.info:  # else it is about to be paused
             self._capturing.see_to(partition, assigned.info)
+
+    def _is_removed(self) -> bool:
+        return self._was_removed
 
     def _take_cause(self) -> str | None:
         """Why a step-out is to be asked for, if one is."""

@@ -58,7 +58,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -98,8 +98,8 @@ TICK_MS: Final = 200
 TICKED_AT_ONCE: Final = 1_000
 """Each takes some microseconds of the interpreter, which all threads share: the Raft thread, and so the session, waits
 while replicas are ticked."""
-RESTING_AT_ONCE: Final = 20
-"""Of ten thousand, each has its turn within two minutes, for a thousandth of the interpreter."""
+RESTING_AT_ONCE: Final = 10
+"""Of ten thousand, each has its turn within four minutes, for a thousandth of the interpreter."""
 OPENED_AT_ONCE: Final = 1_000
 """So many folders that are there are in one command: some 50 KiB."""
 GATHER_MS: Final = 30
@@ -319,9 +319,9 @@ class Replicas:
         replica = self._replicas.get(at)
         return None if replica is None else replica.partition
 
-    def partitions(self) -> Iterator[ReplicatedPartition]:
+    def partitions(self) -> list[ReplicatedPartition]:
         """All that are open here."""
-        return iter([partition for replica in self.replicas() if (partition := replica.partition) is not None])
+        return [partition for replica in self.replicas() if (partition := replica.partition) is not None]
 
     def replicas(self) -> list[PlacedReplica]:
         """All, with a log or without."""
