@@ -55,7 +55,7 @@ class IntervalSyncs:
             now_s = time.monotonic()
             if self._wake.is_set() or now_s - looked_s >= LOOK_S:  # not each time: there may be ten thousand others
                 self._wake.clear()  # first: who is not seen below wakes it anew
-                due, looked_s = [partition for partition in self._partitions() if partition.minds_time], now_s
+                due, looked_s = Partition.who_mind_time(self._partitions()), now_s
             pause_s = min([LOOK_S, *(self._sync(partition, now_s) / 1000 for partition in due)])
             if not self._is_stopping:
                 self._wake.wait(pause_s)

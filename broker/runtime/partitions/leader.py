@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 
@@ -445,6 +445,13 @@ class Partition:
     def minds_time(self) -> bool:
         """Whether `sync_if_due` has something to do, now and then: also once after `fsync = interval` was altered."""
         return not self.fsync_each_batch or self._told_of is not self._info
+
+    @staticmethod
+    def who_mind_time(partitions: Iterable[Partition]) -> list[Partition]:
+        """Those of them that mind time. Nearly all of ten thousand do not: they are looked at without a call for each,
+        as it is each second."""
+        maybe = [each for each in partitions if not each.fsync_each_batch or each._told_of is not each._info]
+        return [each for each in maybe if each.minds_time]
 
     def sync_if_due(self, now_s: float) -> int:
         """With `fsync = interval`: have it synced if that is due. Returns the interval in milliseconds. Where there is

@@ -94,7 +94,7 @@ def test_a_fault_at_one_partition_does_not_end_the_syncs_of_the_others(
     partition: Partition, pool: HeldPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Faulty:
-        minds_time, fsync_interval_ms, asked = True, 10, 0
+        fsync_each_batch, minds_time, fsync_interval_ms, asked = False, True, 10, 0
 
         def sync_if_due(self, now_s: float) -> int:
             self.asked += 1

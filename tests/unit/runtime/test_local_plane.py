@@ -252,6 +252,14 @@ def test_it_has_a_session_from_its_registration_until_it_leaves(plane_of: Callab
         plane.service.execute(creation("late"))
 
 
+def test_who_hears_of_the_registration_has_a_session_by_then(plane_of: Callable[..., LocalPlane]) -> None:
+    """Ten thousand replicas took their roles without one, and had a second turn each to begin to capture."""
+    plane, seen = plane_of(new_disk()), list[tuple[bool, bool]]()
+    plane.service.subscribe(lambda: seen.append(("a" in plane.service.catalog.brokers, plane.has_session())))
+    begin(plane)
+    assert set(seen) == {(False, False), (True, True)}
+
+
 def test_no_log_is_told_to_be_lost(plane_of: Callable[..., LocalPlane]) -> None:
     """The catalog would have it removed, and begin anew."""
     disk = new_disk()

@@ -148,7 +148,7 @@ class LocalPlane:
             broker_id,
             store,
             self._thread.wakeup,
-            lambda command: self.service.applied(store.catalog, command),
+            self._applied,
             home.halt,
             clock,
         )
@@ -206,9 +206,16 @@ class LocalPlane:
             },
             timeout_s=REGISTERED_S,
         )
-        self.registration = int(said["registration"])
         self._thread.do(lambda _: self._session_changed(True))
-        return self.registration
+        return int(said["registration"])
+
+    def _applied(self, command: Mapping[str, Any]) -> None:
+        """L1: who hears of the registration has a session by then."""
+        catalog = self._node.store.catalog
+        own = catalog.brokers.get(self._me)
+        if own is not None and own.incarnation == self.process:
+            self.registration = own.registration
+        self.service.applied(catalog, command)
 
     def hand_over(self) -> None:
         """There is nobody."""

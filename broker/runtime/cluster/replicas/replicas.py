@@ -596,10 +596,11 @@ class Replicas:
         if self._registration:  # who only renews is told to nobody (`service.V6`)
             self._heard.look(self._host.service.catalog.brokers, now_ms)
         if is_of_all or not self._to_tick:
-            self._to_tick = self.replicas()
+            self._to_tick = self.replicas()[::-1]
         at_once = TICKED_AT_ONCE if self._host.has_others else RESTING_AT_ONCE
         count = len(self._to_tick) if is_of_all else at_once
-        due, self._to_tick = self._to_tick[:count], self._to_tick[count:]
+        due = self._to_tick[: -count - 1 : -1]  # from the end: the rest, which may be long, stays where it is
+        del self._to_tick[len(self._to_tick) - len(due) :]
         for replica in dict.fromkeys([*self._those_at_work(), *due]):
             try:
                 partition = replica.partition
