@@ -29,6 +29,15 @@ def subjects_of(settings: StreamSettings) -> list[str]:
     return [settings.subject, *(f"{settings.subject}.{i}" for i in range(1, settings.partitions))]
 
 
+def subject_of(settings: StreamSettings, partition: int) -> str:
+    """What one partition listens on: of `subjects_of` its own, or the one for all of them; empty: nothing. A stream may
+    have thousands, and each asks."""
+    if settings.subject is None:
+        return ""
+    is_own = settings.partition_by == "subject_suffix" and 0 < partition < settings.partitions
+    return f"{settings.subject}.{partition}" if is_own else settings.subject
+
+
 class SubjectTree:
     """The subjects of many streams, by token. A subject counts as often as it was added."""
 

@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from broker.metadata.catalog import StreamInfo
-from broker.metadata.overlap import subjects_of
+from broker.metadata.overlap import subject_of, subjects_of
 from broker.runtime.intake.flush import Flusher, FlushSlot
 from broker.runtime.partitions.leader import Partition
 
@@ -56,10 +56,9 @@ class Attachment:
         if not self.slots:  # E7
             return []
         settings = self.info.settings
-        subjects = subjects_of(settings)
-        if settings.partition_by != "subject_suffix":
-            return [(subject, self.slots) for subject in subjects]
-        return [(subjects[slot.partition.partition], [slot]) for slot in self.slots]
+        if settings.subject is None or settings.partition_by != "subject_suffix":
+            return [(subject, self.slots) for subject in subjects_of(settings)]
+        return [(subject_of(settings, slot.partition.partition), [slot]) for slot in self.slots]
 
 
 class Captures:

@@ -37,7 +37,7 @@ from typing import Any
 from broker.api.errors import LiftlogError, StorageFailed
 from broker.ingest import Builder, Intake
 from broker.metadata.catalog import StreamInfo
-from broker.metadata.overlap import subjects_of
+from broker.metadata.overlap import subject_of
 from broker.replication.events import Acks
 from broker.runtime.elapsed import MACHINE, Clocks
 from broker.runtime.intake.answers import Answers, blob_of
@@ -152,7 +152,7 @@ class Flusher:
         builder = self._make_builder(
             stream=info.name,
             partition=partition.partition,
-            subject=_subject_of(info, partition.partition),
+            subject=subject_of(info.settings, partition.partition),
             expects_offsets=info.settings.concurrency_control is not None,
             **_builder_settings(info),
         )
@@ -399,12 +399,6 @@ class Flusher:
             self._own_counts["pauses"] += 1
             log.warning("intake.paused pending_bytes=%d", self._pending_bytes)
             await self._resume.wait()
-
-
-def _subject_of(info: StreamInfo, partition: int) -> str:
-    """What a partition listens on."""
-    subjects = subjects_of(info.settings)
-    return subjects[partition if partition < len(subjects) else 0] if subjects else ""
 
 
 def _builder_settings(info: StreamInfo) -> dict[str, Any]:

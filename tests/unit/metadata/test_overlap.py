@@ -6,7 +6,9 @@ import random
 
 import pytest
 
-from broker.metadata.overlap import SubjectTree, covers
+from broker.api.stream import settings_from
+from broker.metadata import overlap
+from broker.metadata.overlap import SubjectTree, covers, subjects_of
 
 SEEDS = range(20)
 
@@ -79,3 +81,12 @@ def test_a_pattern_covers_the_concrete_subjects_that_overlap_it(seed: int) -> No
     for _ in range(200):
         pattern, subject = subject_of(rng), ".".join(rng.choice("ab") for _ in range(rng.randint(1, 4)))
         assert covers(pattern, subject) == overlaps(pattern, subject), (pattern, subject)
+
+
+@pytest.mark.parametrize("partition_by", ["subject_suffix", "subject"])
+@pytest.mark.parametrize("subject", [None, "orders"])
+def test_each_partition_listens_on_its_own_of_the_subjects(partition_by: str, subject: str | None) -> None:
+    settings = settings_from({"subject": subject, "partitions": 4, "partition_by": partition_by})
+    subjects = subjects_of(settings)
+    expected = [subjects[number if number < len(subjects) else 0] if subjects else "" for number in range(5)]
+    assert [overlap.subject_of(settings, number) for number in range(5)] == expected
