@@ -191,6 +191,13 @@ class TrimAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class TrimRefused:
+    """The disk of this log refuses to let go of anything now. `error`: why."""
+
+    error: Any
+
+
+@dataclass(frozen=True, slots=True)
 class StartMoved:
     """This log's checkpoint says that it starts here."""
 
@@ -241,6 +248,7 @@ Event = (
     | StateAsked
     | RangeAsked
     | TrimAsked
+    | TrimRefused
     | StartMoved
     | IsrAnswered
     | Tick

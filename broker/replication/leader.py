@@ -91,6 +91,7 @@ from broker.replication.events import (
     Tick,
     Ticket,
     TrimAsked,
+    TrimRefused,
     Wake,
 )
 from broker.replication.insync import InSync
@@ -463,6 +464,9 @@ class Leader:
         self.trims.ask(event.start, event.ticket)
         return tuple(self._advance())
 
+    def _trim_refused(self, event: TrimRefused) -> tuple[Effect, ...]:
+        return tuple(self.trims.refused(event.error))
+
     def _start_moved(self, event: StartMoved) -> tuple[Effect, ...]:
         self.trims.log_start = max(self.trims.log_start, event.log_start)
         return tuple(self._advance()) if self.role is LEADING else NOTHING
@@ -525,6 +529,7 @@ _HANDLERS: Final = cast(
         StateAsked: Leader._state_asked,
         RangeAsked: Leader._range_asked,
         TrimAsked: Leader._trim_asked,
+        TrimRefused: Leader._trim_refused,
         StartMoved: Leader._start_moved,
         IsrAnswered: Leader._isr_answered,
         Tick: Leader._tick,

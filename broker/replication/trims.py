@@ -4,6 +4,7 @@ T1  A trim waits while fewer are in sync than must be.
 T2  It is answered once the leader, each in-sync replica and an addition that is asked for have checkpointed its start.
 T3  Nobody joins the in-sync replicas with a start below the last trim that was answered. A new leader takes its own
     start for that: one that it does not have was not answered.
+T4  Where the leader's own disk refuses a trim, who waits for one is told that at once. It may come to be done later.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ class Trims:
                 still.append((start, ticket))
         self._waiting = still
         return effects
+
+    def refused(self, error: Any) -> list[Effect]:
+        """T4. The next one is tried at once, also if it is the same."""
+        self._asked = self.log_start
+        return self.tell_all(Outcome.FAILED, error)
 
     def tell_all(self, outcome: Outcome, error: Any = None) -> list[Effect]:
         """Nobody waits any more. `error`: as `Answer.error`."""

@@ -1,10 +1,10 @@
 """Home of threads, loops, clocks and sockets: the drivers that feed the cores.
 
-assembled.py   what every broker has: folder, threads, HTTP, intake; their start and stop
 alone.py       what an operator of a cluster may ask, where there is one broker
+assembled.py   what every broker has: folder, threads, HTTP, intake; their start and stop
 activity_log.py  the stream `__activity`, where it is led
 audit_log.py   the stream `__audit`, where it is led
-broker.py      one broker that is alone, assembled; runs a broker until a signal
+broker.py      makes a broker, and runs it until a signal
 dataplane.py   the HTTP server's thread
 elapsed.py     the clock that nobody sets, and the time of day
 logs.py        how it logs
@@ -18,8 +18,8 @@ metrics.py     what Prometheus sees; samples.py  what is read when it asks
 
 config/        every setting of the broker, and how they are read
 intake/        from NATS to appended batches, and back to acks
-partitions/    the streams and partitions of this broker: opened, changed, synced, watched
-cluster/       what runs only where there are other brokers
+partitions/    the partitions of this broker: appended to, synced, watched; the catalog on its disk
+cluster/       one broker of a cluster, assembled; alone it is a cluster of one
 background/    retention, compaction, scrub, expiry, the disk's reserve
 sinks/         the coordinator of sinks, and the stages of every partition
 """

@@ -1,11 +1,11 @@
-"""The base of every broker, alone or one of several: its folder, threads, HTTP and intake; how they start and stop.
+"""The base of a broker: its folder, threads, HTTP and intake; how they start and stop.
 
     control loop (main thread)   streams: create, alter, delete; signals
     data plane (thread, loop)    HTTP
     intake (thread, loop)        NATS
     fsync pool, appenders, cleaner (threads)
 
-A form of broker (`broker.Broker` alone, `cluster.broker.ClusterBroker` with others) opens the streams in between.
+`cluster.broker.ClusterBroker`, alone or with others, opens the streams in between.
 """
 
 from __future__ import annotations

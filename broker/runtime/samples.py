@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -20,35 +20,6 @@ PARTITION_LABELS = ("stream", "partition")
 OFFLINE: Final = "Streams of which something could not be opened here"
 GROUP_SERIES_MAX: Final = 10_000
 """Partitions of groups whose lag is told, three series each: groups may read 100,000."""
-
-
-def broker_samples(
-    streams: Mapping[str, Sequence[Partition]],
-    intake: IntakeDriver | None,
-    consumers: Consumers,
-    groups: Groups,
-    look: Look,
-    sinks: Mapping[str, int],
-    *,
-    started: bool,
-    offline: int,
-    now_us: int,
-) -> Iterator[Sample]:
-    """All samples of one broker.
-
-    Args:
-        look: As of `consumer_samples`.
-        offline: How many streams could not be opened.
-        now_us: As of `consumer_samples`.
-    """
-    yield from common_samples(intake, started=started)
-    yield "liftlog_streams_offline", OFFLINE, (), (), offline
-    for name, partitions in sorted(streams.items()):
-        for partition in partitions:
-            yield from partition_samples(partition, (name, str(partition.partition)))
-    yield from consumer_samples(consumers, look, now_us=now_us)
-    yield from group_samples(consumers, groups, look, now_us=now_us)
-    yield from sink_samples(sinks)
 
 
 def sink_samples(counts: Mapping[str, int]) -> Iterator[Sample]:

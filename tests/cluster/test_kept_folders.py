@@ -23,7 +23,7 @@ from broker.client import Client, connect
 from tests.folders import checks, contents
 from tests.folders.keep import KEPT, kept_addresses, unpack
 from tests.support.clusters import RealCluster
-from tests.support.processes import BROKER, ONE_FORM, BrokerProcess, NatsServer, eventually
+from tests.support.processes import BrokerProcess, NatsServer, eventually
 
 SOON = {"LIFTLOG_CLEANER_INTERVAL_MS": "100", "LIFTLOG_CLEANER_CHECKPOINT_INTERVAL_MS": "100"}
 """Settings of brokers that compact, join and let go at once."""
@@ -76,13 +76,10 @@ def seen(client: Client) -> dict[str, list[bytes]]:
     }
 
 
-@pytest.mark.parametrize("command", [BROKER, ONE_FORM], ids=["alone", "one form"])
-def test_a_lone_brokers_folder_opens_and_goes_on(
-    tmp_path: Path, nats_server: NatsServer, command: tuple[str, str]
-) -> None:
+def test_a_lone_brokers_folder_opens_and_goes_on(tmp_path: Path, nats_server: NatsServer) -> None:
     was = checks.kept("lone")
     unpack(KEPT / "lone.tar.zst", tmp_path)
-    broker = BrokerProcess(tmp_path / "broker", nats_server, env=checks.FOREVER, command=command).start()
+    broker = BrokerProcess(tmp_path / "broker", nats_server, env=checks.FOREVER).start()
     try:
         with connect(broker.address) as client, connect(broker.address, deadline_s=0) as hasty:
             checks.same(client, was)
@@ -142,14 +139,13 @@ def all_in_sync(cluster: RealCluster, client: Client) -> None:
             cluster.in_sync(stream.name, len(partition.replicas), partition.partition)
 
 
-@pytest.mark.parametrize("name", ["lone", "one form", "cluster"])
+@pytest.mark.parametrize("name", ["lone", "cluster"])
 def test_stages_that_nobody_commits_expire(tmp_path: Path, name: str) -> None:
-    was = checks.kept("cluster" if name == "cluster" else "lone")
-    unpack(KEPT / f"{'cluster' if name == 'cluster' else 'lone'}.tar.zst", tmp_path)
+    was = checks.kept(name)
+    unpack(KEPT / f"{name}.tar.zst", tmp_path)
     short = {**SOON, "LIFTLOG_SINKS_STAGE_LEASE_MS": "1000"}
     if name != "cluster":
-        command = BROKER if name == "lone" else ONE_FORM
-        broker = BrokerProcess(tmp_path / "broker", None, env=short, command=command).start()
+        broker = BrokerProcess(tmp_path / "broker", None, env=short).start()
         try:
             with connect(broker.address) as client:
                 checks.stages_expire(client, was)

@@ -23,7 +23,7 @@ from broker.client import connect
 from broker.storage.disk import OsDisk
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
-from tests.support.killed_starts import APPENDS, FORMS, SINK, STREAM
+from tests.support.killed_starts import APPENDS, SINK, STREAM
 from tests.support.processes import BrokerProcess, eventually, running
 
 ROOT = Path(__file__).parents[2]
@@ -42,10 +42,9 @@ def values_of_epochs(data: Path) -> dict[int, list[bytes]]:
     return found
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_no_leader_epoch_is_used_by_two_lives_wherever_the_start_is_killed(tmp_path: Path, form: str) -> None:
+def test_no_leader_epoch_is_used_by_two_lives_wherever_the_start_is_killed(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    command = [sys.executable, "-m", "tests.support.killed_starts", str(data), form]
+    command = [sys.executable, "-m", "tests.support.killed_starts", str(data)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     killed = int(done.stdout)
@@ -148,11 +147,10 @@ FOUND: list[dict[str, int]] = [{}, {"kept": 2}, {"kept": 2, "gone": 1}, BOTH, BO
 """The streams with their partitions, after each of DONE."""
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_changes_are_made_wholly_or_not_at_all_wherever_they_are_killed(tmp_path: Path, form: str) -> None:
+def test_changes_are_made_wholly_or_not_at_all_wherever_they_are_killed(tmp_path: Path) -> None:
     """The next start has what was answered, and all or nothing of the change under way; no stream is offline."""
     answered = tmp_path / "answered"
-    command = [sys.executable, "-m", "tests.support.killed_changes", str(tmp_path / "data"), form, str(answered)]
+    command = [sys.executable, "-m", "tests.support.killed_changes", str(tmp_path / "data"), str(answered)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     lines = [json.loads(line) for line in answered.read_text().splitlines()]

@@ -42,11 +42,9 @@ def main() -> None:
     install(os.environ["LIFTLOG_DATA_DIR"], given.faults)
     if given.mutant:
         MUTANTS[given.mutant]()
+    from broker.cli.main import main as liftlog
+
     sys.argv = ["liftlog", "broker"]
-    if os.environ.get("ONE_FORM"):
-        from tests.support.one_form import main as liftlog
-    else:
-        from broker.cli.main import main as liftlog
     liftlog()
 
 

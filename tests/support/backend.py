@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from broker.api.answers import LeaderAddress
 from broker.api.errors import LiftlogError, UnknownPartition, from_problem
@@ -23,18 +24,23 @@ from broker.api.stream import AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.access import Access
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.groups import Groups
+from broker.metadata.partition import PartitionState, Place
 from broker.metadata.producers import NamedProducer
 from broker.runtime.alone import AloneAdmin
 from broker.runtime.audit_log import AuditLog
+from broker.runtime.cluster.own_settings import audit_settings
+from broker.runtime.cluster.plane.service import Catalogs
+from broker.runtime.cluster.sinks.here import StagesHere
+from broker.runtime.cluster.sinks.service import PlacedSinks, Runners
+from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.config.settings import AuditConfig, ProducersConfig
 from broker.runtime.elapsed import MACHINE
 from broker.runtime.partitions.consumers import Consumers
-from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.streams import audit_settings
+from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub, StreamWatcher
-from broker.runtime.sinks.service import SinkService
+from broker.runtime.sinks.stages import StageLimits
 from broker.runtime.used_producers import registration
 from broker.serving.contract.backend import PartitionHandle, Whereabouts
 from broker.storage.disk import OsDisk
@@ -57,7 +63,7 @@ class LogBackend:
         self._folder = folder
         self._disk = OsDisk()
         self._catalog = Catalog()
-        self._partitions: dict[str, list[Partition]] = {}
+        self._partitions: dict[str, list[ReplicatedPartition]] = {}
         self._pool = SyncPool(1)
         self._appender = ThreadPoolExecutor(1)
         self._hub = ChangeHub(asyncio.get_running_loop())
@@ -68,14 +74,37 @@ class LogBackend:
         self._create(OFFSETS_STREAM, {}, internal=True)
         self.offsets = Consumers(self._partitions[OFFSETS_STREAM][0])
         self._create(COMMITS_STREAM, {"retention_ms": None}, internal=True)
-        commits = self._partitions[COMMITS_STREAM][0]
         self._create(AUDIT_STREAM, audit_settings(AuditConfig()), internal=True)
         self.audit = AuditLog(self.partition, lambda: "there is none")
         self.admin = AloneAdmin(
             self.broker_id,
             lambda: [(p.stream, p.partition, p.leader_epoch) for parts in self._partitions.values() for p in parts],
         )
-        self.sinks = SinkService(self._disk, commits, self.partition, self._incarnation_of)
+        self.sinks = self._made_sinks()
+
+    def _made_sinks(self) -> PlacedSinks:
+        """Its catalog places nothing: all is here."""
+        clock = lambda: time.time_ns() // 1000  # noqa: E731
+        service = SimpleNamespace(catalog=_Placed(self), read=lambda timeout_s: _Placed(self))
+        streams = SimpleNamespace(
+            info=self.stream, infos=self.streams, partition=self.partition, whereabouts=self.whereabouts
+        )
+        return PlacedSinks(
+            self.broker_id,
+            cast(PlacedStreams, streams),
+            cast(Catalogs, service),
+            StagesHere(self._disk, self._find, boot_id="", clock=clock),
+            loop=asyncio.get_running_loop(),
+            limits=StageLimits(),
+            clock=clock,
+            sweep_s=3_600.0,
+            why_missing=str,
+            runners=Runners.of_threads(),
+        )
+
+    def _find(self, at: Place) -> ReplicatedPartition | None:
+        all_here = (each for partitions in list(self._partitions.values()) for each in partitions)
+        return next((each for each in all_here if (each.incarnation, each.partition) == at), None)
 
     def knows(self, level: int) -> bool:
         """As `Backend.knows`, of a broker alone."""
@@ -113,7 +142,7 @@ class LogBackend:
             self._hub.note(ChangeHub.ALL)
         return info, created
 
-    def _partition(self, info: StreamInfo, number: int) -> Partition:
+    def _partition(self, info: StreamInfo, number: int) -> ReplicatedPartition:
         log = PartitionLog.create(
             self._disk,
             str(self._folder / info.name / info.incarnation / str(number)),
@@ -121,14 +150,22 @@ class LogBackend:
             LogSettings.of(info.settings),
             now_us=time.time_ns() // 1000,
         )
-        epoch = self._catalog.epoch_last
-        return Partition(
+        replica = Replica(info, number, log, appender=self._appender, hub=self._hub, clocks=MACHINE)
+        if not info.internal:
+            replica.floor = lambda: self.sinks.floor(info.incarnation, number)
+        partition = _Led(
             info,
-            Replica(info, number, log, appender=self._appender, hub=self._hub, clocks=MACHINE),
-            leader_epoch=epoch,
+            replica,
+            me=self.broker_id,
+            has_session=lambda: True,
+            to_others=lambda effect: None,
             pool=self._pool,
             appender=self._appender,
+            has_others=False,
         )
+        state = _led_by(self.broker_id, self._catalog.epoch_last)
+        partition.lead(state.leader_epoch, state)
+        return partition
 
     def streams(self, *, internal: bool = False) -> list[StreamInfo]:
         return [info for _, info in sorted(self._catalog.streams.items()) if internal or not info.internal]
@@ -136,16 +173,12 @@ class LogBackend:
     def stream(self, name: str) -> StreamInfo:
         return self._catalog._live(name)
 
-    def _incarnation_of(self, name: str) -> str | None:
-        info = self._catalog.streams.get(name)
-        return None if info is None else info.incarnation
-
-    def partitions(self, stream: str) -> Sequence[Partition]:
+    def partitions(self, stream: str) -> Sequence[ReplicatedPartition]:
         if stream in self.offline:
             raise self.offline[stream]
         return self._partitions[self.stream(stream).name]
 
-    def partition(self, stream: str, partition: int) -> Partition:
+    def partition(self, stream: str, partition: int) -> ReplicatedPartition:
         found = self.partitions(stream)
         if partition >= len(found):
             raise UnknownPartition(f"{stream!r} has no partition {partition}", partitions=len(found))
@@ -192,7 +225,8 @@ class LogBackend:
         self._execute({"kind": "delete_stream", "name": name, "incarnation": self.stream(name).incarnation})
         for partition in self._partitions.pop(name):
             partition.note_removed()
-            self.sinks.forget([partition])
+            partition.replica.note_closed()
+            self.sinks.forget(partition)
             partition.log.close()
         self._hub.note(ChangeHub.ALL)
         shutil.rmtree(self._folder / name)
@@ -315,3 +349,33 @@ class LogBackend:
 
     def metrics(self) -> bytes:
         return b"# HELP liftlog_up 1 once the broker has started\n# TYPE liftlog_up gauge\nliftlog_up 1.0\n"
+
+
+class _Led(ReplicatedPartition):
+    """Goes by what is changed at once."""
+
+    def lead(self, leader_epoch: int, state: PartitionState | None = None) -> None:
+        super().lead(leader_epoch, state or _led_by(self._core.me, leader_epoch))
+        self.serve(leader_epoch)
+
+    def alter(self, info: StreamInfo) -> None:
+        self.hear(info)
+        super().alter(info)
+        self.serve(self.leader_epoch, info)
+
+
+def _led_by(me: str, epoch: int) -> PartitionState:
+    return PartitionState(replicas=(me,), isr=(me,), leader=me, leader_epoch=epoch, opened=(me,))
+
+
+class _Placed:
+    """What sinks ask of a catalog, as if it placed each partition on this broker."""
+
+    def __init__(self, backend: LogBackend) -> None:
+        catalog = backend._catalog
+        self.streams, self.brokers = catalog.streams, catalog.brokers
+        self.cluster = SimpleNamespace(partitions=self)
+        self._state = _led_by(backend.broker_id, catalog.epoch_last)
+
+    def get(self, at: Place) -> PartitionState:
+        return self._state

@@ -1,8 +1,7 @@
 """A broker that is killed at each step of changes of its streams, one life after the other; run as a program.
 
-    python -m tests.support.killed_changes DATA FORM ANSWERED
+    python -m tests.support.killed_changes DATA ANSWERED
 
-FORM is as of `killed_starts`.
 A step is a call that changes the disk. Each life makes the same changes; what was answered is a line in the file
 ANSWERED. The next life first says in it what it found: its streams with their partitions, and the folders that are
 there. A life that makes all changes is the last one.
@@ -20,24 +19,25 @@ from pathlib import Path
 from typing import Any
 
 from broker.runtime.config.configuration import load
-from tests.support.killed_starts import FORMS, count_down, forked
+from tests.support.killed_starts import count_down, forked
+from tests.support.lone import lone_broker
 
 
-def main(data: str, form: str, answered: str) -> None:
+def main(data: str, answered: str) -> None:
     life = 1
-    while status := forked(partial(_run, data, form, Path(answered), life)):
+    while status := forked(partial(_run, data, Path(answered), life)):
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, (life, status)
         life += 1
     print(life - 1)
 
 
-def _run(data: str, form: str, answered: Path, life: int) -> None:
-    asyncio.run(_live(data, form, answered, life))
+def _run(data: str, answered: Path, life: int) -> None:
+    asyncio.run(_live(data, answered, life))
 
 
-async def _live(data: str, form: str, answered: Path, life: int) -> None:
+async def _live(data: str, answered: Path, life: int) -> None:
     env = {"LIFTLOG_DATA_DIR": data, "LIFTLOG_HTTP_PORT": "0", "LIFTLOG_INTAKE_ENABLED": "false"}
-    broker = FORMS[form](load(None, env))
+    broker = lone_broker(load(None, env))
     await broker.start()
 
     def say(**values: Any) -> None:

@@ -1,8 +1,6 @@
 """A broker that is killed at each step of its start, one life after the other on one folder; run as a program.
 
-    python -m tests.support.killed_starts DATA FORM
-
-FORM is `alone`, or `one_form`: that of a cluster of one.
+    python -m tests.support.killed_starts DATA
 
 A step is a call that changes the disk. In each life a record is appended over HTTP the moment that the broker answers,
 while its start goes on, and another one staged and committed; their values are the number of the life, and that with
@@ -30,31 +28,28 @@ import pyarrow as pa
 
 from broker.client import connect
 from broker.runtime.assembled import Assembled
-from broker.runtime.broker import Broker
 from broker.runtime.config.configuration import Config, load
 from broker.runtime.dataplane import DataPlane
 from broker.storage.disk import OsDisk
 from broker.storage.disk.osfile import OsFile
 from broker.storage.disk.preallocate import AheadFile
 from broker.storage.log import PartitionLog
-from tests.support.one_form import one_form
+from tests.support.lone import lone_broker
 
 CHANGES = (
     *((OsFile, name) for name in ("write", "truncate", "sync")),
     *((AheadFile, name) for name in ("write", "truncate", "sync")),
     *((OsDisk, name) for name in ("makedirs", "rename", "unlink", "sync_dir", "replace_file", "remove_tree")),
 )
-FORMS: dict[str, Callable[[Config], Assembled]] = {"alone": Broker, "one_form": one_form}
 STREAM = "s"
 SINK = b" sink"
 APPENDS = "appends"
 
 
-def main(data: str, form: str) -> None:
-    make = FORMS[form]
-    assert forked(partial(_live, data, make, 0)) == 0, "the stream is made"
+def main(data: str) -> None:
+    assert forked(partial(_live, data, 0)) == 0, "the stream is made"
     life = 1
-    while status := forked(partial(_live, data, make, life)):
+    while status := forked(partial(_live, data, life)):
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, (life, status)
         life += 1
     print(life - 1)
@@ -73,13 +68,13 @@ def forked(live: Callable[[], object]) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def _live(data: str, make: Callable[[Config], Assembled], life: int) -> None:
+def _live(data: str, life: int) -> None:
     config = load(None, {"LIFTLOG_DATA_DIR": data, "LIFTLOG_HTTP_PORT": "0", "LIFTLOG_INTAKE_ENABLED": "false"})
-    asyncio.run(_start(config, make, life))
+    asyncio.run(_start(config, life))
 
 
-async def _start(config: Config, make: Callable[[Config], Assembled], life: int) -> None:
-    broker = make(config)
+async def _start(config: Config, life: int) -> None:
+    broker = lone_broker(config)
     if life == 0:
         await broker.start()
         await broker.create_stream(STREAM, {})

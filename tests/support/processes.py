@@ -187,8 +187,7 @@ class NatsServer:
         self.process = None
 
 
-ONE_FORM: Final = ("tests.support.one_form", "broker")
-BROKER: Final = ONE_FORM if os.environ.get("ONE_FORM") else ("broker.cli.main", "broker")
+BROKER: Final = ("broker.cli.main", "broker")
 
 
 class BrokerProcess:

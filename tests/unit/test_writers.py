@@ -11,7 +11,7 @@ import pytest
 
 from broker.api.errors import DiskFull
 from broker.runtime.background.compactor import Compactor
-from broker.runtime.broker import Broker
+from broker.runtime.cluster.broker import ClusterBroker
 from tests.support.logs import row_batch
 from tests.support.writers import WRITERS
 from tests.unit.runtime.test_control import append, folders, running
@@ -47,7 +47,7 @@ def test_what_fills_the_disk_through_it_is_there(writer: Any) -> None:
         assert f"def {name}(" in (ROOT / path).read_text(), test
 
 
-def small(broker: Broker, eighths: float) -> Place:
+def small(broker: ClusterBroker, eighths: float) -> Place:
     """Let so many eighths of the reserve be free."""
     room = broker._room
     place = Place(free=int(room._wanted * eighths / 8), total=1 << 60)
@@ -73,7 +73,7 @@ async def test_no_folder_is_made_at_the_reserve(tmp_path: Path) -> None:
 
 async def test_consumers_commit_until_half_of_the_reserve(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
-        offsets = broker._streams.by_name["__offsets"][0]
+        offsets = broker.partition("__offsets", 0)
         small(broker, 5)
         assert await committed(offsets)
         small(broker, 4)
@@ -90,7 +90,7 @@ async def test_rewriting_stops_at_the_reserve_and_later_for_the_brokers_own_stre
     async with running(tmp_path) as broker:
         await broker.create_stream("s", {"cleanup": "compact"})
         compactor = Compactor(broker.config, lambda: ())
-        users, own = (broker._streams.by_name[name][0] for name in ("s", "__offsets"))
+        users, own = (broker.partition(name, 0) for name in ("s", "__offsets"))
         small(broker, 8)
         with pytest.raises(DiskFull):
             compactor._pace(users)(1)

@@ -8,7 +8,6 @@ expiry.py        consumers that were given up are forgotten
 interval_syncs.py
                  `fsync = interval`: a thread has logs synced when that is due
 lasting.py       what lives as long as the process is not searched for cycles
-members.py       members of consumer groups that are silent end, where one broker is alone
 master_keys.py   which master keys logs need
 scrubber.py      reads everything again, slowly, and checks it
 """

@@ -20,7 +20,6 @@ from typing import Final
 from broker.groups.offsets import ConsumerOffset
 from broker.groups.progress import GroupOffset
 from broker.runtime.partitions.consumers import Consumers
-from broker.runtime.partitions.streams import Streams
 from broker.storage.log import PartitionLog
 
 log = logging.getLogger(__name__)
@@ -44,20 +43,6 @@ def expire_offsets(offsets: Consumers, look: Look, loop: asyncio.AbstractEventLo
             log.info("offsets.expired consumer=%s", name)
     asyncio.run_coroutine_threadsafe(offsets.expire_pins(before_us), loop).result(EXPIRE_TIMEOUT_S)
     asyncio.run_coroutine_threadsafe(offsets.expire_groups(before_us), loop).result(EXPIRE_TIMEOUT_S)
-
-
-def look_alone(streams: Streams) -> Look:
-    """Look into the partitions of a broker that is alone."""
-
-    def look(row: ConsumerOffset | GroupOffset) -> PartitionLog | bool:
-        partitions = streams.by_name.get(row.stream, [])
-        if not partitions and (found := streams.incarnation_of(row.stream)) and row.incarnation in ("", found):
-            return True  # offline
-        if row.partition >= len(partitions) or row.incarnation not in ("", partitions[row.partition].incarnation):
-            return False
-        return partitions[row.partition].log
-
-    return look
 
 
 def _leaves_unread(offsets: Consumers, look: Look, consumer: str, before_us: int) -> bool:

@@ -43,6 +43,13 @@ from broker.runtime.cluster.offsets import PlacedConsumers
 from broker.runtime.cluster.operating.admin import ClusterAdmin
 from broker.runtime.cluster.operating.samples import cluster_samples
 from broker.runtime.cluster.others import Addresses, Home, Others, Tell
+from broker.runtime.cluster.own_settings import (
+    AUDIT_RETENTION,
+    COMMITS_SETTINGS,
+    OFFSETS_SETTINGS,
+    activity_settings,
+    audit_settings,
+)
 from broker.runtime.cluster.own_streams import OwnStream
 from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.cluster.replicas.log_ends import FILE as ENDS_FILE
@@ -58,13 +65,6 @@ from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.looping import ThreadLoop
 from broker.runtime.metrics import Sample
 from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.streams import (
-    AUDIT_RETENTION,
-    COMMITS_SETTINGS,
-    OFFSETS_SETTINGS,
-    activity_settings,
-    audit_settings,
-)
 from broker.runtime.samples import consumer_samples, group_samples, sink_samples
 from broker.runtime.sinks.stage_log import epoch_staged
 from broker.runtime.sinks.stages import StageLimits

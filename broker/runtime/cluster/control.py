@@ -396,6 +396,9 @@ class PlacedControl:
         """
         partitions = {number: self._streams.partition(name, number) for number in sorted(before)}
         self._streams.info(name).check_incarnation(incarnation)
+        for partition in partitions.values():
+            if partition.log.state.failure is not None:
+                await waits(replicated(partition).recover_alone)
         asked = {number: _trim(partition, before[number]) for number, partition in partitions.items()}
         try:
             async with asyncio.timeout(DONE_S):
@@ -509,5 +512,10 @@ class PlacedControl:
 
 
 def _trim(partition: Partition, before: int) -> Future[None]:
-    assert isinstance(partition, ReplicatedPartition), "all are, in a cluster"
-    return partition.trim(before)
+    return replicated(partition).trim(before)
+
+
+def replicated(partition: Partition) -> ReplicatedPartition:
+    """All are."""
+    assert isinstance(partition, ReplicatedPartition)
+    return partition

@@ -2,7 +2,7 @@
 
     socket ─► nats-py ─► Intake.feed (compiled, no GIL) ─► flush.py ─► log, acks ─► socket
 
-I1  Subscriptions are made, and confirmed by the server, before `attach` returns.
+I1  Subscriptions are made, and confirmed by the server, before `begin` returns.
 I2  A lost connection is made again for ever; when nats-py gives one up (most `-ERR`), a new client is made.
 I3  Messages that may have been missed while away are estimated, labelled so, and counted; nothing is hidden.
 I4  One stream's subject keeps no other stream from being captured. nats-py raises for subjects that the server takes
@@ -13,7 +13,7 @@ I6  Nothing of ours is sent before nats-py has done its handshake: a server take
     otherwise no inbox is told.
 I7  What the server does not let this user do is told as long as it is so (rights.py): in the log, and by `warnings`.
 
-Everything but `attach`, `alter`, `detach`, `stop`, `tell_inbox` and reading counters runs on the thread's own loop.
+Everything but `begin`, `end`, `stop`, `tell_inbox` and reading counters runs on the thread's own loop.
 """
 
 from __future__ import annotations
@@ -145,22 +145,6 @@ class IntakeDriver:
     def start(self) -> None:
         """Start the thread; it connects, and goes on trying, by itself."""
         self._thread.start()
-
-    def attach(self, streams: Sequence[tuple[StreamInfo, Sequence[Partition]]]) -> Future[None]:
-        """Begin to capture the subjects of streams (I1; while NATS is away: as soon as it is back)."""
-        return self._call(self._attach(streams))
-
-    def detach(self, stream: str) -> Future[None]:
-        """Stop capturing; done when all that was captured is durable."""
-        return self._call(self._detach(stream))
-
-    def extend(self, info: StreamInfo, partitions: Sequence[Partition]) -> Future[None]:
-        """Take in partitions that were added; those that are there go on without a gap."""
-        return self._call(self._extend(info, partitions))
-
-    def alter(self, info: StreamInfo) -> Future[None]:
-        """Take over altered settings, without a gap: the subscriptions stay."""
-        return self._call(self._alter(info))
 
     def begin(self, info: StreamInfo, partition: Partition) -> Future[None]:
         """Begin to capture one partition that is led here, or go on under altered settings (I1; captures.py)."""
@@ -366,13 +350,6 @@ class IntakeDriver:
 
     # -- streams -----------------------------------------------------------------------------------
 
-    async def _attach(self, streams: Sequence[tuple[StreamInfo, Sequence[Partition]]]) -> None:
-        for info, partitions in streams:
-            if info.settings.subject is not None:
-                slots = [self._flusher.add(info, partition) for partition in partitions]
-                self._streams[info.name] = Attachment(info, slots)
-        await self._subscribe_missing()
-
     async def _subscribe_missing(self) -> None:
         """Make the subscriptions that the connection, if there is one, does not have yet; confirm them (I1)."""
         async with self._subscribing:
@@ -406,12 +383,6 @@ class IntakeDriver:
             if isinstance(found, BaseException):
                 raise found
 
-    async def _alter(self, info: StreamInfo) -> None:
-        attachment = self._streams.get(info.name)
-        if attachment is None:
-            return
-        self._renew(attachment, info)
-
     def _renew(self, attachment: Attachment, info: StreamInfo) -> None:
         """Go on under these settings, with the slots that there are by now."""
         attachment.info = info
@@ -427,14 +398,6 @@ class IntakeDriver:
             partition_by=info.settings.partition_by,
             envelopes=info.settings.opens_envelopes,
         )
-
-    async def _extend(self, info: StreamInfo, partitions: Sequence[Partition]) -> None:
-        attachment = self._streams.get(info.name)
-        if attachment is None:
-            return
-        attachment.slots += [self._flusher.add(info, partition) for partition in partitions]
-        self._renew(attachment, info)
-        await self._subscribe_missing()
 
     async def _unsubscribe(self, leaving: Sequence[Attachment]) -> None:
         """All at once, with one question to the server: one that has stopped answering is waited for once."""

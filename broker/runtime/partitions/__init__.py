@@ -1,12 +1,9 @@
-"""The streams and partitions of this broker: opened, changed, synced, watched.
+"""The partitions of this broker: appended to, synced, watched; the catalog of one that is alone.
 
-    catalog ─► streams ─► logs on this disk ─► appends ─► core ─► fsync ─► high watermark ─► readers, offsets
+    logs on this disk ─► appends ─► core ─► fsync ─► high watermark ─► readers, offsets
 
-catalog_store.py  The catalog on this broker's disk: one file of lines, rewritten as one at start
+catalog_store.py  The catalog of a broker that is alone: one file of lines, rewritten as one at start
                   and when it has grown.
-control.py        Changes the set of streams, their settings and state: one change at a time, on the
-                  control loop.
-streams.py        The streams of this broker: what the catalog says of them, opened on this disk.
 orphans.py        Folders of streams: how one goes, and those that the catalog does not name, found
                   at the start.
 open_logs.py      How many logs keep their file open: those that were appended to last, up to a

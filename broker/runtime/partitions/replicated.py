@@ -282,10 +282,24 @@ class ReplicatedPartition(Partition):
         super().note_removed()
         self._tickets.release()
 
+    def recover_alone(self) -> None:
+        """Recover a log that has failed, where no followers could lead: on a full disk no append does it.
+
+        Raises:
+            StorageFailed, DiskFull: the disk refuses.
+        """
+        if self._state.failure is not None and self.leads and not self.has_followers:
+            self.commit_all()
+
     def trim(self, before: int) -> Future[None]:
-        """Let go of what lies below an offset. Done once no replica that may lead begins below it (`trims.T2`). Its
-        error says that this may come to be so: `sent`."""
-        start, done = min(before, self._state.high_watermark), Future[None]()
+        """Let go of what lies below an offset, but of nothing that sinks have staged. Done once no replica that may
+        lead begins below it (`trims.T2`). Its error says that this may come to be so: `sent`.
+
+        Raises:
+            StorageFailed: what is staged is not known. Nothing was asked for.
+        """
+        floor, done = self.replica.floor(), Future[None]()
+        start = min(before, self._state.high_watermark, *(() if floor is None else (floor,)))
         done.set_running_or_notify_cancel()  # who waits no longer cannot take it back
 
         def told(_: AppendResult, outcome: Outcome) -> None:

@@ -5,7 +5,6 @@ coordinator.py  decides, and sees to it that what was decided is finished
 keyed_locks.py  one lock per name, kept only while somebody holds it or waits for it
 room.py         who goes before anybody is refused for want of room
 rounds.py       what is done at the start, and in each round of the cleaner
-service.py      coroutines for the HTTP API in front of calls that block
 committed.py    appends that are waited for; reads of all that a log holds
 stage_log.py    the hidden log of one partition's stages
 groups.py       the commit group of a decision, read from the hidden log; small parts are joined

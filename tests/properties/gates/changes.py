@@ -38,28 +38,32 @@ async def recreate(rig: Rig, stream: str) -> None:
 
 
 async def alter(rig: Rig, stream: str) -> None:
-    await rig.broker.alter_stream(stream, {"batch_records": 7, "record_bytes_max": 100_000, "segment_bytes": 1 << 20})
+    await rig.served(
+        await rig.broker.alter_stream(
+            stream, {"batch_records": 7, "record_bytes_max": 100_000, "segment_bytes": 1 << 20}
+        )
+    )
 
 
 async def alter_fsync(rig: Rig, stream: str) -> None:
-    await rig.broker.alter_stream(stream, {"fsync": "interval", "fsync_interval_ms": 60_000})
+    await rig.served(await rig.broker.alter_stream(stream, {"fsync": "interval", "fsync_interval_ms": 60_000}))
 
 
 async def add_partitions(rig: Rig, stream: str) -> None:
-    await rig.broker.add_partitions(stream, 3)
+    await rig.served(await rig.broker.add_partitions(stream, 3))
 
 
 async def pause(rig: Rig, stream: str) -> None:
-    await rig.broker.set_stream_state(stream, paused=True)
+    await rig.served(await rig.broker.set_stream_state(stream, paused=True))
 
 
 async def pause_and_resume(rig: Rig, stream: str) -> None:
     await pause(rig, stream)
-    await rig.broker.set_stream_state(stream, paused=False)
+    await rig.served(await rig.broker.set_stream_state(stream, paused=False))
 
 
 async def read_only(rig: Rig, stream: str) -> None:
-    await rig.broker.set_stream_state(stream, read_only=True)
+    await rig.served(await rig.broker.set_stream_state(stream, read_only=True))
 
 
 async def trim(rig: Rig, stream: str) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,15 +20,17 @@ import aiohttp
 import pyarrow as pa
 
 from broker.api.batch import decode_batch
-from broker.runtime.broker import Broker
+from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import load
 from broker.runtime.partitions.leader import Partition
+from broker.runtime.sinks.stages import StageStore
 from broker.storage.disk import OsDisk
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
 from tests.properties.gates.disk import Gates
 from tests.properties.gates.nats import FakeNats
 from tests.support.acks import offset_of
+from tests.support.lone import lone_broker
 from tests.support.waiting import DEADLINE_S, until
 
 Fate = Literal["acked", "refused", "unknown"]
@@ -66,7 +69,7 @@ class Rig:
         logging.getLogger("broker").addHandler(self._logged)
         url = await self.nats.start()
         settings = {"data_dir": str(self.folder), "http.port": 0, "nats.urls": [url]}
-        self.broker = Broker(load(None, {}, settings))
+        self.broker = lone_broker(load(None, {}, settings))
         await self.broker.start()
         assert self.broker._intake is not None
         self.intake = self.broker._intake
@@ -104,6 +107,19 @@ class Rig:
     async def create(self, stream: str, **settings: Any) -> None:
         await self.broker.create_stream(stream, {"subject": f"{stream}.>", **SETTINGS, **settings})
         assert (await self.post(stream, BEFORE)).fate == "acked"
+
+    async def served(self, info: StreamInfo) -> None:
+        """Until each partition of a stream goes by what was changed, as HTTP waits for it."""
+        await until(partial(self._is_served, info), f"{info.name} does not go by its change")
+
+    def _is_served(self, info: StreamInfo) -> bool:
+        found = self.broker.partitions(info.name)
+        all_go_by = all(not each.is_changing and each.goes_by.settings == info.settings for each in found)
+        return all_go_by and len(found) == info.settings.partitions
+
+    def stores(self) -> list[StageStore]:
+        """The stages of all partitions that are open."""
+        return [store for known in list(self.broker.sinks._stores.values()) for store in known.values()]
 
     def partition(self, stream: str) -> Partition:
         return self.broker.partition(stream, 0)
@@ -144,14 +160,14 @@ class Rig:
         for slot in slots:
             assert (slot.in_flight, slot.ticked, slot.idle.is_set()) == (0, 0, True), slot
         assert flusher._ticked_bytes == 0
-        logs = {partition.log for partition in self.broker._streams.all_partitions()}
-        counted = set(self.broker._streams._open_logs._order)
-        assert {log for log in logs if log.state.is_awake} <= counted <= logs, (
-            "the open files are not those that are counted"
-        )
+        await until(self._counts_what_is_open, "the open files are not those that are counted")
         for partition in partitions:
             assert partition._queued._waiting == 0, partition
             assert not [*partition._core._for_all, *partition._core._for_leader], partition
+
+    def _counts_what_is_open(self) -> bool:
+        logs = {partition.log for partition in self.broker._streams.all_partitions()}
+        return {log for log in logs if log.state.is_awake} <= set(self.broker._open_logs._order) <= logs
 
     def stored(self, stream: str) -> list[list[bytes]]:
         """The values of each partition of each incarnation that the folder has. The broker has stopped."""

@@ -37,24 +37,9 @@ class Played:
     after: Sequence[bytes]
 
 
-def must_wait(kind: str, change: str, point: str) -> bool:
-    """Whether the change has to wait for what is held there."""
-    if change == "stop":
-        return True
-    if kind.startswith("nats"):
-        if change.startswith(("delete", "pause")):
-            return True  # until all that was captured is durable
-        if change.startswith(("alter", "add")):
-            return kind == "nats" or point == "write"  # then the intake thread itself is held
-        if change == "read only":
-            return point == "write" or (kind == "nats" and point != "effects")  # the partition's lock, over an fsync
-    if change.startswith("delete"):
-        return kind != "decision" and point != "effects"  # the files are closed first
-    if change == "add partitions" or kind == "decision":
-        return False
-    if kind in ("stage", "pin"):
-        return change == "trim" and point == "write"  # the lock of the stages
-    return point == "write" or (change == "trim" and point != "effects")  # the log's lock, or that of its fsync
+def must_wait(kind: str, change: str) -> bool:
+    """Whether the change has to wait for what is held."""
+    return change == "stop" or (kind.startswith("nats") and change.startswith("pause"))  # for all that was captured
 
 
 async def captures_nothing(*_: object) -> list[str]:
@@ -88,11 +73,9 @@ async def play(rig: Rig, kind: str, change: str, point: str) -> Played:
     if what.behind is not None and point in what.behind_at:
         told.append(await what.behind(rig, stream))
     changing = asyncio.ensure_future(CHANGES[change].act(rig, stream))
-    if must_wait(kind, change, point):
-        await asyncio.wait([changing], timeout=SHOWN_S)
+    await asyncio.wait([changing], timeout=SHOWN_S)
+    if must_wait(kind, change):
         assert not changing.done(), "it has not waited"
-    else:
-        await soon(changing)
     # The thread of `fsync = interval` may sync what it was woken for, beside the fsync that is held: durable then.
     if told[0].done() and change != "alter fsync":  # a delete does not let anybody wait for a disk that hangs
         assert change.startswith("delete"), "told before it could be known"

@@ -5,7 +5,7 @@
     beside     stop, delete, delete and create, alter, add partitions, pause, resume, read-only, trim
 
 Nothing acked is lost and nothing refused is stored, after a restart too; everybody is answered; a change that has to
-wait waits, and no other one does. Method: a whole broker, on a disk whose write or fsync waits for the test (disk.py),
+wait waits. Method: a whole broker, on a disk whose write or fsync waits for the test (disk.py),
 with a NATS server of the test; one stream for each point, one after the other.
 """
 

@@ -43,7 +43,7 @@ DRIVEN: Final = (
     # closes, which the seeds of `faults.CLOSING` have many of
     of("closes a log beside its fsync", FOLLOWING, "            self._waits.until(self._lock, lambda: not self._is_syncing)\n", "            pass\n", seed=3),
     of("closes a log while somebody answers from it", "cluster.link.answering", "            self._waits.until(self._lock, lambda: not self._reading)\n", "            pass\n", seed=3),
-    of("ends beside a turn", "cluster.replicas.serial_work", "            self._waits.until(self._lock, lambda: not self._is_running)\n", "            pass\n", seed=55, seeds=60),
+    of("ends beside a turn", "cluster.replicas.serial_work", "            self._waits.until(self._not_running, lambda: not self._is_running)\n", "            pass\n", seed=55, seeds=60),
     of("steps out for what was seen before the log recovered", PLACED, "recover(partition.replica.elapsed_us())\n                self._begin_life()\n", "recover(partition.replica.elapsed_us())\n", seed=31, seeds=60),
     of("says that a folder is gone before it is", PLACED, "        self._host.folders.remove(self._name, *self.at)\n        self.is_gone = True\n", "        self.is_gone = True\n        self._host.folders.remove(self._name, *self.at)\n", seed=3),
     of("says that a folder is gone before it is durable", FOLDERS, "                self.disk.sync_dir(str(path))\n                with suppress(OSError):", "                with suppress(OSError):", seed=3),

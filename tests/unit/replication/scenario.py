@@ -229,6 +229,8 @@ class Scenario:
                 )
             case "trim":
                 return events.TrimAsked(int(words[0]), words[1])
+            case "trim-refused":
+                return events.TrimRefused(" ".join(words))
             case "starts":
                 return events.StartMoved(int(words[0]))
             case "isr":

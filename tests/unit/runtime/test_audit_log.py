@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +19,16 @@ from broker.api.batch import decode_batch
 from broker.api.errors import DiskFull, NotLeader, NotReady, StorageFailed
 from broker.api.stream import AUDIT_STREAM, settings_from
 from broker.runtime.audit_log import AuditLog
-from broker.runtime.broker import Broker
+from broker.runtime.cluster.broker import ClusterBroker
+from broker.runtime.cluster.own_settings import audit_settings
 from broker.runtime.config.configuration import load
 from broker.runtime.config.settings import AuditConfig
-from broker.runtime.partitions.streams import audit_settings
+from broker.runtime.partitions.leader import Partition
 from broker.serving.contract.backend import AuditRecord
-from tests.unit.runtime.test_control import make
+from broker.storage.log import PartitionLog
+from tests.support.lone import lone_broker
+from tests.support.waiting import until
+from tests.unit.runtime.test_control import append, make
 from tests.unit.test_writers import small
 
 
@@ -31,13 +36,13 @@ def record(number: int) -> AuditRecord:
     return AuditRecord(f"{number:032x}", "user:ana", json.dumps({"number": number}))
 
 
-def stored(broker: Broker) -> list[int]:
+def stored(broker: ClusterBroker) -> list[int]:
     log = broker.partition(AUDIT_STREAM, 0).log
     rows = [row for message in log.reader.batches(0) for row in decode_batch(message).to_pylist()]
     return [json.loads(row["value"])["number"] for row in rows]
 
 
-async def tell(broker: Broker, *numbers: int) -> None:
+async def tell(broker: ClusterBroker, *numbers: int) -> None:
     await broker.audit.append([record(number) for number in numbers])
 
 
@@ -93,9 +98,13 @@ async def test_it_has_the_room_of_the_brokers_own_streams(tmp_path: Path) -> Non
         await broker.stop()
 
 
-def configured(path: Path, **env: str) -> Broker:
+def configured(path: Path, **env: str) -> ClusterBroker:
     data = {"LIFTLOG_DATA_DIR": str(path / "data"), "LIFTLOG_HTTP_PORT": "0", "LIFTLOG_INTAKE_ENABLED": "false"}
-    return Broker(load(None, {**data, **env}))
+    return lone_broker(load(None, {**data, **env}))
+
+
+def _keeps_for(partition: Partition, retention_ms: int) -> bool:
+    return partition.log.state.settings.retention_ms == retention_ms
 
 
 async def test_it_goes_by_the_configuration_also_later(tmp_path: Path) -> None:
@@ -108,7 +117,7 @@ async def test_it_goes_by_the_configuration_also_later(tmp_path: Path) -> None:
             settings = broker.stream(AUDIT_STREAM).settings
             assert (settings.retention_ms, settings.retention_bytes) == (retention, 2 << 20)
             partition = broker.partition(AUDIT_STREAM, 0)
-            assert partition.log.state.settings.retention_ms == retention
+            await until(partial(_keeps_for, partition, retention), "it goes by another one")
             await tell(broker, number)
         finally:
             await broker.stop()
@@ -135,27 +144,27 @@ async def test_off_there_is_none_and_what_was_recorded_stays(tmp_path: Path) -> 
             await broker.stop()
 
 
-async def test_a_broker_starts_where_it_cannot_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_broker_starts_where_it_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator has to free a full disk."""
     broker = make(tmp_path)
-    real: Any = broker._streams.make_folders
+    real = PartitionLog.create
 
-    def refused(name: str, *more: Any) -> None:
-        if name == AUDIT_STREAM:
+    def refused(disk: Any, folder: str, *args: Any, **options: Any) -> PartitionLog:
+        if f"/{AUDIT_STREAM}/" in folder:
             raise StorageFailed("no room")
-        real(name, *more)
+        return real(disk, folder, *args, **options)
 
-    monkeypatch.setattr(broker._streams, "make_folders", refused)
-    await broker.start()
-    try:
-        assert broker.ready()[0]
-        assert "stream.own_not_made stream=__audit" in caplog.text
-        with pytest.raises(NotReady):
-            await tell(broker, 1)
-    finally:
-        await broker.stop()
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionLog, "create", refused)
+        await broker.start()
+        try:
+            assert list(broker.ready()[1]) == [f"stream {AUDIT_STREAM}"]
+            await broker.create_stream("s", {})
+            assert await append(broker, "s") == 0
+            with pytest.raises(NotReady, match="no room"):
+                await tell(broker, 1)
+        finally:
+            await broker.stop()
     broker = make(tmp_path)
     await broker.start()
     try:

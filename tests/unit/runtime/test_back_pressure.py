@@ -71,7 +71,7 @@ def test_while_the_disk_is_held_back_the_socket_is_not_read_and_then_all_comes(t
         driver.start()
         try:
             eventually(lambda: driver.state == "connected")
-            driver.attach([(info, [partition])]).result(60)
+            driver.begin(info, partition).result(60)
             asyncio.run(_publish(server.url, COUNT))
             eventually(lambda: driver.message_counts()["pauses"] == 1 and not is_reading())
             assert driver.message_counts()["messages"] < COUNT
@@ -116,7 +116,7 @@ def test_a_drain_goes_on_where_one_partition_of_several_fails(
                 logs[name] = PartitionLog.create(SimDisk(), f"/{name}", identity, LogSettings.of(settings), now_us=0)
                 replica = Replica(info, 0, logs[name], appender=appender, hub=hub, clocks=MACHINE)
                 partition = Partition(info, replica, leader_epoch=1, pool=pool, appender=appender)
-                driver.attach([(info, [partition])]).result(60)
+                driver.begin(info, partition).result(60)
             asyncio.run(_publish(server.url, 1, "b"))
             eventually(lambda: driver.message_counts()["messages"] == 1)
         finally:

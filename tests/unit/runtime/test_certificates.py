@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from broker.api.errors import InvalidSetting
 from broker.cli.main import app
-from broker.runtime.broker import Broker
 from broker.runtime.config.certificates import Certificates, certificates_of
 from broker.runtime.config.configuration import load
 from tests.support.certificates import Authority, Issued
+from tests.support.lone import lone_broker
 
 NOW = datetime.now(UTC)
 DAY = timedelta(days=1)
@@ -128,7 +128,7 @@ def test_a_broker_does_not_start_with_it_and_touches_nothing(authority: Authorit
     os.remove(issued.key)
     settings = {**authority.settings(issued), "data_dir": str(tmp_path / "data"), "intake.enabled": False}
     with pytest.raises(InvalidSetting, match=r"http\.tls_key"):
-        Broker(load(None, {}, settings))
+        lone_broker(load(None, {}, settings))
     assert not (tmp_path / "data").exists()
     text = [f"--set={key}={value}" for key, value in settings.items() if key != "intake.enabled"]
     result = CliRunner().invoke(app, ["broker", "--check", "--set", "intake.enabled=false", *text])
@@ -313,7 +313,7 @@ async def test_a_broker_starts_with_one_that_has_expired_and_says_so(
     config = load(None, {}, {**settings, "intake.enabled": False})
     with pytest.raises(InvalidSetting, match="has expired at"):
         certificates_of(config.http)
-    broker = Broker(config)
+    broker = lone_broker(config)
     await broker.start()
     await broker.stop()
     caplog.clear()

@@ -2,7 +2,7 @@
 was acked is in the log, and reading goes on.
 
 Method: the real intake driver, its loop turned by hand; real parsers, logs and fsync pool. Streams are changed as
-`broker.runtime.partitions.control` does it, with no connection to NATS that could hold a change back until the
+turns of replicas do it, with no connection to NATS that could hold a change back until the
 message is whole.
 """
 
@@ -87,11 +87,15 @@ class Broker:
         self.loop.run_until_complete(coroutine)
 
     def attach(self, name: str, sid: int) -> None:
-        self.run(self.driver._attach([(self.infos[name], self.partitions[name])]))
+        self.begin_all(name)
         attachment = self.driver._streams[name]
         for subscription, (_, slots) in enumerate(attachment.subscriptions):  # as `_subscribe` does, but to nobody
             self.driver._route(sid + subscription, slots, attachment.info)
             attachment.sids.append(sid + subscription)
+
+    def begin_all(self, name: str) -> None:
+        for partition in self.partitions[name]:
+            self.run(self.driver._captures.begin(self.infos[name], partition))
 
     def receive(self, data: bytes) -> None:
         self.driver._intake.feed(data, 1)
@@ -122,13 +126,13 @@ class Broker:
 
     def alter(self, **settings: Any) -> None:
         self.change(**settings)
-        self.run(self.driver._alter(self.infos["s"]))
+        self.begin_all("s")
 
     def add_partitions(self) -> None:
         self.change(partitions=3)
         added = [self.partition("s", number) for number in (1, 2)]
         self.partitions["s"] += added
-        self.run(self.driver._extend(self.infos["s"], added))
+        self.begin_all("s")
 
     def detach(self) -> None:
         self.run(self.driver._detach("s"))
@@ -371,7 +375,9 @@ def test_it_is_stored_or_refused_with_an_answer_and_reading_goes_on(
             assert broker.value_at({"stream": "s", "partition": place.partition, "seq": 2}) == VALUE
             continue
         answer = broker.until_answered(b"half")
-        if reason:
+        if change is Broker.add_partitions and "error" in answer:  # sorted by the former number (`captures.E5`)
+            assert "[not_ready]" in answer["error"]["description"], answer
+        elif reason:
             assert f"[{reason}]" in answer["error"]["description"], answer
         else:
             assert broker.value_at(answer) == VALUE

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from broker.storage.remembered import Remembered
 from tests.support.waiting import until
 from tests.unit.runtime.test_control import _no_jetstream, append, running
 
 __all__ = ["_no_jetstream"]  # a fixture
 STREAMS = 200
 AT_ONCE = 20
+
+
+def _is_given_back(remembered: Remembered) -> bool:
+    return remembered.memory is None
 
 
 async def test_nothing_stays_of_streams_that_are_made_and_deleted(tmp_path: Path) -> None:
@@ -35,7 +41,7 @@ async def test_nothing_stays_of_streams_that_are_made_and_deleted(tmp_path: Path
                     refs += [*map(weakref.ref, held), weakref.ref(partition.log.remembered)]
                 for name in names:
                     await broker.delete_stream(name)
-                assert partition.log.remembered.memory is None
+                await until(partial(_is_given_back, partition.log.remembered), "the tables to be given back")
                 del partition, held
             await until(lambda: not any(ref() for ref in refs), "their memory to be given back")  # the cleaner's round
         finally:

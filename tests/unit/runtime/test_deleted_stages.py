@@ -9,45 +9,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.api.errors import UnknownStream
-from broker.runtime.broker import Broker
-from broker.runtime.config.configuration import Config
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks import committed
 from broker.runtime.sinks.stage_log import StageLog
 from broker.sinks.ledger import CommitRequest, NamedStage
 from broker.storage.disk import OsDisk, ReadableBuffer
 from tests.support.logs import row_batch
-from tests.support.one_form import one_form
 from tests.support.waiting import DEADLINE_S, until
-from tests.unit.runtime.test_control import append, files_open, folders, make
+from tests.unit.runtime.test_control import append, files_open, folders, running
 
-Running = Callable[[Path], AbstractAsyncContextManager[Any]]
 STAGE = "0" * 32
-FORMS: dict[str, Callable[[Config], Any]] = {"alone": Broker, "one form": one_form}
-
-
-@pytest.fixture(params=list(FORMS))
-def running(request: pytest.FixtureRequest) -> Running:
-    """As `test_control.running`, of either form of broker that is alone."""
-
-    @asynccontextmanager
-    async def start(path: Path) -> AsyncIterator[Any]:
-        broker = make(path, made=FORMS[request.param])
-        try:
-            await broker.start()
-            yield broker
-        finally:
-            await broker.stop()
-
-    return start
 
 
 async def stage(broker: Any, stream: str) -> int:
@@ -75,7 +53,7 @@ def refuse_stages(patch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_delete_goes_on_where_its_stages_cannot_be_closed(
-    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path) as broker:
         for name in ("s", "t"):
@@ -93,9 +71,7 @@ async def test_a_delete_goes_on_where_its_stages_cannot_be_closed(
         assert await append(broker, "s") == 0
 
 
-async def test_a_stop_closes_the_other_stages_too(
-    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stop_closes_the_other_stages_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path) as broker:
         for name in ("s", "t"):
             await broker.create_stream(name, {})
@@ -125,15 +101,16 @@ async def deleted_meanwhile(
 ) -> None:
     await until(held.reached.is_set, "nothing is held")
     before()
+    partition = broker.partition("s", 0)
     await broker.delete_stream("s")
+    await until(lambda: partition.replica.is_closed, "its log is open")
     held.go.set()
     await asyncio.wait([call])
 
 
-@pytest.mark.parametrize("running", ["alone"], indirect=True)  # in one form the log is closed a moment later
 @pytest.mark.parametrize("what", ["stage", "commit"])
 async def test_who_has_appended_to_the_stages_of_a_stream_that_is_deleted_before_the_sync_hears_that(
-    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     async with running(tmp_path) as broker:
         await broker.create_stream("s", {})
@@ -145,10 +122,9 @@ async def test_who_has_appended_to_the_stages_of_a_stream_that_is_deleted_before
             call.result()
 
 
-@pytest.mark.parametrize("running", ["alone"], indirect=True)  # in one form the log is closed a moment later
 @pytest.mark.parametrize("is_synced", [False, True])
 async def test_a_group_of_a_stream_that_is_deleted_before_its_sync_is_done(
-    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_synced: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_synced: bool
 ) -> None:
     """`coordinator.C6`. With `fsync = interval` the group is committed first, and synced then, or by a sync that was
     due just before the delete."""
@@ -161,9 +137,8 @@ async def test_a_group_of_a_stream_that_is_deleted_before_its_sync_is_done(
         call.result()
 
 
-@pytest.mark.parametrize("running", ["alone"], indirect=True)  # in one form the log is closed a moment later
 async def test_a_log_that_a_delete_closes_before_it_is_made_durable_is_gone(
-    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search for a group makes the log durable first, as it has to see all that the log holds. It hears that the
     stream is gone."""

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from broker.client import connect
-from broker.runtime.broker import Broker
 from broker.runtime.config.configuration import load
 from tests.folders import checks
 from tests.folders.keep import KEPT, unpack
+from tests.support.lone import lone_broker
 
 
 async def test_an_earlier_folder_opens_and_goes_on(tmp_path: Path) -> None:
     was = checks.kept("lone")
     unpack(KEPT / "lone.tar.zst", tmp_path)
     env = {"LIFTLOG_DATA_DIR": str(tmp_path / "broker" / "data"), "LIFTLOG_HTTP_PORT": "0", **checks.FOREVER}
-    broker = Broker(load(None, {**env, "LIFTLOG_INTAKE_ENABLED": "false"}))
+    broker = lone_broker(load(None, {**env, "LIFTLOG_INTAKE_ENABLED": "false"}))
     try:
         await broker.start()
         await asyncio.to_thread(look, broker.http_address, was)

@@ -18,7 +18,7 @@ import pytest
 
 from broker.api.errors import DiskFull
 from broker.metadata.partition import PartitionState
-from broker.replication.events import AskIsr, StartMoved, Trim
+from broker.replication.events import AskIsr, StartMoved, Trim, TrimRefused
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.replicas.leader_effects import LeaderEffects
 from broker.runtime.cluster.wiring import Followers, Host
@@ -126,10 +126,11 @@ class Trimmed:
         self.log = self.checkpoints = self.replica = self
         self.stepped: list[object] = []
 
-    def trim(self, start: int) -> None:
+    def trim(self, start: int) -> int:
         if self.refuses:
             raise DiskFull("made to refuse")
         self.kept_start_offset = start
+        return start
 
     def look_at_failure(self) -> None:
         pass
@@ -150,6 +151,8 @@ def test_a_trim_that_the_disk_refused_is_not_done_in_another_leadership(leads_ag
     effects.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
     effects.do(Trim(7))
     assert not effects.trim()
+    assert [type(each) for each in partition.stepped] == [TrimRefused], "who waits is told"
+    partition.stepped.clear()
     partition.refuses = False
     if leads_again:
         partition.leader_epoch = 9

@@ -1,57 +1,12 @@
-"""A broker that is alone ends members of consumer groups that are silent, and tells a controller of them otherwise."""
+"""A broker tells the controller of the members of consumer groups that it has heard of."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from broker.api.errors import NotReady
 from broker.metadata.catalog import Catalog
-from broker.metadata.groups import Groups
-from broker.runtime.background.members import LOOK_MS, Members
 from broker.runtime.cluster.plane.signs import AT_ONCE, TELL_MS, MemberSigns
-
-
-class Bench:
-    """A group `g` with members `a` and `b`, whose timeout is two seconds."""
-
-    def __init__(self) -> None:
-        self.groups, self.now_ms = Groups(), 0
-        self.sessions = {name: self.groups.join("g", name, ("s",), timeout_ms=2_000, counts={"s": 2}) for name in "ab"}
-        self.refuses = False
-        self.members = Members(lambda: self.groups, self.change, now_ms=lambda: self.now_ms)
-
-    async def change(self, kind: str, values: Mapping[str, Any]) -> None:
-        if self.refuses:
-            raise NotReady("the disk is full")
-        assert (kind, values["name"]) == ("end_members", "g")
-        for member, session in values["members"].items():
-            assert self.groups.end("g", {member: session}, {"s": 2})
-
-    async def pass_ms(self, ms: int, *heard: str) -> set[str]:
-        for _ in range(0, ms, LOOK_MS):
-            self.now_ms += LOOK_MS
-            for name in heard:
-                self.members.heard("g", name, self.sessions[name])
-            await asyncio.sleep(0)
-            await self.members.look()
-        return set(self.groups.get("g").members)
-
-
-async def test_a_member_that_is_silent_ends_and_its_partitions_go_to_another() -> None:
-    bench = Bench()
-    assert await bench.pass_ms(2_500, "a") == {"a", "b"}, "a whole timeout from the start on"
-    assert await bench.pass_ms(500, "a") == {"a"}
-    assert {grant.member for grant in bench.groups.get("g").grants.values()} == {"a"}
-
-
-async def test_time_in_which_the_broker_stood_still_counts_for_nobody() -> None:
-    bench = Bench()
-    assert await bench.pass_ms(1_000, "a") == {"a", "b"}
-    bench.now_ms += 60_000
-    assert await bench.pass_ms(500, "a") == {"a", "b"}
-    assert await bench.pass_ms(2_000, "a") == {"a"}
 
 
 class Node:

@@ -8,9 +8,9 @@ import nkeys
 import pytest
 
 from broker.api.errors import InvalidSetting
-from broker.runtime.broker import Broker
 from broker.runtime.config.configuration import load
 from broker.runtime.config.nats_options import checked_options, connect_options
+from tests.support.lone import lone_broker
 
 FILES = ("tls_ca", "creds")
 
@@ -57,5 +57,5 @@ def test_a_seed_and_tls_first_are_handed_on() -> None:
 def test_a_broker_does_not_start_with_it_and_touches_nothing(tmp_path: Path) -> None:
     settings = {"data_dir": str(tmp_path / "data"), "nats.creds": str(tmp_path / "none")}
     with pytest.raises(InvalidSetting, match=r"nats\.creds"):
-        Broker(load(None, {}, settings))
+        lone_broker(load(None, {}, settings))
     assert not (tmp_path / "data").exists()

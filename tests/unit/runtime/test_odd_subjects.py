@@ -40,12 +40,12 @@ class One:
         self.driver = IntakeDriver(load(None, {}, {"nats.urls": [url]}), pool)
         self.url, self.pool, self.appender, self.hub = url, pool, appender, ChangeHub(loop)
 
-    def stream(self, name: str, subject: str) -> tuple[StreamInfo, list[Partition]]:
+    def stream(self, name: str, subject: str) -> tuple[StreamInfo, Partition]:
         info = StreamInfo(name=name, incarnation="i", settings=settings_from({"subject": subject}), created_us=0)
         identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
         log = PartitionLog.create(SimDisk(), f"/{name}", identity, LogSettings.of(info.settings), now_us=0)
         replica = Replica(info, 0, log, appender=self.appender, hub=self.hub, clocks=MACHINE)
-        return info, [Partition(info, replica, leader_epoch=1, pool=self.pool, appender=self.appender)]
+        return info, Partition(info, replica, leader_epoch=1, pool=self.pool, appender=self.appender)
 
     def published(self, subject: str) -> dict[str, Any]:
         """The ack of one message."""
@@ -76,13 +76,16 @@ def one(tmp_path: Path) -> Iterator[One]:
 
 
 def test_an_odd_subject_keeps_no_other_stream_from_being_captured(one: One) -> None:
-    one.driver.attach([one.stream("odd", ODD), one.stream("plain", "plain")]).result(20)
+    begun = [one.driver.begin(*one.stream(name, subject)) for name, subject in (("odd", ODD), ("plain", "plain"))]
+    for each in begun:
+        each.result(20)
     assert one.published("plain") == {"stream": "plain", "seq": 1}
     assert one.published(ODD) == {"stream": "odd", "seq": 1}
 
 
-def test_what_is_detached_takes_no_other_streams_subscription_along(one: One) -> None:
-    one.driver.attach([one.stream("odd", ODD)]).result(20)
-    one.driver.attach([one.stream("plain", "plain")]).result(20)
-    one.driver.detach("odd").result(20)
+def test_what_ends_takes_no_other_streams_subscription_along(one: One) -> None:
+    info, odd = one.stream("odd", ODD)
+    one.driver.begin(info, odd).result(20)
+    one.driver.begin(*one.stream("plain", "plain")).result(20)
+    one.driver.end(odd).result(20)
     assert one.published("plain") == {"stream": "plain", "seq": 1}

@@ -22,13 +22,13 @@ from broker.groups.offsets import ConsumerOffset
 from broker.runtime.cluster.broker import ClusterBroker
 from broker.runtime.config.configuration import load
 from tests.support.logs import row_batch
-from tests.support.one_form import one_form
+from tests.support.lone import lone_broker
 
 
 @asynccontextmanager
 async def running(path: Path) -> AsyncIterator[ClusterBroker]:
     env = {"LIFTLOG_DATA_DIR": str(path), "LIFTLOG_HTTP_PORT": "0", "LIFTLOG_INTAKE_ENABLED": "false"}
-    broker = one_form(load(None, env))
+    broker = lone_broker(load(None, env))
     try:
         await broker.start()
         yield broker

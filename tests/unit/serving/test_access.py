@@ -344,7 +344,7 @@ def test_who_holds_the_room_for_stages_is_told_to_those_who_may_know(tmp_path: P
             return enforced.call("POST", at, token, body=head + bytes(body), headers=octets)
 
         assert [stage("payroll", ADMIN, 1)[0], stage("mine", mine, 2)[0]] == [200, 200]
-        store = enforced.server.backend.sinks.store(OWN, 0)
+        store = enforced.server.backend.sinks._store_of(OWN, 0)
         store.limits = replace(store.limits, stage_bytes_max=1)
         for status, reason, said in (stage("mine", mine, 3), bundle(mine)):
             assert (status, reason, said["sinks"]) == (507, "stages_full", ["mine"])

@@ -17,6 +17,7 @@ import pytest
 
 from broker.api.errors import LiftlogError, SinkBatchRegressed, SinkFenced, StageLost
 from broker.client import Client, Stage, connect
+from broker.runtime.sinks.rounds import SinkRounds
 from tests.support.processes import eventually
 from tests.unit.serving.server import Api, Server
 
@@ -105,7 +106,7 @@ def test_each_batch_is_there_once_whatever_happens_at_the_same_time(server: Serv
     api.create("orders", partitions=2)
     api.create("side")
     race = Race(f"127.0.0.1:{server.port}", seed)
-    rounds = server.backend.sinks.rounds
+    rounds = SinkRounds(server.backend.sinks.coordinator())
     threads = [race.start(race.query, n) for n in range(3)]
     threads.append(race.start(race.operator, 3))
     threads.append(race.start(lambda *_: rounds.sweep(), 4))
@@ -131,5 +132,5 @@ def test_each_batch_is_there_once_whatever_happens_at_the_same_time(server: Serv
 
 
 def pinned(server: Server) -> list[str]:
-    server.backend.sinks.rounds.sweep()
+    SinkRounds(server.backend.sinks.coordinator()).sweep()
     return [pin.sink for store in server.backend.sinks.stores() for pin in store.staged().pins if pin.sink == "q"]

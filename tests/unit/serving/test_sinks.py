@@ -206,7 +206,7 @@ def test_an_older_run_is_fenced_by_the_commit_of_a_newer_one_and_not_before(
             act()
         assert error.value.epoch == newer.epoch
     assert stored(client) == [b"a", b"late", b"b"]
-    store = server.backend.sinks.store("orders", left.partition)
+    store = server.backend.sinks._store_of("orders", left.partition)
     eventually(lambda: not store.staged().stages, what="what the older run had staged went")
     with pytest.raises(StageLost):
         newer.commit(3, [left])

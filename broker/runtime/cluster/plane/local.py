@@ -229,6 +229,7 @@ class LocalPlane:
         self.leave()
         self.service.close()
         self._thread.stop()
+        self._node.close()  # also where the thread never began
 
     # -- what there is ----------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 W2  An answer to `AskIsr` brings the state that it was judged by, also a refusal (`insync.I1`). Without a state the
     question is asked again at a tick, unless it is under way (`asks.A1`).
-W3  A trim is done in the replica's turn. One that the disk refuses is tried again, in the same leadership only: who
-    asked for it is told when that ends, and nothing is deleted behind his back when this broker leads again.
+W3  A trim is done in the replica's turn. Who asked for one that the disk refuses is told that at once, and that it may
+    come to be done (`trims.T4`). It is tried again in the same leadership only. A log that has failed takes no trim.
 W4  A request is named by its number and its leader epoch. A log that was made since counts from the beginning: its
     leader would take a refusal of the former one's request for one of its own, and would no longer count whom the
     catalog is about to add.
@@ -20,7 +20,7 @@ from typing import Any
 
 from broker.api.errors import LiftlogError
 from broker.metadata.partition import Place, state_from
-from broker.replication.events import AskIsr, Effect, Send, StartMoved, StepOut, Trim
+from broker.replication.events import AskIsr, Effect, Send, StartMoved, StepOut, Trim, TrimRefused
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.wiring import Followers, Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
@@ -102,10 +102,12 @@ class LeaderEffects:
             return True
         if start > partition.log.checkpoints.kept_start_offset:  # else retention was there first
             try:
-                partition.replica.trim(start)
+                if partition.replica.trim(start) < start and (failure := partition.log.state.failure) is not None:
+                    raise failure
             except LiftlogError as error:
                 log.warning("replica.not_trimmed partition=%s error=%s", partition, error)
                 partition.look_at_failure()
+                partition.step(TrimRefused(error))
                 return False
         partition.step(StartMoved(partition.log.checkpoints.kept_start_offset))
         return True

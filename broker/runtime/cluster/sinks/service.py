@@ -10,8 +10,8 @@ K3  Nothing is let go of a partition that has a companion while its pins are not
 K4  A stream is gone for a decision if a catalog says so that has all that was acknowledged before. This broker's own
     may be behind: of a stream that was made again it may know the former one.
 K5  A broker that a coordinator asks asks nobody: pins, groups and checks wait for replicas, never for each other.
-K6  An epoch that may stage may for `CHECKED_S`, unasked: a commit judges again (`ledger.D4`), and what nobody may
-    commit expires.
+K6  Whether an epoch may stage is looked up where its coordinator is here. Of another broker it is asked once in
+    `CHECKED_S`: a commit judges again (`ledger.D4`), and what nobody may commit expires.
 K7  One leadership has one table of stages, and one ledger: a thread that has looked long ago does not bring back what
     was there before. Stages of a partition that are found anew, as their companion was opened again, share the lock
     under which groups are appended with those from before (`stages.G3`).
@@ -431,13 +431,16 @@ class PlacedSinks:
 
     def _may_stage(self, sink: str, epoch: int) -> None:
         """K6. Raises UnknownSink, SinkFenced; Retryable: nobody can tell now."""
-        now_s = self._waits.now_s()
-        if self._checked.get((sink, epoch), 0.0) > now_s:
-            return
         try:
             self._check(sink, epoch)
-        except NotLeader:
-            self._ask_coordinator(f"/v1/sinks/{sink}/check", {"epoch": epoch})
+            return
+        except (NotLeader, NotReady) as error:
+            now_s = self._waits.now_s()
+            if self._checked.get((sink, epoch), 0.0) > now_s:
+                return
+            if not isinstance(error, NotLeader):
+                raise
+        self._ask_coordinator(f"/v1/sinks/{sink}/check", {"epoch": epoch})
         with self._lock:
             if len(self._checked) >= REMEMBERED:
                 self._checked.clear()
