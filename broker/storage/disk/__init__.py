@@ -39,6 +39,8 @@ ReadableBuffer = bytes | bytearray | memoryview
 WritableBuffer = bytearray | memoryview
 TEMPORARY: Final = ".tmp"
 """Ending of a file that `replace_file` had not renamed yet: never read, removed at open."""
+MAKE_TRIES: Final = 100
+"""So often a folder is begun anew that somebody who removes empty ones takes away amid `makedirs`."""
 
 
 class Readable(Protocol):
@@ -206,6 +208,15 @@ class OsDisk:
         return os.stat(path).st_size
 
     def makedirs(self, path: str) -> None:
+        for left in range(MAKE_TRIES - 1, -1, -1):
+            try:
+                self._make_missing(path)
+                return
+            except FileNotFoundError:  # somebody else has removed one above it meanwhile, which was empty
+                if not left:
+                    raise
+
+    def _make_missing(self, path: str) -> None:
         missing = []
         while not os.path.isdir(path):
             missing.append(path)

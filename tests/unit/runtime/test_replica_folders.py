@@ -99,3 +99,18 @@ def test_a_removal_amid_the_sync_has_the_next_partition_sync_all(tmp_path: Path)
     disk.above()
     made(folders, 1)
     assert disk.above() == {"orders", "streams"}
+
+
+def test_a_folder_is_made_while_one_of_another_incarnation_is_removed(tmp_path: Path) -> None:
+    """A stream is made again at once under the name of one that was just deleted: each of that one's partitions removes
+    the folder of the name if it is empty. Who made the stream was told that the disk had failed."""
+    disk = BetweenDisk("/streams")
+    folders = folders_at(disk, tmp_path)
+    (tmp_path / "streams").mkdir()
+    disk.then = lambda: folders.remove("orders", "i0", 7)
+    made(folders, 0)
+    assert disk.then is None
+    assert folders.holds("orders", "i1", 0)
+    folders.take_back("orders", "i1", 0)
+    assert list((tmp_path / "streams").iterdir()) == []
+    folders.take_back("orders", "i1", 0)  # or what is to be taken back was never made

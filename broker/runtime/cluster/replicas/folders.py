@@ -205,7 +205,8 @@ class Folders:
 
     def take_back(self, name: str, incarnation: str, number: int) -> None:
         """Remove what `create` has made, or has begun to make, durably. OSError passes through."""
-        if list_segments(self.disk, self.path(name, incarnation, number)):
+        folder = self.path(name, incarnation, number)
+        if self.disk.exists(folder) and list_segments(self.disk, folder):
             return  # it was there before
         self._take_away(name, incarnation, number)
         self._sync_without(name, incarnation, number)
