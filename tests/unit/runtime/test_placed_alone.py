@@ -120,6 +120,34 @@ def test_what_cannot_be_opened_is_kept_shut_until_it_is_put_right(
         append(two.leading(AT))
 
 
+def test_a_start_says_what_it_has_cut_off_and_what_is_lost(
+    tmp_path: Path, catalog: ScriptedCatalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing else says it: a torn tail is gone by then, and a range that is lost is read past."""
+    caplog.set_level(logging.INFO)
+    folder = a_former_life(tmp_path, catalog)
+    [segment] = folder.glob("*.arrows")
+    first_end = segment.stat().st_size
+    with segment.open("ab") as file:
+        file.write(b"torn" * 25)
+    with alone(tmp_path, catalog, "p2") as two:
+        two.start()
+        append(two.leading(AT))
+    said = [each for each in caplog.records if "partition.recovered" in each.getMessage()]
+    assert [each.levelno for each in said] == [logging.INFO]
+    assert "partition=s/0" in said[0].getMessage()
+    caplog.clear()
+    harmed = bytearray(segment.read_bytes())
+    harmed[harmed.rindex(b"x", 0, first_end)] ^= 1
+    segment.write_bytes(harmed)
+    (folder / "checkpoint").unlink()
+    with alone(tmp_path, catalog, "p3") as three:
+        three.start()
+        three.leading(AT)
+    said = [each for each in caplog.records if "partition.recovered" in each.getMessage()]
+    assert [each.levelno for each in said] == [logging.ERROR]
+
+
 def test_what_was_put_right_amid_nothing_is_opened_by_the_next_start(tmp_path: Path, catalog: ScriptedCatalog) -> None:
     folder = a_former_life(tmp_path, catalog)
     folder.rename(tmp_path / "away")
