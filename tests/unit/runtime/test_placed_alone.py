@@ -430,6 +430,28 @@ def test_who_stops_keeps_no_log_that_is_made_for_a_new_partition(tmp_path: Path,
         assert sorted(path.name for path in (tmp_path / "streams/s/i-s").iterdir()) == ["0", "1"]
 
 
+def test_a_stop_closes_all_logs_while_those_of_a_change_are_taken_back(
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G17, G22: its command was refused, as the broker stops."""
+    real, closed = PartitionLog.close, list[str]()
+    with alone(tmp_path, catalog, "p1") as one:
+        one.start()
+        info = StreamInfo(name="s", incarnation="i-s", created_us=1, settings=settings_from({"subject": None}))
+        made = one.replicas.make(info, range(3))
+
+        def close(log: PartitionLog, *, clean: bool) -> None:
+            closed.append(log.state.folder)
+            if len(closed) == 1:
+                one.replicas.unmake(info, made)
+            real(log, clean=clean)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionLog, "close", close)
+            one.replicas.stop()
+    assert {folder.rpartition("/")[2] for folder in closed} == {"0", "1", "2"}
+
+
 def test_a_log_that_is_there_already_is_not_taken_back(tmp_path: Path, catalog: ScriptedCatalog) -> None:
     """G22, V8. The catalog is an older copy than the folder, and the command that would place it is refused."""
     folder = a_former_life(tmp_path, catalog)

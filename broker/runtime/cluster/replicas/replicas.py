@@ -289,7 +289,9 @@ class Replicas:
             except Exception:  # the others are to be marked clean all the same
                 log.exception("replica.close_bug partition=%s", replica)
         self._host.roles.tell()
-        for _, opened in self._found.values():
+        with self._taking:  # one that is taken back meanwhile is closed by who does that
+            found, self._found = self._found, {}
+        for _, opened in found.values():
             try:
                 opened.close(clean=True)
             except (LiftlogError, OSError) as error:
