@@ -16,8 +16,9 @@ X6  A broker without a session changes nothing: one that stood still finds reque
 X7  A command that is answered in doubt has been carried out by then, or never will be (`service.V5`).
 X8  Where one broker is alone, logs of new partitions are made before the catalog names them (`replicas.G22`): what the
     disk refuses is answered at once, and nothing of it comes later. So nobody has published to what is not made. One
-    such change is made at a time. No partitions are added to a stream that is not served: their folders would be made
-    where the others are to be put back.
+    such change is made at a time, to its end, also where nobody waits for it any more: else what it has made would
+    stay, and the next one would open it, too. No partitions are added to a stream that is not served: their folders
+    would be made where the others are to be put back.
 X9  What comes before the registration is refused, as by X6; what comes after it is carried out, also while the start
     waits for what is to be served. So nobody waits for a start.
 """
@@ -255,6 +256,13 @@ class PlacedControl:
         logs = self._logs
         if logs is None or not self._service.catalog.cluster.is_of_one:
             return await self.execute(kind, **values)
+        making = asyncio.ensure_future(self._make_with_logs(logs, new, kind, **values))
+        making.add_done_callback(lambda done: done.cancelled() or done.exception())  # who asked may be gone
+        return await asyncio.shield(making)
+
+    async def _make_with_logs(
+        self, logs: Replicas, new: Callable[[], tuple[StreamInfo, Sequence[int]]], kind: str, **values: Any
+    ) -> Any:
         async with self._making:
             check_may_change(self._may_change)
             info, numbers = new()

@@ -284,6 +284,45 @@ async def test_a_broker_keeps_the_folders_of_what_may_be_recorded(
         assert await append(broker, "t", 1) == 1
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_a_change_that_nobody_waits_for_any_more_comes_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    """`cluster.control.X8`. The time of its request was over while the disk made the log. The next one opened that log
+    once more, and the former one wrote its checkpoint, of an empty log, over it at the stop."""
+    real, making, may_go = PartitionLog.create, list[str](), threading.Event()
+
+    def create(disk: Any, folder: str, *args: Any, **options: Any) -> PartitionLog:
+        made = real(disk, folder, *args, **options)
+        making.append(folder)
+        assert may_go.wait(60)
+        return made
+
+    async with running(tmp_path) as broker:
+        await broker.create_stream("s", {})
+        held = files_open(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionLog, "create", create)
+            if is_refused:
+                _let_fail(patch, "record", "/1", OSError(errno.ENOSPC, "full"))
+            first = asyncio.ensure_future(broker.add_partitions("s", 2))
+            await until(lambda: making, "no log is made")
+            first.cancel()
+            await asyncio.wait({first})
+            second = asyncio.ensure_future(broker.add_partitions("s", 2))
+            await asyncio.sleep(0.05)
+            may_go.set()
+            await asyncio.wait({second})
+        if is_refused:
+            assert isinstance(second.exception(), LiftlogError)
+            assert len(folders(tmp_path, "s")) == 1
+            assert files_open(tmp_path) == held
+        else:
+            assert second.result().settings.partitions == 2
+            assert await append(broker, "s", 1) == 0
+        assert not broker._replicas._found, "a log is open twice, or for nobody"
+
+
 async def test_no_partitions_are_added_to_what_cannot_be_opened(tmp_path: Path) -> None:
     """`cluster.control.X8`."""
     async with running(tmp_path) as broker:
