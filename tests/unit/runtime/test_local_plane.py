@@ -410,6 +410,40 @@ def test_members_that_fall_silent_are_ended(plane_of: Callable[..., LocalPlane])
     eventually(lambda: sorted(catalog.groups.named["g"].members) == ["well"], what="the silent one to be ended")
 
 
+def test_no_member_is_ended_for_a_start_that_opens_logs_for_long(plane_of: Callable[..., LocalPlane]) -> None:
+    """L4. All of them were ended: what they had read and not committed was read again by others."""
+    disk, now = new_disk(), Time()
+    first = plane_of(disk)
+    first.start()
+    first.register(ADDRESSES)
+    first.service.execute(
+        {"v": 1, "kind": "create_stream", "name": "s", "incarnation": "i", "created_us": 1, "settings": {}}
+    )
+    first.service.execute(
+        {"v": 1, "kind": "join_group", "name": "g", "member": "m", "streams": ["s"], "timeout_ms": 6_000}
+    )
+    first.stop()
+    plane = plane_of(disk, now_ms=now)
+    plane.start()
+
+    def pass_ms(ms: int) -> None:
+        for _ in range(ms // MEMBERS_MS):
+            now.ms += MEMBERS_MS
+            for _ in range(2):  # the look is between the two
+                called = threading.Event()
+                plane._thread.do(lambda _, called=called: called.set())  # type: ignore[misc]
+                assert called.wait(60)
+
+    pass_ms(20_000)
+    members = plane.service.catalog.groups.named["g"].members
+    assert list(members) == ["m"]
+    plane.register(ADDRESSES, sound={"i": [0]})
+    pass_ms(4_000)
+    assert list(plane.service.catalog.groups.named["g"].members) == ["m"]
+    pass_ms(8_000)
+    eventually(lambda: not plane.service.catalog.groups.named["g"].members, what="the silent one to be ended")
+
+
 def test_nobody_votes(plane_of: Callable[..., LocalPlane]) -> None:
     plane = plane_of(new_disk())
     begin(plane)

@@ -8,7 +8,8 @@ L2  What an earlier release kept without places is placed here, on this broker, 
     another name (`broker_id`).
 L3  Folders of deleted streams that are left go before anything is opened (`orphans.O1`). Where there are folders and no
     catalog nothing starts (`orphans.O3`).
-L4  Members of consumer groups that fall silent are ended here, as a controller does it.
+L4  Members of consumer groups that fall silent are ended here, as a controller does it. The time before the
+    registration counts for nobody: a start may open logs for longer than members may be silent, and hears none of them.
 L5  Nothing is told to be lost: a log that is would be removed, and begin anew. What cannot be opened is kept shut
     (`replicas.G19`), and is sound for the catalog.
 L6  A command with an end is carried out before that, or never (`service.V5`), however long the disk takes: where it was
@@ -281,6 +282,8 @@ class LocalPlane:
 
     def _look_at_members(self, node: LocalNode) -> None:
         now_ms = self._now_ms()
+        if not self.registration:  # nobody is answered yet, and logs may be long to open
+            self._looked_ms = now_ms
         if now_ms < self._looked_ms + MEMBERS_MS:
             return
         with self._lock:
