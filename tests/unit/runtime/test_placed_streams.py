@@ -146,6 +146,32 @@ def test_what_is_led_here_is_served_and_the_rest_names_its_leader(
     assert (type(error), error.fields.get("leader")) == (NotLeader, None)
 
 
+def test_metrics_of_a_broker_that_is_alone_tell_of_no_votes(
+    one: Node, cluster: Cluster, streams: PlacedStreams
+) -> None:
+    """It has none to spare, and an alert on that would be there for good."""
+    names = {
+        name
+        for name, *_ in cluster_samples(
+            "a",
+            cluster.catalog,
+            streams,
+            None,
+            started=True,
+            has_session=True,
+            connections={},
+            refused={},
+            bulk_bytes=0,
+            raft_refused=0,
+            group={"voters": [], "controller": "a"},
+            weaker=0,
+            shut=(),
+        )
+    }
+    assert "liftlog_partitions_led" in names
+    assert not [name for name in names if name.startswith("liftlog_votes")]
+
+
 def test_metrics_tell_who_is_in_sync_and_how_far_behind_a_follower_is(
     one: Node, cluster: Cluster, streams: PlacedStreams, led: Place
 ) -> None:

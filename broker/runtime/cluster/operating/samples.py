@@ -74,7 +74,7 @@ def cluster_samples(
     yield "liftlog_replica_bulk_bytes_total", "Bytes that followers here fetched in bulk", (), (), bulk_bytes
     yield "liftlog_raft_refused_total", "Connections cut at the Raft port, brokers refused", (), (), raft_refused
     yield "liftlog_auth_weaker_brokers", "Brokers that let callers do what this one refuses", (), (), weaker
-    if group is not None:
+    if group is not None and group["voters"]:  # else this broker is alone: no vote can be lost
         yield from _votes(me, group)
 
 
