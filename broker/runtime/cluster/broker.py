@@ -209,7 +209,7 @@ class ClusterBroker(Assembled):
                 config.broker_id, plane.service, open_here=self._replicas.partitions, may_change=plane.has_session
             )
         )
-        self._waits_for = "its start"
+        self._waits_for, self._is_interrupted = "its start", False
         self._next_look: asyncio.Future[None] | None = None
         self._one_look, self._looked_s = asyncio.Lock(), -CAUGHT_UP_S
         self._looking = asyncio.Semaphore(LOOKING)
@@ -312,7 +312,7 @@ class ClusterBroker(Assembled):
 
     def _wait_until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
-            if not self._plane.has_session():
+            if self._is_interrupted or not self._plane.has_session():
                 raise NotReady("the broker is stopping")
             time.sleep(LOOK_SERVED_S)
 
@@ -320,8 +320,11 @@ class ClusterBroker(Assembled):
         self._waits_for = waits_for
 
     def interrupt(self) -> None:
-        """Let a start end that waits for other brokers."""
-        self._plane.stop()
+        """Let a start end that waits for other brokers, or for what is to be served. Who is alone keeps the session:
+        what it has taken in by then is appended as at each stop."""
+        self._is_interrupted = True
+        if not (self.is_alone and self._plane.has_session()):
+            self._plane.stop()
 
     def _leaving(self) -> tuple[Callable[[], None], ...]:
         """Hand over. None of it is needed for a stop (`plane.P3`)."""

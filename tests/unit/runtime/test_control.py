@@ -769,6 +769,27 @@ async def test_no_change_waits_for_the_start_of_a_cluster_of_one(
         await broker.stop()
 
 
+async def test_what_was_taken_in_amid_a_start_is_appended_by_the_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for one stream, and others are captured already: a stop took their messages in, and refused them."""
+    async with running(tmp_path, Intake()) as broker:
+        await broker.create_stream("s", {"subject": "s"})
+    intake, ends = Intake(), list[int]()
+    broker = make(tmp_path, intake)
+    monkeypatch.setattr(broker._replicas, "is_settled", lambda at: False)
+    start = asyncio.ensure_future(broker.start())
+    await until(lambda: intake.of("s") == {0}, "it is not captured")
+    partition = broker.partition("s", 0)
+    intake.during_stop = lambda: ends.append(partition.append([row_batch([b"v"])]).result(60).first_offset)
+    await asyncio.to_thread(broker.interrupt)
+    with pytest.raises(NotReady):
+        await start
+    await broker.stop()
+    assert partition.log.state.log_end_offset == 1
+    assert ends == [0]
+
+
 async def test_a_change_in_the_middle_of_the_stop_is_refused(tmp_path: Path) -> None:
     """The intake has ended: who waits for it waits for ever, and holds up the stop."""
     intake = Intake()
