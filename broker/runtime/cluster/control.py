@@ -216,11 +216,16 @@ class PlacedControl:
         )
         wanted = check_encryption(check_new_subject(settings_from(merged)), has_key=self._has_master_key)
         self._check(wanted)
-        self._check_room(name, int(merged.get("partitions", 1)))
+        self._check_room(name, wanted.partitions)
         known = len(self._service.catalog.brokers)
         new = StreamInfo(name=check_name(name), incarnation=self._new_id(), created_us=self._wall_us(), settings=wanted)
+
+        def made() -> tuple[StreamInfo, Sequence[int]]:
+            self._check_room(name, wanted.partitions)
+            return new, range(0 if name in self._service.catalog.streams else wanted.partitions)
+
         said = await self._with_logs(
-            lambda: (new, range(0 if name in self._service.catalog.streams else wanted.partitions)),
+            made,
             "create_stream",
             name=name,
             incarnation=new.incarnation,
@@ -355,6 +360,7 @@ class PlacedControl:
 
         def added() -> tuple[StreamInfo, Sequence[int]]:
             now = self._streams.info(name)
+            self._check_room(name, partitions)
             return now, range(max(now.settings.partitions, now.partitions_next), partitions)
 
         said = await self._with_logs(added, "add_partitions", name=name, partitions=partitions)
@@ -407,7 +413,10 @@ class PlacedControl:
         for partition in partitions.values():
             if partition.log.state.failure is not None:
                 await waits(replicated(partition).recover_alone)
-        asked = {number: _trim(partition, before[number]) for number, partition in partitions.items()}
+        asked = dict[int, Future[None]]()
+        for number, partition in partitions.items():
+            with partly(bool(asked)):
+                asked[number] = await waits(partial(_trim, partition, before[number]))  # the disk is asked for stages
         try:
             async with asyncio.timeout(DONE_S):
                 await asyncio.gather(*map(asyncio.wrap_future, asked.values()))

@@ -906,6 +906,36 @@ async def test_a_trim_recovers_a_log_that_has_failed_instead_of_doing_nothing(
         assert broker.partition("s", 0).log.state.failure is None
 
 
+async def test_no_more_streams_and_partitions_are_made_at_once_than_there_may_be(tmp_path: Path) -> None:
+    """Each of those who asked had looked before the other was made."""
+    env = {"LIFTLOG_DATA_DIR": str(tmp_path / "data"), "LIFTLOG_HTTP_PORT": "0", "LIFTLOG_INTAKE_ENABLED": "false"}
+    broker = lone_broker(load(None, {**env, "LIFTLOG_LIMITS_STREAMS_MAX": "2"}))
+    await broker.start()
+    try:
+        made = await asyncio.gather(*(broker.create_stream(name, {}) for name in "abcd"), return_exceptions=True)
+        assert sorted(type(each).__name__ for each in made) == ["InvalidRequest", "InvalidRequest", "tuple", "tuple"]
+        assert len(broker.streams()) == 2
+        assert len(list((tmp_path / "data" / "streams").glob("[abcd]"))) == 2
+    finally:
+        await broker.stop()
+
+
+async def test_a_trim_asks_the_disk_for_stages_on_no_loop(tmp_path: Path) -> None:
+    """A disk that hangs held up all that the data plane's loop serves."""
+    async with running(tmp_path) as broker:
+        info, _ = await broker.create_stream("s", {})
+        await append(broker, "s")
+        asked = list[str]()
+
+        def floor() -> None:
+            asked.append(threading.current_thread().name)
+
+        broker.partition("s", 0).replica.floor = floor
+        assert await broker.trim_stream("s", info.incarnation, {0: 1}) == {0: 1}
+        assert asked
+        assert "dataplane" not in asked
+
+
 async def test_a_trim_that_the_disk_refuses_says_that_it_may_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
