@@ -143,7 +143,10 @@ class Trimmed:
 
 
 @pytest.mark.parametrize("leads_again", [False, True])
-def test_a_trim_that_the_disk_refused_is_not_done_in_another_leadership(leads_again: bool) -> None:
+def test_a_trim_that_the_disk_refused_is_not_done_in_another_leadership(
+    caplog: pytest.LogCaptureFixture, leads_again: bool
+) -> None:
+    """W3. It is tried some times each second, and said once."""
     partition = Trimmed()
     effects = LeaderEffects(
         cast(Host, None), AT, cast(IsrChanges, None), ask_turn=lambda: None, step_out=lambda why: None
@@ -151,7 +154,9 @@ def test_a_trim_that_the_disk_refused_is_not_done_in_another_leadership(leads_ag
     effects.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
     effects.do(Trim(7))
     assert not effects.trim()
-    assert [type(each) for each in partition.stepped] == [TrimRefused], "who waits is told"
+    assert not effects.trim()
+    assert caplog.text.count("replica.not_trimmed") == 1
+    assert [type(event) for event in partition.stepped] == [TrimRefused, TrimRefused]
     partition.stepped.clear()
     partition.refuses = False
     if leads_again:

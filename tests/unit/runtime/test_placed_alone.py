@@ -357,9 +357,10 @@ def test_a_log_whose_stages_have_a_later_epoch_waits_for_a_restart(tmp_path: Pat
 
 
 def test_a_log_that_cannot_be_led_is_led_later_and_ends_no_broker(
-    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """There is nobody who could lead in its place: to step out would end the process."""
+    """There is nobody who could lead in its place: to step out would end the process. It is tried some times each
+    second, and said once."""
     a_former_life(tmp_path, catalog)
     errors = [StorageFailed("made to fail"), StorageFailed("made to fail")]
     lead = PartitionLog.lead
@@ -377,6 +378,7 @@ def test_a_log_that_cannot_be_led_is_led_later_and_ends_no_broker(
         assert not errors
         assert "step_out" not in catalog.kinds()
         assert not two.halted
+    assert caplog.text.count("replica.cannot_lead partition=s/0") == 1
 
 
 def test_nothing_is_let_go_of_a_log_whose_stages_nobody_can_look_for(tmp_path: Path, catalog: ScriptedCatalog) -> None:

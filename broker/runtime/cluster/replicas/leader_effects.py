@@ -45,6 +45,7 @@ class LeaderEffects:
         "_lock",
         "_open",
         "_step_out",
+        "_told",
         "_trim_to",
     )
 
@@ -65,6 +66,7 @@ class LeaderEffects:
         self._lock = threading.Lock()
         self._open: tuple[ReplicatedPartition, Followers] | None = None
         self._trim_to = (-1, 0)  # leader epoch, log start
+        self._told = ""  # why the last try to trim was refused
 
     def begin(self, partition: ReplicatedPartition, followers: Followers) -> None:
         """The log is open."""
@@ -105,10 +107,13 @@ class LeaderEffects:
                 if partition.replica.trim(start) < start and (failure := partition.log.state.failure) is not None:
                     raise failure
             except LiftlogError as error:
-                log.warning("replica.not_trimmed partition=%s error=%s", partition, error)
+                if self._told != str(error):  # it is tried three times each second
+                    self._told = str(error)
+                    log.warning("replica.not_trimmed partition=%s error=%s", partition, error)
                 partition.look_at_failure()
                 partition.step(TrimRefused(error))
                 return False
+        self._told = ""
         partition.step(StartMoved(partition.log.checkpoints.kept_start_offset))
         return True
 

@@ -505,7 +505,8 @@ class PlacedReplica:
         except LiftlogError as error:
             is_tried_again = isinstance(error, DiskFull) or not self._host.has_others  # nobody else could lead
             level = logging.WARNING if is_tried_again else logging.ERROR
-            log.log(level, "replica.cannot_lead partition=%s epoch=%d error=%s", self, epoch, error)
+            if self.obstacle is None or str(self.obstacle) != str(error):  # else it is said already
+                log.log(level, "replica.cannot_lead partition=%s epoch=%d error=%s", self, epoch, error)
             self.obstacle = error
             if is_tried_again:
                 return False
