@@ -261,26 +261,31 @@ class PlacedControl:
         logs = self._logs
         if logs is None or not self._service.catalog.cluster.is_of_one:
             return await self.execute(kind, **values)
+        await self._making.acquire()
         making = asyncio.ensure_future(self._make_with_logs(logs, new, kind, **values))
-        making.add_done_callback(lambda done: done.cancelled() or done.exception())  # who asked may be gone
+        making.add_done_callback(self._made)
         return await asyncio.shield(making)
+
+    def _made(self, making: asyncio.Future[Any]) -> None:
+        self._making.release()
+        if not making.cancelled():
+            making.exception()  # who asked may be gone
 
     async def _make_with_logs(
         self, logs: Replicas, new: Callable[[], tuple[StreamInfo, Sequence[int]]], kind: str, **values: Any
     ) -> Any:
-        async with self._making:
-            check_may_change(self._may_change)
-            info, numbers = new()
-            made = await asyncio.to_thread(logs.make, info, numbers)
-            try:
-                said = await self.execute(kind, **values)
-            except LiftlogError as error:
-                if not error.fields.get("sent"):
-                    await asyncio.to_thread(logs.unmake, info, made)
-                raise
-            if said["stream"]["incarnation"] != info.incarnation:  # somebody else was faster
+        check_may_change(self._may_change)
+        info, numbers = new()
+        made = await asyncio.to_thread(logs.make, info, numbers)
+        try:
+            said = await self.execute(kind, **values)
+        except LiftlogError as error:
+            if not error.fields.get("sent"):
                 await asyncio.to_thread(logs.unmake, info, made)
-            return said
+            raise
+        if said["stream"]["incarnation"] != info.incarnation:  # somebody else was faster
+            await asyncio.to_thread(logs.unmake, info, made)
+        return said
 
     def _replication_of(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], int | None, int | None]:
         if self._service.catalog.cluster.is_of_one:

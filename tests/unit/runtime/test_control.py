@@ -306,7 +306,7 @@ async def test_a_change_that_nobody_waits_for_any_more_comes_to_its_end(
             if is_refused:
                 _let_fail(patch, "record", "/1", OSError(errno.ENOSPC, "full"))
             first = asyncio.ensure_future(broker.add_partitions("s", 2))
-            await until(lambda: making, "no log is made")
+            await until(lambda: bool(making), "no log is made")
             first.cancel()
             await asyncio.wait({first})
             second = asyncio.ensure_future(broker.add_partitions("s", 2))
