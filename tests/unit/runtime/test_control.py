@@ -920,6 +920,21 @@ async def test_no_more_streams_and_partitions_are_made_at_once_than_there_may_be
         await broker.stop()
 
 
+async def test_a_trim_hears_at_once_what_was_staged_since_it_was_asked_for(tmp_path: Path) -> None:
+    """It waited for eight seconds, and was told of replicas that would follow."""
+    async with running(tmp_path) as broker:
+        info, _ = await broker.create_stream("s", {})
+        for _ in range(3):
+            await append(broker, "s")
+        partition, floors = broker.partition("s", 0), [None, 1]
+        partition.replica.floor = lambda: floors.pop(0) if floors else None
+        with pytest.raises(NotReady, match="staged records from offset 1 on") as caught:
+            await broker.trim_stream("s", info.incarnation, {0: 3})
+        assert caught.value.fields["sent"]
+        assert partition.log.state.log_start_offset == 1
+        assert await broker.trim_stream("s", info.incarnation, {0: 3}) == {0: 3}
+
+
 async def test_a_trim_asks_the_disk_for_stages_on_no_loop(tmp_path: Path) -> None:
     """A disk that hangs held up all that the data plane's loop serves."""
     async with running(tmp_path) as broker:

@@ -4,6 +4,7 @@ W2  An answer to `AskIsr` brings the state that it was judged by, also a refusal
     question is asked again at a tick, unless it is under way (`asks.A1`).
 W3  A trim is done in the replica's turn. Who asked for one that the disk refuses is told that at once, and that it may
     come to be done (`trims.T4`). It is tried again in the same leadership only. A log that has failed takes no trim.
+    Where sinks have staged something meanwhile that is to stay, it is told likewise, and is not tried again.
 W4  A request is named by its number and its leader epoch. A log that was made since counts from the beginning: its
     leader would take a refusal of the former one's request for one of its own, and would no longer count whom the
     catalog is about to add.
@@ -18,7 +19,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import LiftlogError, NotReady
 from broker.metadata.partition import Place, state_from
 from broker.replication.events import AskIsr, Effect, Send, StartMoved, StepOut, Trim, TrimRefused
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
@@ -102,9 +103,11 @@ class LeaderEffects:
         partition = opened[0]
         if not partition.leads or epoch != partition.leader_epoch:
             return True
+        trimmed = start
         if start > partition.log.checkpoints.kept_start_offset:  # else retention was there first
             try:
-                if partition.replica.trim(start) < start and (failure := partition.log.state.failure) is not None:
+                trimmed = partition.replica.trim(start)
+                if trimmed < start and (failure := partition.log.state.failure) is not None:
                     raise failure
             except LiftlogError as error:
                 if self._told != str(error):  # it is tried three times each second
@@ -115,6 +118,9 @@ class LeaderEffects:
                 return False
         self._told = ""
         partition.step(StartMoved(partition.log.checkpoints.kept_start_offset))
+        if trimmed < start:  # staged since it was asked for
+            self._trim_to = (-1, 0)
+            partition.step(TrimRefused(NotReady(f"{partition}: sinks have staged records from offset {trimmed} on")))
         return True
 
     # -- the catalog -----------------------------------------------------------------------------------------
