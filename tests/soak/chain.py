@@ -23,6 +23,7 @@ EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
 LANES = 3
 WRONG_SEQUENCE = 10071
 PATIENCE_S = 16.0
+"""A lane waits no longer than that for an answer."""
 LONG_S = 5.0
 """The story tells of a message that waits longer for its ack."""
 
@@ -37,17 +38,16 @@ class ChainPublisher(Writer):
         stream = client.jetstream()
 
         async def lane() -> None:
-            last = 0
+            last, patience_s = 0, ANSWER_S  # of all its messages: an id may be forgotten while an answer is on its way
             while not self.stop.is_set():
                 message = self.next_message()
                 headers = self.headers(message) | {EXPECTED_HEADER: str(last)}
-                patience_s = ANSWER_S
                 while message.offset < 0:
                     self.tried(message)
                     try:
                         answer = await stream.publish(STREAM, message.value, timeout=patience_s, headers=headers)
                         self.ledger.acked(message, 0, answer.seq - 1)
-                        last = answer.seq
+                        last, patience_s = answer.seq, max(ANSWER_S, patience_s / 2)
                     except nats.js.errors.APIError as error:
                         if error.err_code == WRONG_SEQUENCE:
                             last = int(re.findall(r"sequence: (\d+)", str(error.description))[0])
