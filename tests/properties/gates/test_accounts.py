@@ -195,11 +195,17 @@ class Life:
         return "background"
 
     def fits(self, partition: Partition, logs: list[PartitionLog]) -> bool:
-        """Whether each file is as long as what it holds, and what is allocated ahead of the end."""
+        """Whether each file is as long as what it holds, and what is allocated ahead of the end; or goes right now."""
+        if partition.removed:
+            return True
         disk, is_open = self.rig.broker._disk, files_of(logs)
         for segment in partition.log.state.view().segments:
             ahead = AHEAD_BYTES if segment.path in is_open else 0
-            if not segment.size(disk) <= os.stat(segment.path).st_size <= segment.size(disk) + ahead:
+            try:
+                length = os.stat(segment.path).st_size
+            except FileNotFoundError:
+                return False
+            if not segment.size(disk) <= length <= segment.size(disk) + ahead:
                 return False
         return True
 

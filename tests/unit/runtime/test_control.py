@@ -643,7 +643,7 @@ async def test_an_offline_stream_can_be_deleted_and_made_again(tmp_path: Path) -
         with pytest.raises(StreamExists):
             await broker.create_stream("s", {"partitions": 3})
         await broker.delete_stream("s")
-        assert broker.ready() == (True, {})
+        await until(lambda: broker.ready() == (True, {}), "it is offline")
         await until(lambda: not (tmp_path / "data" / "streams" / "s").exists(), "its folder is there")
         await broker.create_stream("s", {"partitions": 2})
         assert await append(broker, "s", 1) == 0
