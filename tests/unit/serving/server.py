@@ -132,6 +132,7 @@ class Server:
 
     def close(self) -> None:
         self.shut_down()
+        self.call(self.backend.sinks.end_asking())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
