@@ -1,7 +1,8 @@
 """The lane of each test: `first`, which `make test` runs, or a shard of `make test-long` (record 144).
 
-A test that starts no process belongs to the first lane, unless it is marked `long`. A test that starts one belongs to
-its folder's shard, unless `END_TO_END` names it: the main paths, each once.
+A test that starts no process belongs to the first lane, unless it is marked `long` or searches by seeds
+(`SEARCHED_IN_SHARDS`). Any other belongs to its folder's shard, unless `END_TO_END` names it: the main paths, each
+once.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ END_TO_END: Final = (
     "tests/unit/ingest/test_real_server.py",
 )
 """Tests with processes that the first lane runs: names of tests, or of files."""
+
+SEARCHED_IN_SHARDS: Final = ("tests/properties/", "tests/sim/", "tests/fuzz/")
+"""How paths begin of tests that search by seeds. They run in their shards: with them the first lane took ten minutes on
+a slow machine, and its limit is that with the install."""
+FITS: Final = ("tests/sim/test_evidence.py", "tests/sim/test_mutants.py")
+"""Files among them that say whether mistakes and evidence fit the code: whoever changes the code has to know."""
 
 SHARDS: Final = {
     "cluster": ("cluster", "unit", "interop"),
@@ -71,7 +78,8 @@ def lane_of(nodeid: str, marks: frozenset[str]) -> str:
     """
     path, name, plain = nodeid.partition("::")[0], nodeid, nodeid.partition("[")[0]
     shard = shard_of(path)
-    if not marks & {"process", "long"} or any(each in END_TO_END for each in (path, name, plain)):
+    is_long = bool(marks & {"process", "long"}) or (path.startswith(SEARCHED_IN_SHARDS) and path not in FITS)
+    if not is_long or any(each in END_TO_END for each in (path, name, plain)):
         return FIRST
     return shard
 
