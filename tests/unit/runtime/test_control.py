@@ -130,7 +130,13 @@ async def append(broker: ClusterBroker, stream: str, partition: int = 0) -> int:
     rows = [row_batch([b"v"])]
     at = (broker.stream(stream).incarnation, partition)
     await until(lambda: broker._replicas.is_settled(at), "it is not served, and nobody knows why")
-    return (await asyncio.wrap_future(broker.partition(stream, partition).append(rows))).first_offset
+    while True:  # as a client does
+        try:
+            return (await asyncio.wrap_future(broker.partition(stream, partition).append(rows))).first_offset
+        except NotReady as error:
+            if "it is being added" not in str(error):
+                raise
+        await asyncio.sleep(0.002)
 
 
 def folders(path: Path, stream: str) -> list[str]:
