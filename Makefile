@@ -31,7 +31,10 @@ install: $(INSTALLED)
 
 # First what builds; then what lies here is compiled on one core while all of requirements.lock is fetched and unpacked on
 # the other. Each file that is fetched has a known hash, and the lock is whole: nothing is resolved. What is installed is
-# compiled to bytecode on all cores in the end: pip would do that file by file, and for the tests of others, too.
+# compiled to bytecode on all cores in the end: pip would do that file by file, and for the tests of others and for what
+# few people import, too.
+UNCOMPILED := '/(tests?|Cython|IPython|PIL|debugpy|fontTools|jedi|matplotlib|mypyc?|pip|prompt_toolkit|pygments|setuptools)/'
+
 $(INSTALLED): pyproject.toml setup.py requirements.lock requirements-build.lock $(wildcard broker/*/*.p[xy][xi] broker/*/*.h broker/*/*/*.p[xy][xi])
 	@sh .ci/prerequisites $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -39,7 +42,7 @@ $(INSTALLED): pyproject.toml setup.py requirements.lock requirements-build.lock 
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . & built=$$!; \
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes --no-build-isolation -r requirements.lock \
 		|| { wait; exit 1; }; \
-	$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib >/dev/null; wait $$built
+	$(BIN)/python -m compileall -q -j 0 -x $(UNCOMPILED) $(VENV)/lib >/dev/null; wait $$built
 	@touch $@
 
 # Tools that only these two need have a .venv of their own.

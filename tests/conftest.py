@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, settings
 
 from broker.storage.rewrite import keymap
 from tests.lanes import FIRST, PROCESS_FOLDERS, SHARDS, has_some, lane_of
-from tests.support import spark_classes, spark_home
+from tests.support import spark_classes, spark_home, turns
 from tests.support.by_file import ByFile
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", spark_classes.USES)  # of each JVM below, whoever starts it
@@ -82,9 +82,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Without searches for cycles: next to nothing is dropped, and each goes through all modules and tests so far."""
     gc.disable()
+    turns.take(session.config)
     try:
         return (yield)
     finally:
@@ -109,6 +110,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = of_lane
         config.hook.pytest_deselected(items=others)
     first = ("process", "slow")
+    if turns.is_worker(config):  # each has begun somewhere else
+        items.sort(key=lambda item: item.path)
     items.sort(key=lambda item: next((at for at, mark in enumerate(first) if item.get_closest_marker(mark)), 2))
 
 

@@ -19,22 +19,38 @@ END_TO_END: Final = (
     "tests/cluster/test_faults.py::test_every_acked_record_survives_kill_9_of_the_broker[0]",
     # three brokers
     "tests/cluster/test_three.py::test_a_killed_broker_loses_nothing_and_catches_up[leader]",
-    # Spark
-    "tests/spark/test_batch_read.py::test_every_record_is_there_once_under_its_partition_and_offset",
-    "tests/spark/test_stream_read.py::test_available_now_reads_what_is_there_and_a_restart_goes_on",
-    "tests/spark/test_exactly_once.py::test_a_replay_with_the_time_of_its_batch_is_the_same_batch",
-    # what a person meets first
+    # damage, which the others of its file walk through
+    "tests/unit/link/test_mending.py::test_all_three_are_damaged_at_different_places",
+    "tests/unit/link/test_mending.py::test_all_are_damaged_in_the_same_place_and_each_stays",
+    # what a person meets first: Spark reads and writes streams, and reads them whole
     "tests/examples/test_quickstart.py::test_spark_and_pandas_agree_and_nothing_is_left",
     # the house
     "tests/unit/test_house.py::test_import_loads_nothing_heavy",
     "tests/unit/ingest/test_extension_is_built.py",
     "tests/unit/ingest/test_real_server.py",
 )
-"""Tests with processes that the first lane runs: names of tests, or of files."""
+"""Tests of the shards that the first lane runs, too: names of tests, or of files."""
 
-SEARCHED_IN_SHARDS: Final = ("tests/properties/", "tests/sim/", "tests/fuzz/")
-"""How paths begin of tests that search by seeds. They run in their shards: with them the first lane took ten minutes on
-a slow machine, and its limit is that with the install."""
+SEARCHED_IN_SHARDS: Final = (
+    "tests/properties/",
+    "tests/sim/",
+    "tests/fuzz/",
+    *(
+        f"tests/unit/{each}.py"
+        for each in (
+            "client/test_client_doubt",
+            "client/test_client_hostile",
+            "link/test_faults",
+            "link/test_mending",
+            "runtime/test_called_certificates",
+            "serving/test_fuzz",
+            "storage/test_mending",
+        )
+    ),
+)
+"""How paths begin of tests that search by seeds, or walk through every place where an answer, a disk or a connection
+may fail. They run in their shards: with them the first lane took ten minutes on a slow machine, and its limit is that
+with the install."""
 FITS: Final = ("tests/sim/test_evidence.py", "tests/sim/test_mutants.py")
 """Files among them that say whether mistakes and evidence fit the code: whoever changes the code has to know."""
 
@@ -92,9 +108,9 @@ def has_some(lane: str, path: str) -> bool:
     folder = path.removeprefix("tests/").partition("/")[0]
     if lane != FIRST:
         return folder in SHARDS[lane] or folder not in chain(*SHARDS.values())  # without a shard: `lane_of` says so
-    return folder not in PROCESS_FOLDERS or any(
-        f"{each.partition('::')[0]}/".startswith(f"{path}/") for each in END_TO_END
-    )
+    if folder not in PROCESS_FOLDERS and not f"{path}/".startswith(SEARCHED_IN_SHARDS):
+        return True
+    return any(f"{each.partition('::')[0]}/".startswith(f"{path}/") for each in (*END_TO_END, *FITS))
 
 
 def shard_of(path: str) -> str:
