@@ -105,7 +105,8 @@ class PlacedStreams:
                 raise NotReady(f"{stream}/{partition} is kept shut: {placed.shut}", stream=stream, partition=partition)
             raise copy.copy(placed.shut)
         if found is None or not found.serves:
-            obstacle = "" if placed is None or placed.obstacle is None else f": {placed.obstacle}"
+            why = None if placed is None else placed.obstacle or placed.fault
+            obstacle = "" if why is None else f": {why}"
             raise NotReady(
                 f"{stream}/{partition}: this broker leads it in epoch {state.leader_epoch}, and does not serve it"
                 f" yet, or has lost its session{obstacle}",

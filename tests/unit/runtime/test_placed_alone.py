@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +23,15 @@ from broker.api.errors import LiftlogError, NotReady, StorageFailed
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import Place
+from broker.runtime.cluster.replicas import capturing, placed
+from broker.runtime.cluster.replicas.folders import Folders
+from broker.runtime.cluster.replicas.placed import PlacedReplica
 from broker.runtime.cluster.replicas.replicas import Replicas
 from broker.runtime.cluster.sinks.here import StagesHere
 from broker.runtime.cluster.streams import PlacedStreams
+from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
-from tests.support.placed import US, Node, ScriptedCatalog, node
+from tests.support.placed import US, Node, Recorded, ScriptedCatalog, node
 from tests.support.processes import eventually
 from tests.unit.runtime.test_placed import append
 
@@ -467,3 +473,102 @@ def test_a_log_that_is_there_already_is_not_taken_back(tmp_path: Path, catalog: 
         assert not (folder.parent / "1").exists()
         create(older, "s")
         assert one.leading(AT).log.state.log_end_offset == 1
+
+
+def test_a_capture_that_could_not_begin_is_tried_again(
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`capturing.V14`. It was said once, and nothing was captured until the stream was altered."""
+    monkeypatch.setattr(capturing, "AGAIN_MS", 20)
+    real, calls = Recorded.begin, []
+
+    def begin(self: Recorded, info: StreamInfo, partition: ReplicatedPartition) -> Future[None]:
+        done = real(self, info, partition)
+        calls.append(partition)
+        if len(calls) > 3:
+            return done
+        failed: Future[None] = Future()
+        failed.set_exception(RuntimeError("nats-py counts subscriptions differently"))
+        return failed
+
+    monkeypatch.setattr(Recorded, "begin", begin)
+    with alone(tmp_path, catalog, "p1") as one:
+        one.start()
+        [at] = create(catalog, "s")
+        append(one.leading(at))
+        eventually(lambda: len(calls) == 4, what="the fourth try")
+        eventually(lambda: one.placed(at).is_at_rest, what="to be at rest")
+    assert len(calls) == 4, "the fourth one has begun"
+
+
+def test_a_fault_of_ours_is_why_a_log_is_not_served_and_no_start_waits_for_it(
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V9. It was said by nothing but a traceback, and a start waited for ever."""
+    a_former_life(tmp_path, catalog)
+    fails, real = threading.Event(), ReplicatedPartition.lead
+
+    def lead(self: ReplicatedPartition, *args: Any) -> None:
+        if str(self) == "s/0" and not fails.is_set():
+            raise RuntimeError("can't start new thread")
+        real(self, *args)
+
+    monkeypatch.setattr(ReplicatedPartition, "lead", lead)
+    with alone(tmp_path, catalog, "p2") as two:
+        two.start()
+        two.leading(("i-t", 0))
+        eventually(lambda: two.replicas.is_settled(AT), what="to be settled")
+        assert "can't start new thread" in two.replicas.unserved()["stream s"]
+        streams = PlacedStreams(US, lambda: catalog.catalog, two.replicas, has_session=lambda: True)
+        with pytest.raises(NotReady, match="can't start new thread"):
+            streams.partition("s", 0)
+        fails.set()
+        two.leading(AT)
+        eventually(lambda: not two.replicas.unserved(), what="to be forgotten")
+
+
+def test_a_fault_of_ours_in_what_was_assigned_keeps_no_start_waiting(
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`replicas.G15`: it is looked at again with the next change."""
+    a_former_life(tmp_path, catalog)
+    real = PlacedReplica.assign
+
+    def assign(self: PlacedReplica, *args: Any, **options: Any) -> None:
+        if self.at == AT:
+            raise RuntimeError("made to fail")
+        real(self, *args, **options)
+
+    with alone(tmp_path, catalog, "p2") as two:
+        with monkeypatch.context() as patched:
+            patched.setattr(PlacedReplica, "assign", assign)
+            two.start()
+            two.leading(("i-t", 0))
+            assert two.replicas.is_settled(AT)
+            assert "made to fail" in two.replicas.unserved()["stream s"]
+        create(catalog, "u")
+        two.leading(AT)
+        assert not two.replicas.unserved()
+
+
+def test_a_folder_that_cannot_be_removed_is_tried_again_more_and_more_rarely(
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try is a line: there were three in each second."""
+    monkeypatch.setattr(placed, "AGAIN_MS", 1)
+    real, tries = Folders.remove, []
+
+    def remove(self: Folders, *args: Any) -> None:
+        tries.append(one.placed(AT)._again_ms)
+        if len(tries) < 5:
+            raise OSError(5, "made to fail")
+        real(self, *args)
+
+    monkeypatch.setattr(Folders, "remove", remove)
+    with alone(tmp_path, catalog, "p1") as one:
+        one.start()
+        [at] = create(catalog, "s")
+        append(one.leading(at))
+        catalog.apply(kind="delete_stream", name="s")
+        eventually(lambda: one.replicas.replica(at) is None or one.placed(at).is_gone, what="to be gone")
+    assert tries == [1, 2, 4, 8, 16]

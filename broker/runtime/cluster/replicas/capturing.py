@@ -6,6 +6,7 @@
 V6  A leader reads from NATS while it has a session, and answers clients once the server has confirmed that it does.
 V11  Behind a removal nothing is captured, also by a turn that began before it: captures of one name follow each other
     in the order in which they were begun, and the stream of that name may be another one by now.
+V14  A capture that cannot begin is tried again, after twice as long each time: nobody else takes in what is published.
 V13  A pause ends the capture first. What the NATS server had sent by then is taken in before the partition refuses, and
     so before anybody is told that the stream is paused. Nor is that told before the partition refuses.
 """
@@ -17,6 +18,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Final
 
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.cluster.wiring import Host
@@ -24,6 +26,10 @@ from broker.runtime.metrics import LEADERSHIP_START_SECONDS
 from broker.runtime.partitions.replicated import ReplicatedPartition
 
 log = logging.getLogger(__name__)
+
+AGAIN_MS: Final = 1_000
+SELDOM_MS: Final = 60_000
+"""After so long a capture that could not begin is tried again, first and at most."""
 
 
 class Capturing:
@@ -41,12 +47,14 @@ class Capturing:
     """
 
     __slots__ = (
+        "_again_at_ms",
         "_ask_turn",
         "_captured",
         "_host",
         "_lock",
         "_pausing",
         "_taking_over",
+        "_wait_ms",
         "_was_removed",
         "_woken",
         "knows",
@@ -68,12 +76,23 @@ class Capturing:
         self._ask_turn = ask_turn
         self._pausing: Future[None] | None = None
         self._captured: tuple[ReplicatedPartition, int, StreamInfo] | None = None
+        self._wait_ms = AGAIN_MS
+        self._again_at_ms: int | None = None  # it could not begin (V14)
         self._taking_over: tuple[int, int] | None = None  # a leadership that has not served yet, and since when (ms)
 
     @property
     def is_begun(self) -> bool:
-        """Whether messages are captured, or are about to be."""
-        return self._captured is not None
+        """Whether messages are captured, or are about to be. False: it is to be begun, or is to be tried again."""
+        return self._captured is not None and not self._is_due_again()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not begin, and will be tried again (V14)."""
+        return self._again_at_ms is not None
+
+    def _is_due_again(self) -> bool:
+        at_ms = self._again_at_ms
+        return at_ms is not None and self._host.now_ms() >= at_ms
 
     def take_over(self, epoch: int) -> None:
         """From any thread: the replica is to lead in this epoch. The time until it serves is measured."""
@@ -88,8 +107,8 @@ class Capturing:
         host, epoch = self._host, partition.leader_epoch
         if not self.is_wanted(partition, info):
             self.end()
-        elif self._captured != (partition, epoch, info):
-            self._captured = partition, epoch, info
+        elif self._captured != (partition, epoch, info) or self._is_due_again():
+            self._captured, self._again_at_ms = (partition, epoch, info), None
             if host.capture is not None:
                 with suppress(RuntimeError):  # the broker stops
                     with self._lock:  # V11
@@ -109,6 +128,9 @@ class Capturing:
         error = None if done is None else done.exception()
         if error is not None:
             log.error("replica.not_captured partition=%s error=%r", partition, error)
+            self._try_again()
+        elif done is not None:
+            self._wait_ms = AGAIN_MS
         partition.serve(epoch, info)
         if (taking := self._taking_over) is not None and taking[0] == epoch:
             self._taking_over = None
@@ -117,6 +139,12 @@ class Capturing:
             self.knows = max(self.knows, (epoch, info.partitions_next))
         if info.partitions_next:
             self._woken()
+
+    def _try_again(self) -> None:
+        """V14."""
+        self._again_at_ms = self._host.now_ms() + self._wait_ms
+        self._wait_ms = min(2 * self._wait_ms, SELDOM_MS)
+        self._ask_turn()  # it is not at rest any more
 
     def may_alter(self, info: StreamInfo) -> bool:
         """Whether the partition may go by this already (V13). If not, another turn is asked for when it may."""
@@ -130,7 +158,7 @@ class Capturing:
 
     def end(self, *, with_sent: bool = False) -> Future[None] | None:
         """End the capture, if there is one. Returns when it has ended; None: there is nothing to wait for."""
-        captured, self._captured = self._captured, None
+        captured, self._captured, self._again_at_ms = self._captured, None, None
         if captured is not None and self._host.capture is not None:
             with suppress(RuntimeError):  # the broker stops, and has taken in what there was
                 return self._host.capture.end(captured[0], with_sent=with_sent)

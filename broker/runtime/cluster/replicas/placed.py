@@ -25,8 +25,9 @@ V8  A log that a process finds at its start is the replica's only if the catalog
     moved away, its broker was removed, and the others have let go since of what would come back with it. Where there
     are no others it is the stream's all the same, whenever it is found: the catalog was restored from before it had
     heard of the log, or of the partition.
-V9  A fault of ours in a turn is followed by another turn. A log that was found stays found until it is taken: with a
-    new log in its place an in-sync replica would lead with nothing, and the others would cut all that they have.
+V9  A fault of ours in a turn is followed by another turn, and is why nothing is served meanwhile. A log that was found
+    stays found until it is taken: with a new log in its place an in-sync replica would lead with nothing, and the
+    others would cut all that they have.
 V10  A replica that the catalog knows no other of does with its log what a broker does that is alone: what is damaged is
     lost, and told; acknowledged records behind it stay, with their offsets; and they are read. It stops doing so before
     it leads, or follows, in the epoch in which there are others.
@@ -67,7 +68,8 @@ log = logging.getLogger(__name__)
 AGAIN_MS: Final = 300
 """After so long one tries again what a disk or the catalog has refused."""
 SELDOM_MS: Final = 30_000
-"""And a log that cannot be made or taken after twice as long each time, and this at most."""
+"""A log that cannot be made, taken or removed is tried again after twice as long each time, and this at most; so is a
+turn with a fault of ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,8 @@ class PlacedReplica:
         mending: None: nothing has been damaged here since the log was opened.
         is_fresh: Its log was made while the catalog still waited for a former one to be deleted.
         is_gone: It was removed, and so was its folder.
+        obstacle: Why it is not served yet; it is tried again.
+        fault: What has gone wrong in its last turn by a fault of ours; None: nothing.
     """
 
     __slots__ = (
@@ -156,6 +160,7 @@ class PlacedReplica:
         "_was_removed",
         "_woken",
         "at",
+        "fault",
         "is_damaged",
         "is_fresh",
         "is_gone",
@@ -189,7 +194,8 @@ class PlacedReplica:
         self.is_damaged = self.is_fresh = self.is_gone = False
         self.is_old = is_old
         self.shut = shut
-        self.obstacle: LiftlogError | None = None  # why it is not served yet; it is tried again
+        self.obstacle: LiftlogError | None = None
+        self.fault: LiftlogError | None = None
         self._reopening: Future[None] | None = None
         self._host = host
         self._name = name
@@ -233,7 +239,7 @@ class PlacedReplica:
     def is_at_rest(self) -> bool:
         """Whether it has nothing to try again, and nothing is damaged: where there are no others, whatever else is to
         be done to it is done when it is asked for."""
-        return not (self._is_unfinished or self.is_damaged or self.mending is not None)
+        return not (self._is_unfinished or self.is_damaged or self.mending is not None or self._capturing.has_failed)
 
     def assign(self, assigned: Assignment | None, *, is_deleted: bool = False) -> None:
         """Take this role, in turns; None: this broker has no such replica any more. `is_deleted`: nor has any."""
@@ -363,8 +369,13 @@ class PlacedReplica:
             reopening, self._reopening = self._reopening, None
         try:
             self._turn(is_asked=reopening is not None)
-        except Exception:  # V9
+            self.fault = None
+            if not self._is_unfinished:
+                self._again_ms = AGAIN_MS
+        except Exception as error:  # V9
             self._is_unfinished = True
+            self.fault = LiftlogError(f"{self}: a fault of the broker's own, which tries again: {error!r}")
+            self._wait_longer()
             raise
         finally:
             if not self._host.has_others and not self.is_at_rest:
@@ -381,6 +392,7 @@ class PlacedReplica:
                 self._leave()
             except OSError as error:
                 log.warning("replica.folder_left partition=%s error=%s", self, error)
+                self._wait_longer()
                 with self._lock:
                     self._was_removed = self._is_unfinished = True
                 return
@@ -575,9 +587,8 @@ class PlacedReplica:
             self._found = opened
             return None
         except Exception:  # V9
-            log.exception("replica.turn_bug partition=%s", self)
             self._found = opened
-            return None
+            raise
         self.partition, self._again_ms, self.obstacle = partition, AGAIN_MS, None
         return partition
 
@@ -597,7 +608,11 @@ class PlacedReplica:
 
     def _cannot_open(self, error: LiftlogError) -> None:
         log.warning("replica.not_made partition=%s error=%s", self, error)
-        self.obstacle, self._again_ms = error, min(2 * self._again_ms, SELDOM_MS)
+        self.obstacle = error
+        self._wait_longer()
+
+    def _wait_longer(self) -> None:
+        self._again_ms = min(2 * self._again_ms, SELDOM_MS)
 
     def _take(self, assigned: Assignment, opened: PartitionLog, *, is_new: bool) -> ReplicatedPartition:
         host = self._host

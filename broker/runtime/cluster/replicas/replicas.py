@@ -152,6 +152,7 @@ class Replicas:
         self._ending: set[Place] = set()  # assigned nothing any more, and not gone yet
         self._leftovers: frozenset[Place] = frozenset()
         self._shared: _Shared | None = None  # as of the last look; None: all are to be looked at
+        self._faults: dict[Place, LiftlogError] = {}  # of ours, in what was assigned last
         self._infos: dict[str, StreamInfo] = {}  # of all streams, by incarnation
         self._growing: set[str] = set()  # incarnations of those that are about to have more partitions
         self._registration = 0
@@ -360,20 +361,21 @@ class Replicas:
         growing = {i for i, info in self._infos.items() if info.partitions_next} if is_of_all else self._growing
         self._growing = growing
         stages: dict[str, GrowthStage | None] = {}
-        is_well = True
+        faults: dict[Place, LiftlogError] = {}
         for at in places:
             try:
                 self._look_at(at, shared, stages)
-            except Exception:
+            except Exception as error:
                 log.exception("replica.assignment_bug partition=%s", at)
-                is_well = False
+                faults[at] = LiftlogError(f"a fault of the broker's own: {error!r}")
+        self._faults = faults
         if growing:
             self._loop.wake()
         self._drop_gone()
         if not self._has_named_unknown and cluster.rescue is None and not self._has_stopped:  # else not all are taken
             self._has_named_unknown = True
             self._name_unknown()
-        self._shared = shared if is_well else None
+        self._shared = None if faults else shared
 
     def _places_of(self, touched: Touched) -> set[Place]:
         """The partitions of which something may be new, by what has changed in the catalog."""
@@ -437,10 +439,10 @@ class Replicas:
             if self._has_stopped:
                 return
             replica = self._replicas.get(at) or self._add(at, name)
-        self._seen[at] = assigned
         if assigned is None:
             self._ending.add(at)
         replica.assign(assigned, is_deleted=is_deleted)
+        self._seen[at] = assigned  # now: after a fault of ours it is assigned again (G15)
 
     def _add(self, at: Place, name: str) -> PlacedReplica:
         shut_name, shut = self._shut.pop(at, (name, None))
@@ -532,10 +534,10 @@ class Replicas:
 
     def is_settled(self, at: Place) -> bool:
         """Whether a partition that is led here is read and appended to, or it is known why it is not; or is deleted."""
-        replica = self._replicas.get(at)
-        if replica is None or at not in self._host.service.catalog.cluster.partitions:
-            return at not in self._host.service.catalog.cluster.partitions
-        is_served = replica.partition is not None and replica.partition.end is not None
+        if at not in self._host.service.catalog.cluster.partitions:
+            return True
+        partition = self.partition(at)
+        is_served = partition is not None and partition.end is not None
         return is_served or self.obstacle(at) is not None
 
     def settle(self, places: Iterable[Place], timeout_s: float) -> LiftlogError | None:
@@ -550,11 +552,13 @@ class Replicas:
     def obstacle(self, at: Place) -> LiftlogError | None:
         """Why a partition that is led here is not served."""
         replica = self._replicas.get(at)
-        return None if replica is None else replica.shut or replica.obstacle
+        return self._faults.get(at) or (None if replica is None else _why_not_served(replica))
 
     def unserved(self) -> dict[str, str]:
         """The streams of which a log cannot be served here, and why."""
-        found = ((str(replica).partition("/")[0], replica.shut or replica.obstacle) for replica in self.replicas())
+        found = [(str(replica).partition("/")[0], _why_not_served(replica)) for replica in self.replicas()]
+        infos = self._infos
+        found += [(infos[at[0]].name, why) for at, why in list(self._faults.items()) if at[0] in infos]
         return {f"stream {name}": str(why) for name, why in found if why is not None}
 
     def shut(self) -> dict[Place, LiftlogError]:
@@ -796,3 +800,8 @@ def _is_same(before: Assignment | None, assigned: Assignment) -> bool:
         and (before.registration, before.leader_at, before.was_left, before.stage)
         == (assigned.registration, assigned.leader_at, assigned.was_left, assigned.stage)
     )
+
+
+def _why_not_served(replica: PlacedReplica) -> LiftlogError | None:
+    """Why a replica that is led here is not served, as far as it is known."""
+    return replica.shut or replica.obstacle or replica.fault
