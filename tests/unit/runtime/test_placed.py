@@ -802,7 +802,7 @@ def test_a_disk_is_accused_only_of_what_was_in_sync(
 
 
 def test_a_step_out_that_the_process_did_not_live_to_see_puts_the_damaged_log_aside(
-    tmp_path: Path, cluster: Cluster
+    tmp_path: Path, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The command is committed, the process ends, and the next one finds a folder that opens without complaint."""
     at = a_process_that_led(tmp_path, cluster)
@@ -813,6 +813,7 @@ def test_a_step_out_that_the_process_did_not_live_to_see_puts_the_damaged_log_as
         assert two.log(at).state.log_end_offset == 0
         assert Path(f"{tmp_path}/streams/s/i-s/0.aside/partition.json").exists()
         eventually(lambda: "a" in cluster.state(at).opened, what="to say that it is open")
+    assert f"replica.moved_aside folder={tmp_path}/streams/s/i-s/0.aside" in caplog.text
 
 
 def test_a_failed_fsync_that_the_process_did_not_live_to_see_costs_no_log_that_may_lead(

@@ -197,6 +197,7 @@ class Folders:
         if list_segments(self.disk, folder):
             self.disk.remove_tree(folder + ASIDE)
             self.disk.rename(folder, folder + ASIDE)
+            log.warning("replica.moved_aside folder=%s", folder + ASIDE)
         else:
             self._remove(folder)
         self.disk.sync_dir(str(PurePath(folder).parent))

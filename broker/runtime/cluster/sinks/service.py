@@ -252,11 +252,11 @@ class PlacedSinks:
             sinks = self.coordinator()
             rounds = SinkRounds(sinks)
             sinks.forget_signs()
-            if sinks.commits.ledger().unfinished():
-                rounds.recover()
             if self._waits.now_s() - self._swept_s >= self._sweep_s:
                 self._swept_s = self._waits.now_s()
-                rounds.sweep()
+                rounds.sweep()  # it recovers first
+            elif sinks.commits.ledger().unfinished():
+                rounds.recover()
         except (NotLeader, NotReady):
             pass
         except LiftlogError as error:
