@@ -1,6 +1,7 @@
 """From NATS to appended batches, and back to acks. All of it on the intake thread.
 
 answers.py    answers to publishers, made, sent and counted
+beginnings.py  captures that are asked for by other threads, begun together
 captures.py   partitions that are captured one by one, as they are led here
 driver.py     the thread: one NATS connection, and the subscriptions of each stream
 flush.py      from builders to appended batches, and from durable batches to answers

@@ -40,6 +40,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import Config
 from broker.runtime.config.nats_options import connect_options
 from broker.runtime.elapsed import MACHINE, Clocks
+from broker.runtime.intake.beginnings import Beginnings
 from broker.runtime.intake.captures import Attachment, Captures
 from broker.runtime.intake.flush import Flusher, FlushSlot
 from broker.runtime.intake.nats_seam import WideTransport, barrier, make_client
@@ -94,6 +95,7 @@ class IntakeDriver:
             reply_prefixes=self._prefixes,
         )
         self._streams: dict[str, Attachment] = {}
+        self._missing: dict[Attachment, None] = {}  # those of which the connection may lack subscriptions
         self._client: nats.aio.client.Client | None = None
         self._stopping = False
         self._rate = 0.0
@@ -135,6 +137,7 @@ class IntakeDriver:
             take_in_sent=self._take_in_sent,
             takes_all=takes_all,
         )
+        self._beginnings = Beginnings(self._loop, self._captures)
         self._subscribing = asyncio.Lock()
         self._error_shown = ""
         self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
@@ -148,12 +151,12 @@ class IntakeDriver:
 
     def begin(self, info: StreamInfo, partition: Partition) -> Future[None]:
         """Begin to capture one partition that is led here, or go on under altered settings (I1; captures.py)."""
-        return self._call(self._captures.begin(info, partition))
+        return self._beginnings.ask(info, partition)
 
     def end(self, partition: Partition, *, with_sent: bool = False) -> Future[None]:
         """Stop capturing it; done when all that was captured was given to it, and is durable here or refused.
         `with_sent`: what the server has sent by now is captured."""
-        return self._call(self._captures.end(partition, with_sent=with_sent))
+        return self._beginnings.then(lambda: self._call(self._captures.end(partition, with_sent=with_sent)))
 
     def stop(self, timeout_s: float) -> None:
         """Unsubscribe, take in what the server has sent, make it durable, send the acks, close."""
@@ -350,18 +353,27 @@ class IntakeDriver:
 
     # -- streams -----------------------------------------------------------------------------------
 
-    async def _subscribe_missing(self) -> None:
-        """Make the subscriptions that the connection, if there is one, does not have yet; confirm them (I1)."""
+    async def _subscribe_missing(self, of: Sequence[Attachment] | None = None) -> None:
+        """Make the subscriptions that the connection, if there is one, does not have yet; confirm them (I1).
+        `of`: all others have theirs, or are known to lack some. None: any may."""
         async with self._subscribing:
+            self._missing.update(dict.fromkeys(self._streams.values() if of is None else of))
             client = self._client
             if client is None or not client.is_connected:
                 return  # `_stay_connected` and `_on_reconnected` come back here
-            try:
-                for attachment in list(self._streams.values()):
+            failed: list[Exception] = []
+            for attachment in list(self._missing):
+                try:
                     await self._subscribe(client, attachment)
+                    self._missing.pop(attachment, None)
+                except (TimeoutError, OSError, nats.errors.Error) as error:  # it keeps no other from theirs (I4)
+                    failed.append(error)
+            try:
                 await self._until_answered(client)
             except (TimeoutError, OSError, nats.errors.Error) as error:
-                log.warning("intake.subscribe_unconfirmed error=%r", error)
+                failed.append(error)
+            if failed:
+                log.warning("intake.subscribe_unconfirmed error=%r", failed[0])
 
     async def _subscribe(self, client: nats.aio.client.Client, attachment: Attachment) -> None:
         for subject, slots in attachment.subscriptions[len(attachment.sids) :]:
@@ -370,13 +382,22 @@ class IntakeDriver:
             sid = client._sid + 1  # routed before the server hears of it, so that nothing comes unrouted
             self._route(sid, slots, attachment.info)
             attachment.sids.append(sid)
-            subscription = await client.subscribe(subject, queue=attachment.info.settings.group or "")
+            try:
+                subscription = await client.subscribe(subject, queue=attachment.info.settings.group or "")
+            except BaseException:
+                if (
+                    sid not in client._subs and sid in attachment.sids
+                ):  # else it is made, or another connection is there
+                    attachment.sids.remove(sid)
+                    self._intake.unroute(sid)
+                raise
             assert subscription._id == sid, "nats-py counts subscriptions differently"
 
     async def _detach(self, *streams: str) -> None:
         leaving = [self._streams.pop(stream) for stream in streams if stream in self._streams]
         for attachment in leaving:
             attachment.is_detached = True
+            self._missing.pop(attachment, None)
         await self._unsubscribe(leaving)
         removals = [self._flusher.remove(slot) for attachment in leaving for slot in attachment.slots]
         for found in await asyncio.gather(*removals, return_exceptions=True):  # one that fails ends no other

@@ -51,5 +51,5 @@ CHANGED: Final = (
     # intake
     of("gives a stream that is altered another builder", FLUSH, "        slot.builder.alter(\n            **_builder_settings(info),\n        )\n        self._configure(slot, info)\n", "        self._flush(slot, force=True)\n        slot.builder.tag = None\n        slot.builder = self.add(info, slot.partition).builder\n        slot.builder.tag = slot\n        self._configure(slot, info)\n", seed=53, seeds=64),
     of("sorts by the former number", CAPTURES, "                if each not in stays or stays[each].sorted_by != count:", "                if each not in stays:", "            gone += [slot for slot in stays.values() if slot.sorted_by != count]  # E5\n", "", seed=53, seeds=64),
-    of("begins no capture when its session is back", PLACED, "            if self._capturing.is_wanted(partition, assigned.info) != self._capturing.is_begun:", "            if False:", seed=61, seeds=64),
+    of("begins no capture when its session is back", PLACED, "            if self._capturing.is_due(partition, assigned.info):", "            if False:", seed=61, seeds=64),
 )  # fmt: skip

@@ -23,6 +23,7 @@ from broker.api.batch import decode_batch
 from broker.api.stream import settings_from
 from broker.client.nats_connection import flush
 from broker.metadata.catalog import StreamInfo
+from broker.metadata.overlap import subject_of
 from broker.runtime.config.configuration import load
 from broker.runtime.elapsed import MACHINE
 from broker.runtime.intake.driver import IntakeDriver
@@ -199,6 +200,48 @@ def test_many_that_begin_at_once_are_confirmed_together(brokers: tuple[str, Brok
     assert subscriptions_of(a) == 0
 
 
+def test_who_begins_costs_those_nothing_that_have_begun(brokers: tuple[str, Broker, Broker]) -> None:
+    """All were looked at with each: with ten thousand it was a third of a start."""
+    _, a, _ = brokers
+    settings = settings_from({"subject": "w", "partition_by": "subject_suffix", "partitions": PARTITIONS})
+    info = StreamInfo(name="w", incarnation="i", created_us=0, settings=settings)
+    subscribe, asked = a.driver._subscribe, list[int]()
+
+    async def counted(client: Any, attachment: Any) -> None:
+        asked.append(attachment.slots[0].partition.partition)
+        await subscribe(client, attachment)
+
+    a.driver._subscribe = counted  # type: ignore[method-assign]
+    for partition in a.make(info):
+        a.driver.begin(info, partition).result(60)
+    assert asked == list(range(PARTITIONS))
+    assert subscriptions_of(a) == PARTITIONS
+
+
+def test_one_that_cannot_be_subscribed_keeps_no_other_from_it_and_is_tried_again(
+    brokers: tuple[str, Broker, Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`driver.I4`. It was the first one in each later round, too, and no other got its turn."""
+    _, a, _ = brokers
+    settings = settings_from({"subject": "f", "partition_by": "subject_suffix", "partitions": PARTITIONS})
+    info = StreamInfo(name="f", incarnation="i", created_us=0, settings=settings)
+    client: Any = a.driver._client
+    subscribe, fails = client.subscribe, True
+
+    async def failing(subject: str, **options: Any) -> Any:
+        if fails and subject == subject_of(settings, 0):
+            raise nats.errors.BadSubjectError
+        return await subscribe(subject, **options)
+
+    monkeypatch.setattr(client, "subscribe", failing)
+    for partition in a.make(info):
+        a.driver.begin(info, partition).result(60)
+    assert subscriptions_of(a) == PARTITIONS - 1
+    fails = False
+    a.driver._call(a.driver._subscribe_missing([])).result(60)
+    assert subscriptions_of(a) == PARTITIONS
+
+
 async def _all(broker: Broker, info: StreamInfo, partitions: list[Partition]) -> None:
     await asyncio.gather(*(broker.driver._captures.begin(info, partition) for partition in partitions))
 
@@ -295,9 +338,9 @@ def test_a_broker_that_is_alone_asks_the_server_nothing_when_settings_are_altere
     of, captures, asked = alone.make(info), alone.driver._captures, list[str]()
     subscribe = captures._subscribe
 
-    async def counted() -> None:
+    async def counted(of: Any) -> None:
         asked.append("server")
-        await subscribe()
+        await subscribe(of)
 
     try:
         wait([alone.driver.begin(info, partition) for partition in of])

@@ -306,7 +306,7 @@ def test_what_came_before_the_server_confirmed_is_given_to_the_partition_at_once
         broker = Led(implementation, appender, pool)
         broker.change(partitions=5, linger_ms=10_000)
 
-        async def subscribe() -> None:
+        async def subscribe(_: object) -> None:
             broker.receive(hmsg("s.1", VALUE, ("Liftlog-Key", key.decode()), sid=3))
             assert broker.partitions["s"][0].log.state.log_end_offset == 0, "it lingers"
 

@@ -82,8 +82,8 @@ class Capturing:
 
     @property
     def is_begun(self) -> bool:
-        """Whether messages are captured, or are about to be. False: it is to be begun, or is to be tried again."""
-        return self._captured is not None and not self._is_due_again()
+        """Whether messages are captured, or are about to be."""
+        return self._captured is not None
 
     @property
     def has_failed(self) -> bool:
@@ -101,6 +101,11 @@ class Capturing:
     def is_wanted(self, partition: ReplicatedPartition, info: StreamInfo) -> bool:
         """Whether the messages of a partition are to be captured now."""
         return partition.leads and not info.paused and self._host.has_session()
+
+    def is_due(self, partition: ReplicatedPartition, info: StreamInfo) -> bool:
+        """Whether a turn is to begin or end it."""
+        is_wanted = self.is_wanted(partition, info)
+        return is_wanted != self.is_begun or (is_wanted and self._is_due_again())
 
     def see_to(self, partition: ReplicatedPartition, info: StreamInfo) -> None:
         """Begin or end the capture, as the partition's role and its stream are now. The partition goes by `info`."""

@@ -314,7 +314,7 @@ class PlacedReplica:
                     self.step_out("fsync", life)
                 elif self.is_damaged and may_go and self._is_beyond_mending(partition):
                     self.step_out("damage", life)
-            if self._capturing.is_wanted(partition, assigned.info) != self._capturing.is_begun:
+            if self._capturing.is_due(partition, assigned.info):
                 self._turns.ask()
         if self._is_unfinished and now_ms - self._tried_ms >= self._again_ms:
             self._tried_ms = now_ms
