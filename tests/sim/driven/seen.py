@@ -471,6 +471,10 @@ class Seen:
         if partition is None or log is None or not log.state.log_start_offset < start <= log.state.high_watermark:
             answer("no")  # beyond that less is trimmed than was asked for
             return
+        floor = partition.replica.floor()
+        if floor is not None and floor < start:  # so it is where sinks have staged
+            answer("no")
+            return
         epoch = partition.leader_epoch
         self._note(f"is asked to let go of all below {start}, and is committed up to {log.state.high_watermark}")
         self.checker.trim_asked(self, start)
