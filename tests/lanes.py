@@ -22,6 +22,7 @@ END_TO_END: Final = (
     # damage, which the others of its file walk through
     "tests/unit/link/test_mending.py::test_all_three_are_damaged_at_different_places",
     "tests/unit/link/test_mending.py::test_all_are_damaged_in_the_same_place_and_each_stays",
+    "tests/unit/storage/test_following.py::test_a_replica_without_its_checkpoint_says_so_at_each_open",
     # what a person meets first: Spark reads and writes streams, and reads them whole
     "tests/examples/test_quickstart.py::test_spark_and_pandas_agree_and_nothing_is_left",
     # the house
@@ -39,18 +40,28 @@ SEARCHED_IN_SHARDS: Final = (
         f"tests/unit/{each}.py"
         for each in (
             "client/test_client_doubt",
+            "client/test_client_gathering",
             "client/test_client_hostile",
+            "client/test_client_json",
+            "cluster/test_rescue_folders",
             "link/test_faults",
             "link/test_mending",
             "runtime/test_called_certificates",
+            "runtime/test_encrypted_killed",
+            "runtime/test_log_ends",
             "serving/test_fuzz",
+            "storage/test_following",
+            "storage/test_giving_up",
             "storage/test_mending",
+            "storage/test_picking",
+            "storage/test_repair",
+            "storage/test_write_again",
         )
     ),
 )
-"""How paths begin of tests that search by seeds, or walk through every place where an answer, a disk or a connection
-may fail. They run in their shards: with them the first lane took ten minutes on a slow machine, and its limit is that
-with the install."""
+"""How paths begin of tests that search by seeds, compare many random cases, or walk through every place where an
+answer, a disk or a connection may fail. They run in their shards: with them the first lane took ten minutes on a slow
+machine, and its limit is that with the install."""
 FITS: Final = ("tests/sim/test_evidence.py", "tests/sim/test_mutants.py")
 """Files among them that say whether mistakes and evidence fit the code: whoever changes the code has to know."""
 
