@@ -74,6 +74,10 @@ class ScriptedCatalog:
     def subscribe(self, callback: Callable[[], None]) -> None:
         with self._lock:
             self.callbacks.append(callback)
+        self.call_again(callback)
+
+    def call_again(self, callback: Callable[[], None]) -> None:
+        with self._lock:
             self.touched = None
             callback()
 

@@ -53,6 +53,10 @@ class CatalogService(Protocol):
         """Call back after each command that was applied, in order, on a thread that must not wait for a disk."""
         ...
 
+    def call_again(self, callback: Callable[[], None]) -> None:
+        """Call one of `subscribe` once more soon, and tell it that all may have changed. Raises LiftlogError: never."""
+        ...
+
 
 class FollowerDriver(Protocol):
     """Drives the core of a follower over one log. Each call but `tick` comes from one turn at a time.

@@ -1321,3 +1321,24 @@ def test_replicas_that_are_opened_together_are_reported_together(one: Node, clus
     eventually(lambda: all("a" in cluster.state(at).opened for at in places), what="all to be reported")
     told = [command["replicas"] for command in cluster.sent if command["kind"] == "report_opened"]
     assert [len(replicas) for replicas in told] == [1, len(places) - 1]
+
+
+def test_a_log_that_was_found_stays_found_where_its_replica_could_not_be_made(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """V9. It was moved aside, and an in-sync replica had a new, empty log."""
+    at = a_process_that_led(tmp_path, cluster)
+    real, tries = PlacedReplica.__init__, []
+
+    def init(self: PlacedReplica, *args: Any, **options: Any) -> None:
+        tries.append(self)
+        if len(tries) == 1:
+            raise MemoryError
+        real(self, *args, **options)
+
+    monkeypatch.setattr(PlacedReplica, "__init__", init)
+    with node(tmp_path, cluster, "p2") as two:
+        two.start()
+        assert two.log(at).state.log_end_offset == 1
+    assert "replica.unknown" not in caplog.text
+    assert not list(tmp_path.rglob("*.aside"))

@@ -572,3 +572,146 @@ def test_a_folder_that_cannot_be_removed_is_tried_again_more_and_more_rarely(
         catalog.apply(kind="delete_stream", name="s")
         eventually(lambda: one.replicas.replica(at) is None or one.placed(at).is_gone, what="to be gone")
     assert tries == [1, 2, 4, 8, 16]
+
+
+def test_an_assignment_with_a_fault_of_ours_is_redone_also_where_nothing_changes(
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`replicas.G15`. A broker that is alone may see no change for days, and did not serve it meanwhile."""
+    a_former_life(tmp_path, catalog)
+    real, tries = PlacedReplica.assign, []
+
+    def assign(self: PlacedReplica, *args: Any, **options: Any) -> None:
+        if self.at == AT:
+            tries.append(self)
+            if len(tries) < 3:
+                raise RuntimeError("made to fail")
+        real(self, *args, **options)
+
+    monkeypatch.setattr(PlacedReplica, "assign", assign)
+    with alone(tmp_path, catalog, "p2") as two:
+        two.start()
+        append(two.leading(AT))
+        assert two.log(AT).state.log_end_offset == 2
+        eventually(lambda: not two.replicas.unserved(), what="to be forgotten")
+        assert len(tries) == 3, "it is not assigned again without need"
+
+
+def test_a_change_that_was_not_looked_at_is_looked_at_again(
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, where it is known of no partition."""
+    real, fails = Replicas._places_of, [True]
+
+    def places_of(self: Replicas, touched: Any) -> set[Place]:
+        if fails and fails.pop():
+            raise RuntimeError("made to fail")
+        return real(self, touched)
+
+    with alone(tmp_path, catalog, "p1") as one:
+        one.start()
+        monkeypatch.setattr(Replicas, "_places_of", places_of)
+        with pytest.raises(RuntimeError):
+            create(catalog, "s")
+        append(one.leading(AT))
+
+
+def test_a_removal_that_met_a_fault_of_ours_is_done_again(
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V3. It was forgotten: the folder stayed, and so did what the catalog knew of it, until the next start."""
+    real, tries = Folders.remove, []
+
+    def remove(self: Folders, *args: Any) -> None:
+        tries.append(args)
+        if len(tries) == 1:
+            raise RuntimeError("made to fail")
+        real(self, *args)
+
+    monkeypatch.setattr(Folders, "remove", remove)
+    with alone(tmp_path, catalog, "p1") as one:
+        one.start()
+        [at] = create(catalog, "s")
+        append(one.leading(at))
+        catalog.apply(kind="delete_stream", name="s")
+        eventually(lambda: not catalog.catalog.deleted, what="the catalog to forget it")
+        assert not (tmp_path / "streams/s").exists()
+        assert not one.replicas.unserved()
+
+
+def test_a_log_is_closed_also_where_what_is_done_before_meets_a_fault_of_ours(
+    tmp_path: Path, catalog: ScriptedCatalog
+) -> None:
+    """Its files stayed open, and took their room on the disk, until the broker stopped."""
+    with alone(tmp_path, catalog, "p1") as one:
+        faults = [True]
+
+        def closing(partition: ReplicatedPartition) -> None:
+            if faults and faults.pop():
+                raise RuntimeError("made to fail")
+
+        one.replicas = Replicas(replace(one.host, closing=closing), "p1")
+        one.start()
+        [at] = create(catalog, "s")
+        log = one.leading(at).log
+        catalog.apply(kind="delete_stream", name="s")
+        eventually(lambda: not catalog.catalog.deleted, what="the catalog to forget it")
+        assert log.state.is_closed
+
+
+def test_a_deleted_stream_whose_folder_stays_is_none_that_is_not_served(
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`/readyz` named it until the folder could be removed, be it that there was another stream of its name."""
+    damaged(a_former_life(tmp_path, catalog))
+    real, goes, tries = Folders.remove, threading.Event(), []
+
+    def remove(self: Folders, *args: Any) -> None:
+        tries.append(args)
+        if not goes.is_set():
+            raise PermissionError(13, "made to fail")
+        real(self, *args)
+
+    monkeypatch.setattr(Folders, "remove", remove)
+    with alone(tmp_path, catalog, "p2") as two:
+        two.start()
+        assert list(two.replicas.unserved()) == ["stream s"]
+        catalog.apply(kind="delete_stream", name="s")
+        eventually(lambda: tries, what="a try")
+        assert not two.replicas.unserved()
+        catalog.apply(
+            kind="create_stream",
+            name="s",
+            incarnation="i-s2",
+            created_us=1,
+            settings={"subject": None, "partitions": 1},
+            replication_factor=1,
+        )
+        append(two.leading(("i-s2", 0)))
+        assert not two.replicas.unserved()
+        goes.set()
+        eventually(lambda: not catalog.catalog.deleted, what="the catalog to forget it")
+        append(two.leading(("i-s2", 0)))
+
+
+@pytest.mark.parametrize("fault", [ValueError, RuntimeError])
+def test_a_capture_that_could_not_even_be_asked_for_is_asked_for_again(
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
+) -> None:
+    """V14. It was taken for begun: all was well by `/readyz`, and nobody captured anything."""
+    real, calls = Recorded.begin, []
+
+    def begin(self: Recorded, info: StreamInfo, partition: ReplicatedPartition) -> Future[None]:
+        calls.append(partition)
+        if len(calls) == 1:
+            raise fault("made to fail")
+        return real(self, info, partition)
+
+    monkeypatch.setattr(Recorded, "begin", begin)
+    with alone(tmp_path, catalog, "p1") as one:
+        one.start()
+        create(catalog, "s")
+        eventually(lambda: one.recorded.begun, what="the capture")
+        append(one.leading(AT))
+        eventually(lambda: one.placed(AT).is_at_rest, what="to be at rest")
+        assert not one.replicas.unserved()

@@ -86,6 +86,14 @@ class Catalogs:
         """Call back after each change that was applied here, in order, on the Raft thread; and once soon, for what is
         there. It must not wait (V3)."""
         self._callbacks = (*self._callbacks, callback)
+        self.call_again(callback)
+
+    def call_again(self, callback: Callable[[], None]) -> None:
+        """Call one of `subscribe` once more soon, and tell it that all may have changed (V7).
+
+        Raises:
+            NotReady, Overloaded: it is not called.
+        """
         self._thread.do(lambda _: self._call_first(callback))
 
     def execute(

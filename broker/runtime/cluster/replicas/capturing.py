@@ -113,13 +113,16 @@ class Capturing:
         if not self.is_wanted(partition, info):
             self.end()
         elif self._captured != (partition, epoch, info) or self._is_due_again():
-            self._captured, self._again_at_ms = (partition, epoch, info), None
-            if host.capture is not None:
+            captured = partition, epoch, info
+            if host.capture is None:
+                self._captured = captured
+            else:
                 with suppress(RuntimeError):  # the broker stops
                     with self._lock:  # V11
                         if self._was_removed():
                             return
                         begun = host.capture.begin(info, partition)
+                    self._captured, self._again_at_ms = captured, None  # now: else it is asked for again (V14)
                     begun.add_done_callback(lambda done: self._serve(partition, epoch, info, done))
         if partition.leads and (host.capture is None or info.paused) and self.may_alter(info):
             self._serve(partition, epoch, info)

@@ -25,9 +25,9 @@ V8  A log that a process finds at its start is the replica's only if the catalog
     moved away, its broker was removed, and the others have let go since of what would come back with it. Where there
     are no others it is the stream's all the same, whenever it is found: the catalog was restored from before it had
     heard of the log, or of the partition.
-V9  A fault of ours in a turn is followed by another turn, and is why nothing is served meanwhile. A log that was found
-    stays found until it is taken: with a new log in its place an in-sync replica would lead with nothing, and the
-    others would cut all that they have.
+V9  A fault of ours in a turn is followed by another turn, and is why nothing is served meanwhile; a removal is done
+    again. A log that was found stays found until it is taken: with a new log in its place an in-sync replica would lead
+    with nothing, and the others would cut all that they have.
 V10  A replica that the catalog knows no other of does with its log what a broker does that is alone: what is damaged is
     lost, and told; acknowledged records behind it stay, with their offsets; and they are read. It stops doing so before
     it leads, or follows, in the epoch in which there are others.
@@ -390,11 +390,13 @@ class PlacedReplica:
         if was_removed or (assigned is not None and assigned.was_left and not self.is_fresh):  # V3
             try:
                 self._leave()
-            except OSError as error:
-                log.warning("replica.folder_left partition=%s error=%s", self, error)
-                self._wait_longer()
+            except Exception as error:
                 with self._lock:
                     self._was_removed = self._is_unfinished = True
+                if not isinstance(error, OSError):  # V9
+                    raise
+                log.warning("replica.folder_left partition=%s error=%s", self, error)
+                self._wait_longer()
                 return
         if assigned is None:
             return
@@ -638,6 +640,19 @@ class PlacedReplica:
 
     def _close(self, *, clean: bool) -> None:
         partition, self.partition = self.partition, None
+        opened = self._found if partition is None else partition.log
+        self._found = None
+        try:
+            self._let_go_of(partition)
+        finally:  # V9
+            if opened is not None:
+                try:
+                    opened.close(clean=clean)
+                except (LiftlogError, OSError) as error:
+                    log.info("partition.close_failed partition=%s error=%s", self, error)
+
+    def _let_go_of(self, partition: ReplicatedPartition | None) -> None:
+        """Whoever is at its log."""
         mending, self.mending = self.mending, None
         if mending is not None:
             mending.close()
@@ -653,13 +668,6 @@ class PlacedReplica:
         self._follower = self._following = None
         self._effects.end()
         self._begin_life()
-        opened = self._found if partition is None else partition.log
-        self._found = None
-        if opened is not None:
-            try:
-                opened.close(clean=clean)
-            except (LiftlogError, OSError) as error:
-                log.info("partition.close_failed partition=%s error=%s", self, error)
 
     def _leave(self) -> None:
         """No replica is to be here any more (V3). OSError passes through."""

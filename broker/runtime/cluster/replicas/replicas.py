@@ -28,7 +28,8 @@ G14  Nobody steps out for damage while no other replica could lead, or none of w
     (`heard.D2`). That is judged each time that it is asked for.
 G15  A command costs what it changes: only partitions that it has touched are looked at. All are where something has
     changed that any may depend on: which brokers there are and where they answer, this one's registration, a rescue, or
-    the catalog as a whole. So it is after a fault of ours.
+    the catalog as a whole. So it is after a fault of ours: all are looked at again soon, and then more and more rarely,
+    also where nothing changes.
 G16  Time costs the broker the same however many replicas it has: a round ticks `TICKED_AT_ONCE` of them, in turn. It
     ticks all where something has changed that they do not hear of otherwise (`look`), and while the broker stops. Where
     there are no others, time changes little for a replica: a round ticks those that have something to try again, or are
@@ -60,6 +61,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -86,7 +88,7 @@ from broker.replication.messages import Incarnation
 from broker.runtime.cluster.asks import Asks, BatchedAsks
 from broker.runtime.cluster.replicas.isr_changes import IsrChanges
 from broker.runtime.cluster.replicas.mending import Mender
-from broker.runtime.cluster.replicas.placed import Assignment, PlacedReplica, Stepping, tell_shut
+from broker.runtime.cluster.replicas.placed import AGAIN_MS, SELDOM_MS, Assignment, PlacedReplica, Stepping, tell_shut
 from broker.runtime.cluster.wiring import Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
@@ -153,6 +155,8 @@ class Replicas:
         self._leftovers: frozenset[Place] = frozenset()
         self._shared: _Shared | None = None  # as of the last look; None: all are to be looked at
         self._faults: dict[Place, LiftlogError] = {}  # of ours, in what was assigned last
+        self._is_well = True  # the last look met no fault of ours (G15)
+        self._looks_again_ms, self._look_ms = 0, AGAIN_MS  # after one: when, and after how long then
         self._infos: dict[str, StreamInfo] = {}  # of all streams, by incarnation
         self._growing: set[str] = set()  # incarnations of those that are about to have more partitions
         self._registration = 0
@@ -337,14 +341,22 @@ class Replicas:
     # -- the catalog's thread (G2) ---------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """G2, G15."""
+        """G2."""
+        is_well = False
+        try:
+            is_well = self._take_in_change()
+        finally:
+            self._is_well = is_well
+
+    def _take_in_change(self) -> bool:
+        """G15. Returns whether there was no fault of ours."""
         catalog, touched = self._host.service.catalog, self._host.service.touched
         own = catalog.brokers.get(self._host.me)
         if self._has_stopped:
-            return
+            return True
         if own is None or own.incarnation != self._process:
             self._shared = None
-            return  # G1
+            return True  # G1
         cluster = catalog.cluster
         shared = _Shared(
             own.registration, {b: info.http for b, info in catalog.brokers.items()}, cluster.rescue is None
@@ -372,10 +384,12 @@ class Replicas:
         if growing:
             self._loop.wake()
         self._drop_gone()
-        if not self._has_named_unknown and cluster.rescue is None and not self._has_stopped:  # else not all are taken
+        are_taken = cluster.rescue is None and not faults and not self._has_stopped
+        if are_taken and not self._has_named_unknown:
             self._has_named_unknown = True
             self._name_unknown()
         self._shared = None if faults else shared
+        return not faults
 
     def _places_of(self, touched: Touched) -> set[Place]:
         """The partitions of which something may be new, by what has changed in the catalog."""
@@ -445,9 +459,9 @@ class Replicas:
         self._seen[at] = assigned  # now: after a fault of ours it is assigned again (G15)
 
     def _add(self, at: Place, name: str) -> PlacedReplica:
-        shut_name, shut = self._shut.pop(at, (name, None))
-        found_name, found = self._found.pop(at, (shut_name, None))
-        replica = self._replicas[at] = PlacedReplica(
+        shut_name, shut = self._shut.get(at, (name, None))
+        found_name, found = self._found.get(at, (shut_name, None))
+        replica = PlacedReplica(
             self._host,
             at,
             found_name,
@@ -460,6 +474,9 @@ class Replicas:
             is_old=at in self._old,
             shut=shut,
         )
+        self._replicas[at] = replica
+        self._shut.pop(at, None)
+        self._found.pop(at, None)  # now: after a fault of ours it is found again (`placed.V9`)
         return replica
 
     def open_again(self, incarnation: str | None = None) -> list[Future[None]]:
@@ -556,8 +573,9 @@ class Replicas:
 
     def unserved(self) -> dict[str, str]:
         """The streams of which a log cannot be served here, and why."""
-        found = [(str(replica).partition("/")[0], _why_not_served(replica)) for replica in self.replicas()]
-        infos = self._infos
+        infos, placed = self._infos, self._host.service.catalog.cluster.partitions
+        there = [each for each in self.replicas() if each.at in placed]  # else it is deleted, and its folder stays
+        found = [(str(each).partition("/")[0], _why_not_served(each)) for each in there]
         found += [(infos[at[0]].name, why) for at, why in list(self._faults.items()) if at[0] in infos]
         return {f"stream {name}": str(why) for name, why in found if why is not None}
 
@@ -590,10 +608,20 @@ class Replicas:
             self._confirm_deleted()
             self._confirm_partitions(now_ms)
             self._report_logs()
+            self._look_again(now_ms)
         except Exception:
             log.exception("replica.round_bug")
             is_gathering = False
         return (GATHER_MS if is_gathering else max(0, TICK_MS - (now_ms - self._ticked_ms))) / 1000
+
+    def _look_again(self, now_ms: int) -> None:
+        """G15."""
+        if self._is_well:
+            self._look_ms = AGAIN_MS
+        elif now_ms >= self._looks_again_ms:
+            self._looks_again_ms, self._look_ms = now_ms + self._look_ms, min(2 * self._look_ms, SELDOM_MS)
+            with suppress(LiftlogError):  # too many wait for the catalog's thread, or the broker stops
+                self._host.service.call_again(self._changed)
 
     def _tick(self, now_ms: int, *, is_of_all: bool) -> None:
         """G16."""
