@@ -115,6 +115,7 @@ class IntakeDriver:
             ),
             0,
         )
+        self._asked: dict[tuple[str, str], dict[int, str]] = {}  # subject, group -> number -> stream (I7)
         self._refused_sids: set[int] = set()  # I7
         self._refused_ack: tuple[float, MissingRight] | None = None  # the last one, and when
         self._acks_shown = (-REFUSED_INTERVAL_S, 0)  # when, and how many there were
@@ -175,7 +176,7 @@ class IntakeDriver:
         """A sentence for each subject, or each of one stream, that the server does not let us subscribe to (I7)."""
         refused = set(self._refused_sids)
         return [
-            f"{_refusal(each, subject)}: stream {each.info.name!r} captures nothing there"
+            f"{MissingRight('subscribe', *_asked_for(each, subject))}: stream {each.info.name!r} captures nothing there"
             for each in (list(self._streams.values()) if refused else ())
             if stream in (None, each.info.name)
             for sid, (subject, _) in zip(list(each.sids), each.subscriptions, strict=False)
@@ -256,6 +257,7 @@ class IntakeDriver:
                 self._client = client
                 for attachment in self._streams.values():  # their numbers begin anew
                     self._unroute(attachment)
+                self._asked.clear()  # also of those that have ended meanwhile
                 await self._subscribe_missing()
             except Exception as error:  # whatever it is (nkeys has errors of its own): this task must not end
                 self.state = f"cannot connect: {error or type(error).__name__}"
@@ -302,13 +304,12 @@ class IntakeDriver:
 
     def _note_refused(self, refusal: MissingRight) -> None:
         """I7."""
-        if refusal.does == "subscribe":
-            for attachment in self._streams.values():
-                for sid, (subject, _) in zip(attachment.sids, attachment.subscriptions, strict=False):
-                    if sid not in self._refused_sids and _refusal(attachment, subject) == refusal:
-                        self._refused_sids.add(sid)
-                        name, group = attachment.info.name, refusal.group
-                        log.error("intake.not_captured stream=%s subject=%s group=%s", name, subject, group)
+        if refusal.does == "subscribe":  # there may be thousands: who is meant is not looked for among all
+            subject, group = refusal.subject, refusal.group
+            for sid, name in self._asked.get((subject, group), {}).items():
+                if sid not in self._refused_sids:
+                    self._refused_sids.add(sid)
+                    log.error("intake.not_captured stream=%s subject=%s group=%s", name, subject, group)
             return
         self.counts["acks_refused"] += 1
         now_s, (shown_s, count) = self._clocks.now_s(), self._acks_shown
@@ -382,6 +383,7 @@ class IntakeDriver:
             sid = client._sid + 1  # routed before the server hears of it, so that nothing comes unrouted
             self._route(sid, slots, attachment.info)
             attachment.sids.append(sid)
+            self._asked.setdefault(_asked_for(attachment, subject), {})[sid] = attachment.info.name
             try:
                 subscription = await client.subscribe(subject, queue=attachment.info.settings.group or "")
             except BaseException:
@@ -389,7 +391,7 @@ class IntakeDriver:
                     sid not in client._subs and sid in attachment.sids
                 ):  # else it is made, or another connection is there
                     attachment.sids.remove(sid)
-                    self._intake.unroute(sid)
+                    self._forget(sid, _asked_for(attachment, subject))
                 raise
             assert subscription._id == sid, "nats-py counts subscriptions differently"
 
@@ -454,10 +456,17 @@ class IntakeDriver:
         await barrier(client, CONFIRM_TIMEOUT_S)
 
     def _unroute(self, attachment: Attachment) -> None:
-        for sid in attachment.sids:
-            self._intake.unroute(sid)
-            self._refused_sids.discard(sid)
+        for sid, (subject, _) in zip(attachment.sids, attachment.subscriptions, strict=False):
+            self._forget(sid, _asked_for(attachment, subject))
         attachment.sids.clear()
+
+    def _forget(self, sid: int, asked: tuple[str, str]) -> None:
+        self._intake.unroute(sid)
+        self._refused_sids.discard(sid)
+        others = self._asked.get(asked, {})
+        others.pop(sid, None)
+        if not others:
+            self._asked.pop(asked, None)
 
     async def _drain(self, timeout_s: float) -> None:
         self._stopping = True
@@ -553,9 +562,9 @@ def _load(implementation: str) -> ModuleType:
         ) from error
 
 
-def _refusal(attachment: Attachment, subject: str) -> MissingRight:
-    """What the server says if it does not let us make this subscription."""
-    return MissingRight("subscribe", subject, attachment.info.settings.group or "")
+def _asked_for(attachment: Attachment, subject: str) -> tuple[str, str]:
+    """What the server names if it does not let us make this subscription: subject and queue group."""
+    return subject, attachment.info.settings.group or ""
 
 
 async def _set(event: asyncio.Event) -> None:

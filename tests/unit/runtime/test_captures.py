@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -26,6 +27,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.metadata.overlap import subject_of
 from broker.runtime.config.configuration import load
 from broker.runtime.elapsed import MACHINE
+from broker.runtime.intake.captures import Attachment
 from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
@@ -240,6 +242,50 @@ def test_one_that_cannot_be_subscribed_keeps_no_other_from_it_and_is_tried_again
     fails = False
     a.driver._call(a.driver._subscribe_missing([])).result(60)
     assert subscriptions_of(a) == PARTITIONS
+
+
+def test_who_is_refused_is_found_without_a_look_at_all_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`driver.I4`. Each refusal looked at all: with two thousand the loop stood for 20 s, and took no message in."""
+    count = 40
+    monkeypatch.setattr(sys.modules[__name__], "PARTITIONS", count)
+    reads, real = [0], Attachment.subscriptions.fget  # type: ignore[attr-defined]
+
+    def counted(self: Attachment) -> Any:
+        reads[0] += 1
+        return real(self)
+
+    rights = 'authorization { users: [{user: a, password: b, permissions: {subscribe: {deny: ["r.>"]}}}] }\n'
+    server = NatsServer(tmp_path, config=rights + "no_auth_user: a").start()
+    pool, loop = SyncPool(2), asyncio.new_event_loop()
+    with ThreadPoolExecutor(1) as appender:
+        broker = Broker(server.url, pool, appender, loop)
+        driver = broker.driver
+        driver.start()
+        eventually(lambda: driver.state == "connected")
+        settings = settings_from({"subject": "r", "partition_by": "subject_suffix", "partitions": count})
+        info = StreamInfo(name="r", incarnation="i", created_us=0, settings=settings)
+        partitions = broker.make(info)
+        monkeypatch.setattr(Attachment, "subscriptions", property(counted))
+        wait([driver.begin(info, partition) for partition in partitions])
+        assert reads[0] < 10 * count
+        assert len(driver.not_captured("r")) == count - 1, "all but partition 0"
+        driver.end(partitions[1]).result(60)
+        assert len(driver.not_captured("r")) == count - 2
+        driver.begin(info, partitions[1]).result(60)
+        assert len(driver.not_captured("r")) == count - 1, "it is refused anew"
+        server.kill9()
+        eventually(lambda: driver.state != "connected")
+        assert not driver._refused_sids
+        server.start()
+        eventually(lambda: driver.counts["reconnects"] and len(driver.not_captured("r")) == count - 1)
+        wait([driver.end(partition) for partition in partitions])
+        assert not driver._asked
+        driver.stop(20)
+    pool.close()
+    loop.close()
+    server.stop()
 
 
 async def _all(broker: Broker, info: StreamInfo, partitions: list[Partition]) -> None:
