@@ -10,7 +10,7 @@ K2  A rewrite replaces the file atomically, so a crash leaves the old or the new
 K3  A command that is answered with an error has no effect later, either. The rest of its line is cut
     off, durably, before the error is told. Where that fails too the error says so (`sent`):
     whether the next start finds the command is not known. Until the file is whole again every
-    command is refused, and each tries to mend it.
+    command is refused, and each tries to mend it; so does `mend`, as no other command may follow.
 K4  After a failed fsync the file is not asked again. Linux tells the error once, marks the pages
     clean and may keep or drop them: a later fsync of the same file succeeds and says nothing of
     them. All that was answered is in memory, so it is written to a new file.
@@ -149,6 +149,15 @@ class CatalogStore:
         result = self.catalog.apply(command)
         self._renew_if_long()
         return result
+
+    def mend(self) -> None:
+        """Make the file whole, if it is not and the disk takes it (K3)."""
+        with self._lock:
+            if self._is_whole:
+                return
+            with suppress(OSError):
+                self._renew(frees=True)
+                log.info("catalog.mended path=%s", self._path)
 
     def close(self) -> None:
         """Close the file; there is nothing to flush."""

@@ -463,3 +463,28 @@ def test_a_broken_catalog_is_no_start(plane_of: Callable[..., LocalPlane]) -> No
     disk.flip(PATH, 100)
     with pytest.raises(LiftlogError):
         plane_of(disk)
+
+
+def test_a_deletion_that_is_in_doubt_is_undone_soon_also_where_no_command_follows(
+    plane_of: Callable[..., LocalPlane],
+) -> None:
+    """K3. The broker goes on and takes records of that stream. The next start would find it deleted, with all of them,
+    however long after, if nobody changed anything meanwhile."""
+    disk, now = new_disk(), Time()
+    kept(disk)
+    sound = {"i-s": [0, 1], "i-t": [0]}
+    plane = plane_of(disk, now_ms=now)
+    begin(plane, sound)
+    for call in ("sync", "truncate", "create"):
+        disk.fail(call, errno.EIO, path=CATALOG_FILE, times=1_000_000)
+    with pytest.raises(StorageFailed) as caught:
+        plane.service.execute({"v": 1, "kind": "delete_stream", "name": "t"})
+    assert caught.value.sent
+    assert "t" in plane.service.catalog.streams
+    disk.heal()
+
+    def is_undone() -> bool:
+        now.ms += MEMBERS_MS
+        return all("t" in kept_by(found).streams for found in (disk.after_kill(), *map(disk.after_crash, MODES)))
+
+    eventually(is_undone, what="the file to be as it was answered")

@@ -16,6 +16,8 @@ L6  A command with an end is carried out before that, or never (`service.V5`), h
     written by then it is taken back (`catalog_store.K7`). There is one try: nobody else could carry it out.
 L7  A fault of ours that leaves a command half done ends the process (`catalog_store.K8`), as one of a Raft node does
     (`thread.T3`). The next start reads what there is.
+L8  What a command in doubt has left in the file is undone soon, also where no other follows (`catalog_store.K3`): a
+    deletion would take what was acknowledged since with it, at the next start.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ LEVEL: Final = 16
 `Cluster.knows` whether it may do what is new, and has that stop an earlier one (`catalog_store.K6`). Where nothing new
 has come there is a way back."""
 MEMBERS_MS: Final = 500
-"""Between two looks at the members of groups."""
+"""Between two looks at the members of groups, and at the file."""
 TICK_S: Final = 0.25
 """So long the thread sleeps where nobody wakes it."""
 REGISTERED_S: Final = 3_600.0
@@ -164,7 +166,7 @@ class LocalPlane:
     def start(self) -> None:
         """Take commands."""
         self._looked_ms = self._now_ms()
-        self._thread.each_tick(self._look_at_members)
+        self._thread.each_tick(self._look)
         self._thread.start(self._node)
 
     def register(
@@ -280,7 +282,7 @@ class LocalPlane:
         with self._lock:
             self._heard[group, member] = session
 
-    def _look_at_members(self, node: LocalNode) -> None:
+    def _look(self, node: LocalNode) -> None:
         now_ms = self._now_ms()
         if not self.registration:  # nobody is answered yet, and logs may be long to open
             self._looked_ms = now_ms
@@ -291,6 +293,7 @@ class LocalPlane:
         if (hung_ms := now_ms - self._looked_ms - 2 * MEMBERS_MS) > 0:
             self._lives.hung(hung_ms, now_ms)
         self._looked_ms = now_ms
+        node.store.mend()  # L8
         for (group, member), session in heard.items():
             self._lives.heard(group, member, session, now_ms)
         for group, members in self._lives.lapsed(self.service.catalog.groups, now_ms).items():
