@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,11 +41,13 @@ from broker.runtime.cluster.broker import ClusterBroker
 from broker.runtime.cluster.control import PlacedControl
 from broker.runtime.cluster.offsets import PlacedConsumers
 from broker.runtime.cluster.operating.samples import cluster_samples
+from broker.runtime.cluster.replicas import capturing
 from broker.runtime.cluster.replicas import replicas as replicas_module
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.config.configuration import load
+from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
-from tests.support.placed import Cluster, Node, ScriptedCatalog, node
+from tests.support.placed import Cluster, Node, Recorded, ScriptedCatalog, node
 from tests.support.processes import eventually
 from tests.unit.runtime.test_partition import Waiter, rows
 from tests.unit.runtime.test_placed import append, make_leader, taken
@@ -748,3 +751,58 @@ def test_a_producer_that_has_just_registered_again_is_not_known_here_yet() -> No
     catalog.apply({"v": 1, "kind": "forget_producer", "name": "p"})
     with pytest.raises(UnknownProducer, match="deleted"):
         ClusterBroker.check_producer(behind, 1, 1)
+
+
+def test_a_leader_whose_capture_could_not_begin_does_not_know_of_more_partitions(
+    one: Node, cluster: Cluster, control: PlacedControl, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`growth.G1`. It said that it takes in messages under the new number, and took them in under the former one: each
+    was refused once the new one counted, and a publisher who awaits no ack heard nothing of it."""
+    monkeypatch.setattr(control_module, "DONE_S", 0.3)
+    monkeypatch.setattr(capturing, "AGAIN_MS", 20)
+    [led] = cluster.create("s")
+    make_leader(cluster, led)
+    one.leading(led)
+    real, fails, tries = Recorded.begin, threading.Event(), []
+    fails.set()
+
+    def begin(self: Recorded, info: StreamInfo, partition: ReplicatedPartition) -> Future[None]:
+        if not fails.is_set():
+            return real(self, info, partition)
+        tries.append(partition)
+        failed: Future[None] = Future()
+        failed.set_exception(RuntimeError("made to fail"))
+        return failed
+
+    monkeypatch.setattr(Recorded, "begin", begin)
+    run(control.add_partitions("s", 2))
+    cluster.opened((led[0], 1), "b", "c")
+    eventually(lambda: tries.count(one.partition(led)) == 3, what="the third try")
+    assert led not in cluster.catalog.cluster.confirmed
+    assert one.partition(led).serves, "clients are answered all the same"
+    fails.clear()
+
+    def are_two() -> bool:
+        confirm_elsewhere(cluster, "s", 2, "b", "c")
+        return cluster.catalog.streams["s"].settings.partitions == 2
+
+    eventually(are_two, what="all confirmations")
+
+
+def test_a_capture_that_has_begun_serves_also_where_its_word_meets_a_fault_of_ours(
+    one: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`capturing.V14`. It was lost in a callback: a leader that took in messages served nobody, for good."""
+    monkeypatch.setattr(capturing, "AGAIN_MS", 20)
+    real, fails = ReplicatedPartition.serve, [True]
+
+    def serve(self: ReplicatedPartition, *args: Any) -> None:
+        if fails and fails.pop():
+            raise MemoryError
+        real(self, *args)
+
+    monkeypatch.setattr(ReplicatedPartition, "serve", serve)
+    [at] = cluster.create("s")
+    make_leader(cluster, at)
+    one.leading(at)
+    assert not fails

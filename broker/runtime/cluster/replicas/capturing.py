@@ -7,6 +7,7 @@ V6  A leader reads from NATS while it has a session, and answers clients once th
 V11  Behind a removal nothing is captured, also by a turn that began before it: captures of one name follow each other
     in the order in which they were begun, and the stream of that name may be another one by now.
 V14  A capture that cannot begin is tried again, after twice as long each time: nobody else takes in what is published.
+    Clients are answered meanwhile. More partitions are not known of before it has begun (`growth.G1`).
 V13  A pause ends the capture first. What the NATS server had sent by then is taken in before the partition refuses, and
     so before anybody is told that the stream is paused. Nor is that told before the partition refuses.
 """
@@ -123,28 +124,34 @@ class Capturing:
                             return
                         begun = host.capture.begin(info, partition)
                     self._captured, self._again_at_ms = captured, None  # now: else it is asked for again (V14)
-                    begun.add_done_callback(lambda done: self._serve(partition, epoch, info, done))
+                    begun.add_done_callback(lambda done: self._begun(partition, epoch, info, done))
         if partition.leads and (host.capture is None or info.paused) and self.may_alter(info):
             self._serve(partition, epoch, info)
 
-    def _serve(
-        self, partition: ReplicatedPartition, epoch: int, info: StreamInfo, done: Future[None] | None = None
-    ) -> None:
-        """Messages are taken in under these settings, or there are none."""
-        if done is not None and done.cancelled():
+    def _begun(self, partition: ReplicatedPartition, epoch: int, info: StreamInfo, done: Future[None]) -> None:
+        """The server has confirmed a capture, or it could not begin (V14): clients are answered in either case."""
+        if done.cancelled():
             return  # the broker stops
-        error = None if done is None else done.exception()
-        if error is not None:
+        error = done.exception()
+        try:
+            self._serve(partition, epoch, info, is_taken_in=error is None)
+        except Exception as fault:  # nobody looks at what becomes of a callback
+            error = fault
+        if error is None:
+            self._wait_ms = AGAIN_MS
+        else:
             log.error("replica.not_captured partition=%s error=%r", partition, error)
             self._try_again()
-        elif done is not None:
-            self._wait_ms = AGAIN_MS
+
+    def _serve(self, partition: ReplicatedPartition, epoch: int, info: StreamInfo, *, is_taken_in: bool = True) -> None:
+        """Messages are taken in under these settings, or there are none."""
         partition.serve(epoch, info)
         if (taking := self._taking_over) is not None and taking[0] == epoch:
             self._taking_over = None
             LEADERSHIP_START_SECONDS.observe((self._host.now_ms() - taking[1]) / 1000)
-        with self._lock:
-            self.knows = max(self.knows, (epoch, info.partitions_next))
+        if is_taken_in:
+            with self._lock:
+                self.knows = max(self.knows, (epoch, info.partitions_next))
         if info.partitions_next:
             self._woken()
 
