@@ -11,7 +11,9 @@ I5  Of a server whose certificate is not believed it is told at each try, for th
 I6  Nothing of ours is sent before nats-py has done its handshake: a server takes no message before CONNECT, and ends
     the connection. What it does not take from us is bounded: messages are not read meanwhile, and of records that came
     otherwise no inbox is told.
-I7  What the server does not let this user do is told as long as it is so (rights.py): in the log, and by `warnings`.
+I7  What the server does not let this user do is told as long as it is so (rights.py): in the log, and by `warnings`. It
+    names none of those that are more than it takes: they are the newest ones, as they are made in the order of their
+    numbers.
 
 Everything but `begin`, `end`, `stop`, `tell_inbox` and reading counters runs on the thread's own loop.
 """
@@ -44,7 +46,7 @@ from broker.runtime.intake.beginnings import Beginnings
 from broker.runtime.intake.captures import Attachment, Captures
 from broker.runtime.intake.flush import Flusher, FlushSlot
 from broker.runtime.intake.nats_seam import WideTransport, barrier, make_client
-from broker.runtime.intake.rights import MissingRight
+from broker.runtime.intake.rights import MissingRight, TooManySubscriptions
 from broker.runtime.intake.unbelieved import tell_of
 from broker.runtime.intake.websocket import SendingWebSocket
 from broker.runtime.partitions.leader import Partition
@@ -116,6 +118,7 @@ class IntakeDriver:
             0,
         )
         self._asked: dict[tuple[str, str], dict[int, str]] = {}  # subject, group -> number -> stream (I7)
+        self._taken: dict[int, tuple[str, str, str]] = {}  # number -> these; not refused so far; newest last
         self._refused_sids: set[int] = set()  # I7
         self._refused_ack: tuple[float, MissingRight] | None = None  # the last one, and when
         self._acks_shown = (-REFUSED_INTERVAL_S, 0)  # when, and how many there were
@@ -258,6 +261,7 @@ class IntakeDriver:
                 for attachment in self._streams.values():  # their numbers begin anew
                     self._unroute(attachment)
                 self._asked.clear()  # also of those that have ended meanwhile
+                self._taken.clear()
                 await self._subscribe_missing()
             except Exception as error:  # whatever it is (nkeys has errors of its own): this task must not end
                 self.state = f"cannot connect: {error or type(error).__name__}"
@@ -294,6 +298,10 @@ class IntakeDriver:
             self._note_refused(error)
             return
         text = repr(error)
+        if isinstance(error, TooManySubscriptions):
+            text = str(error)
+            if self._taken:
+                self._note_not_captured(next(reversed(self._taken)))
         if found := tell_of(client, error, self._tell):  # I5
             text = found.why
         if self.state != "connected":
@@ -305,11 +313,9 @@ class IntakeDriver:
     def _note_refused(self, refusal: MissingRight) -> None:
         """I7."""
         if refusal.does == "subscribe":  # there may be thousands: who is meant is not looked for among all
-            subject, group = refusal.subject, refusal.group
-            for sid, name in self._asked.get((subject, group), {}).items():
+            for sid in self._asked.get((refusal.subject, refusal.group), ()):
                 if sid not in self._refused_sids:
-                    self._refused_sids.add(sid)
-                    log.error("intake.not_captured stream=%s subject=%s group=%s", name, subject, group)
+                    self._note_not_captured(sid)
             return
         self.counts["acks_refused"] += 1
         now_s, (shown_s, count) = self._clocks.now_s(), self._acks_shown
@@ -319,8 +325,14 @@ class IntakeDriver:
             since = self.counts["acks_refused"] - count
             log.error("intake.acks_refused count=%d subject=%s", since, refusal.subject)
 
+    def _note_not_captured(self, sid: int) -> None:
+        self._refused_sids.add(sid)
+        log.error("intake.not_captured stream=%s subject=%s group=%s", *self._taken.pop(sid))
+
     async def _on_disconnected(self) -> None:
-        self._refused_sids.clear()  # the next connection asks anew
+        self._refused_sids.clear()  # the next connection asks anew, in the order of the numbers
+        asked = sorted((sid, name, *what) for what, sids in self._asked.items() for sid, name in sids.items())
+        self._taken = {sid: (name, subject, group) for sid, name, subject, group in asked}
         if self._stopping:
             return
         self.state = "disconnected"
@@ -383,7 +395,9 @@ class IntakeDriver:
             sid = client._sid + 1  # routed before the server hears of it, so that nothing comes unrouted
             self._route(sid, slots, attachment.info)
             attachment.sids.append(sid)
-            self._asked.setdefault(_asked_for(attachment, subject), {})[sid] = attachment.info.name
+            asked, name = _asked_for(attachment, subject), attachment.info.name
+            self._asked.setdefault(asked, {})[sid] = name
+            self._taken[sid] = (name, *asked)
             try:
                 subscription = await client.subscribe(subject, queue=attachment.info.settings.group or "")
             except BaseException:
@@ -391,7 +405,7 @@ class IntakeDriver:
                     sid not in client._subs and sid in attachment.sids
                 ):  # else it is made, or another connection is there
                     attachment.sids.remove(sid)
-                    self._forget(sid, _asked_for(attachment, subject))
+                    self._forget(sid, asked)
                 raise
             assert subscription._id == sid, "nats-py counts subscriptions differently"
 
@@ -463,6 +477,7 @@ class IntakeDriver:
     def _forget(self, sid: int, asked: tuple[str, str]) -> None:
         self._intake.unroute(sid)
         self._refused_sids.discard(sid)
+        self._taken.pop(sid, None)
         others = self._asked.get(asked, {})
         others.pop(sid, None)
         if not others:

@@ -191,7 +191,7 @@ class ParserSeam:
             case ("PONG",):
                 await self.nc._process_pong()
             case ("ERR", text):
-                if refusal := refusal_in(text):  # nats-py would go on, too, but with the subject in lower case
+                if refusal := refusal_in(text):  # nats-py has the subject in lower case, or ends the connection
                     await self.nc._error_cb(refusal)
                 else:
                     await self.nc._process_err(text.lower())

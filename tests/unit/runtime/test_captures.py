@@ -288,6 +288,55 @@ def test_who_is_refused_is_found_without_a_look_at_all_the_others(
     server.stop()
 
 
+def test_more_subscriptions_than_the_server_takes_keep_no_other_from_being_captured(tmp_path: Path) -> None:
+    """`driver.I4`. nats-py ended the connection for it, and the next one, twice in each second and for ever."""
+    server = NatsServer(tmp_path, config=f"max_subscriptions: {PARTITIONS - 1}").start()
+    pool, loop = SyncPool(2), asyncio.new_event_loop()
+    settings = settings_from({"subject": "m", "partition_by": "subject_suffix", "partitions": PARTITIONS})
+    info = StreamInfo(name="m", incarnation="i", created_us=0, settings=settings)
+
+    def refused() -> list[str]:
+        return [subject_of(settings, n) for n in range(PARTITIONS) if f"{subject_of(settings, n)!r}:" in told()]
+
+    def told() -> str:
+        return "; ".join(driver.uncaptured("m"))
+
+    async def publish(*numbers: int) -> None:
+        client = await nats.connect(server.url)
+        for number in numbers:
+            answer = await client.request(subject_of(settings, number), b"x", timeout=30)
+            assert "error" not in json.loads(answer.data)
+        await client.close()
+
+    with ThreadPoolExecutor(1) as appender:
+        broker = Broker(server.url, pool, appender, loop)
+        driver = broker.driver
+        driver.start()
+        eventually(lambda: driver.state == "connected")
+        partitions = broker.make(info)
+        wait([driver.begin(info, partition) for partition in partitions])
+        assert refused() == ["m.3"]
+        asyncio.run(publish(0, 1, 2))
+        driver.end(partitions[1]).result(60)
+        driver.end(partitions[3]).result(60)
+        driver.begin(info, partitions[3]).result(60)
+        assert not refused(), "there is room for it now"
+        asyncio.run(publish(0, 2, 3))
+        driver.begin(info, partitions[1]).result(60)
+        assert refused() == ["m.1"]
+        before = driver.counts["disconnects"]
+        assert before == 0
+        server.kill9()
+        server.start()
+        eventually(lambda: driver.counts["reconnects"] and refused() == ["m.1"])
+        asyncio.run(publish(0, 2, 3))
+        assert driver.counts["disconnects"] == before + 1
+        driver.stop(20)
+    pool.close()
+    loop.close()
+    server.stop()
+
+
 async def _all(broker: Broker, info: StreamInfo, partitions: list[Partition]) -> None:
     await asyncio.gather(*(broker.driver._captures.begin(info, partition) for partition in partitions))
 

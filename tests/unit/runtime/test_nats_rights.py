@@ -17,7 +17,7 @@ from broker.runtime.config.configuration import load
 from broker.runtime.elapsed import MACHINE
 from broker.runtime.intake.driver import REFUSED_INTERVAL_S, REFUSED_TOLD_S, IntakeDriver
 from broker.runtime.intake.nats_seam import make_client
-from broker.runtime.intake.rights import MissingRight, refusal_in
+from broker.runtime.intake.rights import MissingRight, TooManySubscriptions, refusal_in
 from broker.runtime.partitions.sync import SyncPool
 
 
@@ -30,11 +30,13 @@ from broker.runtime.partitions.sync import SyncPool
         (r'Permissions Violation for Publish to "a\"\\"', MissingRight("publish", 'a"\\')),
         ('Permissions Violation for Publish to "a', None),
         ('Permissions Violation for Publish with Reply of "a"', None),
+        ("maximum subscriptions exceeded", TooManySubscriptions()),
+        ("maximum connections exceeded", None),
         ("Authorization Violation", None),
         ("", None),
     ],
 )
-def test_an_error_says_what_is_refused(text: str, found: MissingRight | None) -> None:
+def test_an_error_says_what_is_refused(text: str, found: MissingRight | TooManySubscriptions | None) -> None:
     assert refusal_in(text) == found
 
 
