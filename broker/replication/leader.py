@@ -318,19 +318,21 @@ class Leader:
         assert event.epoch > self.epoch, "an epoch is led once"
         assert self.me in event.isr, "who leads is in sync"
         assert event.high_watermark <= event.log_end, "a high watermark beyond the log"
+        is_more = event.log_end > event.high_watermark
+        group_ends = [*(event.group_ends or ((event.log_end,) if is_more else ()))]
+        assert not is_more or group_ends[-1] == event.log_end, "a leader cuts what is no whole group"
         if self.in_sync is not None:
             self._requests = self.in_sync.request
+        # what may fail comes before all else: who leads without them, or with former ones, commits what they lack
+        self.in_sync = None if len(event.replicas) == 1 else InSync(self.me, event, self._requests)
         effects = self._tell_all(Outcome.DEPOSED)
         self._begin_generation()
         self.role, self.is_failed = Role.LEADING, False
         self.epoch, self.epoch_start = event.epoch, event.log_end
         self.high_watermark, self.durable_end, self.log_end = event.high_watermark, event.durable_end, event.log_end
-        is_more = event.log_end > event.high_watermark
-        self._group_ends = [*(event.group_ends or ((event.log_end,) if is_more else ()))]
-        assert not is_more or self._group_ends[-1] == event.log_end, "a leader cuts what is no whole group"
+        self._group_ends = group_ends
         self._has_minimum = False
         self._minimum(event.min_insync_replicas)
-        self.in_sync = None if len(event.replicas) == 1 else InSync(self.me, event, self._requests)
         self.fsync_each_batch = self._wants_each_batch or self.in_sync is not None  # L12
         self.trims = Trims(event.log_start)
         return (*effects, *self._advance(), WAKE, *self._begin_sync())

@@ -42,6 +42,8 @@ class SinkRounds:
                 log.log(
                     _level(error), "sink.unfinished sink=%s error=%s (the next round tries again)", state.sink, error
                 )
+            except Exception:  # it keeps no other from theirs
+                log.exception("sink.round_bug at=%s", state.sink)
 
     def sweep(self) -> None:
         """Finish what is unfinished; let go of stages and sinks that nobody needs."""
@@ -61,6 +63,8 @@ class SinkRounds:
                         store.place,
                         error,
                     )
+            except Exception:
+                log.exception("sink.round_bug at=%s", store.place)
         self._sinks.forget_signs()
         for state in self._sinks.states():
             if self._is_over(state):

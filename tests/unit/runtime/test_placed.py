@@ -33,6 +33,7 @@ from broker.api.errors import (
 from broker.metadata import heard
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import Place
+from broker.replication import leader as leader_module
 from broker.runtime.cluster.replicas import replicas as replicas_module
 from broker.runtime.cluster.replicas.capturing import Capturing
 from broker.runtime.cluster.replicas.folders import Folders
@@ -1342,3 +1343,26 @@ def test_a_log_that_was_found_stays_found_where_its_replica_could_not_be_made(
         assert two.log(at).state.log_end_offset == 1
     assert "replica.unknown" not in caplog.text
     assert not list(tmp_path.rglob("*.aside"))
+
+
+def test_a_leadership_that_met_a_fault_of_ours_half_way_is_begun_anew_with_its_followers(
+    one: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V9. It led without any: what it had alone was committed, and acknowledged to who waits for all."""
+    real, tries = leader_module.InSync, []
+
+    def in_sync(*args: Any) -> Any:
+        tries.append(args)
+        if len(tries) == 1:
+            raise MemoryError
+        return real(*args)
+
+    monkeypatch.setattr(leader_module, "InSync", in_sync)
+    one.start()
+    [at] = cluster.create("s")
+    make_leader(cluster, at)
+    waiter = append(one.leading(at))
+    eventually(lambda: one.log(at).state.durable_end == 1, what="the fsync")
+    assert one.log(at).state.high_watermark == 0
+    assert not waiter.done.is_set()
+    assert len(tries) > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -325,3 +326,33 @@ def test_locks_of_sinks_are_not_kept(rig: Rig) -> None:
         with pytest.raises(UnknownSink):
             rig.sinks.reset(f"never-{n}", 0)
     assert not rig.sinks.locks._locks
+
+
+def test_a_fault_of_ours_in_one_sink_or_partition_keeps_no_other_from_its_round(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended the round, each time: what came behind it was never finished, and no stage of it ever dropped."""
+    completed, swept = list[str](), list[object]()
+
+    def complete(sink: str) -> None:
+        completed.append(sink)
+        if sink == "one":
+            raise KeyError(sink)
+
+    def sweep_stages(store: object) -> list[object]:
+        swept.append(store)
+        if store is stores[0]:
+            raise KeyError(store)
+        return []
+
+    unfinished = [SimpleNamespace(sink=sink) for sink in ("one", "other")]
+    stores = [SimpleNamespace(place="s/0"), SimpleNamespace(place="s/1")]
+    monkeypatch.setattr(rig.sinks.commits, "ledger", lambda: SimpleNamespace(unfinished=lambda: unfinished))
+    monkeypatch.setattr(rig.sinks, "states", lambda: [])
+    monkeypatch.setattr(rig.sinks, "complete", complete)
+    monkeypatch.setattr(rig.rounds, "_sweep_stages", sweep_stages)
+    monkeypatch.setattr(rig.sinks.stores, "stores", lambda: stores)
+    rig.rounds.sweep()
+    assert (completed, swept) == (["one", "other"], stores)
+    assert "sink.round_bug at=one" in caplog.text
+    assert "sink.round_bug at=s/0" in caplog.text
