@@ -31,6 +31,7 @@ from broker.runtime.cluster.sinks.here import StagesHere
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogIdentity
 from tests.support.placed import US, Node, Recorded, ScriptedCatalog, node
 from tests.support.processes import eventually
 from tests.unit.runtime.test_placed import append
@@ -715,3 +716,30 @@ def test_a_capture_that_could_not_even_be_asked_for_is_asked_for_again(
         append(one.leading(AT))
         eventually(lambda: one.placed(AT).is_at_rest, what="to be at rest")
         assert not one.replicas.unserved()
+
+
+def test_a_log_whose_opening_meets_a_fault_of_ours_is_kept_shut_and_keeps_no_other_from_a_start(
+    tmp_path: Path, catalog: ScriptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G19. It ended the start, each time, and no stream was served."""
+    a_former_life(tmp_path, catalog)
+    real, fails = Folders.open, threading.Event()
+
+    def opened(self: Folders, identity: LogIdentity, *args: Any) -> PartitionLog:
+        if identity.stream == "s" and not fails.is_set():
+            raise IndexError("made to fail")
+        return real(self, identity, *args)
+
+    monkeypatch.setattr(Folders, "open", opened)
+    with alone(tmp_path, catalog, "p2") as two:
+        two.start()
+        append(two.leading(("i-t", 0)))
+        assert "made to fail" in two.replicas.unserved()["stream s"]
+        [tried] = two.replicas.open_again("i-s")
+        tried.result(60)
+        assert list(two.replicas.shut()) == [AT]
+        fails.set()
+        [tried] = two.replicas.open_again("i-s")
+        tried.result(60)
+        assert two.leading(AT).log.state.log_end_offset == 1
+        eventually(lambda: not two.replicas.unserved(), what="to be forgotten")

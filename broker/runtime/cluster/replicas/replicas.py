@@ -92,7 +92,7 @@ from broker.runtime.cluster.replicas.placed import AGAIN_MS, SELDOM_MS, Assignme
 from broker.runtime.cluster.wiring import Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
-from broker.storage.segments.checkpoint import LogIdentity
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ class Replicas:
                 is_sole=state is not None and state.replicas == (self._host.me,),
             )
             try:
-                opened = folders.open(identity, settings)
+                opened = self._open_found(identity, settings)
             except LiftlogError as error:
                 if self._stays_shut(error, state):
                     self._keep_shut(at, identity.stream, error, found, state)
@@ -224,6 +224,19 @@ class Replicas:
             found.epoch_seen = max(found.epoch_seen, folders.epoch_seen(opened))
         self._has_opened = True
         return found
+
+    def _open_found(self, identity: LogIdentity, settings: LogSettings) -> PartitionLog:
+        """As `Folders.open`. A broker that is alone takes a fault of ours for one of the log (G19): other streams are
+        served. In a cluster it ends the start: a log that is told to be lost begins anew."""
+        try:
+            return self._host.folders.open(identity, settings)
+        except LiftlogError:
+            raise
+        except Exception as fault:
+            if self._host.has_others:
+                raise
+            log.exception("replica.turn_bug work=open %s/%d", identity.stream, identity.partition)
+            raise LiftlogError(f"its opening met a fault of the broker's own: {fault!r}") from fault
 
     def _stays_shut(self, error: LiftlogError, state: PartitionState | None) -> bool:
         """Whether a log that cannot be opened is kept shut (G18, G19). False: the catalog takes it for lost, and it
