@@ -195,7 +195,7 @@ def test_what_a_full_disk_refuses_is_told_and_made_once_there_is_room(
     cluster.refusals, cluster.error = 2, DiskFull("no room in the journal")
     stream = own(cluster, executor, clock, voters=1)
     broker = object.__new__(ClusterBroker)
-    nothing = SimpleNamespace(weaker=dict, shut=dict)
+    nothing = SimpleNamespace(weaker=dict, shut=dict, faults=list)
     broker._own, broker._intake, broker._modes, broker._replicas = {"x": stream}, None, nothing, nothing  # type: ignore[assignment]
     cluster.register("a")
     done(executor)

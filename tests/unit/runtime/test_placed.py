@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -34,6 +35,7 @@ from broker.metadata import heard
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import Place
 from broker.replication import leader as leader_module
+from broker.runtime.cluster.broker import ClusterBroker
 from broker.runtime.cluster.replicas import replicas as replicas_module
 from broker.runtime.cluster.replicas.capturing import Capturing
 from broker.runtime.cluster.replicas.folders import Folders
@@ -1366,3 +1368,39 @@ def test_a_leadership_that_met_a_fault_of_ours_half_way_is_begun_anew_with_its_f
     assert one.log(at).state.high_watermark == 0
     assert not waiter.done.is_set()
     assert len(tries) > 1
+
+
+def test_a_fault_of_ours_is_a_warning_while_it_lasts(
+    one: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V9, G15. The broker was ready, and said nothing of a partition that nobody else could lead meanwhile."""
+    goes, real, real_assign = threading.Event(), ReplicatedPartition.lead, PlacedReplica.assign
+
+    def lead(self: ReplicatedPartition, *args: Any) -> None:
+        if not goes.is_set():
+            raise IndexError("made to fail")
+        real(self, *args)
+
+    def assign(self: PlacedReplica, *args: Any, **options: Any) -> None:
+        if not goes.is_set() and self.at[0] == "i-t":
+            raise KeyError("made to fail, too")
+        real_assign(self, *args, **options)
+
+    monkeypatch.setattr(ReplicatedPartition, "lead", lead)
+    monkeypatch.setattr(PlacedReplica, "assign", assign)
+    broker = object.__new__(ClusterBroker)
+    broker._own, broker._intake, broker._modes = {}, None, SimpleNamespace(weaker=dict)  # type: ignore[assignment]
+    broker._replicas, broker.is_alone = one.replicas, False
+    one.start()
+    [at], [other] = cluster.create("s"), cluster.create("t")
+    eventually(lambda: cluster.state(at).leader, what="a leader")
+    for broker_id in ("b", "c"):
+        cluster.fail(broker_id)
+    eventually(lambda: len(one.replicas.faults()) == 2, what="both faults")
+    said = broker.warnings()["faults"]
+    assert said.startswith("2 replicas here are not as they are to be, the first: s/0: a fault of the broker's own")
+    assert "made to fail, too" in one.replicas.faults()[1]
+    goes.set()
+    one.leading(at)
+    one.partition(other)
+    eventually(lambda: not broker.warnings(), what="no warning")

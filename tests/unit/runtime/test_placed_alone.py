@@ -739,7 +739,7 @@ def test_a_log_whose_opening_meets_a_fault_of_ours_is_kept_shut_and_keeps_no_oth
         tried.result(60)
         assert list(two.replicas.shut()) == [AT]
         fails.set()
-        [tried] = two.replicas.open_again("i-s")
+        [tried] = two.replicas.open_again()  # as each round does
         tried.result(60)
         assert two.leading(AT).log.state.log_end_offset == 1
         eventually(lambda: not two.replicas.unserved(), what="to be forgotten")

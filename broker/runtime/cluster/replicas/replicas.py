@@ -44,7 +44,8 @@ G18  A log whose own keys are lost, or another log's, is kept shut: nothing open
     start fails instead: another log would be taken for the one that has most (G7).
 G19  A broker that is alone keeps each log shut that it cannot open, and that the catalog names, also where its folder
     is missing: a copy that is only half restored must not begin anew. What the disk refused is tried again in each
-    round; all else by a command that concerns the stream (`open_again`), or by the next start.
+    round, and so is a fault of ours; all else by a command that concerns the stream (`open_again`), or by the next
+    start.
 G20  A broker that is alone opens no folder that its catalog does not name: to open one may cut its end off, and the
     catalog may be an older copy than the folder (`orphans.O1` names them).
 G21  A log of which the catalog of a broker that is alone cannot be told, as the disk refuses, is not served, and says
@@ -236,7 +237,8 @@ class Replicas:
             if self._host.has_others:
                 raise
             log.exception("replica.turn_bug work=open %s/%d", identity.stream, identity.partition)
-            raise LiftlogError(f"its opening met a fault of the broker's own: {fault!r}") from fault
+            why = f"{identity.stream}/{identity.partition}: its opening met a fault of the broker's own: {fault!r}"
+            raise NotReady(why) from fault
 
     def _stays_shut(self, error: LiftlogError, state: PartitionState | None) -> bool:
         """Whether a log that cannot be opened is kept shut (G18, G19). False: the catalog takes it for lost, and it
@@ -592,6 +594,12 @@ class Replicas:
         found += [(infos[at[0]].name, why) for at, why in list(self._faults.items()) if at[0] in infos]
         return {f"stream {name}": str(why) for name, why in found if why is not None}
 
+    def faults(self) -> list[str]:
+        """Of ours, in what was assigned last or in the last turn of a replica."""
+        infos = self._infos
+        found = [f"{infos[at[0]].name}/{at[1]}: {why}" for at, why in list(self._faults.items()) if at[0] in infos]
+        return sorted([*found, *(str(each.fault) for each in self.replicas() if each.fault is not None)])
+
     def shut(self) -> dict[Place, LiftlogError]:
         """The logs that are kept shut, and why (G18)."""
         placed = {replica.at: replica.shut for replica in self.replicas() if replica.shut is not None}
@@ -617,11 +625,11 @@ class Replicas:
             self._ticked_ms = now_ms
             self._tick(now_ms, is_of_all=is_of_all)
         try:
+            self._look_again(now_ms)  # first: a fault of ours in the rest may pass with it
             is_gathering = self._step_out(now_ms)
             self._confirm_deleted()
             self._confirm_partitions(now_ms)
             self._report_logs()
-            self._look_again(now_ms)
         except Exception:
             log.exception("replica.round_bug")
             is_gathering = False
