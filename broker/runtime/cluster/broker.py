@@ -448,7 +448,7 @@ class ClusterBroker(Assembled):
             warnings["streams"] = "; ".join(refusals)
         if shut and not self.is_alone:  # else `_missing` tells of it
             warnings["keys"] = f"{len(shut)} replicas here are kept shut, the first: {shut[0]}"
-        if (faults := self._replicas.faults()) and not self.is_alone:
+        if faults := self._replicas.faults():
             warnings["faults"] = f"{len(faults)} replicas here are not as they are to be, the first: {faults[0]}"
         return warnings
 

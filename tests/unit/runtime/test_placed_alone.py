@@ -481,12 +481,12 @@ def test_a_capture_that_could_not_begin_is_tried_again(
 ) -> None:
     """`capturing.V14`. It was said once, and nothing was captured until the stream was altered."""
     monkeypatch.setattr(capturing, "AGAIN_MS", 20)
-    real, calls = Recorded.begin, []
+    real, calls, goes = Recorded.begin, [], threading.Event()
 
     def begin(self: Recorded, info: StreamInfo, partition: ReplicatedPartition) -> Future[None]:
         done = real(self, info, partition)
         calls.append(partition)
-        if len(calls) > 3:
+        if goes.is_set():
             return done
         failed: Future[None] = Future()
         failed.set_exception(RuntimeError("nats-py counts subscriptions differently"))
@@ -497,9 +497,13 @@ def test_a_capture_that_could_not_begin_is_tried_again(
         one.start()
         [at] = create(catalog, "s")
         append(one.leading(at))
-        eventually(lambda: len(calls) == 4, what="the fourth try")
+        eventually(lambda: len(calls) > 2, what="the third try")
+        eventually(lambda: "s/0: captures nothing: RuntimeError" in str(one.replicas.faults()), what="to be told")
+        goes.set()
         eventually(lambda: one.placed(at).is_at_rest, what="to be at rest")
-    assert len(calls) == 4, "the fourth one has begun"
+        assert not one.replicas.faults()
+        count = len(calls)
+    assert len(calls) == count, "the last one has begun"
 
 
 def test_a_fault_of_ours_is_why_a_log_is_not_served_and_no_start_waits_for_it(

@@ -51,6 +51,7 @@ class Capturing:
         "_again_at_ms",
         "_ask_turn",
         "_captured",
+        "_failure",
         "_host",
         "_lock",
         "_pausing",
@@ -79,6 +80,7 @@ class Capturing:
         self._captured: tuple[ReplicatedPartition, int, StreamInfo] | None = None
         self._wait_ms = AGAIN_MS
         self._again_at_ms: int | None = None  # it could not begin (V14)
+        self._failure: BaseException | None = None  # why, the last time
         self._taking_over: tuple[int, int] | None = None  # a leadership that has not served yet, and since when (ms)
 
     @property
@@ -87,9 +89,9 @@ class Capturing:
         return self._captured is not None
 
     @property
-    def has_failed(self) -> bool:
-        """Whether it could not begin, and will be tried again (V14)."""
-        return self._again_at_ms is not None
+    def failure(self) -> BaseException | None:
+        """Why it could not begin, where it will be tried again (V14)."""
+        return self._failure if self._again_at_ms is not None else None
 
     def _is_due_again(self) -> bool:
         at_ms = self._again_at_ms
@@ -141,6 +143,7 @@ class Capturing:
             self._wait_ms = AGAIN_MS
         else:
             log.error("replica.not_captured partition=%s error=%r", partition, error)
+            self._failure = error
             self._try_again()
 
     def _serve(self, partition: ReplicatedPartition, epoch: int, info: StreamInfo, *, is_taken_in: bool = True) -> None:

@@ -239,7 +239,15 @@ class PlacedReplica:
     def is_at_rest(self) -> bool:
         """Whether it has nothing to try again, and nothing is damaged: where there are no others, whatever else is to
         be done to it is done when it is asked for."""
-        return not (self._is_unfinished or self.is_damaged or self.mending is not None or self._capturing.has_failed)
+        is_whole = not self.is_damaged and self.mending is None
+        return is_whole and not self._is_unfinished and self._capturing.failure is None
+
+    @property
+    def faults(self) -> list[str]:
+        """What is not as it is to be, for a fault of ours."""
+        fault, failure = self.fault, self._capturing.failure
+        said = [] if fault is None else [str(fault)]
+        return said if failure is None else [*said, f"{self}: captures nothing: {failure!r}"]
 
     def assign(self, assigned: Assignment | None, *, is_deleted: bool = False) -> None:
         """Take this role, in turns; None: this broker has no such replica any more. `is_deleted`: nor has any."""

@@ -595,10 +595,10 @@ class Replicas:
         return {f"stream {name}": str(why) for name, why in found if why is not None}
 
     def faults(self) -> list[str]:
-        """Of ours, in what was assigned last or in the last turn of a replica."""
+        """Of ours, in what was assigned last, in the last turn of a replica, or as its capture was to begin."""
         infos = self._infos
         found = [f"{infos[at[0]].name}/{at[1]}: {why}" for at, why in list(self._faults.items()) if at[0] in infos]
-        return sorted([*found, *(str(each.fault) for each in self.replicas() if each.fault is not None)])
+        return sorted([*found, *(said for each in self.replicas() for said in each.faults)])
 
     def shut(self) -> dict[Place, LiftlogError]:
         """The logs that are kept shut, and why (G18)."""
