@@ -63,6 +63,8 @@ REFUSED_INTERVAL_S = 1.0
 """So often at most it is logged that acks may not be published; all are counted."""
 REFUSED_TOLD_S = 600.0
 """So long `warnings` tells of one."""
+SUBSCRIBED_AT_ONCE = 256
+"""So many subscriptions are made in one turn of the loop: it has messages to take in meanwhile."""
 REFUSED_SHOWN = 3
 """So many subjects that may not be subscribed to are named by `warnings`; the log has all."""
 DRAIN_GRACE_S = 5.0
@@ -249,6 +251,7 @@ class IntakeDriver:
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.25,  # type: ignore[arg-type]  # it sleeps for it; floats are fine
                     skip_subject_validation=True,  # I4
+                    flusher_queue_size=0,  # any number: who waits for a place when a connection ends waits for ever
                     error_cb=functools.partial(self._on_error, client),
                     disconnected_cb=self._on_disconnected,
                     reconnected_cb=self._on_reconnected,
@@ -375,7 +378,9 @@ class IntakeDriver:
             if client is None or not client.is_connected:
                 return  # `_stay_connected` and `_on_reconnected` come back here
             failed: list[Exception] = []
-            for attachment in list(self._missing):
+            for at, attachment in enumerate(list(self._missing)):
+                if at % SUBSCRIBED_AT_ONCE == SUBSCRIBED_AT_ONCE - 1:
+                    await asyncio.sleep(0)
                 try:
                     await self._subscribe(client, attachment)
                     self._missing.pop(attachment, None)

@@ -14,6 +14,8 @@ P1  Control operations are handled in order, and before anything that comes afte
 P2  While `is_held_up`, nothing is parsed: the read loop waits in `may_read`, the Inbox fills, the socket is not read.
 P3  An error in `take_in` is raised by `read`, and nats-py reconnects as it does at one of `parse`.
 P4  Only one connection is parsed: after `reset` nothing is taken in until the next, which ends the one before.
+P5  A connection that ends ends soon, also if the server takes nothing any more: nats-py waits for that without a limit
+    before it says that it has ended, or makes the next one.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ from broker.runtime.intake.websocket import SendingWebSocket
 log = logging.getLogger(__name__)
 
 READ_BYTES = 512 << 10
+CLOSE_S = 2.0
+"""So long what was written before is still sent when a connection is closed."""
 LOOK_S = 0.1
 """How often it is looked whether what holds up the intake has ended, or the connection."""
 
@@ -88,9 +92,21 @@ class WideTransport(nats.aio.transport.TcpTransport):
             return self._inbox.at_end()
         return bool(super().at_eof())  # type: ignore[no-untyped-call]
 
+    async def drain(self) -> None:
+        if not self._seam.nc.is_closed:  # P5
+            await super().drain()  # type: ignore[no-untyped-call]
+
     def close(self) -> None:
         if self._io_writer is not None:
             super().close()  # type: ignore[no-untyped-call]
+
+    async def wait_closed(self) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await super().wait_closed()  # type: ignore[no-untyped-call]
+        except TimeoutError:  # P5
+            if self._io_writer is not None:
+                self._io_writer.transport.abort()
 
     def write_buffer_bytes(self) -> int:
         """Bytes that wait in user space to be sent."""
@@ -244,7 +260,13 @@ async def barrier(client: nats.aio.client.Client, timeout_s: float) -> None:
         TimeoutError: nothing came for so long.
         ConnectionResetError: the connection was lost, and with it the answer.
     """
-    await client._flush_pending(force_flush=True)
+    flushing = asyncio.ensure_future(client._flush_pending(force_flush=True))
+    while not flushing.done():  # whoever flushes may have ended with the connection, and then nobody answers
+        await asyncio.wait((flushing,), timeout=LOOK_S)
+        if not flushing.done() and not client.is_connected:
+            flushing.cancel()
+            raise ConnectionResetError("the connection was lost before all was sent that comes before a PING")
+    await flushing
     pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     await client._send_ping(pong)
     seam = client._ps

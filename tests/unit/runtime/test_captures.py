@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import socket
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -27,6 +29,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.metadata.overlap import subject_of
 from broker.runtime.config.configuration import load
 from broker.runtime.elapsed import MACHINE
+from broker.runtime.intake import nats_seam
 from broker.runtime.intake.captures import Attachment
 from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.partitions.leader import Partition
@@ -335,6 +338,94 @@ def test_more_subscriptions_than_the_server_takes_keep_no_other_from_being_captu
     pool.close()
     loop.close()
     server.stop()
+
+
+class DeafServer:
+    """Speaks NATS; the first connection, once it is deaf, is read no more, and can be ended by an error.
+
+    Attributes:
+        subscribed: How many SUBs each connection has sent.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.subscribed: list[int] = []
+        self.serving: list[Any] = []
+        self.writers: list[asyncio.StreamWriter] = []
+        listening = socket.socket()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listening.bind(("127.0.0.1", 0))
+        self.url = f"nats://127.0.0.1:{listening.getsockname()[1]}"
+        self.server = asyncio.run_coroutine_threadsafe(asyncio.start_server(self.serve, sock=listening), loop).result(
+            60
+        )
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        at = len(self.subscribed)
+        self.serving.append(asyncio.current_task())
+        self.subscribed.append(0)
+        self.writers.append(writer)
+        writer.write(b'INFO {"server_id":"s","version":"2.10.0","headers":true,"max_payload":1048576}\r\n')
+        while line := await reader.readline():
+            self.subscribed[at] += line.startswith(b"SUB ")
+            if line == b"PING\r\n":
+                writer.write(b"PONG\r\n")
+        writer.close()
+
+    async def close(self) -> None:
+        self.server.close()
+        for writer in self.writers:
+            writer.transport.abort()
+        await asyncio.gather(*self.serving, return_exceptions=True)
+
+    def grow_deaf(self) -> None:
+        self.loop.call_soon_threadsafe(self.writers[0].transport.pause_reading)  # type: ignore[attr-defined]
+
+    def send(self, line: bytes) -> None:
+        self.loop.call_soon_threadsafe(self.writers[0].write, line)
+
+
+def test_a_connection_that_ends_for_good_amid_thousands_of_subscriptions_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`driver.I2`, `nats_seam.P5`. nats-py waited for ever: to send what the server did not take, and for a place among
+    the 1,024 commands that it held. Nothing was captured any more, and the broker said that it was connected."""
+    count = 900
+    monkeypatch.setattr(sys.modules[__name__], "PARTITIONS", count)
+    monkeypatch.setattr(
+        nats_seam, "unpace_loopback", lambda sock, _: sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    )
+    loop, pool = asyncio.new_event_loop(), SyncPool(1)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = DeafServer(loop)
+    with ThreadPoolExecutor(1) as appender:
+        broker = Broker(server.url, pool, appender, loop)
+        driver = broker.driver
+        driver.start()
+        eventually(lambda: driver.state == "connected")
+        server.grow_deaf()
+        first: Any = driver._client
+        asked = []
+        for name in ("a" * 200, "b" * 200):
+            settings = settings_from({"subject": name, "partition_by": "subject_suffix", "partitions": count})
+            info = StreamInfo(name=name, incarnation="i", created_us=0, settings=settings)
+            asked += [(info, partition) for partition in broker.make(info)]
+        may = threading.Event()
+        driver._loop.call_soon_threadsafe(may.wait, 60)  # so that they begin in one round
+        for info, partition in asked:
+            driver.begin(info, partition)
+        may.set()
+        eventually(lambda: first._flush_queue.full() or len(first._subs) == 2 * count)
+        server.send(b"-ERR 'User Authentication Expired'\r\n")
+        eventually(lambda: server.subscribed[-1] == 2 * count, what="all anew")
+        eventually(lambda: driver.state == "connected")
+        driver.stop(20)
+    asyncio.run_coroutine_threadsafe(server.close(), loop).result(60)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    pool.close()
 
 
 async def _all(broker: Broker, info: StreamInfo, partitions: list[Partition]) -> None:
