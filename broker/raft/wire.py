@@ -3,7 +3,7 @@
 A node's id is `<random>@<host>:<port>`. The random part is made with the journal and lost with it, so a voter that
 has lost its journal cannot act under the id of the one that had it.
 
-W1  There is a secret (`plane/identity.py`), on loopback too: anybody who reaches the port could take part in the
+W1  There is a secret (`control/identity.py`), on loopback too: anybody who reaches the port could take part in the
     cluster, and any process of any user of the machine reaches loopback. pysyncobj checks by `assert` that a message is
     of this connection and not one that was heard before: under `python -O` no broker starts (`runtime/broker.py`).
 W2  Bytes are JSON, not pickle: they cannot make this process run anything.

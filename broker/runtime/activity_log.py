@@ -22,10 +22,10 @@ from typing import Any, Final
 from broker.api.errors import Retryable, Unavailable
 from broker.api.schema import rows_of
 from broker.api.stream import ACTIVITY_STREAM
+from broker.common.elapsed import wall_us
 from broker.metadata.activity import Event
 from broker.metadata.catalog import COMMAND_VERSION, Catalog
-from broker.runtime.elapsed import wall_us
-from broker.runtime.partitions.leader import Partition
+from broker.node.partitions.leader import Partition
 from broker.storage.rows import RowBatch
 
 log = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -25,32 +26,33 @@ from broker.api.certificate_faults import Unbelieved
 from broker.api.errors import DiskFull
 from broker.api.http import host_port
 from broker.api.placements import Vote
+from broker.background.cleaner import Cleaner
+from broker.background.compactor import Compactor
+from broker.background.doubted_clock import kept_clock
+from broker.background.master_keys import MasterKeys
+from broker.background.scrubber import Scrubber
+from broker.common import metrics, stopping
+from broker.common.disk_reserve import Room
+from broker.common.metrics import Sample
+from broker.config.auth import auth_rules_of
+from broker.config.certificates import certificates_of
+from broker.config.configuration import Config
+from broker.config.jwks import jwks_of
+from broker.config.nats_options import checked_options
+from broker.control.catalog_store import spare_bytes
+from broker.control.used_producers import UsedProducers
+from broker.intake.driver import IntakeDriver
+from broker.intake.jetstream import overlap_with
 from broker.metadata.access import Access
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.groups import Groups
 from broker.metadata.producers import NamedProducer
-from broker.runtime import metrics, stopping
-from broker.runtime.background.cleaner import Cleaner
-from broker.runtime.background.compactor import Chores, Compactor
-from broker.runtime.background.disk_reserve import Room
-from broker.runtime.background.doubted_clock import kept_clock
-from broker.runtime.background.master_keys import MasterKeys
-from broker.runtime.background.scrubber import Scrubber
-from broker.runtime.config.auth import auth_rules_of
-from broker.runtime.config.certificates import certificates_of
-from broker.runtime.config.configuration import Config
-from broker.runtime.config.jwks import jwks_of
-from broker.runtime.config.nats_options import checked_options
+from broker.node.chores import Chores
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.open_logs import OpenLogs, connections_within, files_within, raise_limit
+from broker.node.partitions.sync import SyncPool
+from broker.node.partitions.watch import ChangeHub, StreamWatcher
 from broker.runtime.dataplane import DataPlane
-from broker.runtime.intake.driver import IntakeDriver
-from broker.runtime.intake.jetstream import overlap_with
-from broker.runtime.metrics import Sample
-from broker.runtime.partitions.catalog_store import spare_bytes
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.open_logs import OpenLogs, connections_within, files_within, raise_limit
-from broker.runtime.partitions.sync import SyncPool
-from broker.runtime.partitions.watch import ChangeHub, StreamWatcher
-from broker.runtime.used_producers import UsedProducers
 from broker.serving.contract.backend import (
     AdminView,
     AuditView,
@@ -98,8 +100,8 @@ class Lookup(Protocol):
         """One whose records are handed out here. Raises as `partition`."""
         ...
 
-    def nearest(self, stream: str, partition: int, rack: str) -> str | None:
-        """As `Backend.nearest`."""
+    def near(self, stream: str, partition: int, rack: str) -> list[str]:
+        """HTTP addresses of those that `Backend.nearest` chooses from."""
         ...
 
     def whereabouts(self, stream: str) -> list[Whereabouts]: ...
@@ -176,7 +178,7 @@ class Assembled:
         self.streams, self.stream = streams.infos, streams.info
         self.partitions, self.partition = streams.partitions, streams.partition
         self.whereabouts, self.where = streams.whereabouts, streams.where
-        self.reader, self.nearest = streams.reader, streams.nearest
+        self.reader, self._near = streams.reader, streams.near
         self.delete_stream, self.trim_stream = control.delete_stream, control.trim_stream
         self.set_stream_state, self.add_partitions = control.set_stream_state, control.add_partitions
         self.register_producer, self.forget_producer = control.register_producer, control.forget_producer
@@ -191,6 +193,11 @@ class Assembled:
         )
         self._compactor = Compactor(config, streams.chores, also=self._expire_offsets, clock=self._clock)
         self._scrubber = Scrubber(config, self._disk, streams.all_partitions, stages=scrub_stages)
+
+    def nearest(self, stream: str, partition: int, rack: str) -> str | None:
+        """As `Backend.nearest`: any of them, so that readers are shared out."""
+        there = self._near(stream, partition, rack)
+        return random.choice(there) if there else None
 
     # --- what a form of broker does by itself -----------------------------------------------------------------
 

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 
 import broker
 from broker.api.errors import InvalidRequest, NotReady
+from broker.common.stopping import end_process
+from broker.config.configuration import Config, describe, open_doors
 from broker.runtime.assembled import Assembled
-from broker.runtime.config.configuration import Config, describe, open_doors
-from broker.runtime.stopping import end_process
 from broker.serving.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -67,13 +67,13 @@ async def _serve(config: Config) -> int:
 
 def _made(config: Config) -> Assembled:
     """The broker that is configured. Alone, it loads nothing that only several need."""
-    from broker.runtime.cluster.broker import ClusterBroker
+    from broker.runtime.clustered import ClusterBroker
 
     if not config.cluster.voters:
-        from broker.runtime.cluster.alone import Alone
+        from broker.runtime.alone import Alone
 
         return ClusterBroker(config, Alone)
-    from broker.runtime.cluster.several import Several
+    from broker.runtime.several import Several
 
     return ClusterBroker(config, Several)
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiohttp import web
 
 from broker.api.errors import InvalidSetting, PortInUse
-from broker.runtime.intake.pacing import unpace_loopback
+from broker.common.stopping import THREAD_S, StillRunning
+from broker.intake.pacing import unpace_loopback
 from broker.runtime.no_descriptors import log_few
-from broker.runtime.stopping import THREAD_S, StillRunning
 from broker.serving.http.app import CONNECTIONS, RUNNER_OPTIONS, SERVING
 from broker.serving.http.tls import TlsContexts
 from broker.serving.threads import Threads

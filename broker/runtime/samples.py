@@ -7,13 +7,13 @@ from contextlib import suppress
 from typing import Final
 
 from broker.api.errors import LiftlogError
+from broker.background.expiry import Look
+from broker.common.metrics import Sample, open_file_count
 from broker.groups.progress import GroupOffset
+from broker.intake.driver import IntakeDriver
 from broker.metadata.groups import Groups
-from broker.runtime.background.expiry import Look
-from broker.runtime.intake.driver import IntakeDriver
-from broker.runtime.metrics import Sample, open_file_count
-from broker.runtime.partitions.consumers import Consumers
-from broker.runtime.partitions.leader import Partition
+from broker.node.partitions.consumers import Consumers
+from broker.node.partitions.leader import Partition
 from broker.storage.log import PartitionLog
 
 PARTITION_LABELS = ("stream", "partition")

@@ -8,6 +8,6 @@
     silence.py       owners that have not been heard of
     restamp.py       a staged batch at its place in the partition's log
 
-The drivers are broker.runtime.sinks.stages and broker.runtime.sinks.coordinator.
+The drivers are broker.node.sinks.stages and broker.node.sinks.coordinator.
 The protocol, state by state: docs/explain/sinks.md.
 """

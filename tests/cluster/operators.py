@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from broker.api.errors import LiftlogError, Retryable
 from broker.client import Client
-from broker.runtime.cluster.control import ASKED_S
+from broker.control.operating.changes import ASKED_S
 from tests.cluster.changers import Growing, Moved, Sinking
 from tests.cluster.users import Committer, Expecting, Keys, Producing, Trimmer
 from tests.cluster.worker import CALM_S, PAUSE_S, Worker

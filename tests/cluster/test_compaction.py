@@ -13,8 +13,8 @@ import pytest
 
 from broker.client import connect
 from broker.client.client import Client
+from broker.control.catalog_store import CatalogStore
 from broker.metadata.catalog import COMMAND_VERSION
-from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.storage.disk import OsDisk
 from tests.support.processes import BrokerProcess, eventually
 

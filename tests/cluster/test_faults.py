@@ -26,7 +26,7 @@ from broker.api.errors import DiskFull
 from broker.cli.doctor.folder import check_catalog
 from broker.client import connect
 from broker.client.nats_connection import flush
-from broker.runtime.background.disk_reserve import LOOK_S
+from broker.common.disk_reserve import LOOK_S
 from tests.support.acks import offset_of
 from tests.support.processes import BrokerProcess, NatsServer, eventually, free_port, frozen, running
 

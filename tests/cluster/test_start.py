@@ -116,7 +116,7 @@ def test_a_broker_alone_listens_for_http_only_and_loads_nothing_of_a_cluster(tmp
     assert {"aiohttp", "broker.runtime.broker"} <= loaded
     packages = {name.partition(".")[0] for name in loaded}
     assert packages.isdisjoint({"grpc", "google", "pysyncobj"})
-    assert not [name for name in loaded if name.startswith(("broker.raft", "broker.runtime.cluster.link"))]
+    assert not [name for name in loaded if name.startswith(("broker.raft", "broker.link"))]
 
 
 def test_a_catalog_from_a_backup_gives_out_no_epoch_that_is_in_the_logs(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.runtime.cluster.link.bulk import ASKS
+from broker.link.bulk import ASKS
 from tests.cluster.test_three_bulk import stored
 from tests.support.clusters import IDS, RealCluster, store
 from tests.support.effort import EFFORT

@@ -22,10 +22,10 @@ import pytest
 
 from broker.api.errors import LiftlogError
 from broker.client import connect
+from broker.link.codec import LinkFrame
+from broker.link.handshake import NONCE_BYTES, Caller, Peer, Refused, key_of
+from broker.link.server import PURPOSE
 from broker.raft.node import form
-from broker.runtime.cluster.codec import LinkFrame
-from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, Refused, key_of
-from broker.runtime.cluster.link.server import PURPOSE
 from broker.storage.disk import OsDisk
 from tests.support.clusters import RealCluster, store, three
 from tests.support.doors import RawCall

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.runtime.config.master_keys import from_file
+from broker.config.master_keys import from_file
 from tests.support.processes import BrokerProcess, eventually, free_port
 
 pytestmark = pytest.mark.timeout(900)

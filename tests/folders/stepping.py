@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from broker.runtime.sinks.coordinator import Sinks
+from broker.node.sinks.coordinator import Sinks
 
 PINNED, DECIDED = "pinned", "decided"
 

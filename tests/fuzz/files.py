@@ -31,19 +31,19 @@ from broker.api.columns import known_of
 from broker.api.compression import PACKED_HEADER_BYTES
 from broker.api.errors import BadBatch, CorruptLog, InvalidRequest, KeyMissing, UnknownFormatVersion
 from broker.api.schema import SCHEMA_BYTES
+from broker.background.scrubber import load_position
 from broker.cli.commands.broker import assigned
 from broker.cli.local.datafolder import UpFolder
 from broker.cli.options import byte_count, duration_ms, number, position
 from broker.client.http.address import parse_addresses
 from broker.client.http.profiles import read_profile
+from broker.config.configuration import load
+from broker.control import membership
+from broker.control.catalog_store import CatalogStore
 from broker.groups.offsets import ConsumerOffset, OffsetTable, decode_offset
 from broker.groups.pins import decode_pin
 from broker.groups.progress import GroupTable, decode_group_offset
 from broker.metadata.journal import encode_line
-from broker.runtime.background.scrubber import load_position
-from broker.runtime.cluster.plane import membership
-from broker.runtime.config.configuration import load
-from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.sinks.ledger import Ledger
 from broker.sinks.notes import decode_note, encode_note
 from broker.sinks.restamp import RestampedBatch
@@ -614,7 +614,7 @@ FILES: Final = (
         name="catalog",
         modules=(
             "broker/metadata/journal.py",
-            "broker/runtime/partitions/catalog_store.py",
+            "broker/control/catalog_store.py",
             "broker/metadata/catalog.py",
         ),
         check=check_catalog,
@@ -627,7 +627,7 @@ FILES: Final = (
     ),
     Decoder(
         name="catalog-snapshot",
-        modules=("broker/runtime/partitions/catalog_store.py", "broker/metadata/catalog.py"),
+        modules=("broker/control/catalog_store.py", "broker/metadata/catalog.py"),
         check=check_catalog,
         errors=CORRUPT,
         form="json",
@@ -647,7 +647,7 @@ FILES: Final = (
     ),
     Decoder(
         name="raft.json",
-        modules=("broker/runtime/cluster/plane/membership.py",),
+        modules=("broker/control/membership.py",),
         check=check_membership,
         errors=CORRUPT,
         form="json",
@@ -664,7 +664,7 @@ FILES: Final = (
     ),
     Decoder(
         name="scrub",
-        modules=("broker/runtime/background/scrubber.py",),
+        modules=("broker/background/scrubber.py",),
         check=check_scrub,
         errors=(),
         form="json",
@@ -681,7 +681,7 @@ FILES: Final = (
     ),
     Decoder(
         name="config",
-        modules=("broker/runtime/config/configuration.py",),
+        modules=("broker/config/configuration.py",),
         check=check_config,
         errors=(InvalidRequest,),
         words=(b"=", b"[nats]\n", b"[defaults]\n", b"port", b"true", b"inf", b"1979-05-27", b'"""', b"nats://a:b@c"),
@@ -707,7 +707,7 @@ FILES: Final = (
     ),
     Decoder(
         name="variables",
-        modules=("broker/runtime/config/configuration.py",),
+        modules=("broker/config/configuration.py",),
         check=check_variables,
         errors=(InvalidRequest,),
         words=(b"LIFTLOG_", b"none", b"nats://[::1", b"nats://u:p@h,nats://x:y@h", b"\n"),

@@ -42,16 +42,16 @@ from broker.client.http.calls import understand
 from broker.client.http.patience import told_pause_s
 from broker.client.nats_publish import _Publish
 from broker.client.reading.frames import read_messages
+from broker.control.forming import answer_to
+from broker.control.identity import Identity
+from broker.control.membership import Membership
 from broker.ingest import Intake
 from broker.ingest.control import parse_headers, read_control_line, read_operation
 from broker.ingest.envelope import COOKIE, Envelope, open_envelope
+from broker.intake.nats_seam import make_client
+from broker.intake.rights import refusal_in
 from broker.metadata.catalog import StreamInfo
 from broker.raft.wire import Codec, hello_in
-from broker.runtime.cluster.plane.forming import answer_to
-from broker.runtime.cluster.plane.identity import Identity
-from broker.runtime.cluster.plane.membership import Membership
-from broker.runtime.intake.nats_seam import make_client
-from broker.runtime.intake.rights import refusal_in
 from broker.serving.endpoints.append import encode
 from broker.serving.http.app import ENDPOINTS
 from broker.serving.http.body import JSON_MEDIA, BodyBudget, Reservation
@@ -504,7 +504,7 @@ def seal_frame(inner: bytes) -> bytes:
     """A frame with this head, and a CRC that fits. A piece of a state file is as long as the head says, if that is
     little."""
     from broker.api.proto import replica_pb2 as pb
-    from broker.runtime.cluster.codec import LinkFrame
+    from broker.link.codec import LinkFrame
 
     head = pb.Head()
     with contextlib.suppress(Exception):
@@ -515,7 +515,7 @@ def seal_frame(inner: bytes) -> bytes:
 
 
 def unseal_frame(data: bytes) -> bytes:
-    from broker.runtime.cluster.codec import LinkFrame
+    from broker.link.codec import LinkFrame
 
     with contextlib.suppress(Exception):
         return LinkFrame.of(data).head
@@ -524,7 +524,7 @@ def unseal_frame(data: bytes) -> bytes:
 
 def check_replica(data: bytes) -> None:
     """A frame of another broker: refused, or a message that encodes to the same bytes."""
-    from broker.runtime.cluster.codec import LinkFrame, decode, encode
+    from broker.link.codec import LinkFrame, decode, encode
 
     said = decode(LinkFrame.of(data))
     assert decode(LinkFrame.of(encode(said).to_bytes())) == said
@@ -532,8 +532,8 @@ def check_replica(data: bytes) -> None:
 
 def check_replica_greeting(data: bytes) -> None:
     """The first and the second frame of a stranger: refused with a reason, and never let in."""
-    from broker.runtime.cluster.codec import BadFrame, LinkFrame
-    from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Doorkeeper, Peer, Refused, key_of
+    from broker.link.codec import BadFrame, LinkFrame
+    from broker.link.handshake import NONCE_BYTES, Caller, Doorkeeper, Peer, Refused, key_of
 
     key, nonce = key_of(b"nobody knows it ...."), bytes(NONCE_BYTES)
     friend = Caller(Peer("broker-1", 7), "c" * 32, "broker-0", key, nonce)
@@ -555,7 +555,7 @@ def check_replica_greeting(data: bytes) -> None:
 
 def check_replica_frames(data: bytes) -> None:
     """What a connection brings: frames that are as long as they say, until it ends or one is too long."""
-    from broker.runtime.cluster.link.framed import Framed, FrameTooLarge
+    from broker.link.framed import Framed, FrameTooLarge
 
     here, there = socket.socketpair()
     framed = Framed(here)
@@ -718,14 +718,14 @@ NETWORK: Final = (
     ),
     Decoder(
         name="nats-lines",
-        modules=("broker/ingest/control.py", "broker/runtime/intake/rights.py"),
+        modules=("broker/ingest/control.py", "broker/intake/rights.py"),
         check=check_lines,
         errors=(),
         words=(b"MSG ", b"HMSG ", b"NATS/1.0\r\n", b":", b"\t"),
     ),
     Decoder(
         name="nats-info",
-        modules=("broker/runtime/intake/nats_seam.py",),
+        modules=("broker/intake/nats_seam.py",),
         check=check_info,
         errors=(ProtocolError,),
         form="json",
@@ -835,7 +835,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="hello",
-        modules=("broker/runtime/cluster/plane/forming.py", "broker/raft/greeting.py"),
+        modules=("broker/control/forming.py", "broker/raft/greeting.py"),
         check=check_hello,
         errors=(ValueError,),
         form="json",
@@ -880,7 +880,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="replica",
-        modules=("broker/runtime/cluster/codec.py",),
+        modules=("broker/link/codec.py",),
         check=check_replica,
         errors=(InvalidRequest,),
         words=(b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01", b"\xff\xff\xff\xff\x0f", b"\x01", b"\x12\x00"),
@@ -889,7 +889,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="replica-frames",
-        modules=("broker/runtime/cluster/link/framed.py",),
+        modules=("broker/link/framed.py",),
         check=check_replica_frames,
         errors=(),
         words=(b"\x00\x00\x00\x0c", b"\x00\x10\x00\x00", b"\xff\xff\xff\xff", bytes(12)),
@@ -897,7 +897,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="replica-greeting",
-        modules=("broker/runtime/cluster/link/handshake.py",),
+        modules=("broker/link/handshake.py",),
         check=check_replica_greeting,
         errors=(),
         words=(b"\x0a\x20", b"broker-1", b"\x01"),

@@ -20,7 +20,7 @@ from broker.api.http import HIGH_WATERMARK, LEADER_EPOCH, LOG_START_OFFSET, NEXT
 from broker.client.reading.fetch import PartitionFetch, decoded
 from broker.client.reading.gathering import Gathering, PureGathering, Shape
 from broker.client.reading.session import FetchSession
-from broker.runtime.intake.jetstream import names_in
+from broker.intake.jetstream import names_in
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.network import JSON_WORDS, serving
 from tests.unit.client.rawserver import RawServer, Reply
@@ -150,7 +150,7 @@ RAW: Final = (
     ),
     Decoder(
         name="jetstream",
-        modules=("broker/runtime/intake/jetstream.py",),
+        modules=("broker/intake/jetstream.py",),
         check=check_jetstream,
         errors=(),
         form="json",

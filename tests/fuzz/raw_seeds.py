@@ -9,7 +9,7 @@ from typing import Final
 
 from broker.api.errors import OffsetOutOfRange
 from broker.api.http import HIGH_WATERMARK, INCARNATION, LEADER_EPOCH, LOG_START_OFFSET, NEXT_OFFSET
-from broker.runtime.cluster.codec import encode
+from broker.link.codec import encode
 from broker.storage.segments.checkpoint import seal_json
 from tests.fuzz.tokens import part, public, signed
 from tests.support.replica_messages import GREETINGS, KINDS, said

@@ -23,10 +23,10 @@ DECODERS: Final[dict[str, Decoder]] = {
 
 ELSEWHERE: Final[dict[str, str]] = {
     "broker/metadata/producers.py": "three bytes of a hash that it has made",
-    "broker/runtime/cluster/link/tls.py": "two lengths in nine bytes, which are compared: tests/unit/link/test_tls.py",
+    "broker/link/tls.py": "two lengths in nine bytes, which are compared: tests/unit/link/test_tls.py",
     "broker/api/plain.py": "what the others decode JSON with",
-    "broker/runtime/sinks/groups.py": "decodes what PartitionLog.batches has verified (target batch)",
-    "broker/runtime/sinks/stages.py": "reads notes (target note) and verified batches (target batch)",
+    "broker/node/sinks/groups.py": "decodes what PartitionLog.batches has verified (target batch)",
+    "broker/node/sinks/stages.py": "reads notes (target note) and verified batches (target batch)",
     "broker/cli/local/reviving.py": "JSON of a broker for the line of health; what is none is no answer",
     "broker/cli/local/readiness.py": "re-indents JSON for a message; what is none is shown as it is",
     "broker/serving/http/json_text.py": "JSON of request bodies (target http-body)",

@@ -88,7 +88,7 @@ TOKENS: Final = (
     ),
     Decoder(
         name="jwks",
-        modules=("broker/serving/http/jwts.py", "broker/runtime/config/jwks.py"),
+        modules=("broker/serving/http/jwts.py", "broker/config/jwks.py"),
         check=check_keys,
         errors=(InvalidSetting,),
         form="json",

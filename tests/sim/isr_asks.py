@@ -1,5 +1,5 @@
 """Changes of in-sync replicas as a broker asks the catalog for them: those of many partitions by one command, where the
-catalog has the level for that. The driver is `broker/runtime/cluster/replicas/isr_changes.py`.
+catalog has the level for that. The driver is `broker/node/isr_changes.py`.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.api.errors import InvalidRequest
+from broker.control.operating.draining import kept_by, planned
 from broker.metadata.partition import PartitionState, Place
-from broker.runtime.cluster.operating.draining import kept_by, planned
 from tests.sim.metadata import name_of, place_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 def half_message() -> None:
     """`alter` gives a slot a new builder; a message that is half read completes into the one that nobody knows."""
-    from broker.runtime.intake.flush import Flusher
+    from broker.intake.flush import Flusher
 
     after_feed = Flusher.after_feed
 

@@ -21,27 +21,27 @@ from broker.api.answers import LeaderAddress
 from broker.api.errors import LiftlogError, UnknownPartition, from_problem
 from broker.api.placements import Vote
 from broker.api.stream import AUDIT_STREAM, COMMITS_STREAM, OFFSETS_STREAM
+from broker.common.elapsed import MACHINE
+from broker.config.settings import AuditConfig, ProducersConfig
+from broker.control.operating.alone import AloneAdmin
+from broker.control.service import Catalogs
+from broker.control.used_producers import registration
 from broker.metadata.access import Access
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.groups import Groups
 from broker.metadata.partition import PartitionState, Place
 from broker.metadata.producers import NamedProducer
-from broker.runtime.alone import AloneAdmin
+from broker.node.own_settings import audit_settings
+from broker.node.partitions.consumers import Consumers
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.sync import SyncPool
+from broker.node.partitions.watch import ChangeHub, StreamWatcher
+from broker.node.sinks.here import StagesHere
+from broker.node.sinks.service import PlacedSinks, Runners
+from broker.node.sinks.stages import StageLimits
+from broker.node.streams import PlacedStreams
 from broker.runtime.audit_log import AuditLog
-from broker.runtime.cluster.own_settings import audit_settings
-from broker.runtime.cluster.plane.service import Catalogs
-from broker.runtime.cluster.sinks.here import StagesHere
-from broker.runtime.cluster.sinks.service import PlacedSinks, Runners
-from broker.runtime.cluster.streams import PlacedStreams
-from broker.runtime.config.settings import AuditConfig, ProducersConfig
-from broker.runtime.elapsed import MACHINE
-from broker.runtime.partitions.consumers import Consumers
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.partitions.sync import SyncPool
-from broker.runtime.partitions.watch import ChangeHub, StreamWatcher
-from broker.runtime.sinks.stages import StageLimits
-from broker.runtime.used_producers import registration
 from broker.serving.contract.backend import PartitionHandle, Whereabouts
 from broker.storage.disk import OsDisk
 from broker.storage.log import LogIdentity, LogSettings, PartitionLog

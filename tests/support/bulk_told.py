@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from broker.cli.main import main as liftlog
-from broker.runtime.cluster.link.bulk import BulkServer
+from broker.link.bulk import BulkServer
 
 if __name__ == "__main__":
     told = int(sys.argv[1])

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ObjectIdentifier
 
 from broker.client.http.tls import TlsFiles
-from broker.runtime.config.certificates import Certificates
-from broker.runtime.config.configuration import load
+from broker.config.certificates import Certificates
+from broker.config.configuration import load
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 
-from broker.runtime.cluster.codec import Ended, LinkFrame, Said, decode
-from broker.runtime.cluster.link import bulk
-from broker.runtime.cluster.link.bulk import BulkServer
-from broker.runtime.cluster.link.door import Door
-from broker.runtime.cluster.link.framed import Framed
-from broker.runtime.cluster.link.tls import LinkTls
+from broker.link import bulk
+from broker.link.bulk import BulkServer
+from broker.link.codec import Ended, LinkFrame, Said, decode
+from broker.link.door import Door
+from broker.link.framed import Framed
+from broker.link.tls import LinkTls
 
 
 class BulkDoor(BulkServer):

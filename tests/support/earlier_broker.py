@@ -9,8 +9,8 @@ import sys
 
 from broker.api.stream import SINCE, StreamSettings
 from broker.cli.main import main as liftlog
+from broker.control import plane
 from broker.metadata import broker_commands, controller
-from broker.runtime.cluster.plane import plane
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from broker.runtime.config.configuration import load
+from broker.config.configuration import load
 from tests.support.killed_starts import count_down, forked
 from tests.support.lone import lone_broker
 

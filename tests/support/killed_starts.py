@@ -27,8 +27,8 @@ from typing import Any
 import pyarrow as pa
 
 from broker.client import connect
+from broker.config.configuration import Config, load
 from broker.runtime.assembled import Assembled
-from broker.runtime.config.configuration import Config, load
 from broker.runtime.dataplane import DataPlane
 from broker.storage.disk import OsDisk
 from broker.storage.disk.osfile import OsFile

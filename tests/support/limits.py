@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from broker.api.stream import LIMITS, StreamSettings
-from broker.runtime.config.table import SETTINGS, Setting
+from broker.config.table import SETTINGS, Setting
 from tests.support.writers import rows as of_writers
 
 ROOT: Final = Path(__file__).parents[2]
@@ -103,7 +103,7 @@ FIXED: Final = (
         "the last ones count as one",
     ),
     Row(
-        "broker.runtime.config.master_keys:KEY_FILE_BYTES_MAX",
+        "broker.config.master_keys:KEY_FILE_BYTES_MAX",
         "bytes",
         "read of a file with a master key",
         "`invalid_setting`",
@@ -154,62 +154,62 @@ FIXED: Final = (
         "it is dropped",
     ),
     Row(
-        "broker.runtime.cluster.link.handshake:GREETING_BYTES_MAX",
+        "broker.link.handshake:GREETING_BYTES_MAX",
         "bytes",
         "a greeting of another broker",
         "its stream is refused",
     ),
     Row(
-        "broker.runtime.cluster.link.connection:ANSWER_BYTES_MAX",
+        "broker.link.connection:ANSWER_BYTES_MAX",
         "bytes",
         "an answer of another broker",
         "the stream begins anew",
     ),
     Row(
-        "broker.runtime.cluster.link.server:QUESTION_BYTES_MAX",
+        "broker.link.server:QUESTION_BYTES_MAX",
         "bytes",
         "a question of another broker",
         "its stream ends",
     ),
     Row(
-        "broker.runtime.cluster.link.server:EARLY_MAX",
+        "broker.link.server:EARLY_MAX",
         "questions",
         "of another broker about partitions that are not open here",
         "asked again",
     ),
     Row(
-        "broker.runtime.cluster.link.server:STREAMS_EACH_MAX",
+        "broker.link.server:STREAMS_EACH_MAX",
         "connections",
         "of another broker that have not ended",
         "it is not let in",
     ),
     Row(
-        "broker.runtime.cluster.link.door:STRANGERS_MAX",
+        "broker.link.door:STRANGERS_MAX",
         "connections",
         "at the port for other brokers that have not proven who they are",
         "the oldest ends",
     ),
     Row(
-        "broker.runtime.cluster.link.framed:KEPT_BYTES_MAX",
+        "broker.link.framed:KEPT_BYTES_MAX",
         "bytes",
         "of memory that a connection of another broker keeps for large frames",
         "a larger frame has memory of its own",
     ),
     Row(
-        "broker.runtime.cluster.codec:BULK_BYTES_MAX",
+        "broker.link.codec:BULK_BYTES_MAX",
         "bytes",
         "an answer of another broker in bulk",
         "goes on the stream",
     ),
     Row(
-        "broker.runtime.cluster.link.bulk:TRANSFERS_MAX",
+        "broker.link.bulk:TRANSFERS_MAX",
         "transfers",
         "in bulk to one broker at a time",
         "others go on the stream",
     ),
-    Row("broker.runtime.cluster.codec:PLACE_BYTES_MAX", "bytes", "a name that another broker says", "it is not heard"),
+    Row("broker.link.codec:PLACE_BYTES_MAX", "bytes", "a name that another broker says", "it is not heard"),
     Row(
-        "broker.runtime.cluster.plane.thread:CALLS_MAX",
+        "broker.control.thread:CALLS_MAX",
         "commands",
         "that wait for the catalog, in a cluster",
         "`overloaded`",
@@ -233,7 +233,7 @@ FIXED: Final = (
     Row("broker.api.principals:JWT_LENGTH_MAX", "characters", "a JWT", "`unauthenticated`"),
     Row("broker.serving.http.jwts:KEYS_MAX", "keys", "of the issuer of JWTs", "the set is not taken"),
     Row("broker.serving.http.jwts:KNOWN_MAX", "JWTs", "that need not be judged again", "the least used are"),
-    Row("broker.runtime.config.jwks:JWKS_BYTES_MAX", "bytes", "set of keys that is fetched", "it is not taken"),
+    Row("broker.config.jwks:JWKS_BYTES_MAX", "bytes", "set of keys that is fetched", "it is not taken"),
     Row("broker.metadata.access:PRINCIPALS_MAX", "principals", "that have grants", "`invalid_request`"),
     Row("broker.metadata.access:GRANTS_MAX", "grants", "of one principal", "`invalid_request`"),
     Row("broker.serving.contract.schemas:AUDIT_RECORDS_MAX", "records", "of the audit in one request", "another one"),
@@ -262,7 +262,7 @@ FIXED: Final = (
     Row("broker.serving.http.meters:REFUSED_MAX", "principals", "whose refusals are counted apart", "`other`"),
     Row("broker.serving.http.trail:PENDING_MAX", "records", "that wait for `__audit`", "lost: the log has them"),
     Row(
-        "broker.runtime.partitions.consumers:WAITING_BYTES_MAX",
+        "broker.node.partitions.consumers:WAITING_BYTES_MAX",
         "bytes",
         "commits of consumer offsets that wait for one on its way",
         "`overloaded`",
@@ -281,13 +281,13 @@ FIXED: Final = (
         "`invalid_request`",
     ),
     Row(
-        "broker.runtime.partitions.queued_appends:APPENDS_WAITING_MAX",
+        "broker.node.partitions.queued_appends:APPENDS_WAITING_MAX",
         "requests",
         "HTTP appends that wait for one partition",
         "`overloaded`",
     ),
     Row(
-        "broker.runtime.intake.driver:WRITE_PENDING_BYTES_MAX",
+        "broker.intake.driver:WRITE_PENDING_BYTES_MAX",
         "bytes",
         "acks not yet taken by NATS",
         "reading from NATS pauses",

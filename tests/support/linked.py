@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from broker.api.errors import StorageFailed
+from broker.common.disk_reserve import Room
+from broker.config.certificates import Certificates
+from broker.config.settings import ReplicationConfig
+from broker.link.link import ReplicaLink
+from broker.link.tls import LinkTls
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import Place
-from broker.runtime.background.disk_reserve import Room
-from broker.runtime.cluster.link.link import ReplicaLink
-from broker.runtime.cluster.link.tls import LinkTls
-from broker.runtime.cluster.replicas.replicas import FoundReplicas, Replicas
-from broker.runtime.cluster.wiring import Host
-from broker.runtime.config.certificates import Certificates
-from broker.runtime.config.settings import ReplicationConfig
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.replicas import FoundReplicas, Replicas
+from broker.node.wiring import Host
 from broker.storage.log import PartitionLog
 from tests.support.placed import Node, ScriptedCatalog
 from tests.support.processes import eventually

@@ -19,12 +19,12 @@ from broker.api.errors import LiftlogError, NotLeader, NotReady, Retryable, Unav
 from broker.api.stream import COMMITS_STREAM
 from broker.metadata.catalog import Catalog
 from broker.metadata.partition import Place
-from broker.runtime.cluster.sinks.beside import Companions
-from broker.runtime.cluster.sinks.service import PlacedSinks, Runners
-from broker.runtime.cluster.streams import PlacedStreams
-from broker.runtime.sinks.coordinator import Sinks
-from broker.runtime.sinks.rounds import SinkRounds
-from broker.runtime.sinks.stages import StageLimits
+from broker.node.sinks.beside import Companions
+from broker.node.sinks.coordinator import Sinks
+from broker.node.sinks.rounds import SinkRounds
+from broker.node.sinks.service import PlacedSinks, Runners
+from broker.node.sinks.stages import StageLimits
+from broker.node.streams import PlacedStreams
 from broker.sinks.ledger import CommitRequest, CommitResult, NamedStage
 from tests.support.linked import Linked, LinkedNode
 from tests.support.placed import ScriptedCatalog

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from broker.runtime.cluster.alone import Alone
-from broker.runtime.cluster.broker import ClusterBroker
-from broker.runtime.config.configuration import Config
-from broker.runtime.intake.driver import IntakeDriver
+from broker.config.configuration import Config
+from broker.intake.driver import IntakeDriver
+from broker.runtime.alone import Alone
+from broker.runtime.clustered import ClusterBroker
 
 CHANGES = (
     "create_stream",

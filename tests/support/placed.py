@@ -13,23 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from broker.api.errors import from_problem
+from broker.common.elapsed import MACHINE, elapsed_us
+from broker.common.looping import ThreadLoop
+from broker.common.waiting import ThreadWaits
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.cluster import Touched
 from broker.metadata.partition import PartitionState, Place
+from broker.node.folders import Folders
+from broker.node.log_ends import LogEnds
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.sync import SyncPool
+from broker.node.partitions.watch import ChangeHub
+from broker.node.placed import PlacedReplica
+from broker.node.replicas import FoundReplicas, Replicas
+from broker.node.wiring import Capture, Host
 from broker.replication.events import Send
 from broker.replication.messages import AskRange, HeldRange, Incarnation
-from broker.runtime.cluster.replicas.folders import Folders
-from broker.runtime.cluster.replicas.log_ends import LogEnds
-from broker.runtime.cluster.replicas.placed import PlacedReplica
-from broker.runtime.cluster.replicas.replicas import FoundReplicas, Replicas
-from broker.runtime.cluster.wiring import Capture, Host
-from broker.runtime.elapsed import MACHINE, elapsed_us
-from broker.runtime.looping import ThreadLoop
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.partitions.sync import SyncPool
-from broker.runtime.partitions.watch import ChangeHub
-from broker.runtime.waiting import ThreadWaits
 from broker.storage.disk import OsDisk
 from broker.storage.disk.osfile import OsFile
 from broker.storage.log import PartitionLog

@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 def main(settings: dict[str, Any]) -> None:
     """The process."""
-    from broker.runtime.cluster.plane.identity import Identity
-    from broker.runtime.cluster.plane.plane import Addresses, Plane
+    from broker.control.identity import Identity
+    from broker.control.plane import Addresses, Plane
     from broker.storage.disk import OsDisk
 
     lock = threading.Lock()

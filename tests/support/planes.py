@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from broker.control.identity import Identity
+from broker.control.plane import Addresses, Plane
+from broker.control.service import Catalogs
+from broker.control.thread import RaftThread
 from broker.raft.node import RaftNode, configuration, form, open_journal
 from broker.raft.wire import GuardedTcp, Voter
-from broker.runtime.cluster.plane.identity import Identity
-from broker.runtime.cluster.plane.plane import Addresses, Plane
-from broker.runtime.cluster.plane.service import Catalogs
-from broker.runtime.cluster.plane.thread import RaftThread
 from broker.storage.disk import OsDisk
 
 SECRET = "of at least sixteen bytes"

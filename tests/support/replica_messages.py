@@ -6,8 +6,8 @@ import random
 from dataclasses import fields
 from typing import Any, Final, get_args
 
+from broker.link.codec import BULK_BYTES_MAX, Answered, Asked, Bulk, Challenge, Hello, Proof, Said, Welcome
 from broker.replication.messages import AskEnd, AskRange, AskState, Fetch, HeldRange, Records, Reply, State
-from broker.runtime.cluster.codec import BULK_BYTES_MAX, Answered, Asked, Bulk, Challenge, Hello, Proof, Said, Welcome
 
 KINDS: Final = (Fetch, AskEnd, AskState, AskRange, *get_args(Reply))
 NUMBERS: Final = (0, 1, 127, 128, (1 << 31) - 1, 1 << 32, (1 << 62))

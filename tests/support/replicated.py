@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import PartitionState
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.sync import SyncPool
 from broker.replication.events import Effect, FetchArrived
 from broker.replication.messages import Fetch
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.partitions.sync import SyncPool
 
 US = "a"
 OTHERS = ("b", "c")

@@ -19,16 +19,16 @@ from broker.api.batch import decode_batch, read_header
 from broker.api.errors import LiftlogError, UnknownPartition
 from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.api.stream import COMMITS_STREAM, settings_from
+from broker.common.elapsed import MACHINE
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.elapsed import MACHINE
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.sync import SyncTarget
-from broker.runtime.partitions.watch import ChangeHub
-from broker.runtime.sinks.coordinator import Sinks
-from broker.runtime.sinks.rounds import SinkRounds
-from broker.runtime.sinks.stage_log import StageLog
-from broker.runtime.sinks.stages import StageLimits, StageStore
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.sync import SyncTarget
+from broker.node.partitions.watch import ChangeHub
+from broker.node.sinks.coordinator import Sinks
+from broker.node.sinks.rounds import SinkRounds
+from broker.node.sinks.stage_log import StageLog
+from broker.node.sinks.stages import StageLimits, StageStore
 from broker.sinks.ledger import CommitRequest, CommitResult, NamedStage
 from broker.storage.disk import Disk
 from broker.storage.log import PartitionLog

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from broker.cli.main import main as liftlog
-from broker.runtime.cluster.replicas.replicas import FoundReplicas, Replicas
+from broker.node.replicas import FoundReplicas, Replicas
 
 
 def main() -> None:

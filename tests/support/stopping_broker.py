@@ -23,11 +23,11 @@ from typing import Any
 
 from broker.api.errors import DeadlineExceeded, InvalidRequest
 from broker.cli.main import main as liftlog
+from broker.control.service import TIMEOUT_S, Catalogs
+from broker.link.following import Following
+from broker.node.replicas import Replicas
 from broker.replication.leader import Leader
-from broker.runtime.cluster import broker as broker_module
-from broker.runtime.cluster.link.following import Following
-from broker.runtime.cluster.plane.service import TIMEOUT_S, Catalogs
-from broker.runtime.cluster.replicas.replicas import Replicas
+from broker.runtime import clustered as broker_module
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from broker.runtime.background.disk_reserve import Budget
+from broker.common.disk_reserve import Budget
 
 
 class Writer(NamedTuple):
@@ -97,9 +97,9 @@ WRITERS: Final = (
         (
             "storage/segments/epochs.py",
             "storage/memory/state_files.py",
-            "runtime/cluster/replicas/log_ends.py",
-            "runtime/background/scrubber.py",
-            "runtime/background/doubted_clock.py",
+            "node/log_ends.py",
+            "background/scrubber.py",
+            "background/doubted_clock.py",
         ),
         (
             "tests/unit/storage/test_full_disk.py::test_a_leadership_whose_epoch_cannot_be_written_appends_nothing_and_begins_once_there_is_room",
@@ -124,7 +124,7 @@ WRITERS: Final = (
     Writer(
         "`ends`, before a log is cut",
         SPARE,
-        ("runtime/cluster/replicas/log_ends.py",),
+        ("node/log_ends.py",),
         (
             "tests/unit/runtime/test_log_ends.py::test_on_a_disk_without_a_free_byte_a_log_takes_records_back_all_the_same",
         ),
@@ -132,7 +132,7 @@ WRITERS: Final = (
     Writer(
         "`catalog.log` of a lone broker: all but what lets something grow",
         SPARE,
-        ("runtime/partitions/catalog_store.py",),
+        ("control/catalog_store.py",),
         (
             "tests/unit/runtime/test_catalog_faults.py::test_what_lets_nothing_grow_is_written_without_a_byte",
             "tests/unit/runtime/test_catalog_faults.py::test_what_grows_gets_no_spare_file",
@@ -141,7 +141,7 @@ WRITERS: Final = (
     Writer(
         "`processes`, at the start of a broker of a cluster",
         SPARE,
-        ("runtime/cluster/plane/registering.py",),
+        ("control/registering.py",),
         ("tests/cluster/test_three_full.py::test_three_full_disks_are_told_to_make_room_also_after_a_start",),
     ),
     Writer(
@@ -153,7 +153,7 @@ WRITERS: Final = (
     Writer(
         "`lock`, `broker.json`, `raft.json`: at the first start, or as a broker joins or is rescued",
         BY_HAND,
-        ("storage/folder.py", "runtime/cluster/plane/membership.py", "runtime/cluster/plane/rescue.py"),
+        ("storage/folder.py", "control/membership.py", "control/rescue.py"),
         (
             "tests/unit/storage/test_folder.py::test_on_a_full_disk_no_folder_is_founded_and_one_that_is_there_is_locked",
             "tests/unit/cluster/test_rescue_folders.py::test_on_a_full_disk_nobody_forms_joins_or_leaves_and_each_may_once_there_is_room",

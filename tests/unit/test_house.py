@@ -17,6 +17,8 @@ from broker.ingest.rules import COUNTERS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("broker", "spark_liftlog", "pyspark_liftlog")
+ROOMS = ("background", "common", "config", "control", "intake", "link", "node", "runtime")
+"""The drivers: whatever makes or uses threads, loops and clocks."""
 
 
 @pytest.mark.process
@@ -115,7 +117,7 @@ def test_the_guided_tour_has_every_thread_by_its_name() -> None:
     page = (ROOT / "docs" / "explain" / "architecture.md").read_text()
     told = set(re.findall(r"`([a-z-]+)…?`", page.partition("## Threads")[2].partition("\n## ")[0]))
     found = set()
-    for package in ("runtime", "serving", "raft"):
+    for package in (*ROOMS, "serving", "raft"):
         for path in (ROOT / "broker" / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Thread", "Threads")):
@@ -129,30 +131,28 @@ def test_the_guided_tour_has_every_thread_by_its_name() -> None:
 
 
 MAKERS = ("Thread", "Threads", "PoolExecutor", "Timer")
-MAKES_THREADS = {"partitions/sync.py", "cluster/sinks/service.py"}
+MAKES_THREADS = {"node/partitions/sync.py", "node/sinks/service.py"}
 """The pool of fsyncs, which is handed to the drivers of roles; and `Runners`, which are handed to the sinks."""
 
 
 def test_the_drivers_of_roles_are_handed_what_runs_them() -> None:
     """They make no thread, no pool and no timer, so that a simulator can step them (record 154)."""
-    runtime, found = ROOT / "broker" / "runtime", set()
-    driver = [runtime / "cluster" / "link" / f"{name}.py" for name in ("answering", "following", "outbox", "pace")]
-    folders = (runtime / "cluster" / "replicas", runtime / "cluster" / "sinks", runtime / "partitions")
-    for path in (*driver, *(path for folder in folders for path in folder.rglob("*.py"))):
+    broker, found = ROOT / "broker", set()
+    driver = [broker / "link" / f"{name}.py" for name in ("answering", "following", "outbox", "pace")]
+    for path in (*driver, *(broker / "node").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
                 ("Thread", "PoolExecutor", "Threads", "Timer")
             ):
-                found.add(str(path.relative_to(runtime)))
+                found.add(str(path.relative_to(broker)))
     assert found == MAKES_THREADS
 
 
 def test_the_drivers_of_roles_are_handed_how_they_wait() -> None:
     """Whoever waits lets others go on in an order that a simulator chooses (records 172, 211)."""
-    cluster = ROOT / "broker" / "runtime" / "cluster"
-    drivers = [cluster / "link" / f"{name}.py" for name in ("answering", "following")]
-    folders = (cluster / "replicas", cluster / "sinks", cluster.parent / "sinks")
-    for path in (*drivers, *(path for folder in folders for path in folder.rglob("*.py"))):
+    drivers = [ROOT / "broker" / "link" / f"{name}.py" for name in ("answering", "following")]
+    node = ROOT / "broker" / "node"
+    for path in (*drivers, *node.glob("*.py"), *(node / "sinks").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 assert not ast.unparse(node.func).endswith((".wait", ".wait_for", ".sleep")), path
@@ -208,7 +208,7 @@ def test_every_metric_and_log_line_is_documented() -> None:
         reason = counter.removeprefix("refused_")
         short = f"`{reason}`" if reason != counter else f"_{counter}_total`"
         assert short in metrics, counter
-    for package in ("broker/runtime", "broker/serving", "broker/client", "spark_liftlog"):
+    for package in (*(f"broker/{room}" for room in (*ROOMS, "serving", "client")), "spark_liftlog"):
         for path in sorted(set((ROOT / package).rglob("*.py")) - {ROOT / "broker/runtime/logs.py"}):
             for event in re.findall(r'log\.(?:info|warning|error|exception)\(\s*"([a-z_]+\.[a-z_]+)', path.read_text()):
                 assert f"`{event}`" in lines, f"{path.name}: {event}"
@@ -218,7 +218,7 @@ WIRE = {
     "broker/api/answers.py",
     "broker/api/sink_answers.py",
     "broker/serving/contract/schemas.py",
-    "broker/runtime/cluster/sinks/questions.py",
+    "broker/node/sinks/questions.py",
 }
 """Their classes are bodies and questions of the wire. Such a class may be called as what it carries."""
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from broker.api.errors import DiskFull
-from broker.runtime.background.compactor import Compactor
-from broker.runtime.cluster.broker import ClusterBroker
+from broker.background.compactor import Compactor
+from broker.runtime.clustered import ClusterBroker
 from tests.support.logs import row_batch
 from tests.support.waiting import until
 from tests.support.writers import WRITERS

@@ -31,26 +31,26 @@ def broker(
     json: Json = False,
 ) -> None:
     """Run one broker until SIGTERM or Ctrl-C."""
-    from broker.runtime.config.configuration import describe, load
-    from broker.runtime.config.table import annotated
+    from broker.config.configuration import describe, load
+    from broker.config.table import annotated
 
     if defaults:
         sys.stdout.write(annotated())
         return
     loaded = load(config, os.environ, {**assigned(assignments or []), **({"insecure": True} if insecure else {})})
     if check and loaded.intake.enabled:
-        from broker.runtime.config.nats_options import checked_options
+        from broker.config.nats_options import checked_options
 
         checked_options(loaded.nats)
     if check:
-        from broker.runtime.config.auth import check_auth_files
-        from broker.runtime.config.certificates import certificates_of
+        from broker.config.auth import check_auth_files
+        from broker.config.certificates import certificates_of
 
         certificates_of(loaded.http)
         certificates_of(loaded.cluster, broker=loaded.broker_id)
         check_auth_files(loaded)
     if check and loaded.cluster.voters:
-        from broker.runtime.cluster.plane.identity import check_secret, identity_from
+        from broker.control.identity import check_secret, identity_from
 
         identity = identity_from(loaded)
         check_secret(None if identity is None else identity.secret)
@@ -85,7 +85,7 @@ def assigned(assignments: list[str]) -> dict[str, object]:
     Raises:
         UnknownSetting: a key that does not exist.
     """
-    from broker.runtime.config.configuration import from_text
+    from broker.config.configuration import from_text
 
     values: dict[str, object] = {}
     for assignment in assignments:

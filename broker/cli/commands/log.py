@@ -245,7 +245,7 @@ def _keyring_of(key_files: Sequence[str] | None) -> Keyring | None:
         key_files = [path for path in (present, *former.split(",")) if path]
     if not key_files:
         return None
-    from broker.runtime.config.master_keys import from_file
+    from broker.config.master_keys import from_file
     from broker.storage.encrypted.keys import Keyring
 
     return Keyring([from_file(path, setting="--key-file") for path in key_files])

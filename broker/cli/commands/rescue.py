@@ -3,7 +3,7 @@
     stopped:  begin, on one survivor ─► join, on the others ─► start them
     running:  they report their logs ─► status: who is missing? ─► excuse, who is lost ─► end
 
-`docs/guides/cluster.md` tells the whole way. `broker/runtime/cluster/plane/rescue.py` says what these
+`docs/guides/cluster.md` tells the whole way. `broker/control/rescue.py` says what these
 commands do on disk.
 """
 
@@ -31,7 +31,7 @@ def begin(ctx: click.Context, data: Folder, yes: Yes = False, json: Json = False
     """Found the cluster anew with the catalog of this broker. Only where a majority of the voters is lost for good: the
     broker must be stopped, and so must the other survivors. Choose the survivor that was up to date last. The command
     says what it will do, and asks first."""
-    from broker.runtime.cluster.plane import rescue
+    from broker.control import rescue
     from broker.storage.disk import OsDisk
 
     with _locked(data) as folder:
@@ -69,7 +69,7 @@ def begin(ctx: click.Context, data: Folder, yes: Yes = False, json: Json = False
 def join(ctx: click.Context, data: Folder, yes: Yes = False, json: Json = False) -> None:
     """Have this broker join the cluster that was founded anew. It keeps its records, and gives up its vote in the
     former cluster. The broker must be stopped. Asks first."""
-    from broker.runtime.cluster.plane import rescue
+    from broker.control import rescue
     from broker.storage.disk import OsDisk
 
     with _locked(data) as folder:

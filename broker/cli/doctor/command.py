@@ -60,10 +60,10 @@ def doctor(
     from broker.cli.local.datafolder import UpFolder
     from broker.client.http.profiles import brokers_for, files_for, profile_of
     from broker.client.http.tls import TlsFiles
-    from broker.runtime.config.auth import check_auth_files
-    from broker.runtime.config.certificates import certificates_of
-    from broker.runtime.config.configuration import Config, load
-    from broker.runtime.config.nats_options import checked_options
+    from broker.config.auth import check_auth_files
+    from broker.config.certificates import certificates_of
+    from broker.config.configuration import Config, load
+    from broker.config.nats_options import checked_options
     from broker.storage.inspect.places import used_by
 
     checks: list[Check] = []

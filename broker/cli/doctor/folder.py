@@ -15,7 +15,7 @@ from broker.storage.folder import BROKER_FILE, FORMAT_VERSION, STREAMS_FOLDER, b
 from broker.storage.inspect.places import owner_of, used_by
 
 if TYPE_CHECKING:
-    from broker.runtime.config.settings import EncryptionConfig
+    from broker.config.settings import EncryptionConfig
 
 _CATALOG_GONE: Final = (
     "restore the file from a backup: without it nobody knows the streams, although their records are there"
@@ -54,9 +54,9 @@ def check_folder(path: str, broker_id: str) -> Iterator[Check]:
 
 def check_catalog(path: str) -> tuple[list[Check], int]:
     """Whether the catalog can be read and all folders it speaks of are there. Returns how many partitions, too."""
+    from broker.control.membership import FILE, JOURNAL
     from broker.metadata.catalog import Catalog
     from broker.metadata.journal import decode_lines
-    from broker.runtime.cluster.plane.membership import FILE, JOURNAL
 
     if os.path.exists(f"{path}/{FILE}") or os.path.exists(f"{path}/{JOURNAL}"):
         return _check_journal(path, JOURNAL)
@@ -114,7 +114,7 @@ def _check_journal(path: str, journal: str) -> tuple[list[Check], int]:
 
 def _unknown_folders(path: str, known: Collection[tuple[str, str]]) -> list[Check]:
     """Folders of streams that the catalog does not name."""
-    from broker.runtime.partitions.orphans import unnamed_folders
+    from broker.control.orphans import unnamed_folders
     from broker.storage.disk import OsDisk
 
     try:
@@ -142,7 +142,7 @@ def check_master_keys(path: str, encryption: EncryptionConfig) -> Iterator[Check
 
     A command that prints a key is not run.
     """
-    from broker.runtime.config.master_keys import from_file
+    from broker.config.master_keys import from_file
     from broker.storage.disk import OsDisk
     from broker.storage.encrypted.in_use import count_masters
 

@@ -123,7 +123,7 @@ def check_limits(partitions: int, pid: int | None, *, open_files_max: int, conne
     Args:
         open_files_max, connections_max: `limits.open_files_max` and `http.connections_max` of its configuration.
     """
-    from broker.runtime.partitions.open_logs import BESIDE, CONNECTIONS_SHARE, LEAST, RAISED_TO
+    from broker.node.partitions.open_logs import BESIDE, CONNECTIONS_SHARE, LEAST, RAISED_TO
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = hard if hard != resource.RLIM_INFINITY else RAISED_TO  # a broker raises the soft limit by itself

@@ -24,7 +24,7 @@ from broker.cli.local.nats_server import greeting
 from broker.cli.local.readiness import HTTPS, get
 from broker.cli.output import bytes_text
 from broker.client.http.tls import TlsFiles, why_refused
-from broker.runtime.config.settings import HttpConfig
+from broker.config.settings import HttpConfig
 
 SKEW_MAX_S: Final = 2.0
 _ADVICE: Final = {

@@ -152,9 +152,9 @@ def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool, cou
             that does not start.
     """
     from broker.cli.local.readiness import HTTPS
-    from broker.runtime.config.auth import check_auth_files
-    from broker.runtime.config.certificates import certificates_of
-    from broker.runtime.config.configuration import load
+    from broker.config.auth import check_auth_files
+    from broker.config.certificates import certificates_of
+    from broker.config.configuration import load
 
     each = {f"broker-{number}": ports.of_broker(number) for number in range(count)}
     voters = [f"{name}@{HOST}:{of.raft}" for name, of in each.items()]

@@ -1,4 +1,4 @@
-"""When an answer is due. A change that is made later comes behind what its client has done since (`control.X7`)."""
+"""When an answer is due. A change that is made later comes behind what its client has done since (`changes.X7`)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ A record's timestamp is the publisher's, or a wall clock's: of another broker, o
 say how much time has passed. So each replica measures that itself, from when it had the record. No record is younger
 than it says: it was appended before it was copied.
 
-A1  Time is a count that only goes forward and that nobody sets (`broker/runtime/elapsed.py`). The caller brings it.
+A1  Time is a count that only goes forward and that nobody sets (`broker/common/elapsed.py`). The caller brings it.
 A2  An age is never more than what has passed. A record without a mark is new: marks may be missing, and time in which
     no broker had the log open does not count. So whatever goes by age goes too late, never too early.
 A3  Marks are kept in the checkpoint as ages, so the count may begin anywhere in the next life.

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from broker.node.partitions.effects import Effects
 from broker.replication.events import Answer, Effect
-from broker.runtime.partitions.effects import Effects
 from broker.storage import disk
 from broker.storage.disk import TEMPORARY, OsDisk, ReadableBuffer
 from broker.storage.disk.osfile import OsFile

@@ -20,10 +20,10 @@ import aiohttp
 import pyarrow as pa
 
 from broker.api.batch import decode_batch
+from broker.config.configuration import load
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.config.configuration import load
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.stages import StageStore
+from broker.node.partitions.leader import Partition
+from broker.node.sinks.stages import StageStore
 from broker.storage.disk import OsDisk
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.runtime.intake import jetstream
-from broker.runtime.partitions import leader
+from broker.intake import jetstream
+from broker.node.partitions import leader
 from tests.properties.gates.appends import KINDS
 from tests.properties.gates.changes import CHANGES, check_after
 from tests.properties.gates.disk import gated

@@ -29,10 +29,10 @@ from typing import Any
 import pytest
 
 from broker.api.errors import LiftlogError
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.sinks.rounds import SinkRounds
-from broker.runtime.sinks.stage_log import StageLog
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.replica import Replica
+from broker.node.sinks.rounds import SinkRounds
+from broker.node.sinks.stage_log import StageLog
 from broker.serving.http.app import SERVING
 from broker.serving.http.body import BodyBudget
 from broker.storage.disk.spare_files import Spares

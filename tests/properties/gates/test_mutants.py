@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from broker.intake import flush
+from broker.intake.driver import IntakeDriver
+from broker.intake.flush import Flusher, FlushSlot
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.cluster.replicas.placed import PlacedReplica
-from broker.runtime.intake import flush
-from broker.runtime.intake.driver import IntakeDriver
-from broker.runtime.intake.flush import Flusher, FlushSlot
-from broker.runtime.partitions.leader import Partition
+from broker.node.partitions.leader import Partition
+from broker.node.placed import PlacedReplica
 from broker.storage.log import AppendResult
 from tests.properties.gates.table import check, play, running
 

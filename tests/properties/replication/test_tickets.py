@@ -13,13 +13,13 @@ from typing import Any, Final
 import pytest
 
 from broker.api.errors import LiftlogError
+from broker.intake.flush import Flusher
+from broker.intake.flushed import Flushed, Told
+from broker.node.partitions import leader
+from broker.node.partitions.acks import OWN, Completions, Ticket
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.sync import Outcome
 from broker.replication.events import Acks
-from broker.runtime.intake.flush import Flusher
-from broker.runtime.intake.flushed import Flushed, Told
-from broker.runtime.partitions import leader
-from broker.runtime.partitions.acks import OWN, Completions, Ticket
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.sync import Outcome
 from tests.properties.replication.ticket_lives import TicketLife
 from tests.support.effort import examples, seeded
 from tests.unit.ingest.twins import TWIN_IDS

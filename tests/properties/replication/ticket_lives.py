@@ -28,12 +28,12 @@ from broker.api.batch import decode_batch
 from broker.api.errors import LiftlogError
 from broker.api.stream import settings_from
 from broker.ingest import PendingBatch
+from broker.intake.flush import FlushSlot
+from broker.intake.flushed import Flushed, Told
+from broker.node.partitions.effects import Effects
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.sync import Outcome
 from broker.replication.events import Effect
-from broker.runtime.intake.flush import FlushSlot
-from broker.runtime.intake.flushed import Flushed, Told
-from broker.runtime.partitions.effects import Effects
-from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.partitions.sync import Outcome
 from broker.storage.log import AppendResult
 from tests.support.acks import offset_of
 from tests.support.replicated import US, Led

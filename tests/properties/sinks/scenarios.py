@@ -24,10 +24,10 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.api.stream import settings_from
-from broker.runtime.sinks.commits_log import Removed
-from broker.runtime.sinks.committed import append_durable
-from broker.runtime.sinks.room import silent_first
-from broker.runtime.sinks.stages import StageLimits, StageStore
+from broker.node.sinks.commits_log import Removed
+from broker.node.sinks.committed import append_durable
+from broker.node.sinks.room import silent_first
+from broker.node.sinks.stages import StageLimits, StageStore
 from broker.sinks.ledger import CommitRequest, Ledger
 from broker.sinks.notes import StagePinned
 from broker.sinks.silence import PATIENCE

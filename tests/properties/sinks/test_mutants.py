@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from broker.api.errors import CorruptLog, LiftlogError, StageLost
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.coordinator import Sinks
-from broker.runtime.sinks.rounds import SinkRounds
-from broker.runtime.sinks.stage_log import StageLog
-from broker.runtime.sinks.stages import StageStore
+from broker.node.partitions.leader import Partition
+from broker.node.sinks.coordinator import Sinks
+from broker.node.sinks.rounds import SinkRounds
+from broker.node.sinks.stage_log import StageLog
+from broker.node.sinks.stages import StageStore
 from broker.sinks.ledger import CommitRequest, Ledger
 from broker.sinks.notes import StagePinned
 from broker.sinks.stages import StageTable

@@ -1,5 +1,5 @@
-"""The real drivers of replicas in the simulator: those of `broker/runtime/cluster/replicas`, `cluster/link` and
-`broker/runtime/partitions` run here unchanged, over the disk, the clocks, the network, the catalog and the checker of
+"""The real drivers of replicas in the simulator: those of `broker/node`, `cluster/link` and
+`broker/node/partitions` run here unchanged, over the disk, the clocks, the network, the catalog and the checker of
 `tests.sim`.
 
     python -m tests.sim --driven --seed 7     one cluster, its story printed

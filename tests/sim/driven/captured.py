@@ -9,7 +9,7 @@ from typing import Final
 
 from tests.sim.driven.changed import CAPTURES, FLUSH, of
 
-CAPTURING: Final = "cluster.replicas.capturing"
+CAPTURING: Final = "node.capturing"
 DRIVER: Final = "intake.driver"
 SEAM: Final = "intake.nats_seam"
 

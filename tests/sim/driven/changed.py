@@ -12,14 +12,13 @@ SEEDS: Final = 46
 
 
 def of(name: str, file: str, *texts: str, seed: int = 4, seeds: int = SEEDS) -> Mutant:
-    folder = "broker" if file.startswith(("serving.", "storage.")) else "broker.runtime"
-    return Mutant(name, f"{folder}.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, "")
+    return Mutant(name, f"broker.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, "")
 
 
-LEADER: Final = "partitions.leader"
-REPLICATED: Final = "partitions.replicated"
-CONTROL: Final = "cluster.control"
-PLACED: Final = "cluster.replicas.placed"
+LEADER: Final = "node.partitions.leader"
+REPLICATED: Final = "node.partitions.replicated"
+CONTROL: Final = "control.operating.changes"
+PLACED: Final = "node.placed"
 CAPTURES: Final = "intake.captures"
 FLUSH: Final = "intake.flush"
 STREAMS: Final = "serving.endpoints.streams"

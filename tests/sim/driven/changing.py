@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from broker.api.errors import LiftlogError, NotLeader, StreamPaused
 from broker.metadata.info import StreamInfo
 from broker.metadata.session import SESSION_MS, lapse_ms
-from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.replicated import ReplicatedPartition
 from tests.sim.metadata import place_of
 from tests.sim.rewritten import records_of
 

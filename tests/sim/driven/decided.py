@@ -9,12 +9,12 @@ from tests.sim.driven.changed import of
 
 SEEDS: Final = 60
 """A dozen of these are of that kind."""
-STAGES: Final = "sinks.stages"
-COORDINATOR: Final = "sinks.coordinator"
-HIDDEN: Final = "cluster.sinks.hidden"
-SERVICE: Final = "cluster.sinks.service"
-OFFSETS: Final = "cluster.offsets"
-CONSUMERS: Final = "partitions.consumers"
+STAGES: Final = "node.sinks.stages"
+COORDINATOR: Final = "node.sinks.coordinator"
+HIDDEN: Final = "node.sinks.hidden"
+SERVICE: Final = "node.sinks.service"
+OFFSETS: Final = "node.offsets"
+CONSUMERS: Final = "node.partitions.consumers"
 
 DECIDED: Final = (
     # a group is appended once

@@ -18,7 +18,7 @@ from zlib import crc32
 
 from broker.api.errors import LiftlogError, StreamPaused
 from broker.metadata.info import StreamInfo
-from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.replicated import ReplicatedPartition
 
 LONG_MS: Final = 2_000
 """So long after a stop a broker has done what waited."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from broker.api import http
 from broker.api.errors import LiftlogError
-from broker.runtime.cluster.control import PlacedControl
-from broker.runtime.cluster.streams import PlacedStreams
-from broker.runtime.config.settings import Config
+from broker.config.settings import Config
+from broker.control.operating.changes import PlacedControl
+from broker.node.streams import PlacedStreams
 from broker.serving.endpoints import changes, streams
 from broker.serving.http.access import NOBODY, Asking, AuthRules, Gate, access_now
 from tests.sim.driven.loop import SteppedLoop

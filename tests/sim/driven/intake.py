@@ -8,15 +8,15 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from broker.api.errors import LiftlogError
+from broker.common.elapsed import Clocks
+from broker.config.settings import Config
 from broker.ingest import PendingBatch
+from broker.intake.driver import IntakeDriver
 from broker.metadata.catalog import StreamInfo
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.sync import Outcome
 from broker.replication.events import Acks
-from broker.runtime.config.settings import Config
-from broker.runtime.elapsed import Clocks
-from broker.runtime.intake.driver import IntakeDriver
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.partitions.sync import Outcome
 from broker.storage.log import AppendResult
 from tests.sim.driven.loop import SteppedLoop
 from tests.sim.driven.nats import Server, Transport

@@ -14,22 +14,21 @@ from tests.sim.mutants import Mutant, applied
 
 
 def of(name: str, file: str, *texts: str, seed: int = 0, seeds: int = 30) -> Mutant:
-    folder = "broker" if file.startswith("storage.") else "broker.runtime"
-    return Mutant(name, f"{folder}.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, "")
+    return Mutant(name, f"broker.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, "")
 
 
-ACKS: Final = "partitions.acks"
-FOLLOWING: Final = "cluster.link.following"
-PLACED: Final = "cluster.replicas.placed"
-FOLDERS: Final = "cluster.replicas.folders"
-REPLICAS: Final = "cluster.replicas.replicas"
-MENDING: Final = "cluster.replicas.mending"
+ACKS: Final = "node.partitions.acks"
+FOLLOWING: Final = "link.following"
+PLACED: Final = "node.placed"
+FOLDERS: Final = "node.folders"
+REPLICAS: Final = "node.replicas"
+MENDING: Final = "node.mending"
 MENDED: Final = "storage.rewrite.mending"
 
 DRIVEN: Final = (
     # mends that are taken out again: message ids went by the time of day, and a leader's clock that was ahead forgot them
-    of("counts the age of ids by the time of day", "partitions.leader", "        now_us = replica.elapsed_us()\n", "        now_us = replica.wall_us()\n", seed=1),
-    of("opens a log by a clock that began before it", "cluster.replicas.folders", "boot_id=boot_id, now_us=self.elapsed_us(), expected", "boot_id=boot_id, now_us=0, expected", seed=3),
+    of("counts the age of ids by the time of day", "node.partitions.leader", "        now_us = replica.elapsed_us()\n", "        now_us = replica.wall_us()\n", seed=1),
+    of("opens a log by a clock that began before it", "node.folders", "boot_id=boot_id, now_us=self.elapsed_us(), expected", "boot_id=boot_id, now_us=0, expected", seed=3),
     # rules of the drivers
     of("tells a publisher without a session", ACKS, "if isinstance(outcome, int) and ticket.acks is not OWN and not self.may_answer():", "if False:", seed=1),
     of("answers clients without a session", ACKS, ">= self.least_epoch and self.has_session()", ">= self.least_epoch"),
@@ -38,12 +37,12 @@ DRIVEN: Final = (
     of("follows with the epoch of before", PLACED, "            partition.log.follow(state.leader_epoch)", "            pass"),
     of("does not say that its folder is there", PLACED, "            self._report_opened(self.at, self._incarnation)", "            pass"),
     of("believes a registration of before", REPLICAS, "if own is None or own.incarnation != self._process:", "if own is None:"),
-    of("holds a question that was answered for one under way", "cluster.asks", "            self._under_way.discard(key)", "            pass", seed=2),
-    of("sends one command for many, and no other", "cluster.asks", "            self._under_way = {}\n        self._go()", "            pass", seed=2),
+    of("holds a question that was answered for one under way", "node.asks", "            self._under_way.discard(key)", "            pass", seed=2),
+    of("sends one command for many, and no other", "node.asks", "            self._under_way = {}\n        self._go()", "            pass", seed=2),
     # closes, which the seeds of `faults.CLOSING` have many of
     of("closes a log beside its fsync", FOLLOWING, "            self._waits.until(self._lock, lambda: not self._is_syncing)\n", "            pass\n", seed=3),
-    of("closes a log while somebody answers from it", "cluster.link.answering", "            self._waits.until(self._lock, lambda: not self._reading)\n", "            pass\n", seed=3),
-    of("ends beside a turn", "cluster.replicas.serial_work", "            self._waits.until(self._not_running, lambda: not self._is_running)\n", "            pass\n", seed=55, seeds=60),
+    of("closes a log while somebody answers from it", "link.answering", "            self._waits.until(self._lock, lambda: not self._reading)\n", "            pass\n", seed=3),
+    of("ends beside a turn", "node.serial_work", "            self._waits.until(self._not_running, lambda: not self._is_running)\n", "            pass\n", seed=55, seeds=60),
     of("steps out for what was seen before the log recovered", PLACED, "recover(partition.replica.elapsed_us())\n                self._begin_life()\n", "recover(partition.replica.elapsed_us())\n", seed=31, seeds=60),
     of("says that a folder is gone before it is", PLACED, "        self._host.folders.remove(self._name, *self.at)\n        self.is_gone = True\n", "        self.is_gone = True\n        self._host.folders.remove(self._name, *self.at)\n", seed=3),
     of("says that a folder is gone before it is durable", FOLDERS, "                self.disk.sync_dir(str(path))\n                with suppress(OSError):", "                with suppress(OSError):", seed=3),

@@ -11,19 +11,19 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from broker.api.errors import DeadlineExceeded, LiftlogError, from_problem
+from broker.common.elapsed import Clocks
+from broker.control.service import Catalogs
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.heard import Heard
 from broker.metadata.partition import PartitionState, Place
 from broker.metadata.session import Session
-from broker.runtime.cluster.plane.service import Catalogs
-from broker.runtime.cluster.replicas.log_ends import LogEnds
-from broker.runtime.cluster.replicas.replicas import Replicas
-from broker.runtime.cluster.wiring import Host
-from broker.runtime.elapsed import Clocks
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.partitions.watch import ChangeHub
+from broker.node.log_ends import LogEnds
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.watch import ChangeHub
+from broker.node.replicas import Replicas
+from broker.node.wiring import Host
 from broker.storage.folder import partition_folder
 from broker.storage.log import PartitionLog
 from tests.sim.broker import TICK_MS, Broker

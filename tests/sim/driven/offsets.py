@@ -21,9 +21,9 @@ from broker.api.errors import LiftlogError, UnknownConsumer
 from broker.api.stream import OFFSETS_STREAM
 from broker.groups.offsets import ConsumerOffset, decode_offset
 from broker.metadata.partition import Place
-from broker.runtime.cluster import offsets
-from broker.runtime.cluster.offsets import PlacedConsumers
-from broker.runtime.sinks.committed import WholeRead
+from broker.node import offsets
+from broker.node.offsets import PlacedConsumers
+from broker.node.sinks.committed import WholeRead
 from tests.sim.driven.running import PausedReplica, Threads
 from tests.sim.metadata import name_of
 

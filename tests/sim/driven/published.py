@@ -34,7 +34,7 @@ from broker.api.errors import (
 )
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM, stages_of
 from broker.metadata.partition import Place
-from broker.runtime.cluster.own_settings import COMMITS_SETTINGS, OFFSETS_SETTINGS
+from broker.node.own_settings import COMMITS_SETTINGS, OFFSETS_SETTINGS
 from broker.sinks.ledger import CommitRequest, NamedStage
 from broker.storage.log import PartitionLog
 from tests.sim.driven.offsets import OFFSETS, Committing

@@ -1,4 +1,4 @@
-"""A log of a driven broker that is written anew beside its roles, as `broker.runtime.background.compactor` does: passes
+"""A log of a driven broker that is written anew beside its roles, as `broker.background.compactor` does: passes
 of compaction and joins, on a fiber that others overtake between two pieces. The outcome must be legal (`rewritten.py`).
 """
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from broker.api.errors import LiftlogError
-from broker.runtime.cluster.replicas.placed import PlacedReplica
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.placed import PlacedReplica
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from tests.sim.rewriting import JOINING, OLD_US, SHAPE, Stopped

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from broker.api.errors import LiftlogError
 from broker.api.stream import StreamSettings
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.cluster.replicas.folders import Folders
-from broker.runtime.partitions import sync
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.sync import SyncTarget
+from broker.node.folders import Folders
+from broker.node.partitions import sync
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.sync import SyncTarget
 from broker.storage.log import PartitionLog
 from broker.storage.recovery import RecoveryReport
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
@@ -319,7 +319,7 @@ def _disk_takes() -> None:
 
 
 class Stepped:
-    """A loop (`broker.runtime.looping`) that is stepped by the schedule."""
+    """A loop (`broker.common.looping`) that is stepped by the schedule."""
 
     def __init__(self, process: Process, step: Callable[[], float]) -> None:
         self._process = process

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from broker.api.errors import BadBatch, LiftlogError, OffsetOutOfRange
 from broker.metadata.partition import Place
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.sync import Outcome
+from broker.node.placed import PlacedReplica, Stepping
 from broker.replication.events import Acks
 from broker.replication.leader import Leader
 from broker.replication.messages import AskRange
-from broker.runtime.cluster.replicas.placed import PlacedReplica, Stepping
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.partitions.sync import Outcome
 from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.read import verified_messages
 from broker.storage.recovery import Ranges, merge_ranges

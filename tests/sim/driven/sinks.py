@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.api.errors import LiftlogError, NotReady, Unavailable, from_problem
 from broker.api.stream import COMMITS_STREAM
 from broker.metadata.partition import Place
-from broker.runtime.cluster.sinks.beside import Companions
-from broker.runtime.cluster.sinks.service import (
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.sinks.beside import Companions
+from broker.node.sinks.service import (
     CALL_THREADS,
     PARTITION_THREADS,
     PEER_THREADS,
     PlacedSinks,
     Runners,
 )
-from broker.runtime.cluster.streams import PlacedStreams
-from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.sinks.stages import StageLimits
+from broker.node.sinks.stages import StageLimits
+from broker.node.streams import PlacedStreams
 from broker.sinks.ledger import CommitRequest, NamedStage
 from tests.sim.driven.loop import SteppedLoop
 from tests.sim.driven.running import FiberWaits, SteppedWaiting, Threads

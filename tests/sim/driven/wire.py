@@ -15,18 +15,18 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from broker.link.answering import Answering, FollowerSlot
+from broker.link.codec import HEARTBEAT, Answered, LinkFrame, Question, decode, encode
+from broker.link.connection import Connection, LeaderStream, TakeRange
+from broker.link.directory import Directory
+from broker.link.following import Following
+from broker.link.handshake import Refused
+from broker.link.outbox import Outbox
+from broker.link.pace import Pace
+from broker.link.server import FollowerStream, Server
 from broker.metadata.partition import Place
+from broker.node.partitions.replicated import ReplicatedPartition
 from broker.replication.messages import AskRange, Incarnation
-from broker.runtime.cluster.codec import HEARTBEAT, Answered, LinkFrame, Question, decode, encode
-from broker.runtime.cluster.link.answering import Answering, FollowerSlot
-from broker.runtime.cluster.link.connection import Connection, LeaderStream, TakeRange
-from broker.runtime.cluster.link.directory import Directory
-from broker.runtime.cluster.link.following import Following
-from broker.runtime.cluster.link.handshake import Refused
-from broker.runtime.cluster.link.outbox import Outbox
-from broker.runtime.cluster.link.pace import Pace
-from broker.runtime.cluster.link.server import FollowerStream, Server
-from broker.runtime.partitions.replicated import ReplicatedPartition
 from tests.sim.driven.running import FiberWaits
 from tests.sim.metadata import name_of
 

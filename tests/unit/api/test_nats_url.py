@@ -20,7 +20,7 @@ from broker.cli.doctor.network import check_nats
 from broker.cli.local import processes, up
 from broker.cli.local.datafolder import UpFolder
 from broker.client.nats_connection import NatsConnection
-from broker.runtime.config.configuration import describe, load
+from broker.config.configuration import describe, load
 from broker.runtime.logs import ConsoleFormatter, JsonFormatter
 
 PASSWORDS = (

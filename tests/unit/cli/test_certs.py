@@ -17,8 +17,8 @@ from cryptography import x509
 
 from broker.api.errors import InvalidRequest, InvalidSetting
 from broker.cli.main import app
-from broker.runtime.config.certificates import certificates_of
-from broker.runtime.config.configuration import load
+from broker.config.certificates import certificates_of
+from broker.config.configuration import load
 
 
 def certs(*arguments: str) -> Result:

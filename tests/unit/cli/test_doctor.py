@@ -33,8 +33,8 @@ from broker.cli.doctor.machine import check_disk, check_fsync, check_limits, che
 from broker.cli.doctor.network import check_broker, check_nats
 from broker.cli.local import nats_server, readiness
 from broker.cli.main import app
-from broker.runtime.config.settings import EncryptionConfig
-from broker.runtime.partitions.open_logs import connections_within
+from broker.config.settings import EncryptionConfig
+from broker.node.partitions.open_logs import connections_within
 from broker.storage.disk import OsDisk
 from broker.storage.encrypted.keys import Keyring, MasterKey
 from broker.storage.folder import DataFolder

@@ -18,11 +18,11 @@ from broker.cli.local.datafolder import Record, UpFolder
 from broker.cli.local.processes import ProcessIdentity
 from broker.cli.local.up import Ports, _keep_secret, _plan
 from broker.cli.main import app
+from broker.config.configuration import load
+from broker.config.master_keys import from_file, load_keyring
+from broker.config.settings import EncryptionConfig
+from broker.control.identity import check_secret, identity_from
 from broker.runtime.broker import check_asserts
-from broker.runtime.cluster.plane.identity import check_secret, identity_from
-from broker.runtime.config.configuration import load
-from broker.runtime.config.master_keys import from_file, load_keyring
-from broker.runtime.config.settings import EncryptionConfig
 
 COMMAND: click.Command = app
 

@@ -21,9 +21,9 @@ from broker.api.errors import (
     UnknownStream,
     from_problem,
 )
+from broker.control.operating.admin import ClusterAdmin
 from broker.metadata.catalog import COMMAND_VERSION, Catalog
 from broker.metadata.partition import PartitionState, Place
-from broker.runtime.cluster.operating.admin import ClusterAdmin
 from tests.support.logs import create_log, row_batch
 from tests.support.simdisk import SimDisk
 

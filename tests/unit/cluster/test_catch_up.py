@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from broker.api.errors import LiftlogError, NotReady, Unavailable
-from broker.runtime.cluster import broker
-from broker.runtime.cluster.broker import ClusterBroker
+from broker.runtime import clustered as broker
+from broker.runtime.clustered import ClusterBroker
 
 
 class Part:

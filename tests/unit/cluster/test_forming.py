@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from broker.api.errors import InvalidRequest
+from broker.control import membership
+from broker.control.forming import Entrance, answer_to
+from broker.control.identity import Identity
+from broker.control.membership import FORMING, MEMBER, Membership, group_of, store
 from broker.raft.greeting import NOBODY, Hello
-from broker.runtime.cluster.plane import membership
-from broker.runtime.cluster.plane.forming import Entrance, answer_to
-from broker.runtime.cluster.plane.identity import Identity
-from broker.runtime.cluster.plane.membership import FORMING, MEMBER, Membership, group_of, store
 from tests.support.effort import first_short
 from tests.support.simdisk import MODES, Crashed, SimDisk
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from broker.control.duties import Duties
+from broker.control.heart import Heart
 from broker.metadata.catalog import Catalog
 from broker.metadata.session import SESSION_MS, lapse_ms
-from broker.runtime.cluster.plane.duties import Duties
-from broker.runtime.cluster.plane.heart import Heart
 
 
 class Node:

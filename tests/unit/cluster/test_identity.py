@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from broker.api.errors import InvalidRequest, InvalidSetting
-from broker.runtime.cluster.plane.identity import Identity, check_secret, identity_from
-from broker.runtime.config.configuration import describe, load
+from broker.config.configuration import describe, load
+from broker.control.identity import Identity, check_secret, identity_from
 
 VOTERS = ["a@10.0.0.1:9294", "b@[fd00::2]:9294", "c@c.example:19294"]
 SECRET = "of at least sixteen bytes"

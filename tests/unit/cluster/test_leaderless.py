@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker.runtime.cluster.plane.leaderless import Leaderless
-from broker.runtime.metrics import REGISTRY
+from broker.common.metrics import REGISTRY
+from broker.control.leaderless import Leaderless
 from tests.unit.metadata.scenario import Scenario
 
 

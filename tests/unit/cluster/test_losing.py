@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from broker.api.errors import InvalidRequest, NotReady
+from broker.control.operating.admin import ClusterAdmin
+from broker.control.operating.losing import refusal, to_give_up
 from broker.metadata.partition import PartitionState
-from broker.runtime.cluster.operating.admin import ClusterAdmin
-from broker.runtime.cluster.operating.losing import refusal, to_give_up
 from broker.storage.recovery import Ranges
 from tests.unit.cluster.test_admin import Service
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from broker.api.errors import NotReady
-from broker.runtime.cluster import offsets
-from broker.runtime.cluster.offsets import PlacedConsumers
+from broker.node import offsets
+from broker.node.offsets import PlacedConsumers
 
 
 class Reads:

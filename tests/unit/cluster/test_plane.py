@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from broker.api.errors import InvalidRequest, NotReady, WrongFolder
+from broker.control import plane as plane_module
+from broker.control.others import Addresses
 from broker.metadata.member_watch import MemberWatch
-from broker.runtime.cluster.others import Addresses
-from broker.runtime.cluster.plane import plane as plane_module
 from tests.support.planes import DEADLINE_S, Brokers, producer, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]  # these wait for real seconds

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, NotReady, from_problem
+from broker.control import registering
+from broker.control.registering import FILE, Registration, seen_in
+from broker.control.service import Catalogs
 from broker.metadata.catalog import Catalog
-from broker.runtime.cluster.plane import registering
-from broker.runtime.cluster.plane.registering import FILE, Registration, seen_in
-from broker.runtime.cluster.plane.service import Catalogs
 from tests.support.simdisk import Crashed, SimDisk
 
 PATH = f"/data/{FILE}"

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from broker.api.errors import CorruptLog, DiskFull, InvalidRequest, LiftlogError, WrongFolder
+from broker.control import membership, rescue
+from broker.control.forming import Entered, Entrance, answer_to
+from broker.control.identity import Identity
+from broker.control.membership import FORMING, JOINING, MEMBER, Membership, group_of
 from broker.metadata.catalog import Catalog
 from broker.raft.core import REGULAR, first_entries, first_voters, voters_in
 from broker.raft.journal import Base, Journal
 from broker.raft.node import catalog_in
-from broker.runtime.cluster.plane import membership, rescue
-from broker.runtime.cluster.plane.forming import Entered, Entrance, answer_to
-from broker.runtime.cluster.plane.identity import Identity
-from broker.runtime.cluster.plane.membership import FORMING, JOINING, MEMBER, Membership, group_of
 from tests.support.simdisk import Crashed, Mode, SimDisk
 
 FOLDER = "/data"

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from broker.api.errors import DeadlineExceeded, LiftlogError, NotReady, Overloaded, UnknownStream
+from broker.control import thread as thread_module
+from broker.control.operating import changes as control
+from broker.control.operating.changes import in_time, waits
+from broker.control.service import Catalogs
+from broker.control.thread import RaftThread
 from broker.metadata.catalog import Catalog
-from broker.runtime.cluster import control
-from broker.runtime.cluster.control import in_time, waits
-from broker.runtime.cluster.plane import thread as thread_module
-from broker.runtime.cluster.plane.service import Catalogs
-from broker.runtime.cluster.plane.thread import RaftThread
 from broker.serving.contract.deadline import answer_due
 from tests.support.planes import Member, members, producer, until
 

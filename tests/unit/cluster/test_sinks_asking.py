@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from broker.api.errors import NotReady
-from broker.runtime.cluster.sinks.service import PlacedSinks
-from broker.runtime.waiting import THREADS
+from broker.common.waiting import THREADS
+from broker.node.sinks.service import PlacedSinks
 
 
 def test_an_answer_that_a_loop_which_has_ended_owes_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ import pytest
 from broker.api.stream import OFFSETS_STREAM
 from broker.groups.offsets import ConsumerOffset, OffsetTable, decode_offset, offset_rows
 from broker.groups.pins import Pin, PinTable, decode_pin
-from broker.runtime.partitions.consumers import Consumers
+from broker.node.partitions.consumers import Consumers
 from tests.support.backend import LogBackend
 
 

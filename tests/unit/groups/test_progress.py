@@ -17,7 +17,7 @@ from broker.groups.fencing import CommitVerdict, GroupProgress, OffsetAndEpoch, 
 from broker.groups.offsets import ConsumerOffset, OffsetTable, decode_offset, offset_rows
 from broker.groups.pins import PinTable, decode_pin
 from broker.groups.progress import GroupOffset, GroupTable, decode_group_offset
-from broker.runtime.partitions.consumers import Consumers
+from broker.node.partitions.consumers import Consumers
 from tests.support.backend import LogBackend
 
 ENTRY = GroupOffset(

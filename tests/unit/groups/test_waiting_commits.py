@@ -14,8 +14,8 @@ import pytest
 
 from broker.api.errors import Overloaded
 from broker.groups.offsets import ConsumerOffset
-from broker.runtime.partitions import consumers
-from broker.runtime.partitions.consumers import Consumers
+from broker.node.partitions import consumers
+from broker.node.partitions.consumers import Consumers
 
 
 class Held:

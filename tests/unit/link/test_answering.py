@@ -18,17 +18,17 @@ import pytest
 
 from broker.api.errors import NotLeader, StorageFailed
 from broker.api.stream import settings_from
+from broker.common.elapsed import MACHINE
+from broker.common.waiting import ThreadWaits
+from broker.link import answering
+from broker.link.answering import Answering, FollowerSlot
+from broker.link.bulk import BulkServer
+from broker.link.codec import Answered, decode
+from broker.link.pace import Pace
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.watch import ChangeHub
 from broker.replication.events import Deposed, Send
 from broker.replication.messages import Fenced, Fetch, Records
-from broker.runtime.cluster.codec import Answered, decode
-from broker.runtime.cluster.link import answering
-from broker.runtime.cluster.link.answering import Answering, FollowerSlot
-from broker.runtime.cluster.link.bulk import BulkServer
-from broker.runtime.cluster.link.pace import Pace
-from broker.runtime.elapsed import MACHINE
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.watch import ChangeHub
-from broker.runtime.waiting import ThreadWaits
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
 from broker.storage.segments.index import INDEX_CACHE

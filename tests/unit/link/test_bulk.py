@@ -18,14 +18,14 @@ import pyarrow as pa
 import pytest
 
 from broker.api.batch import decode_batch
+from broker.link import answering, bulk, bulk_reader, door
+from broker.link.bulk import ASKS, HOLDS, TRANSFERS_MAX, Transfer
+from broker.link.bulk_reader import BulkReader
+from broker.link.codec import TICKET_BYTES, Answered, Bulk
+from broker.link.door import STRANGERS_MAX
+from broker.link.tls import LinkTls
 from broker.metadata.partition import Place
 from broker.replication.messages import Fenced
-from broker.runtime.cluster.codec import TICKET_BYTES, Answered, Bulk
-from broker.runtime.cluster.link import answering, bulk, bulk_reader, door
-from broker.runtime.cluster.link.bulk import ASKS, HOLDS, TRANSFERS_MAX, Transfer
-from broker.runtime.cluster.link.bulk_reader import BulkReader
-from broker.runtime.cluster.link.door import STRANGERS_MAX
-from broker.runtime.cluster.link.tls import LinkTls
 from broker.storage.disk import OsDisk
 from broker.storage.read import ReadPlan
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from broker.common.stopping import StillRunning
+from broker.link import connection
+from broker.link import link as link_module
+from broker.link.answering import Answering
 from broker.metadata.partition import Place
-from broker.runtime.cluster.link import connection
-from broker.runtime.cluster.link import link as link_module
-from broker.runtime.cluster.link.answering import Answering
-from broker.runtime.stopping import StillRunning
 from broker.storage.log import PartitionLog
 from tests.support.linked import Linked, linked
 from tests.support.processes import eventually

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from broker.api.stream import settings_from
+from broker.common.elapsed import MACHINE
+from broker.common.waiting import ThreadWaits
+from broker.link.following import CALM_SLOWER, FRESH_SLOWER, Following
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.watch import ChangeHub
 from broker.replication.follower import Phase
 from broker.replication.messages import AskEnd, End, Fetch, Incarnation, Inside, Records, StartsAbove
-from broker.runtime.cluster.link.following import CALM_SLOWER, FRESH_SLOWER, Following
-from broker.runtime.elapsed import MACHINE
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.partitions.watch import ChangeHub
-from broker.runtime.waiting import ThreadWaits
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.processes import eventually
@@ -238,7 +238,7 @@ def test_what_does_not_come_alone_is_the_pools_to_sync(
         one.records(one.asked[-1])
         assert one.following._is_queued
     if why == "it is large":
-        monkeypatch.setattr("broker.runtime.cluster.link.following.HERE_BYTES_MAX", 10)
+        monkeypatch.setattr("broker.link.following.HERE_BYTES_MAX", 10)
     connection.rested_s = 0.0 if why == "more is coming" else 1.0
     one.replica.sync_took_s = 0.003 if why == "a slow disk" else 0.0
     one.wrote(2, b"x")

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.runtime.cluster.codec import HEARTBEAT, PREAMBLE, Ended, LinkFrame, decode, encode
-from broker.runtime.cluster.link import framed as framed_module
-from broker.runtime.cluster.link.framed import BUFFER_BYTES, KEPT_BYTES_MAX, Framed, FrameTooLarge
+from broker.link import framed as framed_module
+from broker.link.codec import HEARTBEAT, PREAMBLE, Ended, LinkFrame, decode, encode
+from broker.link.framed import BUFFER_BYTES, KEPT_BYTES_MAX, Framed, FrameTooLarge
 from tests.support.certificates import Authority
 from tests.support.processes import eventually
 

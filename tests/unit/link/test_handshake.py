@@ -7,8 +7,8 @@ import random
 import pytest
 from crc32c import crc32c
 
-from broker.runtime.cluster.codec import Challenge, Hello, LinkFrame, Proof, Welcome, decode, encode
-from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Doorkeeper, Peer, Refused, key_of
+from broker.link.codec import Challenge, Hello, LinkFrame, Proof, Welcome, decode, encode
+from broker.link.handshake import NONCE_BYTES, Caller, Doorkeeper, Peer, Refused, key_of
 
 SECRET = b"a secret of sixteen"
 KNOWN = {"a": 1, "b": 7, "c": 9}

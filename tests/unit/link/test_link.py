@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from broker.api.batch import decode_batch
+from broker.link import answering, connection, following
+from broker.link.directory import Directory
 from broker.metadata.partition import Place
-from broker.runtime.cluster.link import answering, connection, following
-from broker.runtime.cluster.link.directory import Directory
 from tests.support.linked import Linked, linked
 from tests.support.processes import eventually
 

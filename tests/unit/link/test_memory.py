@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from broker.runtime.cluster.link.outbox import Outbox
+from broker.link.outbox import Outbox
 from broker.storage.segments.index import INDEX_CACHE
 from tests.support.linked import Linked, linked
 from tests.support.processes import eventually

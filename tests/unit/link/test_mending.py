@@ -15,13 +15,13 @@ import pytest
 
 from broker.api.batch import decode_batch
 from broker.api.errors import CorruptLog
+from broker.link import handshake, ranges
+from broker.link.answering import Answering, AnswerStream
+from broker.link.codec import Question, Welcome
 from broker.metadata.partition import Place
+from broker.node import mending
+from broker.node.folders import ASIDE
 from broker.replication.messages import Fetch
-from broker.runtime.cluster.codec import Question, Welcome
-from broker.runtime.cluster.link import handshake, ranges
-from broker.runtime.cluster.link.answering import Answering, AnswerStream
-from broker.runtime.cluster.replicas import mending
-from broker.runtime.cluster.replicas.folders import ASIDE
 from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
 from broker.storage.writing.replace import sealed_segments
 from tests.support.linked import RESERVE_BYTES, Linked, LinkedNode, linked

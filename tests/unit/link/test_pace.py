@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.runtime.cluster.link.pace import BURST_S, Pace
+from broker.link.pace import BURST_S, Pace
 
 
 class Clock:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from broker.link.connection import CUT_S, SILENT_S, STILL_S, Connection, LeaderStream, host_and_port
+from broker.link.directory import Directory, Entry
+from broker.link.handshake import Peer
+from broker.link.outbox import Outbox
+from broker.link.pace import BURST_S, Pace
 from broker.metadata.partition import PartitionState
 from broker.replication.messages import Fetch
-from broker.runtime.cluster.link.connection import CUT_S, SILENT_S, STILL_S, Connection, LeaderStream, host_and_port
-from broker.runtime.cluster.link.directory import Directory, Entry
-from broker.runtime.cluster.link.handshake import Peer
-from broker.runtime.cluster.link.outbox import Outbox
-from broker.runtime.cluster.link.pace import BURST_S, Pace
 from tests.support.placed import Cluster
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 from broker.api.batch import verify_batch
+from broker.link.ranges import held
 from broker.replication.messages import AskRange
-from broker.runtime.cluster.link.ranges import held
 from broker.storage.aside import was_compacted
 from broker.storage.inspect.scrub import scrub
 from broker.storage.log import PartitionLog

@@ -7,10 +7,10 @@ import time
 from dataclasses import replace
 from typing import cast
 
+from broker.link.answering import Answering, AnswerStream, FollowerSlot
+from broker.link.codec import Answered, decode
+from broker.node.partitions.replicated import ReplicatedPartition
 from broker.replication.messages import Fetch, Records
-from broker.runtime.cluster.codec import Answered, decode
-from broker.runtime.cluster.link.answering import Answering, AnswerStream, FollowerSlot
-from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings

@@ -23,13 +23,13 @@ from broker.api.errors import DeadlineExceeded, NotLeader, NotReady, SinkFenced,
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.groups.offsets import ConsumerOffset, offset_rows
 from broker.metadata.partition import PartitionState
-from broker.runtime.cluster.offsets import PlacedConsumers
-from broker.runtime.cluster.sinks.beside import wanted
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.committed import append_durable
-from broker.runtime.sinks.coordinator import Sinks
-from broker.runtime.sinks.rounds import SinkRounds
-from broker.runtime.sinks.stages import StageStore
+from broker.node.offsets import PlacedConsumers
+from broker.node.partitions.leader import Partition
+from broker.node.sinks.beside import wanted
+from broker.node.sinks.committed import append_durable
+from broker.node.sinks.coordinator import Sinks
+from broker.node.sinks.rounds import SinkRounds
+from broker.node.sinks.stages import StageStore
 from broker.sinks.ledger import CommitRequest, NamedStage
 from broker.sinks.state import StageRef
 from broker.storage.log import PartitionLog
@@ -190,7 +190,7 @@ def test_what_comes_for_a_sink_that_was_ended_goes_and_another_coordinator_knows
     sinks: LinkedSinks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader of a partition believes for a moment that an epoch may stage, unasked."""
-    monkeypatch.setattr("broker.runtime.cluster.sinks.service.CHECKED_S", 3_600.0)
+    monkeypatch.setattr("broker.node.sinks.service.CHECKED_S", 3_600.0)
     epoch = retried(lambda: sinks.coordinator().open(SINK, "run", is_one_shot=True).epoch)
     sinks.stage(epoch, 0, b"a", b"b")
     retried(lambda: sinks.coordinator().end(SINK, "run"))

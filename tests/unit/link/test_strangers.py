@@ -16,8 +16,9 @@ from unittest.mock import patch
 
 import pytest
 
-from broker.replication.messages import AskEnd, AskState, Fetch
-from broker.runtime.cluster.codec import (
+from broker.link import door as door_module
+from broker.link import server as server_module
+from broker.link.codec import (
     HEARTBEAT,
     PREAMBLE,
     Asked,
@@ -29,12 +30,11 @@ from broker.runtime.cluster.codec import (
     decode,
     encode,
 )
-from broker.runtime.cluster.link import door as door_module
-from broker.runtime.cluster.link import server as server_module
-from broker.runtime.cluster.link.door import STRANGERS_MAX
-from broker.runtime.cluster.link.framed import Framed
-from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, key_of
-from broker.runtime.cluster.link.server import PURPOSE, QUESTION_BYTES_MAX, STREAMS_EACH_MAX, FollowerStream
+from broker.link.door import STRANGERS_MAX
+from broker.link.framed import Framed
+from broker.link.handshake import NONCE_BYTES, Caller, Peer, key_of
+from broker.link.server import PURPOSE, QUESTION_BYTES_MAX, STREAMS_EACH_MAX, FollowerStream
+from broker.replication.messages import AskEnd, AskState, Fetch
 from tests.support.doors import RawCall
 from tests.support.linked import SECRET, Linked, linked
 from tests.support.processes import eventually

@@ -19,15 +19,15 @@ from pathlib import Path
 import pytest
 
 from broker.api.certificate_faults import Unbelieved
+from broker.config.certificates import Certificates
+from broker.link import answering, bulk, door, tls
+from broker.link.bulk import Transfer
+from broker.link.bulk_reader import BulkReader
+from broker.link.door import GREETING_S, STRANGERS_MAX
+from broker.link.handshake import Refused
+from broker.link.server import PURPOSE
+from broker.link.tls import LinkTls, connected
 from broker.metadata.partition import Place
-from broker.runtime.cluster.link import answering, bulk, door, tls
-from broker.runtime.cluster.link.bulk import Transfer
-from broker.runtime.cluster.link.bulk_reader import BulkReader
-from broker.runtime.cluster.link.door import GREETING_S, STRANGERS_MAX
-from broker.runtime.cluster.link.handshake import Refused
-from broker.runtime.cluster.link.server import PURPOSE
-from broker.runtime.cluster.link.tls import LinkTls, connected
-from broker.runtime.config.certificates import Certificates
 from broker.storage.disk import OsDisk
 from broker.storage.read import ReadPlan
 from broker.storage.segments.segment import Segment

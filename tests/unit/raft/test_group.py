@@ -12,11 +12,11 @@ from pysyncobj import SyncObj
 from pysyncobj.node import Node
 
 from broker.api.errors import DeadlineExceeded, InvalidRequest, StorageFailed
+from broker.control import status
+from broker.control.identity import Identity
 from broker.raft.core import Core
 from broker.raft.journal import encode_transfer
 from broker.raft.node import open_journal
-from broker.runtime.cluster.plane import status
-from broker.runtime.cluster.plane.identity import Identity
 from tests.sim.raft.mutants import mutated
 from tests.support.simdisk import Crashed
 from tests.unit.raft.group import PATH, Group, Message

@@ -13,10 +13,10 @@ import pytest
 
 from broker.ingest import load
 from broker.metadata.catalog import StreamInfo
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.sync import SyncPool
 from broker.replication.events import StepOut
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.sync import SyncPool
 from tests.support.replicated import Led
 from tests.unit.ingest.wire import answers_in, hmsg, msg
 from tests.unit.runtime.test_flush import Intake

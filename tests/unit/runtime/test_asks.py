@@ -14,7 +14,7 @@ import pytest
 
 from broker.api.errors import LiftlogError, NotReady
 from broker.metadata.partition import Place
-from broker.runtime.cluster.asks import Asks, BatchedAsks
+from broker.node.asks import Asks, BatchedAsks
 
 
 class Later(Executor):

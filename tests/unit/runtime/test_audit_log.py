@@ -18,12 +18,12 @@ import pytest
 from broker.api.batch import decode_batch
 from broker.api.errors import DiskFull, NotLeader, NotReady, StorageFailed
 from broker.api.stream import AUDIT_STREAM, settings_from
+from broker.config.configuration import load
+from broker.config.settings import AuditConfig
+from broker.node.own_settings import audit_settings
+from broker.node.partitions.leader import Partition
 from broker.runtime.audit_log import AuditLog
-from broker.runtime.cluster.broker import ClusterBroker
-from broker.runtime.cluster.own_settings import audit_settings
-from broker.runtime.config.configuration import load
-from broker.runtime.config.settings import AuditConfig
-from broker.runtime.partitions.leader import Partition
+from broker.runtime.clustered import ClusterBroker
 from broker.serving.contract.backend import AuditRecord
 from broker.storage.log import PartitionLog
 from tests.support.lone import lone_broker

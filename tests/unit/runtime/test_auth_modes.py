@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from broker.api.errors import NotReady
+from broker.control.auth_modes import REMIND_S, AuthModes
 from broker.metadata.catalog import MODES_SINCE
 from broker.metadata.cluster import FEATURE_LEVEL
-from broker.runtime.cluster.auth_modes import REMIND_S, AuthModes
 from tests.support.placed import Cluster
 
 

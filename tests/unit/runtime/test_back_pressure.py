@@ -1,4 +1,4 @@
-"""N2 of broker/runtime/intake/flush.py, from a real nats-server to a disk that is held back.
+"""N2 of broker/intake/flush.py, from a real nats-server to a disk that is held back.
 
 Bytes that are not read stay there."""
 
@@ -14,16 +14,16 @@ import nats
 import pytest
 
 from broker.api.stream import settings_from
+from broker.common.elapsed import MACHINE
+from broker.config.configuration import load
+from broker.intake import driver as intake
+from broker.intake.driver import WRITE_PENDING_BYTES_MAX, IntakeDriver
+from broker.intake.flush import Flusher, FlushSlot
+from broker.intake.nats_seam import barrier
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.config.configuration import load
-from broker.runtime.elapsed import MACHINE
-from broker.runtime.intake import driver as intake
-from broker.runtime.intake.driver import WRITE_PENDING_BYTES_MAX, IntakeDriver
-from broker.runtime.intake.flush import Flusher, FlushSlot
-from broker.runtime.intake.nats_seam import barrier
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.watch import ChangeHub
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.processes import NatsServer, eventually, free_port

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from broker.api.stream import settings_from
+from broker.intake.beginnings import Beginnings
+from broker.intake.captures import Captures
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.intake.beginnings import Beginnings
-from broker.runtime.intake.captures import Captures
 
 
 class Noted:

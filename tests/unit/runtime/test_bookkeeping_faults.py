@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from broker.api.errors import NotReady
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.replica import Replica
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.replica import Replica
 from broker.storage.log import AppendResult
 from tests.unit.runtime.test_partition import HeldPool, Waiter, disk, partition, pool, rows, stored
 

@@ -15,12 +15,12 @@ import pytest
 pytest.importorskip("jwt", reason="make install")
 
 from broker.api.certificate_faults import EARLY, EXPIRED, FOREIGN, MALFORMED, MISNAMED, Unbelieved
-from broker.runtime.config.configuration import load
-from broker.runtime.config.jwks import RETRY_S, Jwks
-from broker.runtime.config.settings import JwtConfig
-from broker.runtime.intake.driver import IntakeDriver
-from broker.runtime.intake.jetstream import jetstream_on
-from broker.runtime.partitions.sync import SyncPool
+from broker.config.configuration import load
+from broker.config.jwks import RETRY_S, Jwks
+from broker.config.settings import JwtConfig
+from broker.intake.driver import IntakeDriver
+from broker.intake.jetstream import jetstream_on
+from broker.node.partitions.sync import SyncPool
 from tests.support.certificates import Authority
 from tests.support.processes import eventually, free_port
 from tests.support.showing import Shown, showing, shown_with

@@ -25,17 +25,17 @@ import pytest
 from broker.api.batch import decode_batch
 from broker.api.stream import settings_from
 from broker.client.nats_connection import flush
+from broker.common.elapsed import MACHINE
+from broker.config.configuration import load
+from broker.intake import nats_seam
+from broker.intake.captures import Attachment
+from broker.intake.driver import IntakeDriver
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.overlap import subject_of
-from broker.runtime.config.configuration import load
-from broker.runtime.elapsed import MACHINE
-from broker.runtime.intake import nats_seam
-from broker.runtime.intake.captures import Attachment
-from broker.runtime.intake.driver import IntakeDriver
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.sync import SyncPool
-from broker.runtime.partitions.watch import ChangeHub
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.sync import SyncPool
+from broker.node.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.acks import offset_of, partition_of

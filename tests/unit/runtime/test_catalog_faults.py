@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from broker.api.errors import DiskFull, InvalidRequest, LiftlogError, StorageFailed, UnknownStream
+from broker.control import catalog_store
+from broker.control.catalog_store import CatalogStore
 from broker.metadata.catalog import Catalog
 from broker.metadata.room import grows
-from broker.runtime.partitions import catalog_store
-from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.storage.disk import OsDisk
 from tests.support.effort import LONG
 from tests.support.simdisk import MODES, Crashed, SimDisk

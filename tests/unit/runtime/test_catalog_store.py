@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.api.errors import CorruptLog, DiskFull, StreamExists
-from broker.runtime.partitions.catalog_store import CatalogStore
+from broker.control.catalog_store import CatalogStore
 from broker.storage.disk import OsDisk
 from tests.support.simdisk import CHANGES, SimDisk
 from tests.unit.metadata.test_catalog import REGISTER, create

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from broker.api.errors import InvalidSetting
 from broker.cli.main import app
-from broker.runtime.config.certificates import Certificates, certificates_of
-from broker.runtime.config.configuration import load
+from broker.config.certificates import Certificates, certificates_of
+from broker.config.configuration import load
 from tests.support.certificates import Authority, Issued
 from tests.support.lone import lone_broker
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from broker.api.stream import settings_from
+from broker.background.cleaner import LITTLE_BYTES, REST_ROUNDS, SLICE, Cleaner, DueReplicas
+from broker.config.configuration import load
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.background.cleaner import LITTLE_BYTES, REST_ROUNDS, SLICE, Cleaner, DueReplicas
-from broker.runtime.config.configuration import load
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.open_logs import OpenLogs
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.watch import ChangeHub
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.open_logs import OpenLogs
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.watch import ChangeHub
 from broker.storage.remembered import Remembered
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk

@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 from broker.api.errors import DiskFull, NotLeader
+from broker.node.partitions.replicated import ReplicatedPartition
 from broker.replication.events import Acks
-from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import AppendResult
 from tests.support.replicated import Led
 from tests.support.simdisk import SimDisk

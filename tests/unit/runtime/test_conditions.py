@@ -18,7 +18,7 @@ import pytest
 
 from broker.api.errors import ExpectationFailed, StorageFailed, StreamPaused, WriterFenced
 from broker.ingest import PendingBatch
-from broker.runtime.partitions.leader import Outcome, Partition
+from broker.node.partitions.leader import Outcome, Partition
 from broker.storage import tracking
 from broker.storage.log import AppendResult
 from tests.support.published import batch_from_nats, expecting, with_id
@@ -210,7 +210,7 @@ def test_a_log_that_cannot_be_read_for_its_subjects_takes_appends_and_is_tried_a
     partition: Partition, pool: HeldPool, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", -1)
-    monkeypatch.setattr("broker.runtime.partitions.replica.BUILD_PAUSE_S", 0.0)
+    monkeypatch.setattr("broker.node.partitions.replica.BUILD_PAUSE_S", 0.0)
     pool.go.release(100_000)
     partition.append([rows(b"http")]).result(60)
     disk.fail("pread", errno.EIO, path=".arrows", times=1 << 30)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from broker.api.errors import InvalidRequest, InvalidSetting, UnknownSetting
-from broker.runtime.config.configuration import (
+from broker.config.configuration import (
     CLIENT_VARIABLES,
     SETTINGS,
     Config,
@@ -21,7 +21,7 @@ from broker.runtime.config.configuration import (
     describe,
     load,
 )
-from broker.runtime.config.table import BY_VARIABLE, PREFIX, annotated
+from broker.config.table import BY_VARIABLE, PREFIX, annotated
 
 ROOT = Path(__file__).parents[3]
 CONF = ROOT / "conf"

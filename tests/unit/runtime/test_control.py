@@ -36,15 +36,15 @@ from broker.api.errors import (
     UnknownStream,
     WrongFolder,
 )
+from broker.common.disk_reserve import Room
+from broker.config.configuration import load
+from broker.control.catalog_store import CatalogStore
+from broker.control.operating import changes as control_module
+from broker.intake import jetstream
+from broker.intake.driver import IntakeDriver
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.background.disk_reserve import Room
-from broker.runtime.cluster import control as control_module
-from broker.runtime.cluster.broker import ClusterBroker
-from broker.runtime.config.configuration import load
-from broker.runtime.intake import jetstream
-from broker.runtime.intake.driver import IntakeDriver
-from broker.runtime.partitions.catalog_store import CatalogStore
-from broker.runtime.partitions.leader import Partition
+from broker.node.partitions.leader import Partition
+from broker.runtime.clustered import ClusterBroker
 from broker.storage.disk import Disk, OsDisk
 from broker.storage.disk.osfile import OsFile
 from broker.storage.disk.preallocate import AheadFile
@@ -206,7 +206,7 @@ async def test_a_create_that_fails_leaves_nothing_and_may_be_repeated(
 async def test_a_broker_makes_no_stream_that_its_disk_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception
 ) -> None:
-    """`cluster.control.X8`. Nothing is recorded that would have to be taken back: nobody can have published to it."""
+    """`changes.X8`. Nothing is recorded that would have to be taken back: nobody can have published to it."""
     async with running(tmp_path) as broker:
         held, recorded = files_open(tmp_path), list[Any]()
         with monkeypatch.context() as patch:
@@ -252,7 +252,7 @@ async def test_a_broker_makes_a_stream_with_folders_at_once_or_none(tmp_path: Pa
 async def test_a_broker_adds_no_partitions_that_its_disk_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """`cluster.control.X8`. They came later, once there was room, for who had been told of the old number."""
+    """`changes.X8`. They came later, once there was room, for who had been told of the old number."""
     async with running(tmp_path) as broker:
         await broker.create_stream("s", {})
         with monkeypatch.context() as patch:
@@ -296,7 +296,7 @@ async def test_a_broker_keeps_the_folders_of_what_may_be_recorded(
 async def test_a_change_that_nobody_waits_for_any_more_comes_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:
-    """`cluster.control.X8`. The time of its request was over while the disk made the log. The next one opened that log
+    """`changes.X8`. The time of its request was over while the disk made the log. The next one opened that log
     once more, and the former one wrote its checkpoint, of an empty log, over it at the stop."""
     real, making, may_go = PartitionLog.create, list[str](), threading.Event()
 
@@ -332,7 +332,7 @@ async def test_a_change_that_nobody_waits_for_any_more_comes_to_its_end(
 
 
 async def test_no_partitions_are_added_to_what_cannot_be_opened(tmp_path: Path) -> None:
-    """`cluster.control.X8`."""
+    """`changes.X8`."""
     async with running(tmp_path) as broker:
         await broker.create_stream("s", {"partitions": 2})
     folder, away = tmp_path / "data" / "streams" / "s", tmp_path / "away"
@@ -601,7 +601,7 @@ async def test_nothing_is_let_go_where_stages_cannot_be_looked_for(
         for _ in range(2):
             await append(broker, "s")
         with monkeypatch.context() as patch:
-            patch.setattr("broker.runtime.cluster.sinks.here.is_staged", refuse)
+            patch.setattr("broker.node.sinks.here.is_staged", refuse)
             with pytest.raises(StorageFailed, match="Input/output error"):
                 await broker.trim_stream("s", broker.stream("s").incarnation, {0: 1})
         assert broker.partition("s", 0).log.state.log_start_offset == 0
@@ -746,7 +746,7 @@ async def test_a_create_in_the_middle_of_the_start_is_captured_once(tmp_path: Pa
 async def test_no_change_waits_for_the_start_of_a_cluster_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`cluster.control.X9`. It was carried out, and its client heard of it after eight seconds."""
+    """`changes.X9`. It was carried out, and its client heard of it after eight seconds."""
     for name in ("DONE_S", "APPLIED_S"):
         monkeypatch.setattr(control_module, name, 3_600.0)
     broker = make(tmp_path)

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from broker.api.errors import UnknownStream
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks import committed
-from broker.runtime.sinks.stage_log import StageLog
+from broker.node.partitions.leader import Partition
+from broker.node.sinks import committed
+from broker.node.sinks.stage_log import StageLog
 from broker.sinks.ledger import CommitRequest, NamedStage
 from broker.storage.disk import OsDisk, ReadableBuffer
 from tests.support.logs import row_batch

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from broker.api.stream import settings_from
+from broker.background.cleaner import Cleaner
+from broker.background.doubted_clock import AHEAD_S, DOUBT_S, KEEP_S, DoubtedClock, kept_clock
+from broker.common.elapsed import elapsed_us, wall_us
+from broker.config.configuration import load
 from broker.groups.offsets import offset_rows
-from broker.runtime.background.cleaner import Cleaner
-from broker.runtime.background.doubted_clock import AHEAD_S, DOUBT_S, KEEP_S, DoubtedClock, kept_clock
-from broker.runtime.config.configuration import load
-from broker.runtime.elapsed import elapsed_us, wall_us
-from broker.runtime.partitions.leader import Partition
+from broker.node.partitions.leader import Partition
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import open_json, seal_json
 from tests.support.processes import eventually

@@ -15,7 +15,7 @@ import pytest
 
 from broker.api.errors import CorruptLog, OffsetOutOfRange, WrongKeys
 from broker.api.stream import settings_from
-from broker.runtime.cluster.replicas.folders import Folders
+from broker.node.folders import Folders
 from broker.storage.disk import Disk
 from broker.storage.encrypted.keyfile import has_files
 from broker.storage.encrypted.keys import Keyring, MasterKey

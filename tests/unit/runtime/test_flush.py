@@ -15,15 +15,15 @@ import pytest
 
 from broker.api.errors import StorageFailed
 from broker.api.stream import settings_from
+from broker.common.elapsed import MACHINE
 from broker.ingest import load
+from broker.intake.flush import CROWD_RECORDS, Flusher
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.elapsed import MACHINE
-from broker.runtime.intake.flush import CROWD_RECORDS, Flusher
-from broker.runtime.partitions import leader
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.sync import SyncPool
-from broker.runtime.partitions.watch import ChangeHub
+from broker.node.partitions import leader
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.sync import SyncPool
+from broker.node.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.simdisk import SimDisk

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker.api.errors import DiskFull
-from broker.runtime.intake import flush
+from broker.intake import flush
 from tests.unit.ingest.wire import hmsg, msg
 from tests.unit.runtime.test_acks_apart import Replicated, ReplicatedIntake, replicated
 from tests.unit.runtime.test_flush import Intake, intake

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.runtime.background.cleaner import Cleaner
-from broker.runtime.config.configuration import load
-from broker.runtime.elapsed import MACHINE
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.watch import ChangeHub
+from broker.background.cleaner import Cleaner
+from broker.common.elapsed import MACHINE
+from broker.config.configuration import load
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.watch import ChangeHub
 from broker.storage.log import LogIdentity, LogSettings, PartitionLog
 from broker.storage.segments.chain import Chain
 from tests.support.simdisk import SimDisk

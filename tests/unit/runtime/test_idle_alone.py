@@ -14,7 +14,7 @@ import pytest
 
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.cluster import Cluster
-from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.replicated import ReplicatedPartition
 from tests.support.placed import ScriptedCatalog, node
 from tests.unit.runtime.test_placed_alone import create
 

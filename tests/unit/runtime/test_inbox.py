@@ -1,4 +1,4 @@
-"""W1 to W4 of broker/runtime/intake/inbox.py, over real sockets."""
+"""W1 to W4 of broker/intake/inbox.py, over real sockets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from broker.runtime.intake.inbox import Inbox
+from broker.intake.inbox import Inbox
 from tests.support.waiting import DEADLINE_S, until
 
 BLOCK = 1000

@@ -22,11 +22,11 @@ from broker.metadata.catalog import Catalog
 from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.partition import PartitionState, Place
 from broker.metadata.partition_commands import ISR_CHANGES_MAX
+from broker.node.isr_changes import IsrChanges
+from broker.node.leader_effects import LeaderEffects
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.wiring import Followers, Host
 from broker.replication.events import AskIsr
-from broker.runtime.cluster.replicas.isr_changes import IsrChanges
-from broker.runtime.cluster.replicas.leader_effects import LeaderEffects
-from broker.runtime.cluster.wiring import Followers, Host
-from broker.runtime.partitions.replicated import ReplicatedPartition
 from tests.support.processes import eventually
 
 STREAM = "i-s"

@@ -20,10 +20,10 @@ import pytest
 pytest.importorskip("jwt", reason="make install")
 
 from broker.api.errors import InvalidSetting
-from broker.runtime.config import jwks
-from broker.runtime.config.auth import check_auth_files
-from broker.runtime.config.configuration import load
-from broker.runtime.config.jwks import (
+from broker.config import jwks
+from broker.config.auth import check_auth_files
+from broker.config.configuration import load
+from broker.config.jwks import (
     JWKS_BYTES_MAX,
     KEPT_S,
     LOOK_S,
@@ -34,7 +34,7 @@ from broker.runtime.config.jwks import (
     jwks_of,
     place_of,
 )
-from broker.runtime.config.settings import JwtConfig
+from broker.config.settings import JwtConfig
 from tests.support.certificates import Authority
 from tests.unit.serving.test_jwts import EC, OTHER, RSA, as_set, public
 

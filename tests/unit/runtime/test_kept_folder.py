@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.client import connect
-from broker.runtime.config.configuration import load
+from broker.config.configuration import load
 from tests.folders import checks
 from tests.folders.keep import KEPT, unpack
 from tests.support.lone import lone_broker

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from broker.api.errors import InvalidSetting
-from broker.runtime.config.master_keys import COMMAND_S, KEY_FILE_BYTES_MAX, load_keyring
-from broker.runtime.config.settings import EncryptionConfig
+from broker.config.master_keys import COMMAND_S, KEY_FILE_BYTES_MAX, load_keyring
+from broker.config.settings import EncryptionConfig
 from broker.storage.encrypted.keys import MasterKey
 from tests.support.processes import BrokerProcess
 

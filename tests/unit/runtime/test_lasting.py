@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.runtime.background.lasting import STEP, Lasting
+from broker.background.lasting import STEP, Lasting
 
 
 class Thing:

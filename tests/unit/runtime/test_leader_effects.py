@@ -18,11 +18,11 @@ import pytest
 
 from broker.api.errors import DiskFull
 from broker.metadata.partition import PartitionState
+from broker.node.isr_changes import IsrChanges
+from broker.node.leader_effects import LeaderEffects
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.wiring import Followers, Host
 from broker.replication.events import AskIsr, StartMoved, Trim, TrimRefused
-from broker.runtime.cluster.replicas.isr_changes import IsrChanges
-from broker.runtime.cluster.replicas.leader_effects import LeaderEffects
-from broker.runtime.cluster.wiring import Followers, Host
-from broker.runtime.partitions.replicated import ReplicatedPartition
 from tests.support.processes import eventually
 
 AT = ("i", 0)

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from broker.api.errors import InvalidSetting, PortInUse
-from broker.runtime.config.configuration import load, open_doors
+from broker.config.configuration import load, open_doors
 from broker.runtime.dataplane import DataPlane
 from broker.serving.http.app import CONNECTIONS, SERVING
 

@@ -23,11 +23,11 @@ from broker.api.errors import (
     NotSupported,
     StorageFailed,
 )
+from broker.control import local
+from broker.control.catalog_store import CatalogStore, HalfDone
+from broker.control.local import MEMBERS_MS, LocalPlane
+from broker.control.others import CATALOG_FILE, Addresses, Home
 from broker.metadata.catalog import Catalog
-from broker.runtime.cluster.others import CATALOG_FILE, Addresses, Home
-from broker.runtime.cluster.plane import local
-from broker.runtime.cluster.plane.local import MEMBERS_MS, LocalPlane
-from broker.runtime.partitions.catalog_store import CatalogStore, HalfDone
 from broker.storage.segments.checkpoint import LogIdentity, write_identity
 from tests.support.processes import eventually
 from tests.support.simdisk import MODES, SimDisk

@@ -17,10 +17,10 @@ import pytest
 
 from broker.api.errors import DiskFull, LiftlogError, StorageFailed
 from broker.api.stream import settings_from
+from broker.common.elapsed import elapsed_us
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.cluster.replicas.folders import Folders
-from broker.runtime.cluster.replicas.log_ends import LogEnds
-from broker.runtime.elapsed import elapsed_us
+from broker.node.folders import Folders
+from broker.node.log_ends import LogEnds
 from broker.storage.disk import Disk, OsDisk
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings

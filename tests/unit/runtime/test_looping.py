@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from broker.runtime.looping import ThreadLoop
+from broker.common.looping import ThreadLoop
 
 
 def test_a_step_that_is_asked_for_comes_at_once() -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.runtime.background.master_keys import LOOK_S, MasterKeys
+from broker.background.master_keys import LOOK_S, MasterKeys
 from broker.storage.encrypted.in_use import count_masters, wrap_anew
 from broker.storage.encrypted.keys import Keyring, MasterKey
 from broker.storage.log import PartitionLog

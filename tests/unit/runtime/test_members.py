@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from broker.control.signs import AT_ONCE, TELL_MS, MemberSigns
 from broker.metadata.catalog import Catalog
-from broker.runtime.cluster.plane.signs import AT_ONCE, TELL_MS, MemberSigns
 
 
 class Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.runtime import metrics
+from broker.common import metrics
 
 SAMPLES: list[metrics.Sample] = [
     ("liftlog_up", "1 once the broker has started", (), (), 1.0),

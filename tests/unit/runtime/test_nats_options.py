@@ -8,8 +8,8 @@ import nkeys
 import pytest
 
 from broker.api.errors import InvalidSetting
-from broker.runtime.config.configuration import load
-from broker.runtime.config.nats_options import checked_options, connect_options
+from broker.config.configuration import load
+from broker.config.nats_options import checked_options, connect_options
 from tests.support.lone import lone_broker
 
 FILES = ("tls_ca", "creds")

@@ -1,4 +1,4 @@
-"""I7 of broker/runtime/intake/driver.py: what the NATS server refuses is read, told of, and floods no log.
+"""I7 of broker/intake/driver.py: what the NATS server refuses is read, told of, and floods no log.
 
 Seen before: a broker that may not subscribe said so in one line, the subject in lower case, and `/readyz` said that all
 is well; one that may not publish acks logged a line for each record.
@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from broker.runtime.config.configuration import load
-from broker.runtime.elapsed import MACHINE
-from broker.runtime.intake.driver import REFUSED_INTERVAL_S, REFUSED_TOLD_S, IntakeDriver
-from broker.runtime.intake.nats_seam import make_client
-from broker.runtime.intake.rights import MissingRight, TooManySubscriptions, refusal_in
-from broker.runtime.partitions.sync import SyncPool
+from broker.common.elapsed import MACHINE
+from broker.config.configuration import load
+from broker.intake.driver import REFUSED_INTERVAL_S, REFUSED_TOLD_S, IntakeDriver
+from broker.intake.nats_seam import make_client
+from broker.intake.rights import MissingRight, TooManySubscriptions, refusal_in
+from broker.node.partitions.sync import SyncPool
 
 
 @pytest.mark.parametrize(

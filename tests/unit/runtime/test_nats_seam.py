@@ -14,7 +14,7 @@ import nats.aio.transport
 import pytest
 
 from broker.ingest import Builder, Intake
-from broker.runtime.intake.nats_seam import ParserSeam, WideTransport, barrier, make_client
+from broker.intake.nats_seam import ParserSeam, WideTransport, barrier, make_client
 from tests.support.processes import NatsServer, frozen
 
 pytestmark = pytest.mark.process

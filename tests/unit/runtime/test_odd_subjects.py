@@ -16,14 +16,14 @@ import nats
 import pytest
 
 from broker.api.stream import settings_from
+from broker.common.elapsed import MACHINE
+from broker.config.configuration import load
+from broker.intake.driver import IntakeDriver
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.config.configuration import load
-from broker.runtime.elapsed import MACHINE
-from broker.runtime.intake.driver import IntakeDriver
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.sync import SyncPool
-from broker.runtime.partitions.watch import ChangeHub
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.sync import SyncPool
+from broker.node.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.processes import NatsServer, eventually

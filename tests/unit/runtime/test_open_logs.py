@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.api.errors import StorageFailed
-from broker.runtime.partitions.open_logs import (
+from broker.node.partitions.open_logs import (
     ASKED_MAX,
     BESIDE,
     LEAST,
@@ -20,7 +20,7 @@ from broker.runtime.partitions.open_logs import (
     files_within,
     raise_limit,
 )
-from broker.runtime.partitions.sync import SyncPool
+from broker.node.partitions.sync import SyncPool
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.logs import commit, row_batch

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from broker.api.errors import CorruptLog
-from broker.runtime.partitions.orphans import remove_folder, remove_orphans, require_catalog
+from broker.control.orphans import remove_folder, remove_orphans, require_catalog
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.encrypted_logs import encrypted

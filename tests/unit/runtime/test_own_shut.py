@@ -18,9 +18,9 @@ import pytest
 
 from broker.api.errors import NotReady
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
+from broker.config.configuration import load
 from broker.groups.offsets import ConsumerOffset
-from broker.runtime.cluster.broker import ClusterBroker
-from broker.runtime.config.configuration import load
+from broker.runtime.clustered import ClusterBroker
 from tests.support.logs import row_batch
 from tests.support.lone import lone_broker
 

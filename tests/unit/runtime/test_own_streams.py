@@ -16,12 +16,12 @@ import pytest
 
 from broker.api.errors import DiskFull, LiftlogError, NotReady
 from broker.api.stream import AUDIT_STREAM, OFFSETS_STREAM
+from broker.common.disk_reserve import Room
+from broker.config.settings import AuditConfig
 from broker.metadata.cluster import AUDITED
-from broker.runtime.background.disk_reserve import Room
-from broker.runtime.cluster.broker import ClusterBroker
-from broker.runtime.cluster.own_settings import OFFSETS_SETTINGS, audit_settings
-from broker.runtime.cluster.own_streams import PATIENCE_S, PAUSE_S, OwnStream, replicas_default
-from broker.runtime.config.settings import AuditConfig
+from broker.node.own_settings import OFFSETS_SETTINGS, audit_settings
+from broker.node.own_streams import PATIENCE_S, PAUSE_S, OwnStream, replicas_default
+from broker.runtime.clustered import ClusterBroker
 from tests.support.placed import Cluster, node
 from tests.support.processes import eventually
 from tests.unit.runtime.test_placed import make_leader

@@ -20,15 +20,15 @@ import pytest
 from broker.api.batch import decode_batch
 from broker.api.errors import NotLeader, ReadOnly, StorageFailed, StreamPaused, UnknownStream
 from broker.api.stream import settings_from
+from broker.common.elapsed import MACHINE
 from broker.groups.offsets import offset_rows
 from broker.metadata.catalog import StreamInfo
+from broker.node.partitions.leader import Outcome, Partition
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.sync import SyncPool
+from broker.node.partitions.watch import ChangeHub
+from broker.node.sinks.committed import append_durable
 from broker.replication.events import Synced
-from broker.runtime.elapsed import MACHINE
-from broker.runtime.partitions.leader import Outcome, Partition
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.sync import SyncPool
-from broker.runtime.partitions.watch import ChangeHub
-from broker.runtime.sinks.committed import append_durable
 from broker.storage.disk import OsDisk
 from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.rows import RowBatch
@@ -130,7 +130,7 @@ def test_who_appends_may_sync_as_well_and_needs_no_other_thread(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P6. The pool is held all the time."""
-    monkeypatch.setattr("broker.runtime.partitions.leader.QUICK_S", 3600.0)  # a thread may lose its core amid an fsync
+    monkeypatch.setattr("broker.node.partitions.leader.QUICK_S", 3600.0)  # a thread may lose its core amid an fsync
     waiters = [Waiter(), Waiter()]
     for i, waiter in enumerate(waiters):
         partition.append_now([rows(b"%d" % i)], waiter, here=True)
@@ -150,14 +150,14 @@ def test_after_a_slow_fsync_the_next_one_is_the_pools_and_after_a_quick_one_ther
     partition: Partition, pool: HeldPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiters = [Waiter() for _ in range(3)]
-    monkeypatch.setattr("broker.runtime.partitions.leader.QUICK_S", -1.0)  # no fsync is quick
+    monkeypatch.setattr("broker.node.partitions.leader.QUICK_S", -1.0)  # no fsync is quick
     for number in range(2):
         partition.append_now([rows(b"a")], waiters[number], here=True)
         assert waiters[number].outcome is None
         pool.go.release()
         assert waiters[number].wait() == number + 1
         eventually(lambda: not partition._sync_queued, what="the pool to be done")
-    monkeypatch.setattr("broker.runtime.partitions.leader.QUICK_S", 3600.0)
+    monkeypatch.setattr("broker.node.partitions.leader.QUICK_S", 3600.0)
     partition.append_now([rows(b"c")], waiters[2], here=True)
     assert waiters[2].outcome == 3
 
@@ -268,7 +268,7 @@ def test_a_fault_of_ours_between_log_and_core_leaves_nobody_waiting_and_the_part
     before, never, after = Waiter(), Waiter(), Waiter()
     partition.append_now([rows(b"a")], before)
     with monkeypatch.context() as patch:
-        patch.setattr("broker.runtime.partitions.leader.Appended", _no_memory)
+        patch.setattr("broker.node.partitions.leader.Appended", _no_memory)
         with pytest.raises(MemoryError):
             partition.append_now([rows(b"b")], never)
     assert isinstance(before.wait(), StorageFailed)

@@ -19,12 +19,12 @@ import pytest
 from broker.api.batch import decode_batch
 from broker.api.errors import LiftlogError
 from broker.api.stream import settings_from
+from broker.common.elapsed import MACHINE
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.sync import SyncPool, SyncRow
+from broker.node.partitions.watch import ChangeHub
 from broker.replication.events import Acks
-from broker.runtime.elapsed import MACHINE
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.sync import SyncPool, SyncRow
-from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.effort import seeds

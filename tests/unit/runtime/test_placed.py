@@ -31,17 +31,17 @@ from broker.api.errors import (
     StreamPaused,
     UnknownFormatVersion,
 )
+from broker.common.metrics import REGISTRY
 from broker.metadata import heard
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import Place
+from broker.node import replicas as replicas_module
+from broker.node.capturing import Capturing
+from broker.node.folders import Folders
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.placed import PlacedReplica, Stepping
 from broker.replication import leader as leader_module
-from broker.runtime.cluster.broker import ClusterBroker
-from broker.runtime.cluster.replicas import replicas as replicas_module
-from broker.runtime.cluster.replicas.capturing import Capturing
-from broker.runtime.cluster.replicas.folders import Folders
-from broker.runtime.cluster.replicas.placed import PlacedReplica, Stepping
-from broker.runtime.metrics import REGISTRY
-from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.runtime.clustered import ClusterBroker
 from broker.storage.log import PartitionLog
 from broker.storage.recovery import RecoveryReport
 from broker.storage.segments.checkpoint import Checkpoint, LogIdentity, LogSettings

@@ -23,13 +23,13 @@ from broker.api.errors import LiftlogError, NotReady, StorageFailed
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import Place
-from broker.runtime.cluster.replicas import capturing, placed
-from broker.runtime.cluster.replicas.folders import Folders
-from broker.runtime.cluster.replicas.placed import PlacedReplica
-from broker.runtime.cluster.replicas.replicas import Replicas
-from broker.runtime.cluster.sinks.here import StagesHere
-from broker.runtime.cluster.streams import PlacedStreams
-from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.node import capturing, placed
+from broker.node.folders import Folders
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.placed import PlacedReplica
+from broker.node.replicas import Replicas
+from broker.node.sinks.here import StagesHere
+from broker.node.streams import PlacedStreams
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity
 from tests.support.placed import US, Node, Recorded, ScriptedCatalog, node

@@ -16,9 +16,9 @@ import pytest
 
 from broker.api.errors import KeyMissing, WrongKeys
 from broker.metadata.partition import Place
-from broker.runtime.cluster.replicas import placed as placed_module
-from broker.runtime.cluster.replicas.serial_work import SerialWork
-from broker.runtime.cluster.streams import PlacedStreams
+from broker.node import placed as placed_module
+from broker.node.serial_work import SerialWork
+from broker.node.streams import PlacedStreams
 from broker.storage.disk import OsDisk
 from broker.storage.encrypted.keyfile import load_keys
 from broker.storage.segments.checkpoint import read_identity

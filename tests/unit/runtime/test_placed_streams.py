@@ -32,20 +32,20 @@ from broker.api.errors import (
 )
 from broker.api.stream import OFFSETS_STREAM
 from broker.client.client import TIMEOUT_S
+from broker.config.configuration import load
+from broker.control.operating import changes as control_module
+from broker.control.operating.changes import PlacedControl
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.growth import GrowthStage, stage_of
 from broker.metadata.partition import Place
-from broker.runtime.cluster import control as control_module
-from broker.runtime.cluster.broker import ClusterBroker
-from broker.runtime.cluster.control import PlacedControl
-from broker.runtime.cluster.offsets import PlacedConsumers
-from broker.runtime.cluster.operating.samples import cluster_samples
-from broker.runtime.cluster.replicas import capturing
-from broker.runtime.cluster.replicas import replicas as replicas_module
-from broker.runtime.cluster.streams import PlacedStreams
-from broker.runtime.config.configuration import load
-from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.node import capturing
+from broker.node import replicas as replicas_module
+from broker.node.offsets import PlacedConsumers
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.streams import PlacedStreams
+from broker.runtime.cluster_samples import cluster_samples
+from broker.runtime.clustered import ClusterBroker
 from broker.storage.log import PartitionLog
 from tests.support.placed import Cluster, Node, Recorded, ScriptedCatalog, node
 from tests.support.processes import eventually

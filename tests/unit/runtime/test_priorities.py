@@ -8,10 +8,11 @@ import threading
 
 import pytest
 
-from broker.runtime.background.compactor import Chores, Compactor
-from broker.runtime.background.scrubber import Scrubber
-from broker.runtime.config import configuration as config
-from broker.runtime.partitions.leader import Partition
+from broker.background.compactor import Compactor
+from broker.background.scrubber import Scrubber
+from broker.config import configuration as config
+from broker.node.chores import Chores
+from broker.node.partitions.leader import Partition
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 

@@ -9,8 +9,7 @@ import pytest
 from crc32c import crc32c
 
 from broker.api.proto import replica_pb2 as pb
-from broker.replication.messages import Diverged, Fetch, Records, State
-from broker.runtime.cluster.codec import (
+from broker.link.codec import (
     BULK_BYTES_MAX,
     Answered,
     Asked,
@@ -23,6 +22,7 @@ from broker.runtime.cluster.codec import (
     decode,
     encode,
 )
+from broker.replication.messages import Diverged, Fetch, Records, State
 from tests.support.replica_messages import GREETINGS, KINDS, made, said
 
 

@@ -9,10 +9,10 @@ from pathlib import Path, PurePath
 import pytest
 
 from broker.api.stream import settings_from
+from broker.common.elapsed import elapsed_us
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.cluster.replicas.folders import Folders
-from broker.runtime.cluster.replicas.log_ends import LogEnds
-from broker.runtime.elapsed import elapsed_us
+from broker.node.folders import Folders
+from broker.node.log_ends import LogEnds
 from broker.storage.disk import OsDisk
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings

@@ -17,16 +17,16 @@ import pytest
 
 from broker.api.errors import NotEnoughReplicas, NotLeader, NotReady, StorageFailed, UnknownStream
 from broker.api.stream import settings_from
+from broker.background.interval_syncs import IntervalSyncs
+from broker.common.elapsed import MACHINE
 from broker.groups.offsets import ConsumerOffset
+from broker.link.following import Following
+from broker.node.partitions.consumers import Consumers
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.watch import ChangeHub
+from broker.node.sinks.committed import append_durable
 from broker.replication.events import Acks, AskIsr, Effect, StepOut
-from broker.runtime.background.interval_syncs import IntervalSyncs
-from broker.runtime.cluster.link.following import Following
-from broker.runtime.elapsed import MACHINE
-from broker.runtime.partitions.consumers import Consumers
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.partitions.watch import ChangeHub
-from broker.runtime.sinks.committed import append_durable
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.processes import eventually
@@ -39,7 +39,7 @@ __all__ = ["disk", "pool"]  # fixtures
 
 @pytest.fixture
 def led(disk: SimDisk, pool: HeldPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
-    monkeypatch.setattr("broker.runtime.partitions.leader.QUICK_S", 3600.0)  # a thread may lose its core amid an fsync
+    monkeypatch.setattr("broker.node.partitions.leader.QUICK_S", 3600.0)  # a thread may lose its core amid an fsync
     settings = LogSettings.of(settings_from({}), LogSettings(is_sole_replica=False))
     log = PartitionLog.create(disk, "/p", IDENTITY, settings, now_us=0)
     loop = asyncio.new_event_loop()

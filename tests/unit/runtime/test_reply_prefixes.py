@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from broker.api.errors import InvalidSetting
-from broker.runtime.config.configuration import load
-from broker.runtime.intake.driver import IntakeDriver
-from broker.runtime.partitions.sync import SyncPool
+from broker.config.configuration import load
+from broker.intake.driver import IntakeDriver
+from broker.node.partitions.sync import SyncPool
 from tests.unit.ingest.twins import TWINS, builder
 from tests.unit.ingest.wire import msg
 

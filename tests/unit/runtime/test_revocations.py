@@ -17,9 +17,9 @@ from cryptography import x509
 
 from broker.api.errors import InvalidSetting
 from broker.api.revocations import LIST, Revocations
-from broker.runtime.config import certificates
-from broker.runtime.config.certificates import Certificates, certificates_of
-from broker.runtime.config.configuration import load
+from broker.config import certificates
+from broker.config.certificates import Certificates, certificates_of
+from broker.config.configuration import load
 from tests.support.certificates import Authority, Issued
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.api.errors import DiskFull
-from broker.runtime.background.disk_reserve import LOOK_S, SHARE, Room, free_and_total
+from broker.common.disk_reserve import LOOK_S, SHARE, Room, free_and_total
 from tests.support.logs import row_batch
 from tests.unit.runtime.test_control import running
 

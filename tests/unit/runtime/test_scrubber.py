@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 
 from broker.api.stream import settings_from
+from broker.background import scrubber
+from broker.background.scrubber import Scrubber, load_position
+from broker.common.elapsed import MACHINE
+from broker.config import configuration as config
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.background import scrubber
-from broker.runtime.background.scrubber import Scrubber, load_position
-from broker.runtime.config import configuration as config
-from broker.runtime.elapsed import MACHINE
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.partitions.replica import Replica
-from broker.runtime.partitions.sync import SyncPool
-from broker.runtime.partitions.watch import ChangeHub
+from broker.node.partitions.leader import Partition
+from broker.node.partitions.replica import Replica
+from broker.node.partitions.sync import SyncPool
+from broker.node.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings, seal_json
 from tests.support.logs import commit, row_batch

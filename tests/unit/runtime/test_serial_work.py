@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from broker.runtime.cluster.replicas.serial_work import SerialWork
-from broker.runtime.waiting import ThreadWaits
+from broker.common.waiting import ThreadWaits
+from broker.node.serial_work import SerialWork
 from tests.support.processes import eventually
 
 

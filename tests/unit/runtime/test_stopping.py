@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from broker.api.errors import FolderInUse, NotReady
+from broker.common import stopping
+from broker.common.stopping import StillRunning, take
+from broker.config.configuration import load
 from broker.runtime import broker as broker_module
-from broker.runtime import stopping
-from broker.runtime.config.configuration import load
-from broker.runtime.stopping import StillRunning, take
 from broker.storage.folder import DataFolder
 from tests.unit.runtime.test_control import append, make, running
 

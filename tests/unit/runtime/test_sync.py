@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from broker.runtime.partitions.sync import SyncPool, SyncRow
+from broker.node.partitions.sync import SyncPool, SyncRow
 from tests.support.processes import eventually
 
 WAIT_S = 60

@@ -1,4 +1,4 @@
-"""P1 to P4 of broker/runtime/intake/nats_seam.py: what a callback takes in, and what nats-py is woken for.
+"""P1 to P4 of broker/intake/nats_seam.py: what a callback takes in, and what nats-py is woken for.
 
 Method: nats-py as it is, against a server that sends what a test tells it to, chunk by chunk; over TCP and TLS.
 """
@@ -16,8 +16,8 @@ import pytest
 import trustme
 
 from broker.ingest import Intake
-from broker.runtime.intake.inbox import Inbox
-from broker.runtime.intake.nats_seam import READ_BYTES, barrier, make_client
+from broker.intake.inbox import Inbox
+from broker.intake.nats_seam import READ_BYTES, barrier, make_client
 from tests.support.waiting import DEADLINE_S, until
 
 MESSAGE = b"MSG s 1 5\r\nhello\r\n"

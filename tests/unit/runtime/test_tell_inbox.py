@@ -1,4 +1,4 @@
-"""I6 of broker/runtime/intake/driver.py: acks for records that came otherwise, while NATS is away or slow.
+"""I6 of broker/intake/driver.py: acks for records that came otherwise, while NATS is away or slow.
 
 Seen before: such an ack went to a server before CONNECT, which ends the connection where it asks for a login; with
 publishers over gRPC that was each try. A server that took nothing let the acks pile up in memory without a bound. And
@@ -11,8 +11,8 @@ import asyncio
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
-from broker.runtime.config.configuration import load
-from broker.runtime.intake.driver import WRITE_PENDING_BYTES_MAX, IntakeDriver
+from broker.config.configuration import load
+from broker.intake.driver import WRITE_PENDING_BYTES_MAX, IntakeDriver
 from tests.support.processes import eventually
 from tests.unit.runtime.test_partition import HeldPool, pool
 from tests.unit.runtime.test_take_in import INFO, connected, until

@@ -14,9 +14,9 @@ from contextlib import suppress
 
 import pytest
 
-from broker.runtime.intake import flush
-from broker.runtime.metrics import REGISTRY
-from broker.runtime.partitions.sync import ROW_LOGS, Outcome, SyncPool, SyncRow
+from broker.common.metrics import REGISTRY
+from broker.intake import flush
+from broker.node.partitions.sync import ROW_LOGS, Outcome, SyncPool, SyncRow
 from broker.storage.log import PartitionLog
 from tests.support.logs import create_log, open_log, row_batch
 from tests.support.processes import eventually

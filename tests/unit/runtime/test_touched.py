@@ -15,15 +15,15 @@ from typing import Any, cast
 import pytest
 
 from broker.api.errors import LiftlogError
+from broker.common.looping import ThreadLoop
 from broker.metadata.catalog import SINCE, Catalog
 from broker.metadata.cluster import Touched
 from broker.metadata.partition import Place
-from broker.runtime.cluster.replicas import replicas as module
-from broker.runtime.cluster.replicas.placed import Assignment
-from broker.runtime.cluster.replicas.replicas import Replicas
-from broker.runtime.cluster.replicas.told_roles import ToldRoles
-from broker.runtime.cluster.wiring import Host
-from broker.runtime.looping import ThreadLoop
+from broker.node import replicas as module
+from broker.node.placed import Assignment
+from broker.node.replicas import Replicas
+from broker.node.role_lines import RoleLines
+from broker.node.wiring import Host
 from tests.support.effort import seeds
 
 BROKERS = ("a", "b", "c", "d")
@@ -56,7 +56,7 @@ class Service:
 def replicas_of(service: Service, *, has_others: bool = True) -> tuple[Replicas, dict[Place, Assignment | None]]:
     assigned: dict[Place, Assignment | None] = {}
     pools = dict.fromkeys(("commands", "step_outs", "mending"))
-    parts = {**pools, "roles": ToldRoles(), "has_others": has_others}
+    parts = {**pools, "roles": RoleLines(), "has_others": has_others}
     host = SimpleNamespace(me="a", service=service, now_ms=lambda: 0, assigned=assigned, make_loop=ThreadLoop, **parts)
     return Replicas(cast(Host, host), "pa"), assigned
 

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from broker.api.errors import Overloaded
-from broker.runtime.intake.flush import FlushSlot
-from broker.runtime.intake.uncommitted import Uncommitted
+from broker.intake.flush import FlushSlot
+from broker.intake.uncommitted import Uncommitted
 from tests.unit.ingest.wire import answers_in, msg
 from tests.unit.runtime.test_acks_apart import Replicated, ReplicatedIntake
 from tests.unit.runtime.test_partition import HeldPool, pool

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from broker.api.errors import NotReady
+from broker.config.settings import ProducersConfig
+from broker.control import used_producers
+from broker.control.used_producers import NOTED_IN, UsedProducers, registration, registration_times
 from broker.metadata.catalog import Catalog
 from broker.metadata.producers import tag_of
-from broker.runtime import used_producers
-from broker.runtime.config.settings import ProducersConfig
-from broker.runtime.used_producers import NOTED_IN, UsedProducers, registration, registration_times
 
 EXPIRY_MS = 800_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from broker.runtime.partitions.watch import ChangeHub
+from broker.node.partitions.watch import ChangeHub
 
 
 async def test_waiter_returns_when_its_condition_holds() -> None:

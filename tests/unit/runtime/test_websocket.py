@@ -1,4 +1,4 @@
-"""S1 and S2 of broker/runtime/intake/websocket.py: acks over WebSocket, which nats-py kept until its next PING.
+"""S1 and S2 of broker/intake/websocket.py: acks over WebSocket, which nats-py kept until its next PING.
 
 Method: nats-py as it is, against a server over WebSocket that a test has in its hands; and a real nats-server with a
 driver that takes in a stream: tests/cluster/test_websocket.py.
@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType, web
 
+from broker.config.configuration import load
 from broker.ingest import Intake
-from broker.runtime.config.configuration import load
-from broker.runtime.intake.driver import WRITE_PENDING_BYTES_MAX, IntakeDriver
-from broker.runtime.intake.nats_seam import barrier, make_client
-from broker.runtime.intake.websocket import SendingWebSocket
+from broker.intake.driver import WRITE_PENDING_BYTES_MAX, IntakeDriver
+from broker.intake.nats_seam import barrier, make_client
+from broker.intake.websocket import SendingWebSocket
 from tests.support.waiting import until
 from tests.unit.runtime.test_partition import HeldPool, pool
 from tests.unit.runtime.test_take_in import INFO, MESSAGE

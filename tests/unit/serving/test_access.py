@@ -27,8 +27,8 @@ from broker.api.errors import InvalidRequest, LiftlogError, NotLeader, NotReady
 from broker.api.permissions import BROKERS_ALONE, Need, Where
 from broker.api.principals import Token, check_grant, digest_of, new_token
 from broker.cli.main import app
-from broker.runtime.config.certificates import Certificates
-from broker.runtime.config.configuration import load
+from broker.config.certificates import Certificates
+from broker.config.configuration import load
 from broker.serving.contract.endpoint import Endpoint
 from broker.serving.http import access
 from broker.serving.http.access import AuthRules, peer_key, proof_of

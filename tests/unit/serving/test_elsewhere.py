@@ -23,7 +23,7 @@ from broker.api.answers import LeaderAddress
 from broker.api.errors import NotLeader, NotReady, Unavailable
 from broker.client import connect
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.replicated import ReplicatedPartition
 from broker.serving.contract.backend import Whereabouts
 from broker.serving.endpoints import heads, streams
 from broker.serving.http.peers import Peers

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from broker.api.errors import LiftlogError, NotReady
+from broker.node.partitions.watch import ChangeHub, StreamWatcher
 from broker.runtime import samples
-from broker.runtime.partitions.watch import ChangeHub, StreamWatcher
 from broker.runtime.samples import group_samples
 from broker.serving.endpoints import groups
 from tests.support.processes import eventually

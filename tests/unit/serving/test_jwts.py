@@ -31,7 +31,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from broker.api.errors import InvalidRequest, InvalidSetting
 from broker.api.principals import is_jwt, is_secret, shown
-from broker.runtime.config.settings import JWT_ALGORITHMS
+from broker.config.settings import JWT_ALGORITHMS
 from broker.runtime.logs import JsonFormatter
 from broker.serving.http import access, jwts
 from broker.serving.http.jwts import KINDS, Bearer, JwtRules, Jwts, Keys, chosen, judged, keys_of

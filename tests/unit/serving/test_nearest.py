@@ -16,7 +16,7 @@ import pytest
 from broker.api import http
 from broker.api.errors import NotLeader
 from broker.groups.offsets import offset_rows
-from broker.runtime.partitions.follower_read import FollowerRead
+from broker.node.partitions.follower_read import FollowerRead
 from broker.serving.endpoints import records
 from broker.storage.read import ReadPlan
 from broker.storage.rows import RowBatch

@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from broker.api.errors import ForeignRequest
-from broker.runtime.config.configuration import load
+from broker.config.configuration import load
 from broker.serving.http.app import ENDPOINTS
 from broker.serving.http.origin import check, hosts_of
 from tests.unit.serving.server import Server

@@ -17,7 +17,7 @@ import pytest
 
 from broker.api.errors import LiftlogError, SinkBatchRegressed, SinkFenced, StageLost
 from broker.client import Client, Stage, connect
-from broker.runtime.sinks.rounds import SinkRounds
+from broker.node.sinks.rounds import SinkRounds
 from tests.support.processes import eventually
 from tests.unit.serving.server import Api, Server
 

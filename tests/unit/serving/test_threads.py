@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from broker.api.errors import Overloaded
-from broker.runtime.cluster import control
-from broker.runtime.cluster.replicas.serial_work import SerialWork
+from broker.common.waiting import ThreadWaits
+from broker.control.operating import changes as control
+from broker.node.serial_work import SerialWork
 from broker.runtime.dataplane import DataPlane
-from broker.runtime.waiting import ThreadWaits
 from broker.serving.threads import CallThreads, Threads
 
 BROKER = Path(__file__).parents[3] / "broker"

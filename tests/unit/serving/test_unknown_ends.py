@@ -12,7 +12,7 @@ import pytest
 
 from broker.api import http
 from broker.client import connect
-from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.replicated import ReplicatedPartition
 from tests.unit.serving.server import Api, Server
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.api.errors import NotReady
-from broker.runtime.partitions.watch import ChangeHub
+from broker.node.partitions.watch import ChangeHub
 from broker.serving.endpoints import watch
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import values

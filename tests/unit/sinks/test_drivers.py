@@ -23,11 +23,11 @@ from broker.api.errors import (
     StorageFailed,
     UnknownStream,
 )
+from broker.node.sinks import commits_log
+from broker.node.sinks.committed import append_durable
+from broker.node.sinks.stage_log import StageLog
+from broker.node.sinks.stages import StageLimits, StageStore
 from broker.replication.events import Appended
-from broker.runtime.sinks import commits_log
-from broker.runtime.sinks.committed import append_durable
-from broker.runtime.sinks.stage_log import StageLog
-from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.sinks.ledger import CommitRequest, Ledger, NamedStage
 from broker.sinks.notes import PartStored, StagePinned
 from broker.sinks.state import SinkState

@@ -12,7 +12,7 @@ from broker.api.batch import decode_batch
 from broker.api.errors import CorruptLog
 from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.api.stream import StreamSettings
-from broker.runtime.sinks.groups import SMALL_BYTES, batch_count, runs_of
+from broker.node.sinks.groups import SMALL_BYTES, batch_count, runs_of
 from broker.sinks.ledger import NamedStage
 from broker.sinks.stages import Part
 from broker.storage.rows import RowBatch

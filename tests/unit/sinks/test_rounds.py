@@ -18,8 +18,8 @@ from broker.api.errors import (
     UnknownSink,
     UnknownStream,
 )
-from broker.runtime.sinks.commits_log import Removed
-from broker.runtime.sinks.stages import StageLimits, StageStore
+from broker.node.sinks.commits_log import Removed
+from broker.node.sinks.stages import StageLimits, StageStore
 from broker.storage.segments.ages import DOUBT_MS
 from tests.support.simdisk import SimDisk
 from tests.support.sinks import SINK, STREAM, Driver, Rig, World, rows_of

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from broker.api.errors import NotReady, SinkFenced, StageLost, StagesFull, UnknownSink
-from broker.runtime.sinks import coordinator
-from broker.runtime.sinks.coordinator import renew_ms
-from broker.runtime.sinks.room import put_with_room, silent_first
-from broker.runtime.sinks.stages import StageLimits, StageStore
+from broker.node.sinks import coordinator
+from broker.node.sinks.coordinator import renew_ms
+from broker.node.sinks.room import put_with_room, silent_first
+from broker.node.sinks.stages import StageLimits, StageStore
 from broker.sinks.silence import PATIENCE, Holding, Signs
 from broker.sinks.state import SinkState
 from tests.support.simdisk import SimDisk

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from broker.api.errors import StageLost
-from broker.runtime.background.scrubber import Scrubber
-from broker.runtime.config import configuration as config
-from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.stages import StageStore
+from broker.background.scrubber import Scrubber
+from broker.config import configuration as config
+from broker.node.partitions.leader import Partition
+from broker.node.sinks.stages import StageStore
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 from tests.support.sinks import STREAM, Attempt, Driver, Rig, World

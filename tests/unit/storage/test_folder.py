@@ -217,8 +217,8 @@ def test_nothing_else_makes_a_path_of_an_incarnation() -> None:
     listed = {
         "broker/storage/folder.py": 1,
         "broker/storage/encrypted/in_use.py": 2,
-        "broker/runtime/cluster/replicas/folders.py": 2,
-        "broker/runtime/partitions/orphans.py": 2,
+        "broker/node/folders.py": 2,
+        "broker/control/orphans.py": 2,
         "broker/storage/inspect/places.py": 1,  # a label
     }
     root = Path(__file__).parents[3]
