@@ -25,7 +25,7 @@ from broker.background.interval_syncs import IntervalSyncs
 from broker.background.lasting import Lasting
 from broker.common.elapsed import elapsed_us
 from broker.config.configuration import Config
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
 
 KEEP_UP_S = 1.0

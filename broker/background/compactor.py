@@ -21,7 +21,7 @@ from broker.background.doubted_clock import DoubtedClock
 from broker.common.metrics import Sample
 from broker.config.configuration import Config
 from broker.node.chores import Chores
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.storage.rewrite.coalescing import CoalescingReport, CoalescingSettings, KnownSegments, coalesce
 from broker.storage.rewrite.compaction import CompactionReport, CompactionSettings, compact
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 
 LOOK_S: Final = 1.0
 """So often it is looked which partitions mind time, where nobody says that one does."""

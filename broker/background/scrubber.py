@@ -28,7 +28,7 @@ from broker.api.validation import build
 from broker.background.compactor import Stopped
 from broker.common.metrics import Sample
 from broker.config.configuration import Config
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.storage.disk import Disk
 from broker.storage.inspect.scrub import Piece
 from broker.storage.segments.checkpoint import open_json, seal_json

@@ -15,7 +15,7 @@ from broker.config.certificates import Certificates
 from broker.config.settings import ReplicationConfig
 from broker.control.service import Catalogs
 from broker.metadata.partition import Place
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.sync import SyncExecutor
 from broker.node.sinks.places import StagePlaces
 from broker.node.wiring import Wiring
@@ -127,7 +127,7 @@ class Others(Protocol):
         self,
         plane: MetadataPlane,
         home: Home,
-        find: Callable[[Place], ReplicatedPartition | None],
+        find: Callable[[Place], Partition | None],
         *,
         boot_id: str,
         clock: Callable[[], int],

@@ -27,7 +27,7 @@ from broker.api.errors import (
 from broker.common.metrics import BATCH_RECORDS
 from broker.ingest import PendingBatch
 from broker.ingest.answers import ack_error, error_answer
-from broker.node.partitions.leader import Outcome, Partition
+from broker.node.partitions.partition import Outcome, Partition
 from broker.storage.log import AppendResult
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from broker.intake.captures import Captures
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ E4  Many that begin at the same time are confirmed by one question to the server
     for in a row begin together: ten thousand tasks took as long as all else of a start.
 E5  Where a hash decides, messages are sorted by one number of partitions in each slot: another number means other
     slots, also for the partitions that stay. Messages that had gathered in the former ones, or were half received,
-    name the number by which they were sorted, and their partition may refuse them (`replicated.P15`).
+    name the number by which they were sorted, and their partition may refuse them (`acceptance.P15`).
 E6  Messages that the server sent before it confirmed were given to the partition when `begin` returns. A new leadership
     takes nothing before that: what another broker has taken by the former number is not taken here by the new one.
 E7  A broker that is alone takes all of a stream or none of it: until all partitions are there, by an added number too,
@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from broker.intake.flush import Flusher, FlushSlot
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.overlap import subject_of, subjects_of
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 
 
 @dataclass(slots=True, eq=False)

@@ -49,7 +49,7 @@ from broker.intake.rights import MissingRight, TooManySubscriptions
 from broker.intake.unbelieved import tell_of
 from broker.intake.websocket import SendingWebSocket
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.sync import SyncExecutor
 
 log = logging.getLogger(__name__)

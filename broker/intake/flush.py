@@ -43,7 +43,7 @@ from broker.intake.uncommitted import Uncommitted
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.overlap import subject_of
 from broker.node.partitions.acks import OnDurable
-from broker.node.partitions.leader import Outcome, Partition
+from broker.node.partitions.partition import Outcome, Partition
 from broker.node.partitions.sync import SyncExecutor, SyncRow
 from broker.replication.events import Acks
 from broker.storage.log import AppendResult

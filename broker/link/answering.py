@@ -49,7 +49,7 @@ from broker.link.codec import BULK_BYTES_MAX, Answered, Bulk, LinkFrame, Questio
 from broker.link.pace import Pace
 from broker.link.ranges import held
 from broker.metadata.partition import Place
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.replication.events import EndAsked, FetchArrived, RangeAsked, Send, StateAsked
 from broker.replication.messages import (
     AskEnd,
@@ -174,7 +174,7 @@ class Answering:
     def __init__(
         self,
         at: Place,
-        partition: ReplicatedPartition,
+        partition: Partition,
         *,
         bytes_max: int,
         wait_s: float,

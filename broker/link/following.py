@@ -40,7 +40,7 @@ from broker.common.metrics import FSYNC_SECONDS
 from broker.common.waiting import Waits
 from broker.link.connection import Connection
 from broker.metadata.partition import Place
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.sync import SyncExecutor
 from broker.replication import events as e
 from broker.replication import following as f
@@ -77,7 +77,7 @@ class Following:
     def __init__(
         self,
         at: Place,
-        partition: ReplicatedPartition,
+        partition: Partition,
         *,
         me: str,
         connect: Callable[[str], Connection],

@@ -25,7 +25,7 @@ from broker.link.pace import Pace
 from broker.link.server import PURPOSE, Server
 from broker.link.tls import LinkTls
 from broker.metadata.partition import Place
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.sync import SyncExecutor
 from broker.node.wiring import CatalogService
 from broker.replication.messages import AskRange
@@ -128,7 +128,7 @@ class ReplicaLink:
 
     # -- `wiring.Wiring` -------------------------------------------------------------------------------------
 
-    def follower(self, at: Place, partition: ReplicatedPartition, step_out: Callable[[str], None]) -> Following:
+    def follower(self, at: Place, partition: Partition, step_out: Callable[[str], None]) -> Following:
         """As `Wiring.follower`."""
         return Following(
             at,
@@ -143,7 +143,7 @@ class ReplicaLink:
             waits=self._waits,
         )
 
-    def followers(self, at: Place, partition: ReplicatedPartition) -> Answering:
+    def followers(self, at: Place, partition: Partition) -> Answering:
         """As `Wiring.followers`."""
 
         def closed(made: Answering) -> None:

@@ -23,7 +23,7 @@ from typing import Final
 
 from broker.common.metrics import LEADERSHIP_START_SECONDS
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.wiring import Host
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Capturing:
         self._woken = woken
         self._ask_turn = ask_turn
         self._pausing: Future[None] | None = None
-        self._captured: tuple[ReplicatedPartition, int, StreamInfo] | None = None
+        self._captured: tuple[Partition, int, StreamInfo] | None = None
         self._wait_ms = AGAIN_MS
         self._again_at_ms: int | None = None  # it could not begin (V14)
         self._failure: BaseException | None = None  # why, the last time
@@ -101,16 +101,16 @@ class Capturing:
         """From any thread: the replica is to lead in this epoch. The time until it serves is measured."""
         self._taking_over = epoch, self._host.now_ms()
 
-    def is_wanted(self, partition: ReplicatedPartition, info: StreamInfo) -> bool:
+    def is_wanted(self, partition: Partition, info: StreamInfo) -> bool:
         """Whether the messages of a partition are to be captured now."""
         return partition.leads and not info.paused and self._host.has_session()
 
-    def is_due(self, partition: ReplicatedPartition, info: StreamInfo) -> bool:
+    def is_due(self, partition: Partition, info: StreamInfo) -> bool:
         """Whether a turn is to begin or end it."""
         is_wanted = self.is_wanted(partition, info)
         return is_wanted != self.is_begun or (is_wanted and self._is_due_again())
 
-    def see_to(self, partition: ReplicatedPartition, info: StreamInfo) -> None:
+    def see_to(self, partition: Partition, info: StreamInfo) -> None:
         """Begin or end the capture, as the partition's role and its stream are now. The partition goes by `info`."""
         host, epoch = self._host, partition.leader_epoch
         if not self.is_wanted(partition, info):
@@ -130,7 +130,7 @@ class Capturing:
         if partition.leads and (host.capture is None or info.paused) and self.may_alter(info):
             self._serve(partition, epoch, info)
 
-    def _begun(self, partition: ReplicatedPartition, epoch: int, info: StreamInfo, done: Future[None]) -> None:
+    def _begun(self, partition: Partition, epoch: int, info: StreamInfo, done: Future[None]) -> None:
         """The server has confirmed a capture, or it could not begin (V14): clients are answered in either case."""
         if done.cancelled():
             return  # the broker stops
@@ -146,7 +146,7 @@ class Capturing:
             self._failure = error
             self._try_again()
 
-    def _serve(self, partition: ReplicatedPartition, epoch: int, info: StreamInfo, *, is_taken_in: bool = True) -> None:
+    def _serve(self, partition: Partition, epoch: int, info: StreamInfo, *, is_taken_in: bool = True) -> None:
         """Messages are taken in under these settings, or there are none."""
         partition.serve(epoch, info)
         if (taking := self._taking_over) is not None and taking[0] == epoch:

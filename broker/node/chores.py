@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.storage.rewrite.coalescing import CoalescingSettings
 from broker.storage.rewrite.compaction import CompactionSettings
 

@@ -22,7 +22,7 @@ from typing import Any
 from broker.api.errors import LiftlogError, NotReady
 from broker.metadata.partition import Place, state_from
 from broker.node.isr_changes import IsrChanges
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.wiring import Followers, Host
 from broker.replication.events import AskIsr, Effect, Send, StartMoved, StepOut, Trim, TrimRefused
 
@@ -65,11 +65,11 @@ class LeaderEffects:
         self._ask_turn = ask_turn
         self._step_out = step_out
         self._lock = threading.Lock()
-        self._open: tuple[ReplicatedPartition, Followers] | None = None
+        self._open: tuple[Partition, Followers] | None = None
         self._trim_to = (-1, 0)  # leader epoch, log start
         self._told = ""  # why the last try to trim was refused
 
-    def begin(self, partition: ReplicatedPartition, followers: Followers) -> None:
+    def begin(self, partition: Partition, followers: Followers) -> None:
         """The log is open."""
         self._open, self._trim_to = (partition, followers), (-1, 0)
 

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 from broker.api.errors import BadBatch, CorruptLog, LiftlogError
 from broker.metadata.partition import PartitionState, Place
 from broker.node.folders import ASIDE
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.wiring import Host
 from broker.replication.messages import AskRange, HeldRange, Incarnation
 from broker.serving.http.meters import RateLimitedLog
@@ -127,7 +127,7 @@ class Mending:
         mender: Mender,
         at: Place,
         name: str,
-        partition: ReplicatedPartition,
+        partition: Partition,
         lowered: Callable[[], int],
         woken: Callable[[], None],
     ) -> None:
@@ -136,7 +136,7 @@ class Mending:
         self._at = at
         self._name = name
         self._partition = self.of = partition
-        partition.asks_others = self.asked
+        partition.damage.asks_others = self.asked
         self._lowered = lowered
         self._woken = woken
         self._lock = threading.Lock()
@@ -384,7 +384,7 @@ class Mending:
             if self._is_closed:
                 return NotHad.REFUSED
         try:
-            start, end = partition.mend(lost, data, superseded)
+            start, end = partition.damage.mend(lost, data, superseded)
         except (BadBatch, CorruptLog) as error:
             log.warning("replica.not_fit partition=%s range=[%d,%d) from=%s error=%s", self._name, *lost, origin, error)
             return NotHad.UNFIT

@@ -4,7 +4,7 @@
 
 O1  The table is read anew for each leadership, from all that was committed before it: what another leader has stored
     meanwhile is in it. Before that nobody is answered.
-O2  A commit is appended in the leadership whose table was read, or refused (`leader.P6`).
+O2  A commit is appended in the leadership whose table was read, or refused (`partition.P6`).
 O3  A table that passed over damage is not used where others have what is lost (`committed.W3`): an offset that was
     committed would go back.
 O4  The log is read by one thread for each leadership, and a table is replaced by one of a later leadership only: what
@@ -26,7 +26,7 @@ from broker.groups.offsets import ConsumerOffset
 from broker.groups.pins import Pin
 from broker.groups.progress import GroupOffset, Read
 from broker.node.partitions.consumers import Consumers, Decided
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.sinks.committed import WholeRead
 
 log = logging.getLogger(__name__)

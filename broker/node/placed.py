@@ -55,7 +55,7 @@ from broker.node.capturing import Capturing
 from broker.node.isr_changes import IsrChanges
 from broker.node.leader_effects import LeaderEffects
 from broker.node.mending import Mender, Mending
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.serial_work import SerialWork
 from broker.node.wiring import FollowerDriver, Host
 from broker.replication.messages import NO_INCARNATION, Incarnation
@@ -188,7 +188,7 @@ class PlacedReplica:
         shut: LiftlogError | None = None,
     ) -> None:
         self.at = at
-        self.partition: ReplicatedPartition | None = None
+        self.partition: Partition | None = None
         self.stepping: Stepping | None = None
         self._former: Stepping | None = None  # one that was asked for, and is not any more
         self.is_damaged = self.is_fresh = self.is_gone = False
@@ -306,8 +306,8 @@ class PlacedReplica:
         partition, follower, assigned = self.partition, self._follower, self._assigned
         if partition is not None and follower is not None and assigned is not None:
             lost = partition.log.state.lost_ranges
-            if not lost and self.is_damaged and self.stepping is None and (partition.was_mended or self.mending):
-                partition.was_mended, self.is_damaged = False, self.is_old  # or it was given up, or let go
+            if not lost and self.is_damaged and self.stepping is None and (partition.damage.was_mended or self.mending):
+                partition.damage.was_mended, self.is_damaged = False, self.is_old  # or it was given up, or let go
                 self._turns.ask()
             if lost:  # whoever has found it: a read, the scrub, compaction
                 self.damaged(f"lost {lost}")
@@ -328,7 +328,7 @@ class PlacedReplica:
             self._tried_ms = now_ms
             self._turns.ask()
 
-    def _mend(self, partition: ReplicatedPartition, assigned: Assignment, now_ms: int) -> None:
+    def _mend(self, partition: Partition, assigned: Assignment, now_ms: int) -> None:
         """V5."""
         mending = self.mending
         if mending is None or mending.of is not partition:
@@ -341,7 +341,7 @@ class PlacedReplica:
         else:
             mending.rest()
 
-    def _is_beyond_mending(self, partition: ReplicatedPartition) -> bool:
+    def _is_beyond_mending(self, partition: Partition) -> bool:
         """V5. What is damaged without a range, as a log that was put back from a copy, cannot be mended."""
         mending = self.mending
         if self.is_old or mending is None:
@@ -456,7 +456,7 @@ class PlacedReplica:
         is_opened = me in state.opened
         if not is_opened:
             self._report_opened(self.at, self._incarnation)
-        partition.leader_at = None if state.leader == me else assigned.leader_at
+        partition.is_led_at(None if state.leader == me else assigned.leader_at)
         if self.stepping is not None and self.stepping.why == "fsync":  # V4
             return is_opened
         is_done = is_opened
@@ -501,7 +501,7 @@ class PlacedReplica:
             self.shut = error
             return False
 
-    def _note_others(self, partition: ReplicatedPartition, state: PartitionState) -> bool:
+    def _note_others(self, partition: Partition, state: PartitionState) -> bool:
         """V10. Returns whether it is done."""
         settings, is_sole = partition.log.state.settings, state.replicas == (self._host.me,)
         if settings.is_sole_replica != is_sole:
@@ -512,7 +512,7 @@ class PlacedReplica:
                 return False
         return True
 
-    def _lead(self, partition: ReplicatedPartition, state: PartitionState) -> bool:
+    def _lead(self, partition: Partition, state: PartitionState) -> bool:
         epoch = state.leader_epoch
         if partition.leader_epoch == epoch:
             if partition.leads:  # else it has asked for a step-out
@@ -538,7 +538,7 @@ class PlacedReplica:
         self._host.roles.note("leads", self, epoch, ",".join(state.isr))
         return True
 
-    def _rest(self, partition: ReplicatedPartition) -> None:
+    def _rest(self, partition: Partition) -> None:
         if partition.leads:
             partition.depose()
             self._host.roles.note("rests", self)
@@ -551,7 +551,7 @@ class PlacedReplica:
         if self._follower is not None:
             self._follower.rest()
 
-    def _follow(self, partition: ReplicatedPartition, state: PartitionState, leader: str) -> None:
+    def _follow(self, partition: Partition, state: PartitionState, leader: str) -> None:
         if partition.leads:
             partition.depose()
         if self.is_damaged:  # V5
@@ -571,7 +571,7 @@ class PlacedReplica:
 
     # -- the log ---------------------------------------------------------------------------------------------
 
-    def _open(self, assigned: Assignment) -> ReplicatedPartition | None:
+    def _open(self, assigned: Assignment) -> Partition | None:
         """The log that was found, or a new one: the registration did not list any other."""
         host, number = self._host, self.at[1]
         found, self._found = self._found, None
@@ -624,14 +624,14 @@ class PlacedReplica:
     def _wait_longer(self) -> None:
         self._again_ms = min(2 * self._again_ms, SELDOM_MS)
 
-    def _take(self, assigned: Assignment, opened: PartitionLog, *, is_new: bool) -> ReplicatedPartition:
+    def _take(self, assigned: Assignment, opened: PartitionLog, *, is_new: bool) -> Partition:
         host = self._host
         self.is_fresh = is_new and assigned.was_left
         self.is_old &= not is_new
         self.is_damaged = self.is_old or bool(opened.state.lost_ranges)
         is_sole = assigned.state.replicas == (host.me,)
         opened.remembered.update_settings(host.folders.log_settings(assigned.info.settings, is_sole=is_sole))
-        partition = ReplicatedPartition(
+        partition = Partition(
             assigned.info,
             host.make_replica(assigned.info, self.at[1], opened),
             me=host.me,
@@ -659,7 +659,7 @@ class PlacedReplica:
                 except (LiftlogError, OSError) as error:
                     log.info("partition.close_failed partition=%s error=%s", self, error)
 
-    def _let_go_of(self, partition: ReplicatedPartition | None) -> None:
+    def _let_go_of(self, partition: Partition | None) -> None:
         """Whoever is at its log."""
         mending, self.mending = self.mending, None
         if mending is not None:

@@ -17,7 +17,7 @@ G7  While the catalog is rescued, no log that was found is taken, moved aside or
 G8  A log is not lost because this process cannot open it for now: on a full disk, or with a release that is too old, or
     where the disk refuses and nobody else could lead. Then the start fails before the catalog is told anything.
 G9  A leader of a stream that is about to have more partitions confirms that it knows, once it takes in messages under
-    that knowledge and could commit; and, when all know, that it has stopped (`replicated.P17`). Again until the catalog
+    that knowledge and could commit; and, when all know, that it has stopped (`acceptance.P17`). Again until the catalog
     shows it. If not all have stopped within `STOP_MS` it gives up, and tries again after `STOP_AGAIN_MS` (`growth.G5`).
 G10  While a broker stops, the end of its session is the end of what it leads: who waits for an ack is told at once that
     it is not known. No other broker may be there whose answer could be waited for.
@@ -53,7 +53,7 @@ G21  A log of which the catalog of a broker that is alone cannot be told, as the
 G22  Where a broker is alone, logs of new partitions are made before the catalog names these, all or none. A log that is
     there already is left to its partition (`placed.V8`), and so is one of a command of which nobody knows whether it is
     carried out.
-G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
+G12  Before a broker that stops hands over, it waits for its followers, for a moment (`acceptance.P19`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ from broker.metadata.session import slower
 from broker.node.asks import Asks, BatchedAsks
 from broker.node.isr_changes import IsrChanges
 from broker.node.mending import Mender
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.placed import AGAIN_MS, SELDOM_MS, Assignment, PlacedReplica, Stepping, tell_shut
 from broker.node.wiring import Host
 from broker.replication.messages import Incarnation
@@ -336,12 +336,12 @@ class Replicas:
 
     # -- what there is ---------------------------------------------------------------------------------------
 
-    def partition(self, at: Place) -> ReplicatedPartition | None:
+    def partition(self, at: Place) -> Partition | None:
         """The replica of a partition that is open here; led or not."""
         replica = self._replicas.get(at)
         return None if replica is None else replica.partition
 
-    def partitions(self) -> list[ReplicatedPartition]:
+    def partitions(self) -> list[Partition]:
         """All that are open here."""
         return [partition for replica in self.replicas() if (partition := replica.partition) is not None]
 

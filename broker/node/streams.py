@@ -27,8 +27,7 @@ from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.partition import PartitionState
 from broker.node.chores import Chores
 from broker.node.partitions.follower_read import FollowerRead
-from broker.node.partitions.leader import Partition
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.replicas import Replicas
 from broker.serving.contract.backend import Whereabouts
 from broker.storage.log import PartitionLog
@@ -221,7 +220,7 @@ class PlacedStreams:
         """All replicas that are open here, led or not."""
         return [*self._replicas.partitions()]
 
-    def led(self) -> list[ReplicatedPartition]:
+    def led(self) -> list[Partition]:
         """Those that are led here."""
         return [partition for partition in self._replicas.partitions() if partition.leads]
 

@@ -13,8 +13,8 @@ from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.cluster import Touched
 from broker.metadata.partition import Place
 from broker.node.folders import Folders
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
-from broker.node.partitions.replicated import ReplicatedPartition
 from broker.node.partitions.sync import SyncExecutor
 from broker.node.role_lines import RoleLines
 from broker.node.serial_work import Workers
@@ -117,11 +117,11 @@ class Followers(Protocol):
 class Capture(Protocol):
     """Takes in messages for the partitions that are led here."""
 
-    def begin(self, info: StreamInfo, partition: ReplicatedPartition) -> Future[None]:
+    def begin(self, info: StreamInfo, partition: Partition) -> Future[None]:
         """Done when the server has confirmed the subscription."""
         ...
 
-    def end(self, partition: ReplicatedPartition, *, with_sent: bool = False) -> Future[None]:
+    def end(self, partition: Partition, *, with_sent: bool = False) -> Future[None]:
         """Take no more for it. Done when what was taken in was given to the partition. `with_sent`: and, before, what
         the server had sent."""
         ...
@@ -130,11 +130,11 @@ class Capture(Protocol):
 class Wiring(Protocol):
     """Makes what a replica needs beside its log."""
 
-    def follower(self, at: Place, partition: ReplicatedPartition, step_out: Callable[[str], None]) -> FollowerDriver:
+    def follower(self, at: Place, partition: Partition, step_out: Callable[[str], None]) -> FollowerDriver:
         """Make the follower of a log that has just been opened. `step_out`: as `PlacedReplica.step_out`."""
         ...
 
-    def followers(self, at: Place, partition: ReplicatedPartition) -> Followers:
+    def followers(self, at: Place, partition: Partition) -> Followers:
         """Likewise."""
         ...
 
@@ -191,4 +191,4 @@ class Host:
     now_ms: Callable[[], int]
     roles: RoleLines = field(default_factory=RoleLines)
     has_others: bool = True
-    closing: Callable[[ReplicatedPartition], None] = lambda partition: None
+    closing: Callable[[Partition], None] = lambda partition: None

@@ -25,7 +25,7 @@ from broker.api.stream import ACTIVITY_STREAM
 from broker.common.elapsed import wall_us
 from broker.metadata.activity import Event
 from broker.metadata.catalog import COMMAND_VERSION, Catalog
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.storage.rows import RowBatch
 
 log = logging.getLogger(__name__)

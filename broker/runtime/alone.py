@@ -13,7 +13,7 @@ from broker.config.settings import ReplicationConfig
 from broker.control.local import LocalPlane
 from broker.control.others import Home, MetadataPlane, Tell
 from broker.metadata.partition import Place
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.sync import SyncExecutor
 from broker.node.sinks.here import StagesHere
 from broker.node.sinks.places import StagePlaces
@@ -55,7 +55,7 @@ class Alone:
         self,
         plane: MetadataPlane,
         home: Home,
-        find: Callable[[Place], ReplicatedPartition | None],
+        find: Callable[[Place], Partition | None],
         *,
         boot_id: str,
         clock: Callable[[], int],
@@ -83,11 +83,11 @@ class Unlinked:
     def hurry(self) -> None:
         """There is no other controller."""
 
-    def follower(self, at: Place, partition: ReplicatedPartition, step_out: Callable[[str], None]) -> FollowerDriver:
+    def follower(self, at: Place, partition: Partition, step_out: Callable[[str], None]) -> FollowerDriver:
         """As `Wiring.follower`."""
         return _FOLLOWS_NOBODY
 
-    def followers(self, at: Place, partition: ReplicatedPartition) -> Followers:
+    def followers(self, at: Place, partition: Partition) -> Followers:
         """As `Wiring.followers`."""
         return _NO_FOLLOWERS
 

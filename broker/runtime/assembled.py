@@ -48,8 +48,8 @@ from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.groups import Groups
 from broker.metadata.producers import NamedProducer
 from broker.node.chores import Chores
-from broker.node.partitions.leader import Partition
 from broker.node.partitions.open_logs import OpenLogs, connections_within, files_within, raise_limit
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.sync import SyncPool
 from broker.node.partitions.watch import ChangeHub, StreamWatcher
 from broker.runtime.dataplane import DataPlane

@@ -20,7 +20,7 @@ from broker.api.errors import NotReady, UnknownStream
 from broker.api.schema import rows_of
 from broker.api.stream import AUDIT_STREAM
 from broker.common.elapsed import wall_us
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.serving.contract.backend import AuditRecord
 from broker.storage.rows import RowBatch
 

@@ -9,7 +9,6 @@ from broker.common.metrics import Sample
 from broker.intake.driver import IntakeDriver
 from broker.metadata.catalog import Catalog
 from broker.metadata.partition import Place
-from broker.node.partitions.replicated import ReplicatedPartition
 from broker.node.streams import PlacedStreams
 from broker.runtime.samples import OFFLINE, PARTITION_LABELS, common_samples, partition_samples
 
@@ -60,13 +59,12 @@ def cluster_samples(
         for broker, lag in sorted(partition.lags().items()):
             text = "Offsets that a follower has not told to be on its disk"
             yield "liftlog_replica_lag", text, (*PARTITION_LABELS, "broker"), (*at, broker), lag
-        given_up = sum(end - start for start, end in partition.given_up)
+        given_up = sum(end - start for start, end in partition.damage.given_up)
         yield "liftlog_partition_given_up_offsets", "Offsets that an operator gave up", PARTITION_LABELS, at, given_up
     for kept in streams.all_partitions():
-        if isinstance(kept, ReplicatedPartition):
-            at, text = (kept.stream, str(kept.partition)), "Damaged offsets that were copied from other replicas"
-            yield "liftlog_partition_mended_offsets", text, PARTITION_LABELS, at, kept.mended_count
-        yield from partition_samples(kept, (kept.stream, str(kept.partition)))
+        at, text = (kept.stream, str(kept.partition)), "Damaged offsets that were copied from other replicas"
+        yield "liftlog_partition_mended_offsets", text, PARTITION_LABELS, at, kept.damage.mended_count
+        yield from partition_samples(kept, at)
     for what, count in sorted(connections.items()):
         yield "liftlog_replica_connections_total", "Connections to leaders", ("what",), (what,), count
     for reason, count in sorted(refused.items()):

@@ -13,7 +13,7 @@ from broker.groups.progress import GroupOffset
 from broker.intake.driver import IntakeDriver
 from broker.metadata.groups import Groups
 from broker.node.partitions.consumers import Consumers
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.storage.log import PartitionLog
 
 PARTITION_LABELS = ("stream", "partition")

@@ -16,7 +16,7 @@ from broker.control.plane import Plane
 from broker.link.link import ReplicaLink
 from broker.link.tls import LinkTls
 from broker.metadata.partition import Place
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.sync import SyncExecutor
 from broker.node.sinks.beside import Companions
 from broker.node.sinks.places import StagePlaces
@@ -90,7 +90,7 @@ class Several:
         self,
         plane: MetadataPlane,
         home: Home,
-        find: Callable[[Place], ReplicatedPartition | None],
+        find: Callable[[Place], Partition | None],
         *,
         boot_id: str,
         clock: Callable[[], int],

@@ -33,8 +33,8 @@ from broker.metadata.partition import PartitionState, Place
 from broker.metadata.producers import NamedProducer
 from broker.node.own_settings import audit_settings
 from broker.node.partitions.consumers import Consumers
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
-from broker.node.partitions.replicated import ReplicatedPartition
 from broker.node.partitions.sync import SyncPool
 from broker.node.partitions.watch import ChangeHub, StreamWatcher
 from broker.node.sinks.here import StagesHere
@@ -45,6 +45,7 @@ from broker.runtime.audit_log import AuditLog
 from broker.serving.contract.backend import PartitionHandle, Whereabouts
 from broker.storage.disk import OsDisk
 from broker.storage.log import LogIdentity, LogSettings, PartitionLog
+from tests.support.led_alone import LedAlone, led_by
 
 
 class LogBackend:
@@ -63,7 +64,7 @@ class LogBackend:
         self._folder = folder
         self._disk = OsDisk()
         self._catalog = Catalog()
-        self._partitions: dict[str, list[ReplicatedPartition]] = {}
+        self._partitions: dict[str, list[Partition]] = {}
         self._pool = SyncPool(1)
         self._appender = ThreadPoolExecutor(1)
         self._hub = ChangeHub(asyncio.get_running_loop())
@@ -102,7 +103,7 @@ class LogBackend:
             runners=Runners.of_threads(),
         )
 
-    def _find(self, at: Place) -> ReplicatedPartition | None:
+    def _find(self, at: Place) -> Partition | None:
         all_here = (each for partitions in list(self._partitions.values()) for each in partitions)
         return next((each for each in all_here if (each.incarnation, each.partition) == at), None)
 
@@ -142,7 +143,7 @@ class LogBackend:
             self._hub.note(ChangeHub.ALL)
         return info, created
 
-    def _partition(self, info: StreamInfo, number: int) -> ReplicatedPartition:
+    def _partition(self, info: StreamInfo, number: int) -> Partition:
         log = PartitionLog.create(
             self._disk,
             str(self._folder / info.name / info.incarnation / str(number)),
@@ -153,19 +154,8 @@ class LogBackend:
         replica = Replica(info, number, log, appender=self._appender, hub=self._hub, clocks=MACHINE)
         if not info.internal:
             replica.floor = lambda: self.sinks.floor(info.incarnation, number)
-        partition = _Led(
-            info,
-            replica,
-            me=self.broker_id,
-            has_session=lambda: True,
-            to_others=lambda effect: None,
-            pool=self._pool,
-            appender=self._appender,
-            has_others=False,
-        )
-        state = _led_by(self.broker_id, self._catalog.epoch_last)
-        partition.lead(state.leader_epoch, state)
-        return partition
+        epoch = self._catalog.epoch_last
+        return LedAlone(info, replica, pool=self._pool, appender=self._appender, leader_epoch=epoch, me=self.broker_id)
 
     def streams(self, *, internal: bool = False) -> list[StreamInfo]:
         return [info for _, info in sorted(self._catalog.streams.items()) if internal or not info.internal]
@@ -173,12 +163,12 @@ class LogBackend:
     def stream(self, name: str) -> StreamInfo:
         return self._catalog._live(name)
 
-    def partitions(self, stream: str) -> Sequence[ReplicatedPartition]:
+    def partitions(self, stream: str) -> Sequence[Partition]:
         if stream in self.offline:
             raise self.offline[stream]
         return self._partitions[self.stream(stream).name]
 
-    def partition(self, stream: str, partition: int) -> ReplicatedPartition:
+    def partition(self, stream: str, partition: int) -> Partition:
         found = self.partitions(stream)
         if partition >= len(found):
             raise UnknownPartition(f"{stream!r} has no partition {partition}", partitions=len(found))
@@ -351,23 +341,6 @@ class LogBackend:
         return b"# HELP liftlog_up 1 once the broker has started\n# TYPE liftlog_up gauge\nliftlog_up 1.0\n"
 
 
-class _Led(ReplicatedPartition):
-    """Goes by what is changed at once."""
-
-    def lead(self, leader_epoch: int, state: PartitionState | None = None) -> None:
-        super().lead(leader_epoch, state or _led_by(self._core.me, leader_epoch))
-        self.serve(leader_epoch)
-
-    def alter(self, info: StreamInfo) -> None:
-        self.hear(info)
-        super().alter(info)
-        self.serve(self.leader_epoch, info)
-
-
-def _led_by(me: str, epoch: int) -> PartitionState:
-    return PartitionState(replicas=(me,), isr=(me,), leader=me, leader_epoch=epoch, opened=(me,))
-
-
 class _Placed:
     """What sinks ask of a catalog, as if it placed each partition on this broker."""
 
@@ -375,7 +348,7 @@ class _Placed:
         catalog = backend._catalog
         self.streams, self.brokers = catalog.streams, catalog.brokers
         self.cluster = SimpleNamespace(partitions=self)
-        self._state = _led_by(backend.broker_id, catalog.epoch_last)
+        self._state = led_by(backend.broker_id, catalog.epoch_last)
 
     def get(self, at: Place) -> PartitionState:
         return self._state

@@ -26,8 +26,8 @@ from broker.link.link import ReplicaLink
 from broker.link.tls import LinkTls
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import Place
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
-from broker.node.partitions.replicated import ReplicatedPartition
 from broker.node.replicas import FoundReplicas, Replicas
 from broker.node.wiring import Host
 from broker.storage.log import PartitionLog
@@ -336,7 +336,7 @@ class Linked:
         assert len({content(node.partition(at)) for node in nodes}) == 1
 
 
-def content(partition: ReplicatedPartition) -> bytes:
+def content(partition: Partition) -> bytes:
     opened = partition.log
     return b"".join(bytes(message) for message in opened.reader.batches(opened.state.log_start_offset))
 

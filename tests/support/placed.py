@@ -21,8 +21,8 @@ from broker.metadata.cluster import Touched
 from broker.metadata.partition import PartitionState, Place
 from broker.node.folders import Folders
 from broker.node.log_ends import LogEnds
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
-from broker.node.partitions.replicated import ReplicatedPartition
 from broker.node.partitions.sync import SyncPool
 from broker.node.partitions.watch import ChangeHub
 from broker.node.placed import PlacedReplica
@@ -130,7 +130,7 @@ class Recorded:
     def send(self, effect: Send) -> None:
         self.story.append(effect)
 
-    def begin(self, info: StreamInfo, partition: ReplicatedPartition) -> Future[None]:
+    def begin(self, info: StreamInfo, partition: Partition) -> Future[None]:
         self.story.append(("capture", str(partition), partition.leader_epoch))
         done: Future[None] = Future()
         self.begun.append(done)
@@ -138,7 +138,7 @@ class Recorded:
             done.set_result(None)
         return done
 
-    def end(self, partition: ReplicatedPartition, *, with_sent: bool = False) -> Future[None]:
+    def end(self, partition: Partition, *, with_sent: bool = False) -> Future[None]:
         self.story.append(("no capture", str(partition)))
         done: Future[None] = Future()
         self.ended.append(done)
@@ -227,10 +227,10 @@ class Node:
         )
         self.replicas = Replicas(self.host, process)
 
-    def follower(self, at: Place, partition: ReplicatedPartition, step_out: Callable[[str], None]) -> Recorded:
+    def follower(self, at: Place, partition: Partition, step_out: Callable[[str], None]) -> Recorded:
         return Recorded(self.story, at)
 
-    def followers(self, at: Place, partition: ReplicatedPartition) -> Recorded:
+    def followers(self, at: Place, partition: Partition) -> Recorded:
         return Recorded(self.story, at)
 
     def ask_range(self, to: str, at: Place, question: AskRange, take: Callable[[HeldRange, bytes], None]) -> bool:
@@ -269,12 +269,12 @@ class Node:
         assert found is not None
         return found
 
-    def partition(self, at: Place) -> ReplicatedPartition:
+    def partition(self, at: Place) -> Partition:
         found = eventually(lambda: self.replicas.partition(at), what=f"{at} to be open")
         assert found is not None
         return found
 
-    def leading(self, at: Place) -> ReplicatedPartition:
+    def leading(self, at: Place) -> Partition:
         eventually(lambda: self.partition(at).serves, what=f"{at} to be led and served")
         return self.partition(at)
 

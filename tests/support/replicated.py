@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import PartitionState
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
-from broker.node.partitions.replicated import ReplicatedPartition
 from broker.node.partitions.sync import SyncPool
 from broker.replication.events import Effect, FetchArrived
 from broker.replication.messages import Fetch
@@ -38,7 +38,7 @@ class Led:
         self.outward: list[Effect] = []
         self.has_session = True
         self.state = STATE
-        self.partition = ReplicatedPartition(
+        self.partition = Partition(
             info,
             replica,
             me=US,

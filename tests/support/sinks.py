@@ -21,7 +21,7 @@ from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.api.stream import COMMITS_STREAM, settings_from
 from broker.common.elapsed import MACHINE
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
 from broker.node.partitions.sync import SyncTarget
 from broker.node.partitions.watch import ChangeHub
@@ -35,6 +35,7 @@ from broker.storage.log import PartitionLog
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.effort import seeded
+from tests.support.led_alone import LedAlone
 
 STREAM = "orders"
 PARTITIONS = 2
@@ -107,8 +108,13 @@ class Rig:
             log.state.advance_high_watermark(log.syncer.sync())
         else:
             log = PartitionLog.create(self._disk, folder, identity, settings, now_us=0)
-        info = StreamInfo(name=stream, incarnation="i", created_us=0, settings=settings_from({"fsync": fsync}))
-        return Partition(
+        info = StreamInfo(
+            name=stream,
+            incarnation="i",
+            created_us=0,
+            settings=settings_from({"fsync": fsync, "partitions": PARTITIONS}),
+        )
+        return LedAlone(
             info,
             Replica(info, number, log, appender=None, hub=self._hub, clocks=MACHINE),  # type: ignore[arg-type]
             leader_epoch=self._boot << 10,  # above all take-overs of the process before

@@ -33,7 +33,7 @@ from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.cluster import Cluster
 from broker.metadata.partition import PartitionState, Place
 from broker.node.folders import ASIDE
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class ClusterAdmin:
         me: str,
         service: Catalogs,
         *,
-        open_here: Callable[[], Iterable[ReplicatedPartition]],
+        open_here: Callable[[], Iterable[Partition]],
         may_change: Callable[[], bool],
     ) -> None:
         self._me = me
@@ -191,8 +191,8 @@ class ClusterAdmin:
         if led is None or state.leader != self._me or state.leader_epoch != led.leader_epoch:
             raise NotReady(f"{name}: this broker does not lead it now")
         lost, aside = led.log.state.lost_ranges, f"{led.log.state.folder}{ASIDE}"
-        if not lost and led.given_up and is_accepted:  # `replicated.P16`
-            return GivenUp(stream=stream, partition=partition, leader=self._me, ranges=led.given_up, aside=aside)
+        if not lost and led.damage.given_up and is_accepted:  # `damage.P16`
+            return GivenUp(stream=stream, partition=partition, leader=self._me, ranges=led.damage.given_up, aside=aside)
         ends = led.follower_ends()
         ranges = losing.to_give_up(
             name,
@@ -202,13 +202,15 @@ class ClusterAdmin:
             lost=lost,
             ends=ends,
             high_watermark=led.log.state.high_watermark,
-            asked=led.asked_for_lost(),
+            asked=led.damage.asked_for_lost(),
         )
         if not is_accepted:
             raise losing.refusal(name, self._me, state, catalog.cluster, ranges)
         borders = sorted({end for end in ends.values() if end >= 0})
         with partly(True):
-            await asyncio.to_thread(led.give_up, ranges, leader_epoch=state.leader_epoch, aside=aside, borders=borders)
+            await asyncio.to_thread(
+                led.damage.give_up, ranges, leader_epoch=state.leader_epoch, aside=aside, borders=borders
+            )
         log.warning("replica.loss_accepted partition=%s ranges=%s aside=%s", name, ranges, aside)
         return GivenUp(stream=stream, partition=partition, leader=self._me, ranges=ranges, aside=aside)
 
@@ -307,7 +309,7 @@ def _placement(name: str, at: Place, state: PartitionState) -> Placement:
     )
 
 
-def _end_of(me: str, kept: ReplicatedPartition) -> ReplicaEnd:
+def _end_of(me: str, kept: Partition) -> ReplicaEnd:
     end = kept.log.state.log_end_offset
     return ReplicaEnd(
         broker=me,

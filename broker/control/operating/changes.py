@@ -60,8 +60,6 @@ from broker.metadata.catalog import COMMAND_VERSION, TAG_SINCE, StreamInfo
 from broker.metadata.cluster import FENCES_ABOVE
 from broker.metadata.info import info_from
 from broker.node.own_streams import replicas_default
-from broker.node.partitions.leader import Partition
-from broker.node.partitions.replicated import ReplicatedPartition
 from broker.node.replicas import Replicas
 from broker.node.streams import PlacedStreams
 from broker.node.wiring import CatalogService
@@ -417,11 +415,11 @@ class PlacedControl:
         self._streams.info(name).check_incarnation(incarnation)
         for partition in partitions.values():
             if partition.log.state.failure is not None:
-                await waits(replicated(partition).recover_alone)
+                await waits(partition.recover_alone)
         asked = dict[int, Future[None]]()
         for number, partition in partitions.items():
             with partly(bool(asked)):
-                asked[number] = await waits(partial(_trim, partition, before[number]))  # the disk is asked for stages
+                asked[number] = await waits(partial(partition.trim, before[number]))  # the disk is asked for stages
         try:
             async with asyncio.timeout(DONE_S):
                 await asyncio.gather(*map(asyncio.wrap_future, asked.values()))
@@ -531,13 +529,3 @@ class PlacedControl:
     def _incarnation(self, name: str) -> str | None:
         info = self._service.catalog.streams.get(name)
         return None if info is None else info.incarnation
-
-
-def _trim(partition: Partition, before: int) -> Future[None]:
-    return replicated(partition).trim(before)
-
-
-def replicated(partition: Partition) -> ReplicatedPartition:
-    """All are."""
-    assert isinstance(partition, ReplicatedPartition)
-    return partition

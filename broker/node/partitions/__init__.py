@@ -9,9 +9,10 @@ replica.py        One partition's log on this broker, whoever leads it: synced, 
 queued_appends.py Appends that come from elsewhere than intake: made by the appenders, awaited as
                   futures.
 acks.py           An ack as a value, from its append until it is told; held while there is no session.
-leader.py         One partition that this broker leads: the driver of its core
+partition.py      One partition on this broker, which leads it or may: the driver of its core
                   (`broker.replication.leader`).
-replicated.py     One partition that other brokers keep as well: its in-sync replicas, its failures.
+acceptance.py      What it takes, and why it does not take the rest.
+damage.py         What its log has lost: given up, or copied from other replicas.
 stopping.py       Counts tickets of messages sorted by a number of partitions, and stops all that.
 effects.py        Does what the core of a partition wants: high watermark, readers, answers, syncs.
 sync.py           The fsync pool: group commit.

@@ -53,14 +53,14 @@ class Ticket:
 
 
 class Completions:
-    """Tells the tickets of a partition that other brokers keep, too. Thread-safe.
+    """Tells the tickets of a partition. Thread-safe.
 
     Args:
         has_session: Whether this broker has one now, by its own count.
 
     Attributes:
-        served_epoch: The last leadership in which clients may be answered (`replicated.P11`).
-        least_epoch: In no earlier leadership is a client answered any more (`replicated.P12`).
+        served_epoch: The last leadership in which clients may be answered (`acceptance.P11`).
+        least_epoch: In no earlier leadership is a client answered any more (`partition.P12`).
         stopping: Counts those who are sorted, until they are told.
     """
 

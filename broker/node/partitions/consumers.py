@@ -26,7 +26,7 @@ from broker.groups.fencing import CommitVerdict, GroupProgress, OffsetAndEpoch
 from broker.groups.offsets import ConsumerOffset, OffsetTable, offset_rows
 from broker.groups.pins import Pin, PinTable
 from broker.groups.progress import GroupOffset, GroupTable, Read
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.storage.rows import RowBatch
 
 Entry = tuple[bytes, bytes | None]
@@ -41,7 +41,7 @@ class Consumers:
     """The offset stream's one partition and its table. Coroutines run on the data plane's loop.
 
     Args:
-        leader_epoch: In which the table is read, and commits are appended (`leader.P6`); None: in any.
+        leader_epoch: In which the table is read, and commits are appended (`partition.P6`); None: in any.
     """
 
     def __init__(self, partition: Partition, *, leader_epoch: int | None = None) -> None:

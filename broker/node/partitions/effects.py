@@ -27,8 +27,8 @@ class Effects:
 
     Args:
         submit: Has the partition synced by the pool: a method of it, which is there as long as `do` is called.
-        tell: Tells a ticket what became of it, or does so later (`Completions`). None: each is told at once.
-        to_others: Does the effects that need the catalog or other replicas. None: it is a fault of ours if one comes.
+        tell: Tells a ticket what became of it, or does so later (`Completions`).
+        to_others: Does the effects that need the catalog or other replicas.
     """
 
     __slots__ = ("_replica", "_submit", "_tell", "to_others")
@@ -38,13 +38,13 @@ class Effects:
         replica: Replica,
         *,
         submit: WeakCall[Callable[[], None]],
-        tell: Callable[[Ticket, Outcome], None] | None,
-        to_others: Callable[[Effect], None] | None,
+        tell: Callable[[Ticket, Outcome], None],
+        to_others: Callable[[Effect], None],
     ) -> None:
         self._replica = replica
         self._submit = submit
         self._tell = tell
-        self.to_others = to_others or _needs_others
+        self.to_others = to_others
 
     def do(self, effects: Sequence[Effect], *, syncs: bool = True) -> None:
         """Do these in their order (P7). `syncs`: a sync is the pool's; else the caller sees to it."""
@@ -60,10 +60,7 @@ class Effects:
                         outcome = replica.state.high_watermark
                     else:
                         outcome = refused or self._error_of(effect, ticket.result)  # type: ignore[arg-type]
-                    if self._tell is None:
-                        ticket.tell(ticket.result, outcome)
-                    else:
-                        self._tell(ticket, outcome)
+                    self._tell(ticket, outcome)
                 except Exception:
                     log.exception("partition.callback_bug partition=%s", replica)
                 continue
@@ -91,7 +88,3 @@ class Effects:
             return answer.error
         records = f"[{result.first_offset}, {result.next_offset})"
         return StorageFailed(f"{self._replica}: records {records} may be lost: the log had to recover")
-
-
-def _needs_others(effect: Effect) -> None:
-    raise AssertionError(f"{effect} needs other brokers, and there are none")

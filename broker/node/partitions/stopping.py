@@ -1,4 +1,4 @@
-"""Counts those who wait for acks of messages sorted by a number of partitions, and stops all that (`replicated.P17`).
+"""Counts those who wait for acks of messages sorted by a number of partitions, and stops all that (`acceptance.P17`).
 
     appended: one waits ──► told: one less ─┐
     stop ──► nothing more is appended ──────┴──► none is left: `has_stopped`, `on_stopped` is called

@@ -27,7 +27,7 @@ from broker.common.elapsed import wall_us
 from broker.common.waiting import THREADS, Waits
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.partition import PartitionState, Place
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.sinks.hidden import ReplicatedStageLog
 from broker.node.sinks.stage_log import SEGMENT_BYTES, HiddenLog
 from broker.node.wiring import CatalogService
@@ -61,7 +61,7 @@ class Companions:
         self,
         me: str,
         service: CatalogService,
-        find: Callable[[Place], ReplicatedPartition | None],
+        find: Callable[[Place], Partition | None],
         *,
         waits: Waits = THREADS,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
@@ -77,7 +77,7 @@ class Companions:
 
     in_folder = False
 
-    def log_of(self, main: ReplicatedPartition, companion: ReplicatedPartition) -> HiddenLog:
+    def log_of(self, main: Partition, companion: Partition) -> HiddenLog:
         """The log of its stages."""
         return ReplicatedStageLog(main, companion, clock=self._now_us)
 
@@ -94,7 +94,7 @@ class Companions:
         """The companion of a stream, by the catalog; None: nothing was ever staged for it."""
         return self._service.catalog.streams.get(stages_of(incarnation))
 
-    def of(self, main: ReplicatedPartition, *, wait_s: float = 0.0) -> ReplicatedPartition:
+    def of(self, main: Partition, *, wait_s: float = 0.0) -> Partition:
         """The companion of a partition that is led here, once it is led here, too.
 
         Raises:
@@ -109,7 +109,7 @@ class Companions:
                 raise NotReady(f"{main}: its stages are not led here yet: {why}")
             self._waits.pause(LOOK_S)
 
-    def _look(self, main: ReplicatedPartition) -> tuple[ReplicatedPartition | None, str]:
+    def _look(self, main: Partition) -> tuple[Partition | None, str]:
         catalog, at = self._service.catalog, (main.incarnation, main.partition)
         state = catalog.cluster.partitions.get(at)
         if state is None or state.leader != self._me:
@@ -144,7 +144,7 @@ class Companions:
             with self._lock:
                 self._asked_s[at] = self._waits.now_s() + PAUSE_S
 
-    def _make(self, catalog: Catalog, main: ReplicatedPartition, state: PartitionState) -> None:
+    def _make(self, catalog: Catalog, main: Partition, state: PartitionState) -> None:
         info, name = catalog.streams.get(main.stream), stages_of(main.incarnation)
         if info is None or info.incarnation != main.incarnation:
             return

@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from broker.api.batch import decode_batch
 from broker.api.errors import LiftlogError, NotReady
-from broker.node.partitions.leader import Partition
-from broker.node.sinks.committed import WholeRead, append_durable, await_committed, let_go
+from broker.node.partitions.partition import Partition
+from broker.node.sinks.committed import WholeRead, append_durable, await_committed
 from broker.sinks.ledger import Ledger
 from broker.sinks.state import SinkState, removal_row, state_rows
 from broker.storage.disk import disk_errors
@@ -142,6 +142,6 @@ class CommitsLog:
         try:
             if parts:
                 self._append([state_rows(part, timestamp_us=self._clock()) for part in parts])
-            let_go(self._partition, first)
+            self._partition.trim(first)
         except LiftlogError as error:  # what was asked is written; this is tried again after further writes
             log.warning("sink.rewrite_failed error=%s", error)

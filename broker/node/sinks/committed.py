@@ -23,8 +23,7 @@ from typing import Final
 
 from broker.api.encodable import Encodable
 from broker.api.errors import DeadlineExceeded, LiftlogError, NotReady, StorageFailed
-from broker.node.partitions.leader import Outcome, Partition
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Outcome, Partition
 from broker.storage.log import AppendResult, StoredGroup
 
 WAIT_S: Final = 20.0
@@ -99,7 +98,7 @@ def await_committed(partition: Partition, timeout_s: float = COMMITTED_S) -> Non
     partition.commit_all()
     held = min(held, partition.log.state.log_end_offset)  # a recovery cuts
     while (end := partition.end) is None or end < held:
-        if waits.now_s() > until_s or partition.removed or _is_led_elsewhere(partition):
+        if waits.now_s() > until_s or partition.removed or not partition.leads:
             raise NotReady(
                 f"{partition}: what it holds, up to offset {held}, is not committed"
                 f" ({'this broker does not answer for it' if end is None else f'{end} is'})"
@@ -124,19 +123,3 @@ class WholeRead:
             return
         what = f"offsets {lost} are" if lost else "some of what was read may have been"
         raise NotReady(f"{self._partition}: {what} damaged on this broker, and have to be copied from others first")
-
-
-def let_go(partition: Partition, before: int) -> None:
-    """Let go of what lies below an offset; where others keep it too, soon, when they have been told.
-
-    Raises:
-        StorageFailed, DiskFull: it stays.
-    """
-    if isinstance(partition, ReplicatedPartition):
-        partition.trim(before)
-    else:
-        partition.log.trim(before)
-
-
-def _is_led_elsewhere(partition: Partition) -> bool:
-    return isinstance(partition, ReplicatedPartition) and not partition.leads

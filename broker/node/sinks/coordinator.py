@@ -38,7 +38,7 @@ from broker.api.errors import (
     partly,
 )
 from broker.common.elapsed import Tenure, elapsed_us
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.sinks.commits_log import CommitsLog, Removed
 from broker.node.sinks.keyed_locks import KeyedLocks
 from broker.node.sinks.stages import Staged, StageLimits

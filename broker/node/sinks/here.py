@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import Place
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.sinks.stage_log import HiddenLog, StageLog, is_staged
 from broker.storage.disk import Disk, disk_errors
 
@@ -27,7 +27,7 @@ class StagesHere:
     def __init__(
         self,
         disk: Disk,
-        find: Callable[[Place], ReplicatedPartition | None],
+        find: Callable[[Place], Partition | None],
         *,
         boot_id: str,
         clock: Callable[[], int],
@@ -35,14 +35,14 @@ class StagesHere:
         self._disk, self._find = disk, find
         self._boot_id, self._clock = boot_id, clock
         self._lock = threading.Lock()
-        self._bare: WeakSet[ReplicatedPartition] = WeakSet()  # nothing was ever staged in these
-        self._asked: WeakSet[ReplicatedPartition] = WeakSet()  # and of these it is not known for good
+        self._bare: WeakSet[Partition] = WeakSet()  # nothing was ever staged in these
+        self._asked: WeakSet[Partition] = WeakSet()  # and of these it is not known for good
 
-    def of(self, main: ReplicatedPartition, *, wait_s: float = 0.0) -> ReplicatedPartition:
+    def of(self, main: Partition, *, wait_s: float = 0.0) -> Partition:
         """See the class."""
         return main
 
-    def log_of(self, main: ReplicatedPartition, companion: ReplicatedPartition) -> HiddenLog:
+    def log_of(self, main: Partition, companion: Partition) -> HiddenLog:
         """The log of its stages. From now on something may be staged."""
         with self._lock:
             self._asked.add(main)
@@ -61,7 +61,7 @@ class StagesHere:
         mains = ((number, self._find((info.incarnation, number))) for number in range(info.settings.partitions))
         return [number for number, main in mains if main is not None and self._is_staged(main)]
 
-    def _is_staged(self, main: ReplicatedPartition) -> bool:
+    def _is_staged(self, main: Partition) -> bool:
         """The disk is asked once, until somebody wants the log of its stages: else each round would cost ten thousand
         looks."""
         if main in self._bare:

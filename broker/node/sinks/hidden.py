@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from broker.api.encodable import Encodable
 from broker.api.errors import NotReady, StorageFailed
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.sinks.committed import COMMITTED_S, Awaited, WholeRead, await_committed
 from broker.node.sinks.stage_log import HiddenLog, read_table
 from broker.sinks.stages import StageTable
@@ -35,7 +35,7 @@ class ReplicatedStageLog(HiddenLog):
 
     floor_wait_s = 0.5  # Q4: a large part is made durable under the lock, which waits for the other replicas
 
-    def __init__(self, main: ReplicatedPartition, companion: ReplicatedPartition, *, clock: Callable[[], int]) -> None:
+    def __init__(self, main: Partition, companion: Partition, *, clock: Callable[[], int]) -> None:
         super().__init__(main, clock=clock)
         self._replicated = main
         self.companion = companion

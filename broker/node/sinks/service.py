@@ -41,8 +41,7 @@ from broker.common.looping import MakeLoop, ThreadLoop
 from broker.common.waiting import THREADS, Waits
 from broker.metadata.catalog import Catalog
 from broker.metadata.partition import Place
-from broker.node.partitions.leader import Partition
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.sinks.coordinator import Sinks, renew_ms
 from broker.node.sinks.places import StagePlaces
 from broker.node.sinks.questions import RemoteStages, answer, question_of
@@ -165,7 +164,7 @@ class PlacedSinks:
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self._coordinators: dict[Partition, Sinks] = {}
-        self._stores: dict[Place, dict[tuple[ReplicatedPartition, ReplicatedPartition], StageStore]] = {}  # K7
+        self._stores: dict[Place, dict[tuple[Partition, Partition], StageStore]] = {}  # K7
         self._checked: dict[tuple[str, int], float] = {}
         self._calls, self._answers, self._spread = runners.calls, runners.answers, runners.spread
         self._waits = runners.waits
@@ -228,7 +227,7 @@ class PlacedSinks:
                 self._coordinators[partition] = found
             return found
 
-    def forget(self, main: ReplicatedPartition) -> None:
+    def forget(self, main: Partition) -> None:
         """A partition is about to be closed: what is beside it is closed first."""
         with self._lock:
             known = self._stores.get((main.incarnation, main.partition), {})
@@ -373,7 +372,6 @@ class PlacedSinks:
             UnknownStream, UnknownPartition, NotLeader, NotReady.
         """
         main = self._streams.partition(stream, partition)
-        assert isinstance(main, ReplicatedPartition), "in a cluster each is"
         companion = self._companions.of(main, wait_s=wait_s)
         at = main.incarnation, main.partition
         with self._lock:

@@ -24,7 +24,7 @@ from broker.api.batch import decode_batch, read_header
 from broker.api.encodable import Encodable
 from broker.api.errors import CorruptLog, LiftlogError, NotLeader, StorageFailed
 from broker.common.elapsed import elapsed_us
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.sinks.committed import COMMITTED_S
 from broker.node.sinks.groups import Damaged, batch_count, batches_of, runs_of
 from broker.sinks.notes import Note, note_batch, notes_in

@@ -35,7 +35,7 @@ from broker.api.batch import read_header
 from broker.api.errors import LiftlogError, StageLost
 from broker.common.elapsed import Tenure, elapsed_us
 from broker.common.waiting import Lock
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.sinks.committed import WholeRead, append_durable, await_committed
 from broker.node.sinks.stage_log import FOLDER, FOREVER_US, HiddenLog
 from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePart, StagePinned

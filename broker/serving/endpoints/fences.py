@@ -2,7 +2,7 @@
 
     POST fence {"after": 6}  ─► catalog: 6 becomes 7, or somebody has taken 7 ─► the leader goes by it ─► committed ─► 7
 
-N1  It is answered when the leader goes by it, under whose lock each append is judged (`leader.P21`), and all that was
+N1  It is answered when the leader goes by it, under whose lock each append is judged (`partition.P21`), and what was
     appended by then is committed. So all that holders of former fences have stored is below `next_offset`, for good. A
     later leader has applied the catalog that made it one, which has the fence.
 N2  An append that names no fence is let in.

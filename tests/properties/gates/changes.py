@@ -102,7 +102,7 @@ async def check_after(rig: Rig, stream: str, name: str) -> list[bytes]:
     info, partitions = rig.broker.stream(stream), rig.broker.partitions(stream)
     assert len(partitions) == info.settings.partitions
     for partition in partitions:
-        assert partition._info.settings == info.settings or name == "add partitions"
+        assert partition.info.settings == info.settings or name == "add partitions"
     if name == "alter":
         assert info.settings.batch_records == 7
         attachment = rig.intake._streams[stream]

@@ -22,7 +22,7 @@ import pyarrow as pa
 from broker.api.batch import decode_batch
 from broker.config.configuration import load
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.sinks.stages import StageStore
 from broker.storage.disk import OsDisk
 from broker.storage.log import PartitionLog

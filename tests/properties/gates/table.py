@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.intake import jetstream
-from broker.node.partitions import leader
+from broker.node.partitions import partition as leader
 from tests.properties.gates.appends import KINDS
 from tests.properties.gates.changes import CHANGES, check_after
 from tests.properties.gates.disk import gated

@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 
 from broker.api.errors import LiftlogError
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
 from broker.node.sinks.rounds import SinkRounds
 from broker.node.sinks.stage_log import StageLog

@@ -14,7 +14,8 @@ from broker.intake import flush
 from broker.intake.driver import IntakeDriver
 from broker.intake.flush import Flusher, FlushSlot
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.acceptance import Acceptance
+from broker.node.partitions.partition import Partition
 from broker.node.placed import PlacedReplica
 from broker.storage.log import AppendResult
 from tests.properties.gates.table import check, play, running
@@ -70,7 +71,7 @@ def a_delete_leaves_the_logs_open(patch: Patch) -> None:
 
 
 def the_state_is_not_looked_at(patch: Patch) -> None:
-    patch.setattr(Partition, "check_open", lambda self, *, decided=False: None)
+    patch.setattr(Acceptance, "check_open", lambda self, *, decided=False: None)
 
 
 TIMES = 5

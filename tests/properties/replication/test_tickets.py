@@ -15,9 +15,9 @@ import pytest
 from broker.api.errors import LiftlogError
 from broker.intake.flush import Flusher
 from broker.intake.flushed import Flushed, Told
-from broker.node.partitions import leader
+from broker.node.partitions import partition as leader
 from broker.node.partitions.acks import OWN, Completions, Ticket
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.sync import Outcome
 from broker.replication.events import Acks
 from tests.properties.replication.ticket_lives import TicketLife

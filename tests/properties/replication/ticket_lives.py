@@ -31,7 +31,7 @@ from broker.ingest import PendingBatch
 from broker.intake.flush import FlushSlot
 from broker.intake.flushed import Flushed, Told
 from broker.node.partitions.effects import Effects
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.sync import Outcome
 from broker.replication.events import Effect
 from broker.storage.log import AppendResult
@@ -103,14 +103,14 @@ class TicketLife:
         self._flusher.answers.give = self._give_or_fail  # type: ignore[method-assign]
         self._flusher._told = self._note_told  # type: ignore[method-assign]
 
-    def _take_settings(self, number: int, partition: ReplicatedPartition, *, is_sole: bool) -> None:
+    def _take_settings(self, number: int, partition: Partition, *, is_sole: bool) -> None:
         rng, led, slot = self.rng, self._intake.led[number], self._slots[number]
         given: dict[str, Any] = {"linger_ms": rng.choice((0, 5))}
         if rng.random() < 0.5:
             given["concurrency_control"] = "optimistic"
         if is_sole and rng.random() < 0.5:
             given["fsync"] = "interval"
-        info = replace(partition._info, settings=settings_from(given))
+        info = replace(partition.info, settings=settings_from(given))
         partition.alter(info)
         partition.hear(info)
         self._flusher.alter(slot, info)
@@ -121,7 +121,7 @@ class TicketLife:
             partition.serve(self._epochs[number])
 
     @property
-    def partitions(self) -> list[ReplicatedPartition]:
+    def partitions(self) -> list[Partition]:
         return [led.partition for led in self._intake.led]
 
     @property
@@ -215,7 +215,7 @@ class TicketLife:
                 self.late.remove(step)
             effects.do_late(effect, syncs)
 
-    def _any(self) -> tuple[int, ReplicatedPartition, Led]:
+    def _any(self) -> tuple[int, Partition, Led]:
         number = self.rng.randrange(2)
         return number, self.partitions[number], self._intake.led[number]
 
@@ -316,7 +316,7 @@ class TicketLife:
         self._told[batch, what] = outcome
         tells_client = what is not Told.HERE and batch.pending.awaited_count > 0
         partition = batch.slot.partition
-        assert isinstance(partition, ReplicatedPartition)
+        assert isinstance(partition, Partition)
         if isinstance(outcome, int) and tells_client and not partition._tickets.may_answer():
             self._wrong.append("K1: told while clients may not be")
         self._hand_on(batch, what, result, outcome)
@@ -413,7 +413,7 @@ class TicketLife:
             if "error" in answer and answer["error"]["description"].endswith(SURE):
                 assert b"%d" % number not in stored[where].values(), f"K5: {number} is stored, it was told: {answer}"
 
-    def _stored(self, partition: ReplicatedPartition) -> dict[int, bytes]:
+    def _stored(self, partition: Partition) -> dict[int, bytes]:
         log = partition.log
         if log.state.failure is not None:
             log.recover(partition.replica.elapsed_us())
@@ -424,4 +424,4 @@ class TicketLife:
 
 def _is_of_a_stop(tell: Callable[..., None]) -> bool:
     """Whether it tells a stop that what was appended before it is committed."""
-    return isinstance(tell, partial) and getattr(tell.func, "__func__", None) is ReplicatedPartition._committed
+    return isinstance(tell, partial) and getattr(tell.func, "__func__", None) is Partition._committed

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from broker.api.errors import CorruptLog, LiftlogError, StageLost
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.sinks.coordinator import Sinks
 from broker.node.sinks.rounds import SinkRounds
 from broker.node.sinks.stage_log import StageLog

@@ -15,8 +15,8 @@ def of(name: str, file: str, *texts: str, seed: int = 4, seeds: int = SEEDS) -> 
     return Mutant(name, f"broker.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, "")
 
 
-LEADER: Final = "node.partitions.leader"
-REPLICATED: Final = "node.partitions.replicated"
+ACCEPTANCE: Final = "node.partitions.acceptance"
+PARTITION: Final = "node.partitions.partition"
 CONTROL: Final = "control.operating.changes"
 PLACED: Final = "node.placed"
 CAPTURES: Final = "intake.captures"
@@ -28,7 +28,7 @@ COMPACTION: Final = "storage.rewrite.compaction"
 QUICK: Final = (
     of("answers a change before it has it", CONTROL, "        await self._until(lambda: self._streams_info(info) == info or self._is_gone(info), APPLIED_S)\n", "        pass\n", seed=5),
     of("goes on by the former settings", PLACED, "            partition.alter(assigned.info)\n            self._info = assigned.info", "            self._info = assigned.info"),
-    of("takes records into a stream that takes none", LEADER, "        if self._is_closed or replica.removed:\n            self.check_open(decided=decided)\n", "        pass\n", "                if self._is_closed:  # P7\n                    self.check_open(decided=decided)\n", "                pass\n", seed=5),
+    of("takes records into a stream that takes none", PARTITION, "        if acceptance.is_closed or replica.removed:\n            acceptance.check_open(decided=decided)\n", "        pass\n", "                if acceptance.is_closed:  # P7\n                    acceptance.check_open(decided=decided)\n", "                pass\n", seed=5),
     of("answers over NATS what it alone has", FLUSH, "        acks = ALL\n", "        acks = Acks.LEADER\n", seed=5),
 )  # fmt: skip
 CHANGED: Final = (
@@ -40,8 +40,8 @@ CHANGED: Final = (
     of("answers as a leader until its turn", PLACED, "            partition.retire(epoch if is_ours else epoch + 1)\n", "            pass\n", seed=36),
     of("tells nobody who waits that its log is closed", PLACED, "            partition.depose()\n            partition.replica.note_closed()", "            partition.replica.note_closed()"),
     # more partitions
-    of("takes what was sorted by another number", LEADER, "        if sorted_by and sorted_by != self._info.settings.partitions:", "        if False:", seed=5),
-    of("takes records into a partition that is being added", REPLICATED, "        if self.partition >= (count := self._info.settings.partitions):", "        count = 0\n        if False:", seed=13),
+    of("takes what was sorted by another number", ACCEPTANCE, "        if self._has_others and sorted_by and sorted_by != self.info.settings.partitions:", "        if False:", seed=5),
+    of("takes records into a partition that is being added", ACCEPTANCE, "        if replica.partition >= (count := self.info.settings.partitions):", "        count = 0\n        if False:", seed=13),
     of("does not go on when a stop is taken back", PLACED, "            partition.go_on_taking()", "            pass", seed=5),
     # compaction
     of("lets retention take from what is compacted alone", SETTINGS, '        by_retention = settings.cleanup != "compact"\n', "        by_retention = True\n", seed=28),

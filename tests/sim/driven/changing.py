@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from broker.api.errors import LiftlogError, NotLeader, StreamPaused
 from broker.metadata.info import StreamInfo
 from broker.metadata.session import SESSION_MS, lapse_ms
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from tests.sim.metadata import place_of
 from tests.sim.rewritten import records_of
 
@@ -295,10 +295,10 @@ class Changing:
 
     # -- rules
 
-    def took(self, seen: Seen, partition: ReplicatedPartition, sorted_by: int) -> None:
+    def took(self, seen: Seen, partition: Partition, sorted_by: int) -> None:
         """An append has been accepted, in this moment."""
         held, name, who = self.held.get(seen.at[0]), seen.name, seen.broker.name
-        info = partition._info
+        info = partition.info
         fail = self.cluster.checker.fail
         if held is not None:
             if held.paused or held.read_only:
@@ -342,13 +342,13 @@ class Changing:
             who = f"FORMER: {seen.name}: {seen.broker.name}"
             seen.checker.fail(f"{who} answers {what} of a stream that was deleted {late_ms:.0f} ms ago")
 
-    def compacts(self, seen: Seen, partition: ReplicatedPartition) -> None:
+    def compacts(self, seen: Seen, partition: Partition) -> None:
         """A pass of compaction begins."""
         held, who = self.held.get(seen.at[0]), seen.broker.name
         if held is not None and held.settings.cleanup == "delete" and partition.serves:
             seen.checker.fail(f"HOLDS: {seen.name}: {who} compacts, and it was answered that nothing is compacted")
 
-    def lets_go(self, seen: Seen, partition: ReplicatedPartition) -> None:
+    def lets_go(self, seen: Seen, partition: Partition) -> None:
         """A round of the cleaner's retention. As `Checker.retained`."""
         log, held = partition.log, self.held.get(seen.at[0])
         before = log.state.log_start_offset
@@ -383,7 +383,7 @@ class Changing:
         return None if seen.is_of_before else self.cluster.metadata.count_of(seen.at[0])
 
 
-def whereabouts(broker: DrivenBroker, name: str) -> ReplicatedPartition | str:
+def whereabouts(broker: DrivenBroker, name: str) -> Partition | str:
     """What a client finds who names the stream and the partition; or why there is none."""
     changes = broker.cluster.changes
     incarnation, number = place_of(name)
@@ -395,4 +395,4 @@ def whereabouts(broker: DrivenBroker, name: str) -> ReplicatedPartition | str:
         return type(error).__name__
     if found.incarnation != incarnation:
         return NotLeader.__name__  # as `StaleIncarnation`: it names the one that it means
-    return cast(ReplicatedPartition, found)
+    return cast(Partition, found)

@@ -18,7 +18,7 @@ from zlib import crc32
 
 from broker.api.errors import LiftlogError, StreamPaused
 from broker.metadata.info import StreamInfo
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 
 LONG_MS: Final = 2_000
 """So long after a stop a broker has done what waited."""
@@ -34,7 +34,7 @@ class Bound:
     so many ends of its capture.
     """
 
-    partition: ReplicatedPartition
+    partition: Partition
     epoch: int
     count: int
     ends: int
@@ -162,14 +162,14 @@ class Delivered:
         assert intake is not None
         for number in range(info.settings.partitions):
             partition = driver.partition((info.incarnation, number))
-            if partition is None or not (partition.leads and partition.serves) or partition._info.paused:
+            if partition is None or not (partition.leads and partition.serves) or partition.info.paused:
                 continue
-            count = partition._info.settings.partitions
+            count = partition.info.settings.partitions
             if crc32(subject.encode()) % count == number and intake.captured.get(partition) == count:
                 return Bound(partition, partition.leader_epoch, count, intake.ends[partition])
         return None
 
-    def _is_paused(self, partition: ReplicatedPartition) -> bool:
+    def _is_paused(self, partition: Partition) -> bool:
         """By the catalog."""
         info = self._cluster.metadata.catalog.streams.get(partition.stream)
         return info is not None and info.incarnation == partition.incarnation and info.paused
@@ -184,6 +184,6 @@ class Delivered:
         return (
             partition.leads
             and partition.leader_epoch == bound.epoch
-            and partition._info.settings.partitions == bound.count
+            and partition.info.settings.partitions == bound.count
             and intake.ends[partition] == bound.ends
         )

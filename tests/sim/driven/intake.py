@@ -13,8 +13,7 @@ from broker.config.settings import Config
 from broker.ingest import PendingBatch
 from broker.intake.driver import IntakeDriver
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.leader import Partition
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.sync import Outcome
 from broker.replication.events import Acks
 from broker.storage.log import AppendResult
@@ -60,7 +59,7 @@ class SteppedIntake(IntakeDriver):
 
     def begin(self, info: StreamInfo, partition: Partition) -> Future[None]:
         if "append_now" not in partition.__dict__:
-            partition.append_now = Watched(self._process, self._server, cast(ReplicatedPartition, partition))  # type: ignore[method-assign]
+            partition.append_now = Watched(self._process, self._server, cast(Partition, partition))  # type: ignore[method-assign]
         count = info.settings.partitions
         if self.captured.get(partition) != count:
             self.captured.pop(partition, None)
@@ -96,7 +95,7 @@ class SteppedIntake(IntakeDriver):
 class Watched:
     """`append_now` of a partition as intake calls it: what it is told is what the checker hears."""
 
-    def __init__(self, process: Process, server: Server, partition: ReplicatedPartition) -> None:
+    def __init__(self, process: Process, server: Server, partition: Partition) -> None:
         self._process = process
         self._server = server
         self._partition = partition
@@ -121,7 +120,7 @@ class Watched:
         if is_told:
             waiting[key] = seen.name
         try:
-            result = ReplicatedPartition.append_now(
+            result = Partition.append_now(
                 partition, batches, told if is_told else on_durable, sorted_by=sorted_by, **options
             )
         except LiftlogError as error:

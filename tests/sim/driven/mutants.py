@@ -27,7 +27,7 @@ MENDED: Final = "storage.rewrite.mending"
 
 DRIVEN: Final = (
     # mends that are taken out again: message ids went by the time of day, and a leader's clock that was ahead forgot them
-    of("counts the age of ids by the time of day", "node.partitions.leader", "        now_us = replica.elapsed_us()\n", "        now_us = replica.wall_us()\n", seed=1),
+    of("counts the age of ids by the time of day", "node.partitions.partition", "        now_us = replica.elapsed_us()\n", "        now_us = replica.wall_us()\n", seed=1),
     of("opens a log by a clock that began before it", "node.folders", "boot_id=boot_id, now_us=self.elapsed_us(), expected", "boot_id=boot_id, now_us=0, expected", seed=3),
     # rules of the drivers
     of("tells a publisher without a session", ACKS, "if isinstance(outcome, int) and ticket.acks is not OWN and not self.may_answer():", "if False:", seed=1),

@@ -19,8 +19,8 @@ from broker.metadata.heard import Heard
 from broker.metadata.partition import PartitionState, Place
 from broker.metadata.session import Session
 from broker.node.log_ends import LogEnds
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
-from broker.node.partitions.replicated import ReplicatedPartition
 from broker.node.partitions.watch import ChangeHub
 from broker.node.replicas import Replicas
 from broker.node.wiring import Host
@@ -363,7 +363,7 @@ class DrivenBroker(Broker):
                 pass
         self.driver.note_ends()
 
-    def _retain(self, partition: ReplicatedPartition) -> None:
+    def _retain(self, partition: Partition) -> None:
         """Of streams whose settings are altered."""
         seen = self.replicas.get(name_of((partition.incarnation, partition.partition)))
         if self.cluster.changes is not None and seen is not None:

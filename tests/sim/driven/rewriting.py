@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from broker.api.errors import LiftlogError
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
-from broker.node.partitions.replicated import ReplicatedPartition
 from broker.node.placed import PlacedReplica
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
@@ -50,7 +50,7 @@ class Rewriting:
         if partition.log is self._seen.log and not partition.log.state.lost_ranges:
             self._seen.checker.wrote_anew(self._seen)
 
-    def _rewrite(self, placed: PlacedReplica, partition: ReplicatedPartition) -> None:
+    def _rewrite(self, placed: PlacedReplica, partition: Partition) -> None:
         rng, broker, replica = self._broker.world.rng, self._broker, partition.replica
         is_compacted = CompactionSettings.of(partition.settings) is not None  # as the compactor asks
         throttle = self._pace(replica, rng.choice((1, 3, 8)) if rng.random() < 0.15 else 1 << 30)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from broker.api.errors import BadBatch, LiftlogError, OffsetOutOfRange
 from broker.metadata.partition import Place
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
-from broker.node.partitions.replicated import ReplicatedPartition
 from broker.node.partitions.sync import Outcome
 from broker.node.placed import PlacedReplica, Stepping
 from broker.replication.events import Acks
@@ -78,7 +78,7 @@ class Seen:
         return self.broker.driver.replica(self.at)
 
     @property
-    def partition(self) -> ReplicatedPartition | None:
+    def partition(self) -> Partition | None:
         return self.broker.driver.partition(self.at)
 
     @property
@@ -349,12 +349,12 @@ class Seen:
         if result is not None and result.duplicate:
             self.world.saw("repeat known by its sequence")
 
-    def _for_client(self, answer: Callable[..., None]) -> ReplicatedPartition | None:
+    def _for_client(self, answer: Callable[..., None]) -> Partition | None:
         """The partition as a client finds it, or it is told why there is none."""
-        found: ReplicatedPartition | str | None = self.partition
+        found: Partition | str | None = self.partition
         if self.broker.cluster.changes is not None and self.broker.http is not None and self.world.chance(0.5):
             found = whereabouts(self.broker, self.name)
-        if isinstance(found, ReplicatedPartition):
+        if isinstance(found, Partition):
             return found
         answer(found or "not here")
         return None
@@ -362,7 +362,7 @@ class Seen:
     def _append(
         self,
         answer: Callable[..., None],
-        partition: ReplicatedPartition,
+        partition: Partition,
         batches: Sequence[Any],
         tell: Callable[[AppendResult, Outcome], None],
         *,
@@ -379,7 +379,7 @@ class Seen:
 
         waiting[key] = self.name
         try:
-            result = ReplicatedPartition.append_now(partition, batches, told, sorted_by=sorted_by, **options)
+            result = Partition.append_now(partition, batches, told, sorted_by=sorted_by, **options)
         except LiftlogError as error:
             if waiting.pop(key, None) is None:
                 self.checker.fail(f"TOLD: {self.name}: {self.broker.name} tells somebody, and raises {error}")
@@ -431,7 +431,7 @@ class Seen:
                 self.world.saw("repeat known by its id" if body.get("duplicate") else "stored with an id")
         return found
 
-    def _sorted_by(self, partition: ReplicatedPartition) -> int:
+    def _sorted_by(self, partition: Partition) -> int:
         """As intake sorts: by the number that it was told, now or a while ago. 0: there is no intake."""
         if self.broker.cluster.changes is None:
             return 0

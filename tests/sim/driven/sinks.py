@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.api.errors import LiftlogError, NotReady, Unavailable, from_problem
 from broker.api.stream import COMMITS_STREAM
 from broker.metadata.partition import Place
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.sinks.beside import Companions
 from broker.node.sinks.service import (
     CALL_THREADS,
@@ -109,7 +109,7 @@ class SteppedSinks(PlacedSinks):
         )
         self._peers = OverNetwork(self, published.patience_s())  # type: ignore[assignment]
 
-    def _companion(self, at: Place) -> ReplicatedPartition | None:
+    def _companion(self, at: Place) -> Partition | None:
         """One that is open here. The checker hears what is asked to go there."""
         found = self.broker.driver.partition(at)
         if found is not None and "trim" not in found.__dict__:
@@ -118,7 +118,7 @@ class SteppedSinks(PlacedSinks):
                 seen, checker = self.broker.replicas.get(name_of(at)), self.broker.cluster.checker
                 if seen is not None:
                     checker.trim_asked(seen, min(before, found.log.state.high_watermark))
-                return ReplicatedPartition.trim(found, before)
+                return Partition.trim(found, before)
 
             found.trim = trim  # type: ignore[method-assign]
         return found

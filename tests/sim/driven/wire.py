@@ -25,7 +25,7 @@ from broker.link.outbox import Outbox
 from broker.link.pace import Pace
 from broker.link.server import FollowerStream, Server
 from broker.metadata.partition import Place
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.replication.messages import AskRange, Incarnation
 from tests.sim.driven.running import FiberWaits
 from tests.sim.metadata import name_of
@@ -389,7 +389,7 @@ class Wire:
         )
         self._beat_ms = 0.0
 
-    def follower(self, at: Place, partition: ReplicatedPartition, step_out: Callable[[str], None]) -> Following:
+    def follower(self, at: Place, partition: Partition, step_out: Callable[[str], None]) -> Following:
         broker = self.process.broker
         made = SeenFollowing(
             at,
@@ -406,7 +406,7 @@ class Wire:
         made.process = self.process
         return made
 
-    def followers(self, at: Place, partition: ReplicatedPartition) -> Answering:
+    def followers(self, at: Place, partition: Partition) -> Answering:
         def closed(made: Answering) -> None:
             if self._answering.get(at) is made:
                 del self._answering[at]

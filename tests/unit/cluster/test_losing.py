@@ -141,7 +141,7 @@ class Led:
         self.leader_epoch, self.serves = one.state(0).leader_epoch, True
         self.state = SimpleNamespace(lost_ranges=LOST, folder="/streams/s/i/0", high_watermark=20)
         self.log = SimpleNamespace(state=self.state)
-        self.given_up: Ranges = ()
+        self.damage, self.given_up = self, ()  # type: Any, Ranges
         self.asked: list[Any] = []
         self.ends = {one.early: 5, one.late: -1}
 

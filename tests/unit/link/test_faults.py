@@ -227,7 +227,7 @@ def test_a_leader_finds_its_own_damage_when_a_follower_refuses_it(three: Linked)
     three.start(away)
     three.in_sync(at)
     three.same(at)
-    assert leader.partition(at).mended_count == 1
+    assert leader.partition(at).damage.mended_count == 1
     assert three.service.state(at).step_outs_of(leader.me) == 0
 
 

@@ -20,8 +20,8 @@ from broker.api.stream import settings_from
 from broker.common.elapsed import MACHINE
 from broker.common.waiting import ThreadWaits
 from broker.link.following import CALM_SLOWER, FRESH_SLOWER, Following
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
-from broker.node.partitions.replicated import ReplicatedPartition
 from broker.node.partitions.watch import ChangeHub
 from broker.replication.follower import Phase
 from broker.replication.messages import AskEnd, End, Fetch, Incarnation, Inside, Records, StartsAbove
@@ -67,7 +67,7 @@ class Follower:
         self.disk, self.pool = disk, pool
         self.log = PartitionLog.create(disk, "/p", IDENTITY, SETTINGS, now_us=0)
         self.replica = Replica(info(), 0, self.log, appender=appender, hub=hub, clocks=MACHINE)
-        self.partition = ReplicatedPartition(
+        self.partition = Partition(
             info(),
             self.replica,
             me="b",

@@ -138,7 +138,7 @@ def test_all_three_are_damaged_at_different_places(three: Linked) -> None:
         found(node, at)
     mended(three, at)
     check_all_stayed(three, at)
-    assert [node.partition(at).mended_count for node in three.nodes.values()] == [1, 1, 1]
+    assert [node.partition(at).damage.mended_count for node in three.nodes.values()] == [1, 1, 1]
 
 
 def test_it_is_the_leader_who_is_damaged_and_it_leads_on(three: Linked) -> None:
@@ -170,8 +170,8 @@ def test_it_is_found_by_whoever_is_asked(three: Linked) -> None:
     damage(leader, at, 4)
     mended(three, at)
     check_all_stayed(three, at)
-    assert one.partition(at).mended_count == 1
-    assert two.partition(at).mended_count == 0
+    assert one.partition(at).damage.mended_count == 1
+    assert two.partition(at).damage.mended_count == 0
 
 
 @pytest.mark.parametrize("base", [0, 10])
@@ -238,7 +238,7 @@ def test_all_are_damaged_in_the_same_place_and_each_stays(three: Linked) -> None
     assert [three.service.state(at).step_outs_of(name) for name in three.names] == [0, 0, 0]
     (kept.parent / "copy").rename(str(kept) + ASIDE)  # as if it had begun anew once
     mended(three, at)
-    assert [node.partition(at).mended_count for node in three.nodes.values()] == [1, 1, 1]
+    assert [node.partition(at).damage.mended_count for node in three.nodes.values()] == [1, 1, 1]
     three.in_sync(at)
     three.same(at)
 
@@ -250,9 +250,9 @@ def test_what_nobody_has_is_given_up_on_the_leader_and_the_others_copy_that(thre
     for node in (leader, one, two):
         in_vain(node, at)
     partition = leader.partition(at)
-    assert partition.asked_for_lost() == {one.me: True, two.me: True}
+    assert partition.damage.asked_for_lost() == {one.me: True, two.me: True}
     aside = leader.log(at).state.folder + ASIDE
-    partition.give_up(((12, 13),), leader_epoch=partition.leader_epoch, aside=aside)
+    partition.damage.give_up(((12, 13),), leader_epoch=partition.leader_epoch, aside=aside)
     mended(three, at)
     check_all_stayed(three, at)
     offsets = [at for m in one.log(at).reader.batches(0) for at in decode_batch(m).column("offset").to_pylist()]
@@ -434,7 +434,7 @@ def test_more_is_lost_than_one_answer_holds(three: Linked, monkeypatch: pytest.M
     damage(one, at, *range(2, 28))
     mended(three, at)
     check_all_stayed(three, at)
-    assert one.partition(at).mended_count == 26
+    assert one.partition(at).damage.mended_count == 26
 
 
 @pytest.mark.slow
@@ -458,7 +458,7 @@ def test_whoever_is_done_lets_others_ask(three: Linked) -> None:
         mended(three, at)
     damage(node, places[4], 1)
     mended(three, places[4])
-    assert node.partition(places[4]).mended_count == 1
+    assert node.partition(places[4]).damage.mended_count == 1
 
 
 def test_an_appended_record_that_is_not_committed_is_mended_likewise(three: Linked) -> None:

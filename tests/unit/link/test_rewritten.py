@@ -9,7 +9,7 @@ from typing import cast
 
 from broker.link.answering import Answering, AnswerStream, FollowerSlot
 from broker.link.codec import Answered, decode
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.replication.messages import Fetch, Records
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.compaction import CompactionSettings, compact
@@ -66,7 +66,7 @@ def test_what_is_written_anew_between_the_answer_and_its_bytes_is_said_to_be_so(
         log.append([batch_from_nats([(b"x" * 300, headers)], NOW_US)], leader_epoch=1, now_us=NOW_US)
     log.syncer.sync()
     answering = Answering.__new__(Answering)
-    answering.at, answering._log, answering._partition = ("i", 0), log, cast(ReplicatedPartition, Leading(log))
+    answering.at, answering._log, answering._partition = ("i", 0), log, cast(Partition, Leading(log))
     answering._bytes_max, answering._wait_s, answering._lock = 1 << 20, 0.2, threading.Condition()
     answering._now_s = time.monotonic
     fetch = Fetch(follower="b", incarnation=(1, 0), epoch=1, offset=0, last_epoch=-1, durable_end=0, log_start=0)

@@ -24,7 +24,7 @@ from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.groups.offsets import ConsumerOffset, offset_rows
 from broker.metadata.partition import PartitionState
 from broker.node.offsets import PlacedConsumers
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.sinks.beside import wanted
 from broker.node.sinks.committed import append_durable
 from broker.node.sinks.coordinator import Sinks

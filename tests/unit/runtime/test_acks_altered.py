@@ -116,7 +116,7 @@ class Life:
         self.settings["acks"] = self.rng.choice(("all", "leader"))
         if self.with_interval:
             self.settings["fsync"] = self.rng.choice(("batch", "interval"))
-        info = replace(self.partition._info, settings=settings_from(self.settings))
+        info = replace(self.partition.info, settings=settings_from(self.settings))
         self.partition.alter(info)
         self.intake.flusher.alter(self.slot, info)
         self.intake.parser.route(1, [self.slot.builder], partition_by="subject_suffix")
@@ -152,7 +152,7 @@ class Life:
         """Read-only, or open again: what comes while it is closed is refused."""
         if self.replicated is None:
             self.failures += 1
-            self.partition.alter(replace(self.partition._info, read_only=self.rng.random() < 0.3))
+            self.partition.alter(replace(self.partition.info, read_only=self.rng.random() < 0.3))
 
     def turn_session(self) -> None:
         """Without one nothing is appended and nobody acked; who waits is told when there is one again."""
@@ -198,7 +198,7 @@ class Life:
 
     def end(self) -> None:
         self.intake.disk.heal()
-        self.partition.alter(replace(self.partition._info, read_only=False))
+        self.partition.alter(replace(self.partition.info, read_only=False))
         if self.replicated is not None:
             self.replicated.led.has_session = True
             self.replicated.partition._tickets.release()

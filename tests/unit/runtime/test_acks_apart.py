@@ -13,7 +13,7 @@ import pytest
 
 from broker.ingest import load
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
 from broker.node.partitions.sync import SyncPool
 from broker.replication.events import StepOut

@@ -21,7 +21,7 @@ from broker.api.stream import AUDIT_STREAM, settings_from
 from broker.config.configuration import load
 from broker.config.settings import AuditConfig
 from broker.node.own_settings import audit_settings
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.runtime.audit_log import AuditLog
 from broker.runtime.clustered import ClusterBroker
 from broker.serving.contract.backend import AuditRecord

@@ -21,11 +21,11 @@ from broker.intake.driver import WRITE_PENDING_BYTES_MAX, IntakeDriver
 from broker.intake.flush import Flusher, FlushSlot
 from broker.intake.nats_seam import barrier
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.leader import Partition
 from broker.node.partitions.replica import Replica
 from broker.node.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from tests.support.led_alone import LedAlone
 from tests.support.processes import NatsServer, eventually, free_port
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import HeldPool, pool
@@ -61,7 +61,7 @@ def test_while_the_disk_is_held_back_the_socket_is_not_read_and_then_all_comes(t
 
     with ThreadPoolExecutor(1) as appender:
         hub = ChangeHub(hub_loop)
-        partition = Partition(
+        partition = LedAlone(
             info,
             Replica(info, 0, log, appender=appender, hub=hub, clocks=MACHINE),
             leader_epoch=1,
@@ -115,7 +115,7 @@ def test_a_drain_goes_on_where_one_partition_of_several_fails(
                 identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
                 logs[name] = PartitionLog.create(SimDisk(), f"/{name}", identity, LogSettings.of(settings), now_us=0)
                 replica = Replica(info, 0, logs[name], appender=appender, hub=hub, clocks=MACHINE)
-                partition = Partition(info, replica, leader_epoch=1, pool=pool, appender=appender)
+                partition = LedAlone(info, replica, leader_epoch=1, pool=pool, appender=appender)
                 driver.begin(info, partition).result(60)
             asyncio.run(_publish(server.url, 1, "b"))
             eventually(lambda: driver.message_counts()["messages"] == 1)

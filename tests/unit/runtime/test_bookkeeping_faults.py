@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from broker.api.errors import NotReady
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
 from broker.storage.log import AppendResult
 from tests.unit.runtime.test_partition import HeldPool, Waiter, disk, partition, pool, rows, stored

@@ -32,13 +32,14 @@ from broker.intake.captures import Attachment
 from broker.intake.driver import IntakeDriver
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.overlap import subject_of
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
 from broker.node.partitions.sync import SyncPool
 from broker.node.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.acks import offset_of, partition_of
+from tests.support.led_alone import LedAlone
 from tests.support.processes import NatsServer, eventually
 from tests.support.simdisk import SimDisk
 
@@ -69,7 +70,7 @@ class Broker:
             folder = f"/{info.name}/{number}"
             log = PartitionLog.create(self.disk, folder, identity, LogSettings.of(info.settings), now_us=0)
             replica = Replica(info, number, log, appender=self.appender, hub=self.hub, clocks=MACHINE)
-            made.append(Partition(info, replica, leader_epoch=1, pool=self.pool, appender=self.appender))
+            made.append(LedAlone(info, replica, leader_epoch=1, pool=self.pool, appender=self.appender))
         return made
 
 

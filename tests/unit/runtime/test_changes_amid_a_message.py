@@ -26,7 +26,7 @@ from broker.config.configuration import load
 from broker.intake.captures import Attachment
 from broker.intake.driver import IntakeDriver
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
 from broker.node.partitions.sync import SyncPool
 from broker.node.partitions.watch import ChangeHub
@@ -34,6 +34,7 @@ from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.acks import offset_of, partition_of
 from tests.support.effort import first_short
+from tests.support.led_alone import LedAlone
 from tests.support.simdisk import SimDisk
 from tests.support.waiting import until
 from tests.unit.ingest.twins import TWIN_IDS
@@ -75,12 +76,13 @@ class Broker:
         info = self.infos[name]
         identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=number)
         log = PartitionLog.create(self.disk, f"/{name}{number}", identity, LogSettings.of(info.settings), now_us=0)
-        return Partition(
+        return LedAlone(
             info,
             Replica(info, number, log, appender=self.appender, hub=self.hub, clocks=MACHINE),
             leader_epoch=1,
             pool=self.pool,
             appender=self.appender,
+            has_others=True,  # else all of its stream is taken in, or nothing (`captures.E7`)
         )
 
     def run(self, coroutine: Any) -> None:

@@ -12,8 +12,8 @@ from broker.api.stream import settings_from
 from broker.background.cleaner import LITTLE_BYTES, REST_ROUNDS, SLICE, Cleaner, DueReplicas
 from broker.config.configuration import load
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.leader import Partition
 from broker.node.partitions.open_logs import OpenLogs
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
 from broker.node.partitions.watch import ChangeHub
 from broker.storage.remembered import Remembered
@@ -160,14 +160,14 @@ def test_a_log_that_was_woken_in_vain_counts_as_open(
 
 
 def interval(partition: Partition) -> StreamInfo:
-    return replace(partition._info, settings=settings_from({"fsync": "interval", "fsync_interval_ms": 10}))
+    return replace(partition.info, settings=settings_from({"fsync": "interval", "fsync_interval_ms": 10}))
 
 
 def test_what_was_appended_under_fsync_interval_is_synced_when_that_is_altered(
     partition: Partition, pool: HeldPool
 ) -> None:
     """Nobody may append any more, and from now on all is to be on the disk."""
-    before = partition._info
+    before = partition.info
     partition.alter(interval(partition))
     partition.append_now([rows(b"x")], lambda *_: None)
     partition.alter(before)

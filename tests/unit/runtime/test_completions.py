@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from broker.api.errors import DiskFull, NotLeader
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.acceptance import Acceptance
 from broker.replication.events import Acks
 from broker.storage.log import AppendResult
 from tests.support.replicated import Led
@@ -53,7 +53,7 @@ def test_those_who_were_held_are_told_in_order(led: Led) -> None:
 
 def test_an_append_belongs_to_the_leadership_that_has_appended_it(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
     """It came under the one before, and waited for the lock."""
-    there, may_go = gated(monkeypatch, ReplicatedPartition, "_check_ready", at_end=True)
+    there, may_go = gated(monkeypatch, Acceptance, "check_ready", at_end=True)
     with ThreadPoolExecutor(1) as thread:
         appending = thread.submit(append, led)
         try:

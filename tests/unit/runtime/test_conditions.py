@@ -18,7 +18,7 @@ import pytest
 
 from broker.api.errors import ExpectationFailed, StorageFailed, StreamPaused, WriterFenced
 from broker.ingest import PendingBatch
-from broker.node.partitions.leader import Outcome, Partition
+from broker.node.partitions.partition import Outcome, Partition
 from broker.storage import tracking
 from broker.storage.log import AppendResult
 from tests.support.published import batch_from_nats, expecting, with_id

@@ -43,7 +43,8 @@ from broker.control.operating import changes as control_module
 from broker.intake import jetstream
 from broker.intake.driver import IntakeDriver
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.leader import Partition
+from broker.metadata.partition import Place
+from broker.node.partitions.partition import Partition
 from broker.runtime.clustered import ClusterBroker
 from broker.storage.disk import Disk, OsDisk
 from broker.storage.disk.osfile import OsFile
@@ -1062,6 +1063,11 @@ def _is_served(broker: ClusterBroker, stream: str, number: int) -> bool:
     return found is not None and found.serves
 
 
+def _is_served_or_shut(broker: ClusterBroker, at: Place) -> bool:
+    found, obstacle = broker._replicas.partition(at), broker._replicas.obstacle(at)
+    return (found is not None and found.serves) != (obstacle is not None)
+
+
 def _is_captured(intake: Intake, stream: str, wanted: set[int]) -> bool:
     return intake.of(stream) == wanted
 
@@ -1079,8 +1085,10 @@ async def _check(broker: ClusterBroker, intake: Intake, path: Path) -> None:
     infos = broker.streams(internal=True)
     known = {(info.incarnation, number): info for info in infos for number in range(info.settings.partitions)}
     for at, info in known.items():
-        found, obstacle = replicas.partition(at), replicas.obstacle(at)
-        assert (found is not None and found.serves) != (obstacle is not None), (info.name, at)
+        # a change that was answered in doubt may be under way: its role comes a moment later
+        is_one = partial(_is_served_or_shut, broker, at)
+        await until(is_one, f"{info.name}/{at[1]} is neither served nor shut")
+        found = replicas.partition(at)
         assert found is None or ((found.partition, found.incarnation) == (at[1], at[0]) and not found.removed)
 
     def there() -> set[tuple[str, str]]:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from broker.api.errors import UnknownStream
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.sinks import committed
 from broker.node.sinks.stage_log import StageLog
 from broker.sinks.ledger import CommitRequest, NamedStage

@@ -13,7 +13,7 @@ from broker.background.doubted_clock import AHEAD_S, DOUBT_S, KEEP_S, DoubtedClo
 from broker.common.elapsed import elapsed_us, wall_us
 from broker.config.configuration import load
 from broker.groups.offsets import offset_rows
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import open_json, seal_json
 from tests.support.processes import eventually
@@ -182,7 +182,7 @@ def test_retention_deletes_nothing_for_a_clock_that_jumped(
 ) -> None:
     """With the machine's own clock the first round deletes everything."""
     kept = settings_from({"retention_ms": 3_600_000})
-    partition.alter(replace(partition._info, settings=kept))
+    partition.alter(replace(partition.info, settings=kept))
     stamp = int(machine.wall_s * 1e6)
     partition.append_now([RowBatch(offset_rows([(b"k", b"v")], timestamp_us=stamp))], lambda *_: None)
     pool.go.release()

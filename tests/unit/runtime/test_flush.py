@@ -19,13 +19,14 @@ from broker.common.elapsed import MACHINE
 from broker.ingest import load
 from broker.intake.flush import CROWD_RECORDS, Flusher
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions import leader
-from broker.node.partitions.leader import Partition
+from broker.node.partitions import partition as leader
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
 from broker.node.partitions.sync import SyncPool
 from broker.node.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from tests.support.led_alone import LedAlone
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import HeldPool, pool
 
@@ -73,7 +74,7 @@ class Intake:
     def partition(
         self, info: StreamInfo, replica: Replica, *, pool: SyncPool, appender: ThreadPoolExecutor
     ) -> Partition:
-        return Partition(info, replica, leader_epoch=1, pool=pool, appender=appender)
+        return LedAlone(info, replica, leader_epoch=1, pool=pool, appender=appender)
 
     def send(self, blob: bytes) -> None:
         log = self.partitions[-1].log
@@ -120,7 +121,7 @@ def test_when_an_ack_goes_out_its_record_is_durable_and_readers_were_told(intake
 
 def test_with_fsync_interval_readers_were_told_when_an_ack_goes_out(intake: Intake) -> None:
     partition = intake.partitions[1]
-    partition.alter(replace(partition._info, settings=settings_from({"linger_ms": 0, "fsync": "interval"})))
+    partition.alter(replace(partition.info, settings=settings_from({"linger_ms": 0, "fsync": "interval"})))
     before = intake.hub.count - intake.noted
     intake.receive(2)
     assert intake.at_send == [(0, 1, before + 1)]
@@ -178,7 +179,7 @@ def test_a_batch_that_a_later_append_gets_answered_is_not_under_way_for_ever(
     intake.receive(unawaited=1)
     assert slot.in_flight == 1
     if how == "altered":
-        partition.alter(replace(partition._info, settings=settings_from({"linger_ms": 0, "fsync": "interval"})))
+        partition.alter(replace(partition.info, settings=settings_from({"linger_ms": 0, "fsync": "interval"})))
     else:
         intake.disk.fail("sync", errno.EIO, path=".arrows")
         with pytest.raises(StorageFailed):

@@ -14,7 +14,7 @@ import pytest
 
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.cluster import Cluster
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from tests.support.placed import ScriptedCatalog, node
 from tests.unit.runtime.test_placed_alone import create
 
@@ -32,10 +32,10 @@ class NoCapture:
         self._done: Future[None] = Future()
         self._done.set_result(None)
 
-    def begin(self, info: StreamInfo, partition: ReplicatedPartition) -> Future[None]:
+    def begin(self, info: StreamInfo, partition: Partition) -> Future[None]:
         return self._done
 
-    def end(self, partition: ReplicatedPartition, *, with_sent: bool = False) -> Future[None]:
+    def end(self, partition: Partition, *, with_sent: bool = False) -> Future[None]:
         return self._done
 
 

@@ -11,7 +11,7 @@ from broker.background import interval_syncs
 from broker.background.cleaner import Cleaner
 from broker.background.interval_syncs import IntervalSyncs
 from broker.config.configuration import load
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_cleaner import interval

@@ -24,7 +24,7 @@ from broker.metadata.partition import PartitionState, Place
 from broker.metadata.partition_commands import ISR_CHANGES_MAX
 from broker.node.isr_changes import IsrChanges
 from broker.node.leader_effects import LeaderEffects
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.wiring import Followers, Host
 from broker.replication.events import AskIsr
 from tests.support.processes import eventually
@@ -92,7 +92,7 @@ class Service:
         return [len(each["add"]) + len(each["remove"]) if each["kind"] == "alter_isrs" else 1 for each in self.sent]
 
 
-class Partition:
+class Noting:
     """One that notes what its core would be told, and its effects."""
 
     def __init__(self, host: Host, changes: IsrChanges, at: Place) -> None:
@@ -100,7 +100,7 @@ class Partition:
         self.told: list[tuple[tuple[str, ...], int | None]] = []
         self.requests = 0
         self.effects = LeaderEffects(host, at, changes, ask_turn=lambda: None, step_out=lambda why: None)
-        self.effects.begin(cast(ReplicatedPartition, self), cast(Followers, self))
+        self.effects.begin(cast(Partition, self), cast(Followers, self))
 
     def isr_answered(self, state: PartitionState, request: int | None = None) -> None:
         self.told.append((state.isr, request))
@@ -124,7 +124,7 @@ class Partition:
         self.effects.do(AskIsr(request=self.requests, epoch=state.leader_epoch, partition_epoch=epoch, **change))
 
 
-Made = Callable[..., tuple[Service, list[Partition]]]
+Made = Callable[..., tuple[Service, list[Noting]]]
 
 
 @pytest.fixture
@@ -132,23 +132,23 @@ def made() -> Iterator[Made]:
     services: list[Service] = []
     with ThreadPoolExecutor(4) as pool:
 
-        def make(partitions: int, level: int = FEATURE_LEVEL) -> tuple[Service, list[Partition]]:
+        def make(partitions: int, level: int = FEATURE_LEVEL) -> tuple[Service, list[Noting]]:
             service = Service(partitions, level)
             services.append(service)
             host = cast(Host, SimpleNamespace(me="a", service=service, commands=pool))
             changes = IsrChanges("a", service, pool)
-            return service, [Partition(host, changes, at) for at in service.places]
+            return service, [Noting(host, changes, at) for at in service.places]
 
         yield make
         for service in services:
             service.goes.set()
 
 
-def answered(partitions: list[Partition], count: int = 1) -> None:
+def answered(partitions: list[Noting], count: int = 1) -> None:
     eventually(lambda: all(len(each.told) >= count for each in partitions), what="all to be answered")
 
 
-def nothing_under_way(partitions: list[Partition]) -> None:
+def nothing_under_way(partitions: list[Noting]) -> None:
     many = partitions[0].effects._changes._many
     eventually(lambda: not many._waiting and not many._under_way, what="the end of all tries")
 

@@ -20,7 +20,7 @@ from broker.api.errors import DiskFull
 from broker.metadata.partition import PartitionState
 from broker.node.isr_changes import IsrChanges
 from broker.node.leader_effects import LeaderEffects
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.wiring import Followers, Host
 from broker.replication.events import AskIsr, StartMoved, Trim, TrimRefused
 from tests.support.processes import eventually
@@ -81,7 +81,7 @@ def test_a_late_answer_is_not_for_the_log_that_was_made_since(commands: ThreadPo
     effects = LeaderEffects(host, AT, changes, ask_turn=lambda: None, step_out=lambda why: None)
 
     def begin(partition: Noting, epoch: int) -> None:
-        effects.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
+        effects.begin(cast(Partition, partition), cast(Followers, partition))
         effects.do(AskIsr(request=1, epoch=epoch, partition_epoch=7, add="b", incarnation=(3, 0)))
 
     begin(first, 5)
@@ -108,7 +108,7 @@ def test_who_is_held_for_dead_is_refused_without_a_question(
     host = cast(Host, SimpleNamespace(me="a", service=catalog, commands=commands))
     changes = IsrChanges("a", catalog, commands)
     effects = LeaderEffects(host, AT, changes, ask_turn=lambda: None, step_out=lambda why: None)
-    effects.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
+    effects.begin(cast(Partition, partition), cast(Followers, partition))
     effects.do(AskIsr(request=1, epoch=5, partition_epoch=7, add=add, incarnation=(registration, 0)))
     if is_asked:
         eventually(lambda: catalog.asked, what="the question")
@@ -151,7 +151,7 @@ def test_a_trim_that_the_disk_refused_is_not_done_in_another_leadership(
     effects = LeaderEffects(
         cast(Host, None), AT, cast(IsrChanges, None), ask_turn=lambda: None, step_out=lambda why: None
     )
-    effects.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
+    effects.begin(cast(Partition, partition), cast(Followers, partition))
     effects.do(Trim(7))
     assert not effects.trim()
     assert not effects.trim()
@@ -172,7 +172,7 @@ def test_a_trim_of_what_retention_has_let_go_is_over_at_once() -> None:
     effects = LeaderEffects(
         cast(Host, None), AT, cast(IsrChanges, None), ask_turn=lambda: None, step_out=lambda why: None
     )
-    effects.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
+    effects.begin(cast(Partition, partition), cast(Followers, partition))
     effects.do(Trim(7))
     partition.kept_start_offset = 9
     assert effects.trim()

@@ -20,12 +20,13 @@ from broker.common.elapsed import MACHINE
 from broker.config.configuration import load
 from broker.intake.driver import IntakeDriver
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
 from broker.node.partitions.sync import SyncPool
 from broker.node.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from tests.support.led_alone import LedAlone
 from tests.support.processes import NatsServer, eventually
 from tests.support.simdisk import SimDisk
 
@@ -45,7 +46,7 @@ class One:
         identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
         log = PartitionLog.create(SimDisk(), f"/{name}", identity, LogSettings.of(info.settings), now_us=0)
         replica = Replica(info, 0, log, appender=self.appender, hub=self.hub, clocks=MACHINE)
-        return info, Partition(info, replica, leader_epoch=1, pool=self.pool, appender=self.appender)
+        return info, LedAlone(info, replica, leader_epoch=1, pool=self.pool, appender=self.appender)
 
     def published(self, subject: str) -> dict[str, Any]:
         """The ack of one message."""

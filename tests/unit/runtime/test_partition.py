@@ -23,7 +23,7 @@ from broker.api.stream import settings_from
 from broker.common.elapsed import MACHINE
 from broker.groups.offsets import offset_rows
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.leader import Outcome, Partition
+from broker.node.partitions.partition import Outcome, Partition
 from broker.node.partitions.replica import Replica
 from broker.node.partitions.sync import SyncPool
 from broker.node.partitions.watch import ChangeHub
@@ -34,6 +34,7 @@ from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from broker.storage.writing.state import LogState
+from tests.support.led_alone import LedAlone
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 
@@ -84,7 +85,7 @@ def partition(disk: SimDisk, pool: HeldPool) -> Iterator[Partition]:
     log = PartitionLog.create(disk, "/p", IDENTITY, LogSettings.of(settings_from({})), now_us=0)
     loop = asyncio.new_event_loop()
     with ThreadPoolExecutor(1) as appender:
-        yield Partition(
+        yield LedAlone(
             info(),
             Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop), clocks=MACHINE),
             leader_epoch=1,
@@ -130,7 +131,7 @@ def test_who_appends_may_sync_as_well_and_needs_no_other_thread(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P6. The pool is held all the time."""
-    monkeypatch.setattr("broker.node.partitions.leader.QUICK_S", 3600.0)  # a thread may lose its core amid an fsync
+    monkeypatch.setattr("broker.node.partitions.partition.QUICK_S", 3600.0)  # a thread may lose its core amid an fsync
     waiters = [Waiter(), Waiter()]
     for i, waiter in enumerate(waiters):
         partition.append_now([rows(b"%d" % i)], waiter, here=True)
@@ -150,14 +151,14 @@ def test_after_a_slow_fsync_the_next_one_is_the_pools_and_after_a_quick_one_ther
     partition: Partition, pool: HeldPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiters = [Waiter() for _ in range(3)]
-    monkeypatch.setattr("broker.node.partitions.leader.QUICK_S", -1.0)  # no fsync is quick
+    monkeypatch.setattr("broker.node.partitions.partition.QUICK_S", -1.0)  # no fsync is quick
     for number in range(2):
         partition.append_now([rows(b"a")], waiters[number], here=True)
         assert waiters[number].outcome is None
         pool.go.release()
         assert waiters[number].wait() == number + 1
         eventually(lambda: not partition._sync_queued, what="the pool to be done")
-    monkeypatch.setattr("broker.node.partitions.leader.QUICK_S", 3600.0)
+    monkeypatch.setattr("broker.node.partitions.partition.QUICK_S", 3600.0)
     partition.append_now([rows(b"c")], waiters[2], here=True)
     assert waiters[2].outcome == 3
 
@@ -268,7 +269,7 @@ def test_a_fault_of_ours_between_log_and_core_leaves_nobody_waiting_and_the_part
     before, never, after = Waiter(), Waiter(), Waiter()
     partition.append_now([rows(b"a")], before)
     with monkeypatch.context() as patch:
-        patch.setattr("broker.node.partitions.leader.Appended", _no_memory)
+        patch.setattr("broker.node.partitions.partition.Appended", _no_memory)
         with pytest.raises(MemoryError):
             partition.append_now([rows(b"b")], never)
     assert isinstance(before.wait(), StorageFailed)
@@ -339,7 +340,7 @@ def test_a_new_leadership_lets_nobody_of_the_one_before_wait(partition: Partitio
 
 
 def test_nothing_is_appended_before_it_is_led(partition: Partition, pool: HeldPool) -> None:
-    unled = Partition(info(), partition.replica, leader_epoch=-1, pool=pool, appender=partition.replica._appender)
+    unled = LedAlone(info(), partition.replica, leader_epoch=-1, pool=pool, appender=partition.replica._appender)
     with pytest.raises(NotLeader):
         unled.append_now([rows(b"a")], Waiter())
     assert unled.leader_epoch == -1
@@ -425,7 +426,7 @@ def test_quiet_partition_holds_no_descriptor_and_takes_appends_again(tmp_path: P
 
     with ThreadPoolExecutor(1) as appender:
         replica = Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop), clocks=MACHINE)
-        partition = Partition(info(), replica, leader_epoch=1, pool=pool, appender=appender)
+        partition = LedAlone(info(), replica, leader_epoch=1, pool=pool, appender=appender)
         pool.go.release(100)
         for value in (b"a", b"b"):
             waiter = Waiter()

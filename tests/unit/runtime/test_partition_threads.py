@@ -20,7 +20,6 @@ from broker.api.batch import decode_batch
 from broker.api.errors import LiftlogError
 from broker.api.stream import settings_from
 from broker.common.elapsed import MACHINE
-from broker.node.partitions.leader import Partition
 from broker.node.partitions.replica import Replica
 from broker.node.partitions.sync import SyncPool, SyncRow
 from broker.node.partitions.watch import ChangeHub
@@ -28,6 +27,7 @@ from broker.replication.events import Acks
 from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.effort import seeds
+from tests.support.led_alone import LedAlone
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import IDENTITY, info, rows
@@ -46,7 +46,7 @@ def test_everybody_is_told_once_and_the_truth(seed: int) -> None:
 
     with ThreadPoolExecutor(1) as appender:
         hub = ChangeHub(loop)
-        partition = Partition(
+        partition = LedAlone(
             info(),
             Replica(info(), 0, log, appender=appender, hub=hub, clocks=MACHINE),
             leader_epoch=1,

@@ -38,7 +38,7 @@ from broker.metadata.partition import Place
 from broker.node import replicas as replicas_module
 from broker.node.capturing import Capturing
 from broker.node.folders import Folders
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.placed import PlacedReplica, Stepping
 from broker.replication import leader as leader_module
 from broker.runtime.clustered import ClusterBroker
@@ -116,13 +116,13 @@ def steps_out(cluster: Cluster, at: Place) -> None:
     eventually(is_out, what="the step-out")
 
 
-def append(partition: ReplicatedPartition) -> Waiter:
+def append(partition: Partition) -> Waiter:
     waiter = Waiter()
     partition.append_now([rows(b"x")], waiter)
     return waiter
 
 
-def taken(partition: ReplicatedPartition) -> Waiter:
+def taken(partition: Partition) -> Waiter:
     """An append, as soon as it is not refused: what the catalog decides is heard of a moment later."""
 
     def attempt() -> Waiter | None:
@@ -379,7 +379,7 @@ def test_a_pause_is_not_told_before_the_partition_refuses(
     one, cluster, at = led
     partition = one.partition(at)
     one.recorded.may_end.clear()
-    may_alter, serve, told = Capturing.may_alter, ReplicatedPartition.serve, list[bool]()
+    may_alter, serve, told = Capturing.may_alter, Partition.serve, list[bool]()
 
     def ends_behind(of: Capturing, info: StreamInfo) -> bool:
         may = may_alter(of, info)
@@ -387,12 +387,12 @@ def test_a_pause_is_not_told_before_the_partition_refuses(
             one.recorded.ended[-1].set_result(None)
         return may
 
-    def note(of: ReplicatedPartition, epoch: int, info: StreamInfo | None = None) -> None:
-        told.append(info is not None and info.paused and not of._is_closed)
+    def note(of: Partition, epoch: int, info: StreamInfo | None = None) -> None:
+        told.append(info is not None and info.paused and not of._acceptance.is_closed)
         serve(of, epoch, info)
 
     monkeypatch.setattr(Capturing, "may_alter", ends_behind)
-    monkeypatch.setattr(ReplicatedPartition, "serve", note)
+    monkeypatch.setattr(Partition, "serve", note)
     cluster.apply(kind="set_state", name="s", paused=True)
     eventually(lambda: partition.goes_by.paused, what="the pause")
     assert told
@@ -948,14 +948,14 @@ def test_a_stream_that_is_deleted_meanwhile_is_captured_no_more(
     """To begin to lead took long. Another stream of that name may be captured by now: its capture was ended for the
     old one's, which ended in its turn, and this broker captured neither."""
     leads, may = threading.Event(), threading.Event()
-    real = ReplicatedPartition.lead
+    real = Partition.lead
 
-    def lead(self: ReplicatedPartition, *args: Any) -> None:
+    def lead(self: Partition, *args: Any) -> None:
         real(self, *args)
         leads.set()
         assert may.wait(60)
 
-    monkeypatch.setattr(ReplicatedPartition, "lead", lead)
+    monkeypatch.setattr(Partition, "lead", lead)
     one.start()
     [at] = cluster.create("s")
     make_leader(cluster, at)
@@ -1144,7 +1144,7 @@ def test_the_thread_of_the_catalog_never_waits_for_a_disk(one: Node, cluster: Cl
         cluster.apply(kind="alter_stream", name="s", settings=settings)
     assert one.replicas.partition(at) is None
     go.set()
-    assert one.partition(at)._info.settings.linger_ms == 2
+    assert one.partition(at).settings.linger_ms == 2
 
 
 def test_states_that_come_in_a_row_end_with_the_last(one: Node, cluster: Cluster) -> None:
@@ -1254,7 +1254,7 @@ def only_here(one: Node, cluster: Cluster) -> Place:
     return at
 
 
-def stored(partition: ReplicatedPartition, count: int) -> None:
+def stored(partition: Partition, count: int) -> None:
     """Records in batches of their own, acknowledged one after the other."""
     for _ in range(count):
         outcome = append(partition).wait()
@@ -1374,9 +1374,9 @@ def test_a_fault_of_ours_is_a_warning_while_it_lasts(
     one: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """V9, G15. The broker was ready, and said nothing of a partition that nobody else could lead meanwhile."""
-    goes, real, real_assign = threading.Event(), ReplicatedPartition.lead, PlacedReplica.assign
+    goes, real, real_assign = threading.Event(), Partition.lead, PlacedReplica.assign
 
-    def lead(self: ReplicatedPartition, *args: Any) -> None:
+    def lead(self: Partition, *args: Any) -> None:
         if not goes.is_set():
             raise IndexError("made to fail")
         real(self, *args)
@@ -1386,7 +1386,7 @@ def test_a_fault_of_ours_is_a_warning_while_it_lasts(
             raise KeyError("made to fail, too")
         real_assign(self, *args, **options)
 
-    monkeypatch.setattr(ReplicatedPartition, "lead", lead)
+    monkeypatch.setattr(Partition, "lead", lead)
     monkeypatch.setattr(PlacedReplica, "assign", assign)
     broker = object.__new__(ClusterBroker)
     broker._own, broker._intake, broker._modes = {}, None, SimpleNamespace(weaker=dict)  # type: ignore[assignment]

@@ -25,7 +25,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import Place
 from broker.node import capturing, placed
 from broker.node.folders import Folders
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.placed import PlacedReplica
 from broker.node.replicas import Replicas
 from broker.node.sinks.here import StagesHere
@@ -483,7 +483,7 @@ def test_a_capture_that_could_not_begin_is_tried_again(
     monkeypatch.setattr(capturing, "AGAIN_MS", 20)
     real, calls, goes = Recorded.begin, [], threading.Event()
 
-    def begin(self: Recorded, info: StreamInfo, partition: ReplicatedPartition) -> Future[None]:
+    def begin(self: Recorded, info: StreamInfo, partition: Partition) -> Future[None]:
         done = real(self, info, partition)
         calls.append(partition)
         if goes.is_set():
@@ -511,14 +511,14 @@ def test_a_fault_of_ours_is_why_a_log_is_not_served_and_no_start_waits_for_it(
 ) -> None:
     """V9. It was said by nothing but a traceback, and a start waited for ever."""
     a_former_life(tmp_path, catalog)
-    fails, real = threading.Event(), ReplicatedPartition.lead
+    fails, real = threading.Event(), Partition.lead
 
-    def lead(self: ReplicatedPartition, *args: Any) -> None:
+    def lead(self: Partition, *args: Any) -> None:
         if str(self) == "s/0" and not fails.is_set():
             raise RuntimeError("can't start new thread")
         real(self, *args)
 
-    monkeypatch.setattr(ReplicatedPartition, "lead", lead)
+    monkeypatch.setattr(Partition, "lead", lead)
     with alone(tmp_path, catalog, "p2") as two:
         two.start()
         two.leading(("i-t", 0))
@@ -651,7 +651,7 @@ def test_a_log_is_closed_also_where_what_is_done_before_meets_a_fault_of_ours(
     with alone(tmp_path, catalog, "p1") as one:
         faults = [True]
 
-        def closing(partition: ReplicatedPartition) -> None:
+        def closing(partition: Partition) -> None:
             if faults and faults.pop():
                 raise RuntimeError("made to fail")
 
@@ -706,7 +706,7 @@ def test_a_capture_that_could_not_even_be_asked_for_is_asked_for_again(
     """V14. It was taken for begun: all was well by `/readyz`, and nobody captured anything."""
     real, calls = Recorded.begin, []
 
-    def begin(self: Recorded, info: StreamInfo, partition: ReplicatedPartition) -> Future[None]:
+    def begin(self: Recorded, info: StreamInfo, partition: Partition) -> Future[None]:
         calls.append(partition)
         if len(calls) == 1:
             raise fault("made to fail")

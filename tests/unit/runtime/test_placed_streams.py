@@ -42,7 +42,7 @@ from broker.metadata.partition import Place
 from broker.node import capturing
 from broker.node import replicas as replicas_module
 from broker.node.offsets import PlacedConsumers
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.node.streams import PlacedStreams
 from broker.runtime.cluster_samples import cluster_samples
 from broker.runtime.clustered import ClusterBroker
@@ -766,7 +766,7 @@ def test_a_leader_whose_capture_could_not_begin_does_not_know_of_more_partitions
     real, fails, tries = Recorded.begin, threading.Event(), []
     fails.set()
 
-    def begin(self: Recorded, info: StreamInfo, partition: ReplicatedPartition) -> Future[None]:
+    def begin(self: Recorded, info: StreamInfo, partition: Partition) -> Future[None]:
         if not fails.is_set():
             return real(self, info, partition)
         tries.append(partition)
@@ -794,14 +794,14 @@ def test_a_capture_that_has_begun_serves_also_where_its_word_meets_a_fault_of_ou
 ) -> None:
     """`capturing.V14`. It was lost in a callback: a leader that took in messages served nobody, for good."""
     monkeypatch.setattr(capturing, "AGAIN_MS", 20)
-    real, fails = ReplicatedPartition.serve, [True]
+    real, fails = Partition.serve, [True]
 
-    def serve(self: ReplicatedPartition, *args: Any) -> None:
+    def serve(self: Partition, *args: Any) -> None:
         if fails and fails.pop():
             raise MemoryError
         real(self, *args)
 
-    monkeypatch.setattr(ReplicatedPartition, "serve", serve)
+    monkeypatch.setattr(Partition, "serve", serve)
     [at] = cluster.create("s")
     make_leader(cluster, at)
     one.leading(at)

@@ -12,7 +12,7 @@ from broker.background.compactor import Compactor
 from broker.background.scrubber import Scrubber
 from broker.config import configuration as config
 from broker.node.chores import Chores
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 

@@ -21,9 +21,10 @@ from broker.background.interval_syncs import IntervalSyncs
 from broker.common.elapsed import MACHINE
 from broker.groups.offsets import ConsumerOffset
 from broker.link.following import Following
+from broker.node.partitions.acceptance import Acceptance
 from broker.node.partitions.consumers import Consumers
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
-from broker.node.partitions.replicated import ReplicatedPartition
 from broker.node.partitions.watch import ChangeHub
 from broker.node.sinks.committed import append_durable
 from broker.replication.events import Acks, AskIsr, Effect, StepOut
@@ -39,7 +40,7 @@ __all__ = ["disk", "pool"]  # fixtures
 
 @pytest.fixture
 def led(disk: SimDisk, pool: HeldPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
-    monkeypatch.setattr("broker.node.partitions.leader.QUICK_S", 3600.0)  # a thread may lose its core amid an fsync
+    monkeypatch.setattr("broker.node.partitions.partition.QUICK_S", 3600.0)  # a thread may lose its core amid an fsync
     settings = LogSettings.of(settings_from({}), LogSettings(is_sole_replica=False))
     log = PartitionLog.create(disk, "/p", IDENTITY, settings, now_us=0)
     loop = asyncio.new_event_loop()
@@ -217,7 +218,7 @@ def test_the_leader_of_others_is_named(led: Led) -> None:
     with pytest.raises(NotLeader) as found:
         append(led)
     assert "leader" not in found.value.fields
-    led.partition.leader_at = "b:9293"
+    led.partition.is_led_at("b:9293")
     with pytest.raises(NotLeader) as found:
         append(led)
     assert found.value.fields["leader"] == "b:9293"
@@ -330,7 +331,7 @@ def test_what_was_judged_before_a_hand_over_is_refused_after_it(
     led: Led, monkeypatch: pytest.MonkeyPatch, way: Callable[[Led], None]
 ) -> None:
     """P19: nobody would wait for it. It is not in doubt: who sends it again stores it once."""
-    there, may_go = gated(monkeypatch, ReplicatedPartition, "_check_ready", at_end=True)
+    there, may_go = gated(monkeypatch, Acceptance, "check_ready", at_end=True)
     with ThreadPoolExecutor(1) as thread:
         appending = thread.submit(way, led)
         try:
@@ -402,7 +403,7 @@ def test_who_tells_the_time_does_not_wait_for_an_append_at_the_disk(led: Led) ->
     assert partition.may_commit
 
 
-def by_interval(led: Led) -> ReplicatedPartition:
+def by_interval(led: Led) -> Partition:
     """Nobody else keeps it any more, and it is synced by an interval of 10 ms."""
     partition = led.partition
     partition.alter(replace(info(), settings=settings_from({"fsync": "interval", "fsync_interval_ms": 10})))
@@ -597,10 +598,12 @@ def test_a_stop_that_ends_with_its_leadership_has_not_stopped(led: Led) -> None:
 
 
 @pytest.mark.parametrize("sorted_by", [0, 1])
-def test_a_new_leadership_takes_nothing_before_it_serves(led: Led, sorted_by: int) -> None:
+def test_a_new_leadership_takes_nothing_before_it_serves(
+    led: Led, sorted_by: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """P11, P15, also if it was judged before the leadership began (by another thread)."""
     led.partition.lead(3, STATE)
-    led.partition._check_ready = lambda: None  # type: ignore[method-assign]
+    monkeypatch.setattr(Acceptance, "check_ready", lambda _: None)
     with pytest.raises(NotReady, match="just begun"):
         append(led, sorted_by=sorted_by)
     assert led.partition.log.state.log_end_offset == 0

@@ -22,12 +22,13 @@ from broker.background.scrubber import Scrubber, load_position
 from broker.common.elapsed import MACHINE
 from broker.config import configuration as config
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
 from broker.node.partitions.sync import SyncPool
 from broker.node.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings, seal_json
+from tests.support.led_alone import LedAlone
 from tests.support.logs import commit, row_batch
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
@@ -62,7 +63,7 @@ def partitions(disk: SimDisk) -> Iterator[list[Partition]]:
                 log.append([row_batch([b"v" * 100])], leader_epoch=1, now_us=0)
             commit(log)
             made.append(
-                Partition(
+                LedAlone(
                     info,
                     Replica(info, 0, log, appender=appender, hub=hub, clocks=MACHINE),
                     leader_epoch=1,

@@ -23,7 +23,7 @@ from broker.api.encodable import Encodable
 from broker.api.errors import DiskFull, InvalidRecords, RecordTooLarge, StaleIncarnation, UnknownPartition
 from broker.api.http import ARROW_STREAM
 from broker.client import Client, connect
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.serving.contract.endpoint import IN_TURN_BYTES_MAX, INLINE_BYTES_MAX
 from broker.serving.endpoints import append
 from broker.serving.endpoints.append import encode

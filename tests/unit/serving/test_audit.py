@@ -536,7 +536,7 @@ def test_however_much_the_records_say_their_leader_takes_them(tmp_path: Path) ->
 
 
 def test_a_broker_that_has_just_lost_the_leadership_names_its_heir_by_address(tmp_path: Path) -> None:
-    """As `replicated.P12` does."""
+    """As `partition.P12` does."""
     with enforcing(tmp_path / "a") as asked, enforcing(tmp_path / "b", "off") as leading:
         Stuck(asked.server, NotLeader("it is over", leader=f"127.0.0.1:{leading.server.port}"))
         assert asked.call("POST", "/v1/streams", ADMIN, body={"name": OWN})[0] == 201

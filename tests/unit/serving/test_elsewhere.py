@@ -23,7 +23,7 @@ from broker.api.answers import LeaderAddress
 from broker.api.errors import NotLeader, NotReady, Unavailable
 from broker.client import connect
 from broker.metadata.catalog import StreamInfo
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from broker.serving.contract.backend import Whereabouts
 from broker.serving.endpoints import heads, streams
 from broker.serving.http.peers import Peers
@@ -70,12 +70,12 @@ def share(two: Two, me: int, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(2)
     ]
 
-    def partition(stream: str, number: int) -> ReplicatedPartition:
+    def partition(stream: str, number: int) -> Partition:
         if stream == "orders" and number != me:
             raise NotLeader("led elsewhere", leader={"id": f"broker-{number}", "http": two.address(number)})
         return open_here[stream][number]
 
-    def partitions(stream: str) -> Sequence[ReplicatedPartition]:
+    def partitions(stream: str) -> Sequence[Partition]:
         return [each for each in open_here[stream] if each.partition == me or stream != "orders"]
 
     def whereabouts(stream: str) -> Sequence[Whereabouts]:
@@ -100,7 +100,7 @@ def share(two: Two, me: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stream_is_described_with_what_each_leader_knows(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReplicatedPartition, "lags", lambda self: {f"broker-{1 - self.partition}": 7 + self.partition})
+    monkeypatch.setattr(Partition, "lags", lambda self: {f"broker-{1 - self.partition}": 7 + self.partition})
     for server in two.servers:
         for described in (
             server.api.get("/v1/streams/orders").json(),
@@ -263,7 +263,7 @@ def test_a_leader_that_is_changing_goes_by_nothing_yet(two: Two, monkeypatch: py
     monkeypatch.setattr(here, "set_stream_state", says(here, info))
     there._catalog.streams["orders"] = info
     changing: list[Any] = []
-    monkeypatch.setattr(ReplicatedPartition, "is_changing", property(lambda of: of in changing))
+    monkeypatch.setattr(Partition, "is_changing", property(lambda of: of in changing))
     for leader in leaders:
         leader.alter(info)
 

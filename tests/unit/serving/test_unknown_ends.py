@@ -12,7 +12,7 @@ import pytest
 
 from broker.api import http
 from broker.client import connect
-from broker.node.partitions.replicated import ReplicatedPartition
+from broker.node.partitions.partition import Partition
 from tests.unit.serving.server import Api, Server
 
 
@@ -20,7 +20,7 @@ from tests.unit.serving.server import Api, Server
 def unknown(api: Api, monkeypatch: pytest.MonkeyPatch) -> Api:
     api.create("orders")
     assert api.append("orders", pa.record_batch({"value": [b"a", b"b", b"c"]})).status == 200
-    monkeypatch.setattr(ReplicatedPartition, "end", property(lambda _: None))
+    monkeypatch.setattr(Partition, "end", property(lambda _: None))
     return api
 
 
@@ -72,6 +72,6 @@ def test_the_client_waits_until_the_end_is_known(api: Api, server: Server, monke
     api.create("orders")
     assert api.append("orders", pa.record_batch({"value": [b"a", b"b", b"c"]})).status == 200
     asked = itertools.count()
-    monkeypatch.setattr(ReplicatedPartition, "end", property(lambda self: 3 if next(asked) > 6 else None))
+    monkeypatch.setattr(Partition, "end", property(lambda self: 3 if next(asked) > 6 else None))
     with connect(f"127.0.0.1:{server.port}") as client, client.read("orders") as reader:
         assert reader.to_table().num_rows == 3

@@ -13,7 +13,7 @@ import pytest
 from broker.api.errors import StageLost
 from broker.background.scrubber import Scrubber
 from broker.config import configuration as config
-from broker.node.partitions.leader import Partition
+from broker.node.partitions.partition import Partition
 from broker.node.sinks.stages import StageStore
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
