@@ -44,7 +44,7 @@ CHANGED: Final = (
     of("takes records into a partition that is being added", ACCEPTANCE, "        if replica.partition >= (count := self.info.settings.partitions):", "        count = 0\n        if False:", seed=13),
     of("does not go on when a stop is taken back", PLACED, "            partition.go_on_taking()", "            pass", seed=5),
     # compaction
-    of("lets retention take from what is compacted alone", SETTINGS, '        by_retention = settings.cleanup != "compact"\n', "        by_retention = True\n", seed=28),
+    of("lets retention take from what is compacted alone", SETTINGS, '        by_retention = settings.cleanup != "compact"\n', "        by_retention = True\n", seed=188, seeds=190),
     of("takes a pass that was stopped for a whole one", COMPACTION, "            self.end, now_us=self.now_us, tombstones_to", "            limit, now_us=self.now_us, tombstones_to", seed=28),
     of("takes records away, and never says by how much", COMPACTION, "if staged.records_gone and not self._note_superseded(staged.path, cuts):", "if False:", seed=12),
     # intake
