@@ -1,7 +1,7 @@
 """What a broker has of other brokers: its part in the catalog, its link, where the stages of sinks are kept.
 
-several.py  of a cluster: Raft, the link, companions of partitions
-alone.py    of a cluster of one: a file, nobody, folders beside the logs; it loads nothing of the former
+runtime/several.py  of a cluster: Raft, the link, companions of partitions
+runtime/alone.py    of a cluster of one: a file, nobody, folders beside the logs; it loads nothing of the former
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Addresses:
 
 
 class MetadataPlane(Protocol):
-    """This broker's part in the catalog: `plane.plane.Plane`, `plane.local.LocalPlane`."""
+    """This broker's part in the catalog: `plane.Plane`, `local.LocalPlane`."""
 
     process: str
     service: Catalogs
@@ -63,7 +63,7 @@ class MetadataPlane(Protocol):
 
 
 class Link(Wiring, Protocol):
-    """This broker's link to others: `link.link.ReplicaLink`, `alone.Unlinked`."""
+    """This broker's link to others: `link.link.ReplicaLink`, `runtime.alone.Unlinked`."""
 
     @property
     def counts(self) -> Mapping[str, int]: ...

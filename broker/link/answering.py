@@ -28,7 +28,7 @@ Q8  A stream lives as long as two brokers do. Nothing stays with it of a partiti
     stream that has ended with the partition.
 Q9  A fault of ours in one partition ends no stream: others are answered on it. Its follower asks again.
 
-Q7  A damaged replica asks for a range (`ranges.py`) of any other, in whichever role. The answer names the leader epoch
+Q10  A damaged replica asks for a range (`ranges.py`) of any other, in whichever role. The answer names the leader epoch
     in which its lowered mark of compaction was noted (`leader.L9`); -1: this broker does not lead in its epoch.
 
 The model is `tests/sim/leading.py`.
@@ -131,7 +131,7 @@ class FollowerSlot:
         lacks_state, lacks_room: As its last fetch had them. It is not calm then.
         calm: In which epoch, and as whom, it was told last that there is nothing; None: it was told something else.
         early: A question that waits for Q4.
-        range: The last question for a range, and the epoch in which its mark was noted (Q7).
+        range: The last question for a range, and the epoch in which its mark was noted (Q10).
         takes_bulk: As its last fetch had it. `transfer`: what it was told to fetch in bulk last.
     """
 
@@ -288,7 +288,7 @@ class Answering:
                 partition.step(StateAsked(ask=question, length=length, size=size))
 
     def _ask_range(self, slot: FollowerSlot, question: AskRange) -> None:
-        """Q7."""
+        """Q10."""
         partition = self._partition
         before = partition.leadership()[0]
         partition.step(RangeAsked(question))
@@ -448,7 +448,7 @@ class Answering:
         return encode(Answered(self.at, message, data, bulk))
 
     def _range(self, ask: AskRange, noted: int) -> LinkFrame:
-        """Q7."""
+        """Q10."""
         found = held(self._log, ask)
         superseded_to, superseded_epoch = self._log.epochs.superseded_there  # behind the bytes
         said = HeldRange(

@@ -1,4 +1,4 @@
-"""Drives the core of a follower over one log (`broker.replication.follower`): `wiring.Follower`.
+"""Drives the core of a follower over one log (`broker.replication.follower`): `wiring.FollowerDriver`.
 
     connection's reader ─ arrived ─► core ─► append, cut, begin anew ─► Holds ─► core ─► next question ─► connection
     turn ─ follow, rest, close ─────► core                                        │
@@ -21,7 +21,7 @@ U7  The connection's reader itself fsyncs an answer that comes alone: to wake a 
     than a quick fsync, and somebody waits for his ack. It comes alone if the reader had nothing to do before it for
     longer than the last fsync took. That fsync was quick, the bytes are few, and the pool has nothing of this log.
 U8  A disk that is full, or has the reserve alone, is asked each `ROOM_S` whether there is room again; until then the
-    leader is asked for no records (`follower.F12`).
+    leader is asked for no records (`follower.F13`).
 
 The model is `tests/sim/following.py`.
 """
@@ -121,7 +121,7 @@ class Following:
     # -- turns -------------------------------------------------------------------------------------------------
 
     def follow(self, epoch: int, leader: str, incarnation: Incarnation) -> None:
-        """As `Follower.follow`."""
+        """As `FollowerDriver.follow`."""
         connection = self._connect(leader)
         with self._lock:
             if self._is_closed:
@@ -135,13 +135,13 @@ class Following:
             self._step(f.Followed(epoch=epoch, leader=leader, incarnation=incarnation, log=self._holds()))
 
     def rest(self) -> None:
-        """As `Follower.rest`."""
+        """As `FollowerDriver.rest`."""
         with self._lock:
             self._leave()
             self._step(f.Unfollowed())
 
     def close(self) -> None:
-        """As `Follower.close`."""
+        """As `FollowerDriver.close`."""
         with self._lock:
             self._is_closed = True
             self._leave()
@@ -156,7 +156,7 @@ class Following:
     # -- time --------------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
-        """As `Follower.tick` (U1, U5)."""
+        """As `FollowerDriver.tick` (U1, U5)."""
         if self._lock.acquire(blocking=False):
             try:
                 self._passed()

@@ -26,5 +26,5 @@ assignment.py  which member of a group is to read which partition
 access.py      tokens and grants: who may do what
 overlap.py     which subjects can carry the same message
 room.py        which commands are refused first on a full disk
-journal.py     commands as lines of a file: encoding and checked decoding (the runtime does the I/O)
+journal.py     commands as lines of a file: encoding and checked decoding (drivers do the I/O)
 """

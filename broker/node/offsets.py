@@ -1,4 +1,4 @@
-"""Consumer offsets where there are several brokers: whoever leads the offset stream keeps them.
+"""Consumer offsets: whoever leads the offset stream keeps them.
 
     leadership begins ─► its beginning is committed ─► the log is read, in a thread ─► commits, lags
 

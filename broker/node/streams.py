@@ -1,7 +1,7 @@
 """The streams of the cluster, as this broker has them: what it leads is served, of the rest it says who leads it.
 
     catalog (applied here) ─► streams, who keeps and leads each partition
-    replicas/              ─► what is open here, led or followed
+    replicas.py            ─► what is open here, led or followed
 
 U1  A partition that this broker leads by the catalog, and does not serve yet or any more, is not ready. One that
     another broker leads is that broker's. Both are retriable, and neither says that the partition is gone.

@@ -45,7 +45,7 @@ F10  Where records may be gone for newer ones, all of which stand below `superse
 F12  A copy of the leader's log lacks for newer records what that lacks. So it has the leader's mark, on disk, before
     records from below the mark are appended.
 F11  Tombstones go only below what this leader has told in this epoch; at first that is 0.
-F12  A log whose disk has no room for records says so at once, and again with each fetch until there is room. It
+F13  A log whose disk has no room for records says so at once, and again with each fetch until there is room. It
     follows the log start all the same: that makes room.
 
 The caller's duties: those of `leader` 1 to 3. `Append`, `Truncate`, `Reset` and `StartAt` are done at once, and
@@ -311,7 +311,7 @@ class Follower:
         return (Append(self.epoch, is_rewritten and not self.log.lacks_state, *mark),)
 
     def _holds(self, event: Holds) -> tuple[Effect, ...]:
-        is_news = event.lacks_room and not self.log.lacks_room  # F12
+        is_news = event.lacks_room and not self.log.lacks_room  # F13
         self.log = event
         if self.phase is Phase.CUTTING:
             return self._has_cut(event)
@@ -326,7 +326,7 @@ class Follower:
             is_above = event.log_start < told.log_start <= self.log.high_watermark
             if is_above and (event.lacks_room or not event.is_refused) and not event.lacks_state:
                 news = self._ask() if is_news else NOTHING
-                return (*effects, *news, StartAt(told.log_start))  # F6, F12; and then `Holds` again
+                return (*effects, *news, StartAt(told.log_start))  # F6, F13; and then `Holds` again
         if self.phase is Phase.FETCHING and (is_news or not event.is_refused):
             effects += self._ask()
         return (*effects, *self._begin_sync())
@@ -344,7 +344,7 @@ class Follower:
         return (*self._ask(), *self._begin_sync())
 
     def _room_found(self, event: RoomFound) -> tuple[Effect, ...]:
-        """F12."""
+        """F13."""
         self.log = replace(self.log, lacks_room=False)
         return self._ask() if self.phase is Phase.FETCHING else NOTHING
 

@@ -5,7 +5,7 @@
     intake (thread, loop)        NATS
     fsync pool, appenders, cleaner (threads)
 
-`cluster.broker.ClusterBroker`, alone or with others, opens the streams in between.
+`clustered.ClusterBroker`, alone or with others, opens the streams in between.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One broker of several, assembled.
+"""One broker, alone or of several, assembled.
 
     data folder ─► HTTP answers (/readyz says what is waited for) ─► replica port, NATS ─► the group, the catalog
                ─► logs that are there ─► registration: it names what is sound ─► roles ─► a session

@@ -67,7 +67,7 @@ DISK_BYTES_A_MINUTE: Final = 24 << 20
 """The disk of each broker: in a minute it gets 12 MB at most, while its segments are too young to be joined."""
 ACKS_MIN: Final = 4
 GAVE_UP: Final = 70
-"""How a broker ends that cannot write its catalog, or that it steps out (`runtime.cluster.broker`)."""
+"""How a broker ends that cannot write its catalog, or that it steps out (`runtime.clustered`)."""
 GO_ON_S: Final = 60.0
 HEAL_S: Final = 120.0
 SETTINGS: Final = {

@@ -124,7 +124,7 @@ def test_the_guided_tour_has_every_thread_by_its_name() -> None:
                     for word in node.keywords:
                         if word.arg == "name" and not isinstance(word.value, ast.Name):
                             found.add(ast.unparse(word.value).removeprefix("f").strip("'\"").partition("{")[0])
-                elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("make_loop"):
+                elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("make_loop", "ThreadLoop")):
                     found.add(ast.unparse(node.args[1]).strip("'\""))
     assert len(found) > 20
     assert found <= told

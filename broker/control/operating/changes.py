@@ -1,4 +1,4 @@
-"""Change streams where there are several brokers: a command for the controller, then a wait until it is done.
+"""Changes of streams: a command for the controller, then a wait until it is done.
 
     call ─► judge what this release cannot do ─► execute (controller, majority) ─► applied here ─► opened, led
 

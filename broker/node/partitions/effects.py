@@ -1,6 +1,6 @@
 """Does what the core of a partition wants (`broker.replication.events`): high watermark, readers, answers, syncs.
 
-P7  Each effect is tried, whatever becomes of those before it: somebody waits for his answer. But nobody is told of
+P22  Each effect is tried, whatever becomes of those before it: somebody waits for his answer. But nobody is told of
     success by answers behind an effect that has failed.
 """
 
@@ -47,7 +47,7 @@ class Effects:
         self.to_others = to_others
 
     def do(self, effects: Sequence[Effect], *, syncs: bool = True) -> None:
-        """Do these in their order (P7). `syncs`: a sync is the pool's; else the caller sees to it."""
+        """Do these in their order (P22). `syncs`: a sync is the pool's; else the caller sees to it."""
         replica = self._replica
         refused: LiftlogError | None = None
         for effect in effects:

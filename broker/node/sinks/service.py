@@ -1,4 +1,4 @@
-"""Sinks as the HTTP API sees them where there are several brokers.
+"""Sinks as the HTTP API sees them.
 
     open, commit, ... ─► the coordinator: whoever leads `__commits` ─┬─► the stages of partitions that are led here
                                                                      └─► over HTTP those of the others

@@ -1,8 +1,8 @@
 """All that serving knows of the broker behind it: Protocols, no code.
 
-`broker.runtime` implements them; tests implement them over real logs. Serving runs on the data
-plane's loop. A method without `async` answers from memory: nothing may hold up that loop. Reads of a
-log are made in worker threads, because an index may have to be read, or rebuilt.
+`node`, `control` and `runtime` implement them; tests do so over real logs. Serving runs on the data
+plane's loop. A method without `async` answers from memory: nothing may hold up that loop. Reads of
+a log are made in worker threads, because an index may have to be read, or rebuilt.
 
 Worker threads of serving also call `PartitionHandle.log` (its read side is thread-safe). Everything
 else is called only from the loop.

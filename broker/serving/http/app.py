@@ -1,7 +1,7 @@
 """The HTTP application of a broker: one table of endpoints, one middleware, a clean end.
 
     ENDPOINTS ──► routes (validation, deadline) ──► handlers ──► Backend
-        └───────► OpenAPI document                                 broker.runtime
+        └───────► OpenAPI document                                 the broker
 
 At shutdown long polls are let go first, so that waiting for requests under way is short.
 """

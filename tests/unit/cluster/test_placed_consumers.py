@@ -1,5 +1,5 @@
 """Which table of consumer offsets is answered from, while leaderships begin and the log is read (O1 and O4 of
-`runtime.cluster.offsets`).
+`node.offsets`).
 
 Method: reads of the log run when a test says so, and say when they are half way.
 """

@@ -83,7 +83,7 @@ def test_what_a_broker_counts_for_itself_is_told_in_any_leadership(led: Led) -> 
     assert isinstance(waiter.outcome, NotLeader)
 
 
-# -- a stop waits for those who are sorted (replicated.P17)
+# -- a stop waits for those who are sorted (acceptance.P17)
 
 
 def has_stopped(led: Led) -> bool:
