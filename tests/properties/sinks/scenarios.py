@@ -246,7 +246,9 @@ def power_cut_below_the_high_watermark() -> None:
     driver = Driver(world, rig, 0)
     attempt = staged(driver)
     for partition in rig.partitions:
-        partition.alter(replace(partition.info, settings=settings_from({"fsync": "interval"})))
+        partition.alter(
+            replace(partition.info, settings=settings_from({**partition.settings.as_dict(), "fsync": "interval"}))
+        )
         for _ in range(5):
             rig.append(partition.partition, b"goes with the power")
         assert partition.log.state.high_watermark > partition.log.state.durable_end
