@@ -10,10 +10,11 @@ H3  Whatever came is judged by the log (`storage.rewrite.mending`): its CRCs, it
 H4  A log that was ever compacted lowers its mark before it asks, durably. If it follows, its leader hears of that
     before anybody else is asked (`leader.L9`): else tombstones might go which the record that comes back still needs.
     What an earlier fetch says of the mark counts no more by then, though it come later (`insync.I6`).
-H5  It is *in vain* once `VAIN_ROUNDS` have brought nothing, and of each range there is some live broker which is too
-    old to be asked, does not answer, or has what does not fit: the replica may begin anew with its log. So it may if
-    the range is not committed. Where all others are damaged in the same place, or do not reach so far, nothing is won
-    by that, and what is whole here would be lost: it stays, and asks on.
+H5  It is *in vain* once of each range there is some live broker which in `VAIN_ROUNDS` in a row was too old to be
+    asked, did not answer, or had what does not fit: the replica may begin anew with its log. So it may if the range is
+    not committed. A broker that has just come back is asked as often as any: rounds without it do not count. Where all
+    others are damaged in the same place, or do not reach so far, nothing is won by that, and what is whole here would
+    be lost: it stays, and asks on.
 H6  What the leader has let go is let go here, too, as far as it is committed here: a damaged replica does not follow,
     and would not hear of it (`follower.F6`).
 """
@@ -63,6 +64,11 @@ class NotHad(Enum):
 
 
 NOTHING_TO_WIN: Final = frozenset({NotHad.DAMAGED, NotHad.LACKS, NotHad.REFUSED})
+
+
+def _is_of_no_use(lost: Lost, verdict: NotHad, committed: int) -> bool:
+    """Whether the log is worth nothing to who has heard that (H5)."""
+    return verdict not in NOTHING_TO_WIN or lost[1] > committed
 
 
 class OpenQuestion(NamedTuple):
@@ -147,6 +153,7 @@ class Mending:
         self._last: dict[tuple[Lost, str], NotHad] = {}  # of the round before
         self._heard = (-1, 0)  # the epoch in which the leader has noted a mark, and which (H4)
         self._rounds = 0  # in a row that have brought nothing
+        self._vain: dict[tuple[Lost, str], int] = {}  # as many rounds in a row (H5)
         self._rests_until_ms = 0
         self._vain_log = RateLimitedLog()
 
@@ -185,15 +192,14 @@ class Mending:
         opened = self._partition.log
         committed, lost_now = opened.state.high_watermark, opened.state.lost_ranges
         with self._lock:
-            if self._rounds < VAIN_ROUNDS or not lost_now:
+            if not lost_now:
                 return False
-            said = self._last.items()
-            return all(
-                any(
-                    one == lost and (verdict not in NOTHING_TO_WIN or lost[1] > committed) for (one, _), verdict in said
-                )
-                for lost in lost_now
-            )
+            vain = {
+                pair[0]
+                for pair, verdict in self._last.items()
+                if self._vain.get(pair, 0) >= VAIN_ROUNDS and _is_of_no_use(pair[0], verdict, committed)
+            }
+            return vain.issuperset(lost_now)
 
     def asked(self) -> dict[str, bool]:
         """The brokers that were asked for all that is lost, and whether they are damaged in all of that, too."""
@@ -237,9 +243,12 @@ class Mending:
         """Nothing is to be asked for now."""
         if asked is not None:
             self._host.wiring.forget_range(asked.to, self._at)
-        self._asked, self._rounds, self._rests_until_ms = None, 0, 0
+        self._brought_something()
         self._round, self._last = {}, {}
         self._give_slot()
+
+    def _brought_something(self) -> None:
+        self._asked, self._rounds, self._rests_until_ms, self._vain = None, 0, 0, {}
 
     def _takes_aside(self) -> bool:
         """Whether this log was never compacted."""
@@ -254,6 +263,12 @@ class Mending:
 
     def _end_round(self, now_ms: int, lost: Iterable[Lost]) -> None:
         self._rounds += 1
+        committed = self._partition.log.state.high_watermark
+        self._vain = {
+            pair: self._vain.get(pair, 0) + 1
+            for pair, verdict in self._round.items()
+            if _is_of_no_use(pair[0], verdict, committed)
+        }
         self._last, self._round = self._round, {}
         self._rests_until_ms = now_ms + min(PAUSE_LAST_MS, PAUSE_FIRST_MS << min(self._rounds, 10))
         self._give_slot()
@@ -374,7 +389,7 @@ class Mending:
         log.warning("replica.let_go partition=%s start=%d left=%s", self._name, start, left)
         with self._lock:
             if self._asked is asked:
-                self._asked, self._rounds, self._rests_until_ms = None, 0, 0
+                self._brought_something()
         return None
 
     def _mend(self, lost: Lost, data: bytes, origin: str, superseded: tuple[int, int]) -> NotHad | None:
@@ -402,7 +417,7 @@ class Mending:
             left,
         )
         with self._lock:
-            self._asked, self._rounds, self._rests_until_ms = None, 0, 0
+            self._brought_something()
             if not left:
                 self._round, self._last = {}, {}
                 self._give_slot()

@@ -48,7 +48,7 @@ DRIVEN: Final = (
     of("says that a folder is gone before it is durable", FOLDERS, "                self.disk.sync_dir(str(path))\n                with suppress(OSError):", "                with suppress(OSError):", seed=3),
     # damage, which the seeds of `faults.ROTTING` have much of
     of("gives up a log for one record", PLACED, "            elif self.is_damaged and may_go and self._is_beyond_mending(partition):", "            elif self.is_damaged and may_go:", seed=10),
-    of("gives up after a round in vain", MENDING, "            if self._rounds < VAIN_ROUNDS or not lost_now:", "            if not lost_now:", seed=10),
+    of("gives up after a round in vain", MENDING, "if self._vain.get(pair, 0) >= VAIN_ROUNDS and _is_of_no_use", "if _is_of_no_use", seed=10),
     of("copies a range of another epoch", MENDED, "            if not log.epochs.epoch_of(first) == header.leader_epoch == log.epochs.epoch_of(last):", "            if False:", seed=2),
     of("copies a range that is not whole", MENDED, "    found = [Found(header, message) for header, message in messages_of(memoryview(data))]\n", "    from broker.api.batch import message_bytes, read_header\n    found, view = [], memoryview(data)\n    while view:\n        found.append(Found(read_header(view), view[: message_bytes(view)]))\n        view = view[message_bytes(view) :]\n", seed=10),
     of("asks before its mark is lowered", MENDING, "                lower_mark(opened, start)  # H4\n", "", seed=38, seeds=60),
