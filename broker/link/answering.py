@@ -30,8 +30,6 @@ Q9  A fault of ours in one partition ends no stream: others are answered on it. 
 
 Q10  A damaged replica asks for a range (`ranges.py`) of any other, in whichever role. The answer names the leader epoch
     in which its lowered mark of compaction was noted (`leader.L9`); -1: this broker does not lead in its epoch.
-
-The model is `tests/sim/leading.py`.
 """
 
 from __future__ import annotations

@@ -22,8 +22,6 @@ U7  The connection's reader itself fsyncs an answer that comes alone: to wake a 
     longer than the last fsync took. That fsync was quick, the bytes are few, and the pool has nothing of this log.
 U8  A disk that is full, or has the reserve alone, is asked each `ROOM_S` whether there is room again; until then the
     leader is asked for no records (`follower.F13`).
-
-The model is `tests/sim/following.py`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ V11  What is kept shut (`replicas.G18`) has no role, and nothing is made in its 
 V12  It stops taking messages, and goes on, in turns, as its assignment says: a stop is confirmed as of the moment of
     its turn.
 
-Design: docs/explain/replication.md. The model is `tests/sim/replica.py`.
+Design: docs/explain/replication.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whole clusters in one process, from one seed: the real replication cores over the real storage, on disks, networks
-and clocks that fail.
+"""Whole clusters in one process, from one seed: the broker's own drivers of replicas over the real storage, on disks,
+networks and clocks that fail.
 
     python -m tests.sim --seed 7              one cluster, its story printed      (or: make sim SEED=7)
     python -m tests.sim --mutant X            the same with a deliberate mistake in the protocol
@@ -13,13 +13,11 @@ and clocks that fail.
     metadata.py   the plane that the catalog (`broker.metadata`) comes through: commands are late, doubled or lost,
                   answers are lost, controllers change
     joined.py     in its place: the real pysyncobj, a node in each process
-    broker.py     a process, its disk, its catalog; controlling.py  its session, and the controller's core in it
-    growing.py    its part in streams that get more partitions
-    isr_asks.py   how it asks for changes of in-sync replicas
+    machine.py    a disk, clocks, a process that comes and goes; controlling.py  its session, and the controller's core
+    driven/       what a process runs: the real drivers, and what steps them
     joining.py    an operator who lets brokers join and leave, and what must hold of them
-    replica.py    one replica: drives the cores; held.py its log; leading.py, following.py what the cores want;
-                  rewriting.py  what it compacts and joins by itself
     clients.py    publishers that try again, producers that repeat old groups, consumers that remember
+    stored.py     a stored batch, as the checker knows it
     checker.py    R1-R8, S1-S3, from outside: after each step, and at the end; rewritten.py  what is left of a log that
                   was compacted, and what its joined batches stand for; mended.py  what was copied for damaged records
     faults.py     what goes wrong, and how often; commands.py  of it, what concerns the controller, and operators

@@ -28,7 +28,6 @@ def main() -> int:
     parser.add_argument("--mutant", help="with this mistake in the protocol")
     parser.add_argument("--mutants", action="store_true", help="how many seeds each mistake survives")
     parser.add_argument("--raft", action="store_true", help="the catalog comes through the real pysyncobj")
-    parser.add_argument("--driven", action="store_true", help="with the real drivers of replicas")
     parser.add_argument("--whole", action="store_true", help="all of the story, also if something does not hold")
     parser.add_argument("--scenario", choices=scenarios.SCENARIOS, help="a named course of events")
     parser.add_argument("--cover", help="what the seeds A..B have seen")
@@ -36,7 +35,7 @@ def main() -> int:
     mutant = None
     if options.mutant:
         try:
-            mutant = mutants.named(options.mutant, *[IN_DRIVERS] * options.driven)
+            mutant = mutants.named(options.mutant, (*mutants.MUTANTS, *mutants.STAGED, *mutants.PLAYED, *IN_DRIVERS))
         except ValueError as error:
             parser.error(f"--mutant: {error}")
         if mutant in mutants.PLAYED:
@@ -52,8 +51,8 @@ def main() -> int:
 
 def run(options: argparse.Namespace) -> int:
     if options.mutants:
-        for mutant in IN_DRIVERS if options.driven else mutants.MUTANTS:
-            found_by = of_drivers.driven_by if options.driven else mutants.found_by
+        for mutant in (*mutants.MUTANTS, *IN_DRIVERS):
+            found_by = of_drivers.driven_by if mutant in IN_DRIVERS else mutants.found_by
             found = found_by(mutant, in_order=True)
             stale = "" if found.startswith(f"seed {mutant.seed}:") else f", stated is seed {mutant.seed}"
             print(f"{mutant.name:58} {found or 'NOT FOUND'}  (of {mutant.seeds}{stale})", flush=True)
@@ -64,21 +63,20 @@ def run(options: argparse.Namespace) -> int:
         return end(cluster, failure, is_whole=options.whole)
     if options.seed is not None:
         with joined() if options.raft else nullcontext():
-            cluster = Cluster(options.seed, raft=options.raft, driven=options.driven)
-            with cluster.bugs.noticed() if options.driven else nullcontext():
+            cluster = Cluster(options.seed, raft=options.raft)
+            with cluster.bugs.noticed():
                 failure = scenarios.guarded(lambda: cluster.run(options.steps))
         return end(cluster, failure, is_whole=options.whole)
     first, last = map(int, (options.seeds or options.cover or "0..100").split(".."))
     seen: Counter[str] = Counter()
     begun, played_s = time.process_time(), 0.0
     for seed in range(first, last):
-        cluster, failure = play(seed, raft=options.raft, driven=options.driven)
+        cluster, failure = play(seed, raft=options.raft)
         seen.update(cluster.world.seen)
         seen["seeds"] += 1
         played_s += cluster.world.now_ms / 1000
         if failure:
-            flags = " --raft" * options.raft + " --driven" * options.driven
-            print(f"seed {seed}: {failure}\n  python -m tests.sim --seed {seed}{flags}")
+            print(f"seed {seed}: {failure}\n  python -m tests.sim --seed {seed}{' --raft' * options.raft}")
             return 1
     took = time.process_time() - begun
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()

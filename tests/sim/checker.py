@@ -33,7 +33,7 @@ must be equal wherever they are equally far (`metadata.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,17 +42,17 @@ from broker.metadata.info import StreamInfo
 from broker.metadata.partition import PartitionState, Place
 from broker.replication.events import Acks
 from broker.replication.messages import Incarnation
-from tests.sim.held import Stored, position_of, stored_of
 from tests.sim.joining import OfMembers
 from tests.sim.mended import OfMending
 from tests.sim.metadata import place_of
 from tests.sim.rewritten import OfRewrites, Rewritten, committed_rows, records_of
+from tests.sim.stored import Stored, position_of, stored_of
 from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
     from tests.sim.batches import Batch
-    from tests.sim.broker import Broker
-    from tests.sim.replica import Replica
+    from tests.sim.driven.node import Broker
+    from tests.sim.driven.seen import Seen
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Known:
 
 
 class Checker(OfRewrites, OfMembers, OfMending):
-    """See the module. `brokers`, `partitions` and `count_of` (a stream's partitions) are set by the cluster."""
+    """See the module. `brokers` and `partitions` are set by the cluster."""
 
     def __init__(self, world: World) -> None:
         OfMembers.__init__(self)
@@ -116,8 +116,7 @@ class Checker(OfRewrites, OfMembers, OfMending):
         self.known: dict[str, Known] = {}
         self.brokers: dict[str, Broker] = {}
         self.partitions: dict[str, PartitionState] = {}
-        self.count_of: Callable[[str], int] = lambda stream: 1
-        self._gone: dict[tuple[str, str], Replica] = {}
+        self._gone: dict[tuple[str, str], Seen] = {}
 
     def fail(self, what: str) -> None:
         self.world.note("CHECK", what)
@@ -125,7 +124,7 @@ class Checker(OfRewrites, OfMembers, OfMending):
 
     # -- what replicas do
 
-    def leads(self, replica: Replica, epoch: int) -> None:
+    def leads(self, replica: Seen, epoch: int) -> None:
         known, who = self.known[replica.name], replica.broker.name
         if known.leaders.setdefault(epoch, who) != who:
             self.fail(f"R1: {replica.name}: {known.leaders[epoch]} and {who} lead epoch {epoch}")
@@ -133,13 +132,13 @@ class Checker(OfRewrites, OfMembers, OfMending):
             return
         self._holds(replica, "R5", "leads", is_durable=False)
 
-    def leads_in_its_life(self, replica: Replica, epoch: int, incarnation: Incarnation) -> None:
+    def leads_in_its_life(self, replica: Seen, epoch: int, incarnation: Incarnation) -> None:
         """Whoever leads is the one whom the catalog has chosen for that epoch."""
         chosen, who = self.known[replica.name].chosen.get(epoch), replica.broker.name
         if chosen != (who, incarnation):
             self.fail(f"R1: {replica.name}: {who} leads epoch {epoch} as {incarnation}, and chosen is {chosen}")
 
-    def commits(self, replica: Replica, end: int, *, since: int | None = None) -> None:
+    def commits(self, replica: Seen, end: int, *, since: int | None = None) -> None:
         """Anybody moves his high watermark. `since`: from there; None: it still stands there."""
         name, who, log = replica.name, replica.broker.name, replica.log
         known = self.known[name]
@@ -199,11 +198,11 @@ class Checker(OfRewrites, OfMembers, OfMending):
                     known.at[batch.first] = known.last = batch
                     known.end = batch.next
 
-    def cut(self, replica: Replica) -> None:
+    def cut(self, replica: Seen) -> None:
         self._member_holds(self.partitions[replica.name], replica, "has cut its log")
         self.is_marked(replica)
 
-    def opened(self, replica: Replica) -> None:
+    def opened(self, replica: Seen) -> None:
         """A process has found a log."""
         name, log = replica.name, replica.log
         before = self._gone.pop((replica.broker.name, name), None)
@@ -223,7 +222,7 @@ class Checker(OfRewrites, OfMembers, OfMending):
         self._member_holds(self.partitions[name], replica, "was opened")
         self.is_marked(replica)
 
-    def _is_behind(self, replica: Replica) -> None:
+    def _is_behind(self, replica: Seen) -> None:
         """S4. By now all of it has been read: what is not damaged is whole."""
         name, who, known = replica.name, replica.broker.name, self.known[replica.name]
         partition = self.partitions[name]
@@ -233,10 +232,10 @@ class Checker(OfRewrites, OfMembers, OfMending):
             known.cut.add(who)
             self._is_whole(name, known.cut - {*partition.isr, *partition.last_isr}, partition)
 
-    def gone(self, replica: Replica) -> None:
+    def gone(self, replica: Seen) -> None:
         self._gone[replica.broker.name, replica.name] = replica
 
-    def created(self, replica: Replica) -> None:
+    def created(self, replica: Seen) -> None:
         """A new log, of a replica of which nothing is expected any more."""
         who, partition = replica.broker.name, self.partitions[replica.name]
         self._gone.pop((who, replica.name), None)
@@ -252,7 +251,7 @@ class Checker(OfRewrites, OfMembers, OfMending):
             names.difference_update(brokers)
         known.begun_anew.update(dict.fromkeys(sorted(brokers), partition.partition_epoch))
 
-    def damaged(self, replica: Replica) -> None:
+    def damaged(self, replica: Seen) -> None:
         who, known = replica.broker.name, self.known[replica.name]
         if who not in known.holed:
             self.lose(who, replica.name, of_records=who not in known.bad or who in known.mendable)
@@ -341,7 +340,7 @@ class Checker(OfRewrites, OfMembers, OfMending):
             self.world.saw("acked records given up by an operator")
         known.acked = kept
 
-    def emptied(self, replica: Replica, batches: Sequence[Stored]) -> None:
+    def emptied(self, replica: Seen, batches: Sequence[Stored]) -> None:
         """An operator has given up what these empty batches stand for: that is lost, and nothing else is."""
         known = self.known[replica.name]
         known.bad.discard(replica.broker.name)
@@ -365,12 +364,12 @@ class Checker(OfRewrites, OfMembers, OfMending):
             if replica is not None:
                 self._member_holds(partition, replica, "is a member of the ISR")
 
-    def _member_holds(self, partition: PartitionState, replica: Replica, what: str) -> None:
+    def _member_holds(self, partition: PartitionState, replica: Seen, what: str) -> None:
         known, who = self.known[replica.name], replica.broker.name
         if who in partition.isr and partition.has_led and who not in known.bad and not known.is_lost:
             self._holds(replica, "R3", what, is_durable=True)
 
-    def _enough_hold(self, replica: Replica, end: int) -> None:
+    def _enough_hold(self, replica: Seen, end: int) -> None:
         """A leader commits: as many replicas as must be in sync have it on their disks, or had."""
         name, state = replica.name, self.partitions[replica.name]
         known, least = self.known[name], state.min_insync_replicas
@@ -385,7 +384,7 @@ class Checker(OfRewrites, OfMembers, OfMending):
         if len(having) < least:
             self.fail(f"R3: {name}: {replica.broker.name} commits {end}, which {sorted(having)} hold of {least}")
 
-    def _holds(self, replica: Replica, rule: str, what: str, *, is_durable: bool) -> None:
+    def _holds(self, replica: Seen, rule: str, what: str, *, is_durable: bool) -> None:
         """A replica has all that is committed. By its last batch: logs that have it have all before it (R4)."""
         known, who = self.known[replica.name], replica.broker.name
         last = known.last
@@ -404,14 +403,14 @@ class Checker(OfRewrites, OfMembers, OfMending):
 
     # -- clients
 
-    def serves(self, replica: Replica, what: str) -> None:
+    def serves(self, replica: Seen, what: str) -> None:
         """A leader answers a client: only in a session (`session.S3`)."""
         if not replica.broker.has_session:
             self.fail(f"S3: {replica.name}: {replica.broker.name} answers {what} without a session")
         if place_of(replica.name) not in replica.broker.catalog.cluster.partitions:
             self.fail(f"{replica.name}: {replica.broker.name} answers {what} of a stream that it knows to be deleted")
 
-    def acked(self, replica: Replica, first: int, end: int, acks: Acks, batches: Sequence[Batch]) -> None:
+    def acked(self, replica: Seen, first: int, end: int, acks: Acks, batches: Sequence[Batch]) -> None:
         known = self.known[replica.name]
         self.serves(replica, "a publish")
         self.acks_for_members(replica.name, replica.broker)
@@ -430,25 +429,7 @@ class Checker(OfRewrites, OfMembers, OfMending):
         values = [(value, batch.producer_id > 0) for batch in batches for value in batch.values]
         known.acked += [(value, first + at, is_once) for at, (value, is_once) in enumerate(values)]
 
-    def sorts(self, replica: Replica) -> int:
-        """A leader is about to append what was sorted by the count of partitions that it knows. Returns whether that is
-        the one in force: who does not know that he leads no more may sort by an older one, and nobody hears of it."""
-        name, who, epoch = replica.name, replica.broker.name, replica.leader.epoch
-        stream, number = place_of(name)
-        info = replica.broker.stream_of(name)
-        count, in_force = 1 if info is None else info.settings.partitions, self.count_of(stream)
-        if count > in_force or number >= in_force:
-            self.fail(f"GROW: {name}: {who} sorts by {count} partitions, and {in_force} are in force")
-        if replica.has_begun and self.known[name].counts.setdefault(epoch, count) != count:
-            self.fail(f"GROW: {name}: {who} sorts by {self.known[name].counts[epoch]} and {count} in epoch {epoch}")
-        return count == in_force
-
-    def is_counted_so(self, replica: Replica, was_in_force: bool, acks: Acks) -> None:
-        """The batches that it appended then are acked now."""
-        if acks is Acks.ALL and not was_in_force:
-            self.fail(f"GROW: {replica.name}: {replica.broker.name} acks a record that was sorted by an older count")
-
-    def acked_each(self, replica: Replica, offsets: dict[bytes, int]) -> None:
+    def acked_each(self, replica: Seen, offsets: dict[bytes, int]) -> None:
         """Messages with ids: each was stored there, now or before; and is, once."""
         known = self.known[replica.name]
         self.serves(replica, "a publish")
@@ -478,11 +459,11 @@ class Checker(OfRewrites, OfMembers, OfMending):
         if outcome == "stored":
             self.world.saw("old group known again")
 
-    def trim_asked(self, replica: Replica, start: int) -> None:
+    def trim_asked(self, replica: Seen, start: int) -> None:
         known = self.known[replica.name]
         known.trim_asked = max(known.trim_asked, start)
 
-    def trimmed(self, replica: Replica, start: int) -> None:
+    def trimmed(self, replica: Seen, start: int) -> None:
         self.serves(replica, "a trim")
         known = self.known[replica.name]
         known.trimmed = max(known.trimmed, start)
@@ -500,22 +481,7 @@ class Checker(OfRewrites, OfMembers, OfMending):
             if place_of(name)[0] == info.incarnation and known.rewritten is not None:
                 known.rewritten.is_compacted |= info.settings.cleanup != "delete"
 
-    def retained(self, replica: Replica, before: int) -> None:
-        """A leader has let go of records by the settings that it knows: so many are left below its high watermark."""
-        name, log, known = replica.name, replica.log, self.known[replica.name]
-        assert log is not None
-        if known.is_lost:
-            return
-        settings, start = replica.broker.settings_of(name), log.state.log_start_offset
-        least = settings.retention_records if settings.cleanup != "compact" else None
-        who = f"KEPT: {name}: {replica.broker.name} lets go of [{before}, {start})"
-        if least is None:
-            self.fail(f"{who}, and everything is to be kept")
-        elif start > log.state.high_watermark - least:
-            self.fail(f"{who}; it is to keep {least}, and committed is up to {log.state.high_watermark}")
-        known.trim_asked = max(known.trim_asked, start)
-
-    def starts(self, replica: Replica) -> None:
+    def starts(self, replica: Seen) -> None:
         """A log start has moved."""
         known, log = self.known[replica.name], replica.log
         if log is not None and log.state.log_start_offset > known.trim_asked and not known.is_lost:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.replication.events import Acks
 from tests.sim.batches import Batch
-from tests.sim.held import Stored
+from tests.sim.stored import Stored
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster

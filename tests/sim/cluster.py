@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 from asyncio import InvalidStateError
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -14,7 +13,6 @@ from broker.metadata.cluster import FEATURE_LEVEL
 from broker.metadata.controller import CALM_MS
 from broker.metadata.partition import Place
 from tests.sim.batches import columns
-from tests.sim.broker import Broker
 from tests.sim.checker import Checker, Known
 from tests.sim.clients import (
     Consumer,
@@ -27,18 +25,18 @@ from tests.sim.clients import (
 )
 from tests.sim.driven.changing import CAPTURING, CHANGING, COMPACTING, FORMED, PAUSING, Changing, captured
 from tests.sim.driven.nats import Server
-from tests.sim.driven.node import Bugs, DrivenBroker
+from tests.sim.driven.node import Broker, Bugs
 from tests.sim.driven.published import OWN, PUBLISHING, Published
+from tests.sim.driven.rewriting import LAZY_PERCENT
 from tests.sim.driven.wire import Link
 from tests.sim.faults import CLOSING, ROTTING, Faults
-from tests.sim.held import SETTINGS
 from tests.sim.joined import DAMAGING, RaftPlane, joined
 from tests.sim.joining import Operator
 from tests.sim.metadata import Metadata, name_of, place_of
 from tests.sim.network import CALM, Network, Weather
 from tests.sim.quick import verified_once
-from tests.sim.rewriting import LAZY_PERCENT
 from tests.sim.rewritten import Rewritten
+from tests.sim.stored import SETTINGS
 from tests.sim.world import Violation, World
 from tests.support.simdisk import SimDisk
 
@@ -49,15 +47,9 @@ TAKES_MS = 15_000
 """R9: within so long after all faults every partition takes records again."""
 RESTS_MS = 5_000
 """R9: for so long nothing is asked of the catalog, in the end."""
-REWRITING = (4, 6)
-"""In these of eight seeds the replicas write their logs anew."""
-DRIVEN_REWRITING = 6
-"""So do real drivers in this one of eight."""
-ALTERING = (3, 6, 11)
-"""In these of sixteen seeds an operator alters the settings of streams: what is kept, whether they are compacted."""
-GROWING = (5, 7, 15)
-"""In these of sixteen seeds an operator asks for more partitions of streams."""
-JOINING = (9, 20, 25, 29)
+REWRITING = 6
+"""In this one of eight seeds the replicas write their logs anew, beside those in which an operator alters streams."""
+JOINING = (16, 17)
 """In these of thirty-two seeds brokers join and leave for good, because an operator says so."""
 OVER_NATS = 3
 """So many publish to each stream over NATS, where there is a server."""
@@ -75,13 +67,10 @@ class Cluster:
     Args:
         faults: Whether luck lets things go wrong. A scenario does that itself.
         raft: Whether the catalog comes through pysyncobj (`joined.py`): within `joined()` only.
-        driven: Whether its replicas are the real ones (`tests.sim.driven`).
-        rewrites: Whether replicas write their logs anew; None: in one of four seeds. In a scenario only as it says.
+        rewrites: Whether replicas write their logs anew; None: in some seeds. In a scenario only when it says so.
     Attributes:
         compacted: Partitions whose records may be missing; without `rewrites` they behave as if it were so: who comes
             from behind the leader's state file takes that.
-        alters: Whether the settings of streams are altered. Then those are compacted only while the catalog says so.
-        luck_of_growth: The luck of the operator who asks for more partitions, in the seeds that have one.
         operator: Lets brokers join and leave, in the seeds that have one.
         level: What brokers say of it as they register: in one of four seeds that of this release, in half of which the
             cluster began with the first one. In the others they are of an earlier release.
@@ -106,21 +95,17 @@ class Cluster:
         min_insync_replicas: int | None = None,
         rewrites: bool | None = None,
         raft: bool = False,
-        driven: bool = False,
     ) -> None:
         self.seed = seed
         self.world = world = World(seed)
-        self.driven = driven
         self.links: list[Link] = []
         self.bugs = Bugs()
-        self.rots = driven and faults and seed % 4 == ROTTING
-        is_changing = driven and faults and seed % 8 in CHANGING
-        if driven:
-            is_compacting = is_changing and seed % 16 in COMPACTING
-            rewrites = (self.rots and seed % 8 == DRIVEN_REWRITING) or is_compacting
+        self.rots = faults and seed % 4 == ROTTING and not raft
+        is_changing = faults and seed % 8 in CHANGING
+        is_compacting = is_changing and seed % 16 in COMPACTING
         rng = world.rng
         size = size or rng.choice((3, 3, 3, 4, 5, 5, 7))
-        if driven and seed % 4 == CLOSING:
+        if faults and seed % 4 == CLOSING:
             size = max(size, 4)  # else no replica could move
         weather = Weather(
             delay_ms=rng.choice((1, 3, 12)),
@@ -147,18 +132,17 @@ class Cluster:
         checker.known = {f"p{number}": Known() for number in range(len(minima))}
         if is_pausing:
             checker.known[name_of(("p0", 1))] = Known()
-        is_publishing = driven and faults and seed % 16 in PUBLISHING
+        is_publishing = faults and seed % 16 in PUBLISHING
         if is_publishing:
             checker.known.update({name_of(at): Known() for at in OWN})
         self.level = {"feature_level_max": FEATURE_LEVEL} if seed % 4 == 2 else {}
-        self.rewrites = seed % 8 in REWRITING and faults if rewrites is None else rewrites
-        self.alters = seed % 16 in ALTERING and faults and rewrites is None
+        self.rewrites = (self.rots and seed % 8 == REWRITING) or is_compacting if rewrites is None else rewrites
         self.compacted = {"p1"} if len(minima) > 1 or not self.rewrites else {"p0"}
         self.zeals, self.percents = (0.01, 0.1, 0.3) if faults else (0.0,), (0, 50, LAZY_PERCENT)
         self.log_settings = replace(SETTINGS, segment_bytes=3_000) if self.rewrites and faults else SETTINGS
         if self.rewrites:
             for name, known in checker.known.items():
-                known.rewritten = Rewritten(name in self.compacted and not self.alters)
+                known.rewritten = Rewritten(name in self.compacted)
         checker.partitions = metadata.states
         is_internal = faults and len(minima) > 1 and rng.random() < 0.6 and not is_publishing
         internal = f"p{count - 1}" if is_internal else ""
@@ -186,7 +170,7 @@ class Cluster:
                 if is_changing:
                     self.publishers.append(IdPublisher(self, name, f"{name}.{number + 2}"))
         self.operator: Operator | None = None
-        if seed % 32 in JOINING and faults and rewrites is None and not raft:
+        if seed % 32 in JOINING and faults and not raft:
             self.operator = Operator(self)
         self.has_folders = self.operator is not None or metadata.damages
         self.changes: Changing | None = None
@@ -195,13 +179,12 @@ class Cluster:
         if is_publishing:
             self.pace_ms = min(self.pace_ms, 60)
         self.repeaters: list[Repeater] = []
-        if seed % 8 == 1 or (self.alters and not self.rewrites):
+        if seed % 8 == 1:
             self.trims = True
             self.repeaters = [Repeater(self, name, self.next_producer_id()) for name in of_clients]
         for broker in self.brokers.values():
             world.after(rng.uniform(0, 300), broker.start)
-        checker.count_of, metadata.added = metadata.count_of, self._added
-        self.luck_of_growth = random.Random(f"growth of {seed}")
+        metadata.added = self._added
         if is_changing:
             self.pace_ms = min(self.pace_ms, 60)
             self.changes = Changing(self)
@@ -217,8 +200,6 @@ class Cluster:
             self.changes.carried_out()
         self.faults = Faults(self)
         self.faults.is_over = not faults
-        if seed % 16 in GROWING and faults and rewrites is None:
-            world.after(self.luck_of_growth.uniform(1_000, 4_000), self.faults.add_partitions)
 
     def _form(
         self,
@@ -243,7 +224,7 @@ class Cluster:
             of = {"broker_id": name, "incarnation": "0", "http": f"{name}:9293", "grpc": f"{name}:9292", "rack": rack}
             commands.append({"kind": "register_broker", **of, **self.level})
         for number, minimum in enumerate(minima):
-            is_compacted = self.driven and self.rewrites and f"p{number}" in self.compacted
+            is_compacted = self.rewrites and f"p{number}" in self.compacted
             settings = {"cleanup": "compact"} if is_compacted else {}
             settings |= of_all
             if of_all and self.seed % 8 in CAPTURING and not (internal and number == len(minima) - 1):
@@ -298,7 +279,7 @@ class Cluster:
         return (rng.choice(self.zeals), rng.choice(self.percents)) if self.rewrites else (0.0, 0)
 
     def _made(self, name: str) -> Broker:
-        return (DrivenBroker if self.driven else Broker)(self, name, self.new_disk())
+        return Broker(self, name, self.new_disk())
 
     def raise_bugs(self) -> None:
         """What a driver has caught, and logged as a fault of ours, or as one of the checker."""
@@ -323,6 +304,12 @@ class Cluster:
     def next_producer_id(self) -> int:
         self._producers += 1
         return self._producers
+
+    def close(self) -> None:
+        """Nothing of it goes on. (Else its threads would stay.)"""
+        for broker in self.brokers.values():
+            if broker.process:
+                broker.work.end()
 
     # -- a run
 
@@ -427,7 +414,7 @@ class Cluster:
             if not publisher.is_done and not known.is_lost and not known.is_orphaned and not is_stuck:
                 return f"publisher {publisher.name} waits"
         for broker in self.brokers.values():
-            if isinstance(broker, DrivenBroker) and (waiting := broker.waiting()):
+            if waiting := broker.waiting():
                 return f"{broker.name} owes an answer about {waiting}"
         return ""
 
@@ -450,16 +437,14 @@ def play(seed: int, **options: Any) -> tuple[Cluster, str]:
 
 def _played(cluster: Cluster) -> tuple[Cluster, str]:
     try:
-        with verified_once(), cluster.bugs.noticed() if cluster.driven else nullcontext():
+        with verified_once(), cluster.bugs.noticed():
             cluster.run()
     except Violation as violation:
         return cluster, str(violation)
     except OF_OURS as error:
         return cluster, f"{type(error).__name__}: {error}"
     finally:
-        for broker in cluster.brokers.values():
-            if isinstance(broker, DrivenBroker) and broker.process:
-                broker.work.end()  # else its threads stay
+        cluster.close()
         gc.enable()
         gc.collect()
     return cluster, ""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from tests.sim.broker import SYNC_MS
+from tests.sim.machine import SYNC_MS
 from tests.sim.metadata import by_stream, place_of
 
 if TYPE_CHECKING:
-    from tests.sim.broker import Broker
     from tests.sim.cluster import Cluster
+    from tests.sim.driven.node import Broker
     from tests.sim.world import World
 
-PARTITIONS_MAX = 3
 WORST = ("fail_broker", "report_leader", "register_broker", "alter_isr", "step_out", "renew_sessions")
 
 
@@ -81,11 +80,8 @@ class OfTheCatalog:
         """It hands its leaderships over, and ends: before or after they are others'."""
         if not broker.incarnation or broker.process == 0:
             return False
-        if self.cluster.driven:
-            self._slow_disk(broker)
-            return bool(cast(Any, broker).stops())
-        self._later(0, 400, lambda: self._down(broker, "kill"))
-        return self._ask("stop_broker", broker_id=broker.name, registration=broker.incarnation)
+        self._slow_disk(broker)
+        return broker.stops()
 
     def _unclean(self, broker: Broker) -> bool:
         """One lags, all that may lead are gone for a while, and an operator gives up what only they have."""
@@ -125,16 +121,6 @@ class OfTheCatalog:
         stream, _ = place_of(name)
         return self._ask("set_min_insync", stream=stream, min_insync_replicas=self.world.rng.choice((1, 2, 2, 3)))
 
-    def _alter(self, broker: Broker) -> bool:
-        """From now on a stream keeps more or less, and is compacted or not."""
-        cluster, rng = self.cluster, self.world.rng
-        place, _ = place_of(rng.choice(list(cluster.metadata.states)))
-        settings: dict[str, Any] = {"retention_records": rng.choice((None, 5, 40))}
-        if cluster.rewrites and place in cluster.compacted:
-            settings["cleanup"] = rng.choice(("delete", "delete", "compact", "compact", "both"))
-        [name] = [info.name for info in cluster.metadata.catalog.streams.values() if info.incarnation == place]
-        return self._ask("alter_stream", name=name, settings=settings)
-
     def _assign(self, broker: Broker) -> bool:
         """Other brokers get the replicas, or the same in another order."""
         metadata, rng = self.cluster.metadata, self.world.rng
@@ -144,23 +130,9 @@ class OfTheCatalog:
         free = [each for each in names if each not in target]
         if free and rng.random() < 0.8:
             at = rng.randrange(len(target))
-            if self.cluster.driven:
-                self._slow_disk(self.cluster.brokers[target[at]])
+            self._slow_disk(self.cluster.brokers[target[at]])
             target[at] = rng.choice(free)
         else:
             rng.shuffle(target)
         stream, number = place_of(name)
         return self._ask("reassign", stream=stream, partition=number, replicas=target)
-
-    def add_partitions(self) -> None:
-        """Add one to a stream; and again after a while. Its luck is its own: it changes no other one's."""
-        metadata, rng = self.cluster.metadata, self.cluster.luck_of_growth
-        if self.is_over:
-            return
-        self.world.after(rng.uniform(1_500, 4_000), self.add_partitions)
-        fit = [info for info in metadata.catalog.streams.values() if not info.internal and not info.partitions_next]
-        fit = [info for info in fit if info.settings.partitions < PARTITIONS_MAX]
-        if fit:
-            info = rng.choice(fit)
-            if self._ask("add_partitions", name=info.name, partitions=info.settings.partitions + 1):
-                self.world.saw("partitions asked for")

@@ -14,7 +14,7 @@ from broker.metadata.session import Beat, Effect, Lapsed, Session
 from tests.sim.metadata import place_of
 
 if TYPE_CHECKING:
-    from tests.sim.broker import Broker
+    from tests.sim.driven.node import Broker
 
 ANSWER_MS_MAX = 3_000
 """After so long nobody knows what became of a command."""

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from broker.api.batch import read_header
 from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint
-from tests.sim.broker import SYNC_MS
 from tests.sim.commands import OfTheCatalog
 from tests.sim.driven.changing import PAUSING
+from tests.sim.machine import SYNC_MS
 from tests.support.simdisk import MODES
 
 if TYPE_CHECKING:
-    from tests.sim.broker import Broker
     from tests.sim.cluster import Cluster
-    from tests.sim.held import Stored
-    from tests.sim.replica import Replica
+    from tests.sim.driven.node import Broker
+    from tests.sim.driven.seen import Seen
+    from tests.sim.stored import Stored
 
 POWER = MODES
 WEIGHTS = {
@@ -65,20 +65,18 @@ ROTS = {
     "flip_state": 0.5,
 }
 ROTTING = 2
-"""Files of real drivers (`tests.sim.driven`) are damaged in this one of four seeds, records most of all."""
+"""Files are damaged in this one of four seeds, records most of all."""
 OFTEN = 4.0
 """So much more often they close something."""
 CLOSING = 3
-"""In this one of four seeds of theirs little else happens: replicas move, brokers stop, and fsyncs fail."""
+"""In this one of four seeds little else happens: replicas move, brokers stop, and fsyncs fail."""
 CLOSES = {"assign": 30.0, "stop": 12.0, "fsync": 20.0}
 
-ALTER_WEIGHT = 25.0
-"""The weight of an operator who alters settings, in the seeds that have one."""
 JOURNAL_WEIGHT = 20.0
 """The weight of a damaged journal of Raft, in the seeds that have any."""
 
 
-def told_of(replica: Replica, path: str, reach: int, *, cut: bool) -> int:
+def told_of(replica: Seen, path: str, reach: int, *, cut: bool) -> int:
     """So many bytes of a segment may be damaged, and the next open has something else to tell it by: a later segment,
     the checkpoint as it is, or the high watermark in a later batch, which a cut would take too.
     """
@@ -92,18 +90,18 @@ def told_of(replica: Replica, path: str, reach: int, *, cut: bool) -> int:
     return told if path == last_path(replica) else reach
 
 
-def has_records(replica: Replica) -> bool:
+def has_records(replica: Seen) -> bool:
     """Whether there is an open log with a file of records."""
     log = replica.log
     return log is not None and not log.state.is_closed and bool(log.state.chain.segments)
 
 
-def last_path(replica: Replica) -> str:
+def last_path(replica: Seen) -> str:
     assert replica.log is not None
     return replica.log.state.chain.segments[-1].path
 
 
-def last_batches(replica: Replica) -> list[tuple[int, int, int, int]]:
+def last_batches(replica: Seen) -> list[tuple[int, int, int, int]]:
     """First offset, position, end, and high watermark in the header, of what the open segment has on the disk."""
     assert replica.log is not None
     live, inode = replica.log.state.chain.segments[-1].live, replica.broker.disk.names[last_path(replica)]
@@ -116,7 +114,7 @@ def last_batches(replica: Replica) -> list[tuple[int, int, int, int]]:
     return found
 
 
-def checkpoint_of(replica: Replica) -> Checkpoint:
+def checkpoint_of(replica: Seen) -> Checkpoint:
     """As it is on the disk; an empty one if there is none."""
     disk = replica.broker.disk
     path = f"{replica.folder}/{CHECKPOINT_FILE}"
@@ -134,25 +132,23 @@ class Faults(OfTheCatalog):
         self.pace_ms = rng.choice((500, 900, 1_500, 3_000))
         quiet = rng.choice((0.0, 0.3, 0.6))
         self.kinds = [kind for kind in WEIGHTS if rng.random() >= quiet] or ["kill"]
-        self.weights = [WEIGHTS[kind] * rng.choice((0.3, 1, 1, 3)) for kind in self.kinds]
-        if cluster.driven:
-            self.kinds = [kind for kind in self.kinds if kind not in ROTS] or ["kill"]
-            if cluster.published is not None:  # whoever is elected unclean may publish a batch twice
-                self.kinds = [kind for kind in self.kinds if kind != "unclean"] or ["kill"]
-                self.pace_ms = max(self.pace_ms, 2_500)  # most of it goes wrong amid commits
-            self.weights = [WEIGHTS[kind] * (OFTEN if kind in ("assign", "stop") else 1) for kind in self.kinds]
-            if cluster.seed % 4 == CLOSING:
-                self.kinds, self.weights = [*self.kinds, *CLOSES], [*self.weights, *CLOSES.values()]
-                self.pace_ms = 400
-            if cluster.changes is not None:
-                self.pace_ms = max(self.pace_ms, 900 if cluster.nats is None else 2_000)
-                if cluster.seed % 16 in PAUSING:
-                    self.pace_ms = 8_000
-            if cluster.rots:
-                self.kinds, self.weights = [*self.kinds, *ROTS], [*self.weights, *ROTS.values()]
-                self.pace_ms = min(self.pace_ms, 900)
-        if cluster.alters:
-            self.kinds, self.weights = [*self.kinds, "alter"], [*self.weights, ALTER_WEIGHT]
+        for _ in self.kinds:
+            rng.choice((0.3, 1, 1, 3))  # seeds keep their stories
+        self.kinds = [kind for kind in self.kinds if kind not in ROTS] or ["kill"]
+        if cluster.published is not None:  # whoever is elected unclean may publish a batch twice
+            self.kinds = [kind for kind in self.kinds if kind != "unclean"] or ["kill"]
+            self.pace_ms = max(self.pace_ms, 2_500)  # most of it goes wrong amid commits
+        self.weights = [WEIGHTS[kind] * (OFTEN if kind in ("assign", "stop") else 1) for kind in self.kinds]
+        if cluster.seed % 4 == CLOSING:
+            self.kinds, self.weights = [*self.kinds, *CLOSES], [*self.weights, *CLOSES.values()]
+            self.pace_ms = 400
+        if cluster.changes is not None:
+            self.pace_ms = max(self.pace_ms, 900 if cluster.nats is None else 2_000)
+            if cluster.seed % 16 in PAUSING:
+                self.pace_ms = 8_000
+        if cluster.rots:
+            self.kinds, self.weights = [*self.kinds, *ROTS], [*self.weights, *ROTS.values()]
+            self.pace_ms = min(self.pace_ms, 900)
         if cluster.metadata.damages:
             self.kinds, self.weights = [*self.kinds, "journal"], [*self.weights, JOURNAL_WEIGHT]
         self.is_over = False
@@ -285,7 +281,7 @@ class Faults(OfTheCatalog):
         replica = broker.replicas.get(name)
         reach = len(inode.content)
         if ".arrows" in path:
-            if broker.process == 0 or replica is None or (self.cluster.driven and not has_records(replica)):
+            if broker.process == 0 or replica is None or not has_records(replica):
                 return False
             reach = min(len(inode.durable), reach)
             if broker.name not in self.cluster.checker.known[name].bad and self.world.chance(0.5) and not gone:
@@ -397,7 +393,7 @@ class Faults(OfTheCatalog):
         broker.crash("kill")
         self._later(50, 2_500, broker.start_if_gone)
 
-    def _flip_within(self, replica: Replica, batch: Stored) -> None:
+    def _flip_within(self, replica: Seen, batch: Stored) -> None:
         assert replica.log is not None
         with replica.log.reader.read(batch.first, end=batch.next, stored=True) as plan:
             [place] = plan.ranges
@@ -428,8 +424,7 @@ class Faults(OfTheCatalog):
     def _fsync(self, broker: Broker) -> bool:
         if broker.process == 0:
             return False
-        if self.cluster.driven:
-            self._slow_disk(broker)
+        self._slow_disk(broker)
         broker.disk.fail(
             "sync",
             errno.EIO,

@@ -16,7 +16,7 @@ gives its vote to the new id, as the broker's driver does (`voting.py`).
 What a leader has put in its log goes out with its next tick, which comes soon (`core.A13`), as brokers have it; in one
 of four seeds when a time is up.
 
-These are not tried here: a rescue, and brokers that join or leave for good.
+These are not tried here: a rescue, brokers that join or leave for good, and damaged files of records.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tests.sim.world import Violation
 from tests.support.simdisk import SimDisk
 
 if TYPE_CHECKING:
-    from tests.sim.broker import Broker
+    from tests.sim.driven.node import Broker
 
 TICK_MS = 50
 SOON_MS = 3
@@ -379,7 +379,7 @@ class RaftPlane(Metadata):
 
     def submit(self, broker: str, command: Mapping[str, Any], answered: Answered | None = None) -> None:
         seat = self.seats.get(broker)
-        if seat is None or seat.node is None or command["kind"] == self.loses:
+        if seat is None or seat.node is None:
             return
         node, whole = seat.node, self._numbered(command)
         if command["kind"] == self.depose_at and self.controller is not None:

@@ -20,8 +20,8 @@ from tests.sim.metadata import name_of, place_of
 
 if TYPE_CHECKING:
     from broker.metadata.cluster import Cluster as Members
-    from tests.sim.broker import Broker
     from tests.sim.cluster import Cluster
+    from tests.sim.driven.node import Broker
     from tests.sim.world import World
 
 MEMBERS_MIN, MEMBERS_MAX = 3, 7

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from broker.metadata.partition import PartitionState
     from broker.storage.recovery import Ranges
     from tests.sim.checker import Known
-    from tests.sim.held import Stored
-    from tests.sim.replica import Replica
+    from tests.sim.driven.seen import Seen
+    from tests.sim.stored import Stored
     from tests.sim.world import World
 
 
@@ -29,7 +29,7 @@ class OfMending:
     partitions: dict[str, PartitionState]
     fail: Callable[[str], None]
 
-    def asks_range(self, replica: Replica, start: int) -> None:
+    def asks_range(self, replica: Seen, start: int) -> None:
         """A replica asks another one for what it cannot read from `start` on."""
         log = replica.log
         assert log is not None
@@ -38,7 +38,7 @@ class OfMending:
             who = f"{replica.name}: {replica.broker.name}"
             self.fail(f"MEND: {who} asks for what is at {start}, and its mark of compaction is {mark}")
 
-    def mended(self, replica: Replica, ranges: Ranges) -> None:
+    def mended(self, replica: Seen, ranges: Ranges) -> None:
         """A replica can read again what it could not."""
         name, who, log, known = replica.name, replica.broker.name, replica.log, self.known[replica.name]
         assert log is not None
@@ -60,7 +60,7 @@ class OfMending:
             if at < end:
                 self.fail(f"MEND: {name}: {who} has nothing at {at}, and can read [{start}, {end}), as it says")
 
-    def stays(self, replica: Replica, before: list[Stored], gone: Ranges) -> None:
+    def stays(self, replica: Seen, before: list[Stored], gone: Ranges) -> None:
         """A replica has changed its log to mend it. `before`: what it had; `gone`: what it cannot read."""
         log = replica.log
         assert log is not None
@@ -70,7 +70,7 @@ class OfMending:
             if is_within and batch not in has and not any(a < batch.next and batch.first < b for a, b in gone):
                 self.fail(f"MEND: {replica.name}: {replica.broker.name} had {batch}, and has mended another part")
 
-    def gives_up(self, replica: Replica, lost: tuple[int, int], giver: str) -> None:
+    def gives_up(self, replica: Seen, lost: tuple[int, int], giver: str) -> None:
         """A replica wants to begin anew, for records that another one could have given."""
         who = f"{replica.name}: {replica.broker.name}"
         self.fail(f"MEND: {who} gives up its log for [{lost[0]}, {lost[1]}), which {giver} has, within reach")
@@ -82,7 +82,7 @@ class OfMending:
         known.mendable.add(broker)
         known.holed.add(broker)
 
-    def whole_again(self, replica: Replica) -> None:
+    def whole_again(self, replica: Seen) -> None:
         """All of a log can be read. If its records alone were damaged, it is expected to have what it had."""
         known, who = self.known[replica.name], replica.broker.name
         if who in known.bad & known.mendable:

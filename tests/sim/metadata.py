@@ -25,7 +25,7 @@ from tests.sim.network import Network
 from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
-    from tests.sim.broker import Broker
+    from tests.sim.driven.node import Broker
 
 ROUND_MS = 250
 COMPARED_EVERY = 16
@@ -71,7 +71,6 @@ class Metadata:
         controller, term, began_at: The broker that has a majority by now; which term it is, and how much was committed
             before it.
         depose_at: A kind of command: with the next such one the controller steps down.
-        loses: A kind of command that never arrives; empty: none.
         failed: Told of brokers that are taken for dead; `altered`: of a partition, and its stream's settings by now;
             `added`: of a partition that was not there before; `came`: of a broker that has registered, and its folder;
             `removed`: of one that was removed, and its folder; `carried`: of each command.
@@ -98,7 +97,6 @@ class Metadata:
         self.term = 0
         self.began_at = 0
         self.depose_at = ""
-        self.loses = ""
         self.first_term = 0
         self.failed: Failed = lambda broker, registration, partitions: None
         self.altered: Callable[[str, StreamSettings], None] = lambda name, settings: None
@@ -200,7 +198,7 @@ class Metadata:
 
     def submit(self, broker: str, command: Mapping[str, Any], answered: Answered | None = None) -> None:
         """Ask for a command. `answered` may never be called."""
-        if self.reaches(broker) and command["kind"] != self.loses:
+        if self.reaches(broker):
             delay = self.world.rng.expovariate(1 / 3) + (400 if self.world.chance(0.02) else 0)
             self.world.after(delay, self._arrive, self.term, broker, {"v": 1, **command}, answered)
 

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from broker.api.batch import decode_batch
 from broker.storage.rewrite.clean_state import load_clean_state
-from tests.sim.held import Stored, stored_of
+from tests.sim.stored import Stored, stored_of
 
 if TYPE_CHECKING:
     from broker.metadata.partition import PartitionState
     from tests.sim.checker import Known
-    from tests.sim.replica import Replica
+    from tests.sim.driven.seen import Seen
 
 Row = tuple[bytes | None, bytes | None]
 """Key and value; without a value it is a tombstone."""
@@ -188,7 +188,7 @@ class OfRewrites:
             self.fail(f"R4: {name}: {who}: {illegal}")
         return []
 
-    def is_marked(self, replica: Replica) -> None:
+    def is_marked(self, replica: Seen) -> None:
         """M: no mark of compaction tells of more than there is, on the disk or as it is told."""
         log = replica.log
         if log is not None and self.known[replica.name].rewritten is not None:
@@ -197,7 +197,7 @@ class OfRewrites:
                 who = f"{replica.name}: {replica.broker.name}"
                 self.fail(f"R4: {who}: M: it ends at {log.state.log_end_offset}, and its mark of compaction is {mark}")
 
-    def wrote_anew(self, replica: Replica) -> None:
+    def wrote_anew(self, replica: Seen) -> None:
         """A replica has compacted its log, or joined batches of it."""
         known, who, log = self.known[replica.name], replica.broker.name, replica.log
         if known.rewritten is None or known.is_lost or who in known.bad or log is None:
@@ -209,7 +209,7 @@ class OfRewrites:
             found.update(records_of(message))
         self._is_legal(replica, found, has_all=who in {*partition.isr, *partition.last_isr} and partition.has_led)
 
-    def _all_of(self, replica: Replica, end: int) -> Iterator[memoryview]:
+    def _all_of(self, replica: Seen, end: int) -> Iterator[memoryview]:
         log = replica.log
         at = log.state.log_start_offset if log is not None else end
         while at < end and not replica.is_damaged:
@@ -219,7 +219,7 @@ class OfRewrites:
             yield from read
             at = stored_of(read[-1]).next if read else end
 
-    def _is_legal(self, replica: Replica, found: dict[int, Row], *, has_all: bool) -> None:
+    def _is_legal(self, replica: Seen, found: dict[int, Row], *, has_all: bool) -> None:
         log, known = replica.log, self.known[replica.name]
         if log is None or replica.is_damaged:
             return

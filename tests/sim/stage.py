@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.sim.broker import Broker
 from tests.sim.cluster import Cluster
+from tests.sim.driven.node import Broker
 
 OPTIONS = {"size": 3, "partitions": 2, "min_insync_replicas": 2}
 OF_FIVE = ("an_operator", "the_catalog", "a_stream_is_d", "a_stream_is_m", "a_stream_b")

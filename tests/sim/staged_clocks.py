@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.sim.broker import HOUR_MS
 from tests.sim.cluster import Cluster
+from tests.sim.machine import HOUR_MS
 from tests.sim.stage import leader_of, until
 from tests.sim.staged_rewrites import NAME, alone, send
 

@@ -1,9 +1,5 @@
-"""The real drivers of replicas in the simulator: those of `broker/node`, `cluster/link` and
-`broker/node/partitions` run here unchanged, over the disk, the clocks, the network, the catalog and the checker of
-`tests.sim`.
-
-    python -m tests.sim --driven --seed 7     one cluster, its story printed
-    python -m tests.sim --driven --seeds 0..100
+"""The real drivers of replicas in the simulator: those of `broker/node`, `broker/link` and `broker/node/partitions` run
+here unchanged, over the disk, the clocks, the network, the catalog and the checker of `tests.sim`.
 
     fibers.py     a thread that goes on only when it is told to: what waits for the catalog, or is at an fsync
     running.py    executors, the loop, the pool of fsyncs and waits, stepped by the schedule of a seed
@@ -22,5 +18,5 @@ the pool, where threads of streams look into a log, where turns make or remove a
 close or recover a log. In one of four seeds little else goes wrong than what closes logs (`faults.CLOSES`), in another
 one files are damaged (`faults.ROTS`). In two of eight streams are paused, altered, given more partitions, deleted and
 made anew; in half of these brokers capture them from NATS. In three of sixteen others drivers write through sinks, and
-consumers commit offsets. Not here yet: bulk transfers, the rest of HTTP.
+consumers commit offsets. In two of thirty-two brokers join and leave. Not here yet: bulk transfers, the rest of HTTP.
 """

@@ -29,7 +29,7 @@ from tests.sim.rewritten import records_of
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
-    from tests.sim.driven.node import DrivenBroker
+    from tests.sim.driven.node import Broker
     from tests.sim.driven.seen import Seen
 
 CHANGING: Final = (4, 5)
@@ -134,7 +134,7 @@ class Changing:
         if catalog.deleted or any(catalog.cluster.leftovers.values()):
             return f"folders of {', '.join(catalog.deleted)} are left: {catalog.cluster.leftovers}"
         for each in self.cluster.brokers.values():
-            broker = cast("DrivenBroker", each)
+            broker = cast("Broker", each)
             if left := [name for name in broker.replicas if place_of(name)[0] in self.deleted_ms]:
                 return f"{broker.name} has {', '.join(left)}, which were deleted"
         return ""
@@ -183,7 +183,7 @@ class Changing:
         able = [broker for broker in running if broker.has_session and self.rng.random() < 0.9] or running
         if not able:
             return
-        broker = cast("DrivenBroker", self.rng.choice(able))
+        broker = cast("Broker", self.rng.choice(able))
         self._asked += 1
         self._is_waiting, number, version = True, self._asked, self._versions.get(name, 0)
         self.world.note("operator", f"asks {broker.name}: {kind} {name} {dict(body)}")
@@ -199,7 +199,7 @@ class Changing:
 
     def _is_shown(
         self,
-        broker: DrivenBroker,
+        broker: Broker,
         kind: str,
         name: str,
         body: Mapping[str, Any],
@@ -383,7 +383,7 @@ class Changing:
         return None if seen.is_of_before else self.cluster.metadata.count_of(seen.at[0])
 
 
-def whereabouts(broker: DrivenBroker, name: str) -> Partition | str:
+def whereabouts(broker: Broker, name: str) -> Partition | str:
     """What a client finds who names the stream and the partition; or why there is none."""
     changes = broker.cluster.changes
     incarnation, number = place_of(name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from tests.sim.driven.node import DrivenBroker
+    from tests.sim.driven.node import Broker
     from tests.sim.driven.seen import Seen
 
 LONG_MS = 12_000
@@ -54,11 +54,11 @@ class Givers:
         state = seen.broker.catalog.cluster.partitions.get(seen.at)
         cluster = seen.broker.cluster
         names = () if state is None else state.replicas
-        others = [cast("DrivenBroker", cluster.brokers[who]) for who in names if who != seen.broker.name]
+        others = [cast("Broker", cluster.brokers[who]) for who in names if who != seen.broker.name]
         able = [other for other in others if self._reaches(other) and self._has(other, lost)]
         return [(lost, other.name, other.process) for other in able]
 
-    def _reaches(self, other: DrivenBroker) -> bool:
+    def _reaches(self, other: Broker) -> bool:
         me = self._seen.broker
         info, network = me.catalog.brokers.get(other.name), me.cluster.network
         return (
@@ -72,7 +72,7 @@ class Givers:
             and not {me.name, other.name} & network.slow
         )
 
-    def _has(self, other: DrivenBroker, lost: Lost) -> bool:
+    def _has(self, other: Broker, lost: Lost) -> bool:
         """Whether all of a range can be read there, for certain."""
         partition = other.driver.partition(self._seen.at)
         theirs = cast("Seen | None", other.replicas.get(self._seen.name))

@@ -18,7 +18,7 @@ from broker.serving.http.access import NOBODY, Asking, AuthRules, Gate, access_n
 from tests.sim.driven.loop import SteppedLoop
 
 if TYPE_CHECKING:
-    from tests.sim.driven.node import DrivenBroker
+    from tests.sim.driven.node import Broker
     from tests.sim.driven.running import Process
 
 ASK_S: Final = 3.0
@@ -135,7 +135,7 @@ class Http:
             ) -> None:
                 network.send(name, me.name, me.after, 0, self._heard, future, said, error)
 
-            to = cast("DrivenBroker", me.cluster.brokers[name])
+            to = cast("Broker", me.cluster.brokers[name])
             network.send(me.name, name, to.asked, "describe", path.rpartition("/")[2], {}, answered, me.name, position)
             self._loop.call_later(ASK_S, self._heard, future, {}, None)
         found = [await future for _, future in asked]

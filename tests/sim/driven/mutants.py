@@ -1,7 +1,7 @@
 # ruff: noqa: E501  (one line for each mistake reads better than six)
-"""Deliberate mistakes in the drivers of replicas. Each is found by a seed of a driven cluster (`tests.sim.driven`).
+"""Deliberate mistakes in the drivers of replicas. Each is found by a seed.
 
-As those of `tests.sim.mutants`, whose cores and models they leave alone.
+As those of `tests.sim.mutants`, whose cores they leave alone.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ DRIVEN: Final = (
 
 
 def driven_by(mutant: Mutant, *, in_order: bool = False, of: Container[int] = range(16)) -> str:
-    """Which seed of a driven cluster finds it, and how; empty: none of so many as are stated, of these of sixteen."""
+    """Which seed finds it, and how; empty: none of so many as are stated, of these of sixteen."""
     seeds = [seed for seed in range(mutant.seeds) if seed % 16 in of]
     with applied(mutant):
         for seed in sorted(seeds, key=lambda seed: not in_order and seed != mutant.seed):
-            _, failure = play(seed, driven=True)
+            _, failure = play(seed)
             if failure:
                 return f"seed {seed}: {failure[:110]}"
     return ""

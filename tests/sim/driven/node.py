@@ -26,7 +26,6 @@ from broker.node.replicas import Replicas
 from broker.node.wiring import Host
 from broker.storage.folder import partition_folder
 from broker.storage.log import PartitionLog
-from tests.sim.broker import TICK_MS, Broker
 from tests.sim.driven.fibers import Fiber, Gone
 from tests.sim.driven.http import Answered, Http
 from tests.sim.driven.intake import SteppedIntake
@@ -35,6 +34,7 @@ from tests.sim.driven.running import FiberWaits, PausedFolders, PausedReplica, P
 from tests.sim.driven.seen import Seen
 from tests.sim.driven.sinks import SteppedSinks, read
 from tests.sim.driven.wire import Wire
+from tests.sim.machine import TICK_MS, Machine
 from tests.sim.metadata import name_of, place_of
 
 if TYPE_CHECKING:
@@ -61,8 +61,13 @@ class Service(Catalogs):
     def execute(self, command: Mapping[str, Any], *, until_s: float | None = None, **_: Any) -> Any:
         fiber, process, broker = Fiber.current, self._process, self._process.broker
         assert fiber is not None, "who waits for the catalog holds up others"
-        if command["kind"] == "confirm_deleted":
-            broker.check_deleted(command["partitions"])
+        match command:
+            case {"kind": "confirm_deleted", "partitions": partitions}:
+                broker.check_deleted(partitions)
+            case {"kind": "alter_isr" | "alter_isrs"}:
+                for what in ("add", "remove"):
+                    if command.get(what):
+                        broker.world.saw(f"ISR asked to {'grow' if what == 'add' else 'shrink'}")
         answers: list[object] = []
 
         def answered(result: object) -> None:
@@ -85,7 +90,7 @@ class Service(Catalogs):
         return self.catalog
 
 
-class DrivenBroker(Broker):
+class Broker(Machine):
     """See the module.
 
     Attributes:
@@ -378,6 +383,11 @@ class DrivenBroker(Broker):
             result = self.catalog.apply(command)
             self.applied += 1
             metadata.compare(self, result)
+            if self.incarnation and self.name not in self.catalog.brokers:
+                self.world.saw("removed broker hears of it")
+                self.note("hears that it was removed")
+                self.exits()
+                return
             info = self.catalog.brokers.get(self.name)
             if info is not None and info.incarnation == f"{process}" and info.registration != self.incarnation:
                 self.incarnation = info.registration
@@ -385,9 +395,6 @@ class DrivenBroker(Broker):
                 self.heard.look(self.catalog.brokers, self.now_ms)
                 self.session = Session(info.registration, self._registering_ms)
             self.service.applied(self.catalog, command)
-
-    def _adopt(self, name: str, state: PartitionState) -> None:
-        raise AssertionError("the driver does that")
 
     def report_silent(self, at: Place, epoch: int, leader: str) -> None:
         """As `Plane.report_leader`."""

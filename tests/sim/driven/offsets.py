@@ -29,7 +29,7 @@ from tests.sim.metadata import name_of
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
-    from tests.sim.driven.node import DrivenBroker
+    from tests.sim.driven.node import Broker
     from tests.sim.driven.sinks import SteppedSinks
 
 OFFSETS: Final[Place] = ("offsets", 0)
@@ -84,7 +84,7 @@ class Try:
     """A commit. `open_before`: the offsets of those that were open when it was asked for. process: that is at it."""
 
     offset: int
-    broker: DrivenBroker
+    broker: Broker
     open_before: frozenset[int]
     process: int = 0
     is_over: bool = False
@@ -127,11 +127,11 @@ class Committing:
         if not known.tries or self.rng.random() < 0.1:
             self._commit(place, known)
 
-    def _leader(self) -> DrivenBroker:
+    def _leader(self) -> Broker:
         leader = self.cluster.metadata.states[name_of(OFFSETS)].leader
         if leader is None or self.rng.random() < STRAY:
             leader = self.rng.choice(list(self.cluster.brokers))
-        return cast("DrivenBroker", self.cluster.brokers[leader])
+        return cast("Broker", self.cluster.brokers[leader])
 
     def _carry(self, source: str, target: str, act: Callable[[], None]) -> bool:
         """A request or an answer, over a connection: once, or never. Returns whether it is on its way."""

@@ -43,7 +43,7 @@ from tests.sim.rewritten import records_of
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
-    from tests.sim.driven.node import DrivenBroker
+    from tests.sim.driven.node import Broker
     from tests.sim.driven.seen import Seen
 
 PUBLISHING: Final = (8, 9, 11)
@@ -226,10 +226,10 @@ class Published:
             self.fail(f"DONE: {at}, and batch {batch - 1} is not complete")
         self.world.saw("row published")
 
-    def answered(self, broker: DrivenBroker, sink: str, batch: int, said: int, *, is_done: bool) -> None:
+    def answered(self, broker: Broker, sink: str, batch: int, said: int, *, is_done: bool) -> None:
         """A coordinator is about to answer a commit."""
         for each in self.cluster.brokers.values():
-            cast("DrivenBroker", each).look()
+            cast("Broker", each).look()
         known, who = self.batches.get((sink, batch)), f"{sink}: {broker.name} answers a commit of batch {batch}"
         if said != batch or not is_done:
             self.fail(f"DONE: {who}, and says batch {said}, done: {is_done}")
@@ -438,7 +438,7 @@ class Run:
         if target is None or self.rng.random() < STRAY:
             target = self.rng.choice(list(cluster.brokers))
         this = self._tries[number]
-        network, to = cluster.network, cast("DrivenBroker", cluster.brokers[target])
+        network, to = cluster.network, cast("Broker", cluster.brokers[target])
 
         def answered(said: Any, error: LiftlogError | None) -> None:
             network.send(to.name, "client", self._answered, number, this, said, error)

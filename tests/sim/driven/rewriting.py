@@ -11,19 +11,32 @@ from broker.api.errors import LiftlogError
 from broker.node.partitions.partition import Partition
 from broker.node.partitions.replica import Replica
 from broker.node.placed import PlacedReplica
+from broker.storage.rewrite.clean_state import load_clean_state
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
-from tests.sim.rewriting import JOINING, OLD_US, SHAPE, Stopped
+from broker.storage.rewrite.rewriting import BatchShape
+from tests.sim.stored import SETTINGS
 
 if TYPE_CHECKING:
-    from tests.sim.driven.node import DrivenBroker
+    from tests.sim.driven.node import Broker
     from tests.sim.driven.seen import Seen
+
+SHAPE = BatchShape(batch_bytes=2_000, batch_records=64)
+JOINING = {"shape": SHAPE, "min_age_ms": SETTINGS.dedup_window_ms, "segment_bytes": 20_000}
+OLD_US = SETTINGS.dedup_window_ms * 1_000 + 1_000
+"""By this time batches of publishers without ids are old enough to be joined, and those with ids never are."""
+LAZY_PERCENT = 101
+"""Never is so much dirty."""
+
+
+class Stopped(Exception):
+    """The process wants to end, or the stream is gone: a pass ends where it is."""
 
 
 class Rewriting:
     """See the module. `zeal`: so likely a pass begins at a tick."""
 
-    def __init__(self, broker: DrivenBroker, seen: Seen) -> None:
+    def __init__(self, broker: Broker, seen: Seen) -> None:
         self._broker, self._seen = broker, seen
         self.zeal, self._dirty_percent = broker.cluster.zeal(seen.name)
         self._is_at_work = False
@@ -33,14 +46,25 @@ class Rewriting:
         placed = self._seen.placed
         if placed is not None and not self._is_at_work and self._broker.world.chance(self.zeal):
             self._is_at_work = True
-            self._broker.work.run(lambda: self._guarded(placed))
+            self._broker.work.run(lambda: self._guarded(placed, self._rewrite))
 
-    def _guarded(self, placed: PlacedReplica) -> None:
+    def compact_now(self, dirty_percent: int = LAZY_PERCENT, *, shape: BatchShape | None = None, stop: int = 0) -> None:
+        """A pass, if one is due, and nothing else meanwhile. `stop`: after so many pieces."""
+        assert self._seen.placed is not None
+        pace = lambda replica: self._pace(replica, stop or 1 << 30)  # noqa: E731
+        self._guarded(
+            self._seen.placed,
+            lambda placed, partition: self._compact(
+                placed, partition, _dirty(dirty_percent, 0), 1 << 16, shape, pace(partition.replica)
+            ),
+        )
+
+    def _guarded(self, placed: PlacedReplica, act: Callable[[PlacedReplica, Partition], None]) -> None:
         partition = placed.partition
         try:
             if partition is None or partition.log.state.failure is not None:
                 return
-            self._rewrite(placed, partition)
+            act(placed, partition)
         except Stopped:
             self._broker.world.saw("rewriting stopped midway")
         except LiftlogError:
@@ -61,22 +85,37 @@ class Rewriting:
             return
         if broker.cluster.changes is not None:
             broker.cluster.changes.compacts(self._seen, partition)
+        dirty = _dirty(self._dirty_percent, rng.choice((0, 400)))
+        map_bytes, shape = rng.choice((48, 300, 1 << 16)), rng.choice((None, SHAPE, SHAPE))
+        self._compact(placed, partition, dirty, map_bytes, shape, throttle)
+
+    def _compact(
+        self,
+        placed: PlacedReplica,
+        partition: Partition,
+        settings: CompactionSettings,
+        map_bytes: int,
+        shape: BatchShape | None,
+        throttle: Callable[[int], None],
+    ) -> None:
+        log = partition.log
+        before = load_clean_state(log.state.disk, log.state.folder).tombstones_to
         tombstones_below, compact_to = placed.marks()
         report = compact(
-            replica.log,
-            CompactionSettings(
-                min_cleanable_dirty_percent=self._dirty_percent, delete_retention_ms=rng.choice((0, 400))
-            ),
-            map_bytes=rng.choice((48, 300, 1 << 16)),
-            now_us=broker.wall_us,
+            log,
+            settings,
+            map_bytes=map_bytes,
+            now_us=self._broker.wall_us,
             throttle=throttle,
-            shape=rng.choice((None, SHAPE, SHAPE)),
+            shape=shape,
             tombstones_below=tombstones_below,
             compact_to=compact_to,
         )
         placed.compacted()
         if report is not None and not report.uncleanable:
-            broker.world.saw("pass of compaction")
+            self._broker.world.saw("pass of compaction")
+            if load_clean_state(log.state.disk, log.state.folder).tombstones_to > before:
+                self._broker.world.saw("tombstones let go")
 
     def _pace(self, replica: Replica, stop_at: int) -> Callable[[int], None]:
         pieces = 0
@@ -89,3 +128,7 @@ class Rewriting:
             self._broker.work.preempt()
 
         return pace
+
+
+def _dirty(percent: int, delete_retention_ms: int) -> CompactionSettings:
+    return CompactionSettings(min_cleanable_dirty_percent=percent, delete_retention_ms=delete_retention_ms)

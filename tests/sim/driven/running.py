@@ -11,7 +11,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import CorruptLog, LiftlogError
 from broker.api.stream import StreamSettings
 from broker.metadata.catalog import StreamInfo
 from broker.node.folders import Folders
@@ -20,11 +20,11 @@ from broker.node.partitions.replica import Replica
 from broker.node.partitions.sync import SyncTarget
 from broker.storage.log import PartitionLog
 from broker.storage.recovery import RecoveryReport
-from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from broker.storage.segments.checkpoint import CHECKPOINT_FILE, LogIdentity, LogSettings
 from tests.sim.driven.fibers import Fiber, Gone
 
 if TYPE_CHECKING:
-    from tests.sim.driven.node import DrivenBroker
+    from tests.sim.driven.node import Broker
     from tests.sim.world import World
 
 BEGIN_MS = 0.4
@@ -53,7 +53,7 @@ class Process:
         slow: So likely an fsync is slow.
     """
 
-    def __init__(self, broker: DrivenBroker) -> None:
+    def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.number = broker.process
         self.slow = broker.world.rng.choice(SLOW)
@@ -275,7 +275,12 @@ class PausedFolders(Folders):
         return replace(found, segment_bytes=self.settings.segment_bytes) if is_of_many else found
 
     def open(self, identity: LogIdentity, settings: LogSettings) -> PartitionLog:
-        return self._opened(Folders.open(self, identity, settings))
+        try:
+            return self._opened(Folders.open(self, identity, settings))
+        except LiftlogError as error:
+            is_checkpoint = isinstance(error, CorruptLog) and CHECKPOINT_FILE in str(error)
+            self.process.broker.world.saw("damaged checkpoint" if is_checkpoint else "folder that cannot be opened")
+            raise
 
     def create(self, info: StreamInfo, number: int) -> PartitionLog:
         self._takes()

@@ -16,7 +16,7 @@ from broker.node.partitions.sync import Outcome
 from broker.node.placed import PlacedReplica, Stepping
 from broker.replication.events import Acks
 from broker.replication.leader import Leader
-from broker.replication.messages import AskRange
+from broker.replication.messages import AskRange, Incarnation
 from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.read import verified_messages
 from broker.storage.recovery import Ranges, merge_ranges
@@ -25,13 +25,13 @@ from tests.sim.batches import Batch
 from tests.sim.driven.changing import whereabouts
 from tests.sim.driven.givers import Givers
 from tests.sim.driven.rewriting import Rewriting
-from tests.sim.held import Stored, stored_of
 from tests.sim.metadata import name_of
+from tests.sim.stored import Stored, stored_of
 from tests.support.published import batch_from_nats, with_id
 from tests.unit.ingest.wire import answers_in
 
 if TYPE_CHECKING:
-    from tests.sim.driven.node import DrivenBroker
+    from tests.sim.driven.node import Broker
 
 
 SORTED_NOW = 0.5
@@ -41,7 +41,7 @@ PIECE_BYTES = 1_500
 
 
 class Seen:
-    """See the module. It has what `tests.sim.replica.Replica` has for the checker and for clients.
+    """See the module.
 
     Attributes:
         shadow: The batches of the log. What cannot be read any more stays in it, if it was seen before.
@@ -51,7 +51,7 @@ class Seen:
 
     is_mid_change = False
 
-    def __init__(self, broker: DrivenBroker, at: Place) -> None:
+    def __init__(self, broker: Broker, at: Place) -> None:
         self.broker = broker
         self.world = broker.world
         self.checker: Any = broker.cluster.checker
@@ -80,6 +80,16 @@ class Seen:
     @property
     def partition(self) -> Partition | None:
         return self.broker.driver.partition(self.at)
+
+    @property
+    def incarnation(self) -> Incarnation | None:
+        """As the catalog has it that its driver goes by."""
+        return None if self.placed is None else self.placed._incarnation
+
+    @property
+    def stepping(self) -> Stepping | None:
+        """Why it is about to step out."""
+        return None if self.placed is None else self.placed.stepping
 
     @property
     def log(self) -> PartitionLog | None:
@@ -152,6 +162,8 @@ class Seen:
             if is_found:
                 if log.state.recovery.cut_offset is not None:
                     self.world.saw("torn tail")
+                if log.state.is_behind:
+                    self.world.saw("replica behind")
                 self.checker.opened(self)
             else:
                 self._is_new(log)
@@ -166,6 +178,8 @@ class Seen:
             self._committed = min(self._committed, log.state.high_watermark)  # an operator may have given up what was
             before = self.shadow
             self._read_all(log)
+            if not self.shadow and log.state.log_start_offset:
+                self.world.saw("reset")
             if len(self.shadow) < len(before):
                 self.world.saw("truncation")
                 self._note(f"has cut its log to {log.state.log_end_offset}")
@@ -280,6 +294,14 @@ class Seen:
             self.checker.mended(self, again)
             self.checker.stays(self, before, self._lost)
         self._look_whether_whole(log)
+
+    def has_given_up(self, start: int, end: int) -> None:
+        """An operator has given up what could not be read there: it is empty now."""
+        log = self.log
+        assert log is not None
+        self._lost = log.state.lost_ranges
+        self._read_all(log, again=[(start, end)])
+        self.checker.emptied(self, [one for one in self.shadow if start <= one.first < end])
 
     def _look_whether_whole(self, log: PartitionLog) -> None:
         """Just when all has been read."""
@@ -400,12 +422,15 @@ class Seen:
         if self.is_of_before:
             self.checker.serves(self, "a publish")
 
-    def publish_ids(self, answer: Callable[..., None], values: Sequence[bytes]) -> None:
-        """Append messages from NATS, each with its value for an id. Answers ("stored", those that are) or why not."""
+    def publish_ids(self, answer: Callable[..., None], values: Sequence[bytes], key: str = "") -> None:
+        """Append messages from NATS, each with its value for an id, and that key. Answers ("stored", those that are) or
+        why not.
+        """
         partition = self._for_client(answer)
         if partition is None:
             return
-        batch = batch_from_nats([(value, with_id(value.decode())) for value in values], self.broker.wall_us)
+        keys = (("Liftlog-Key", key),) if key else ()
+        batch = batch_from_nats([(value, with_id(value.decode()) + keys) for value in values], self.broker.wall_us)
 
         def told(result: AppendResult, outcome: Outcome) -> None:
             if isinstance(outcome, LiftlogError):

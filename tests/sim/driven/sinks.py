@@ -35,7 +35,7 @@ from tests.sim.metadata import name_of
 from tests.support.sinks import rows_of
 
 if TYPE_CHECKING:
-    from tests.sim.driven.node import DrivenBroker
+    from tests.sim.driven.node import Broker
     from tests.sim.driven.running import Process
 
 SWEEP_S: Final = 3.0
@@ -196,7 +196,7 @@ class OverNetwork:
     ) -> Any:
         me, loop = self._sinks.broker, self._sinks._stepped
         future, world = loop.create_future(), me.world
-        to: DrivenBroker = me.cluster.brokers[address.partition(":")[0]]  # type: ignore[assignment]
+        to: Broker = me.cluster.brokers[address.partition(":")[0]]  # type: ignore[assignment]
         process = to.process
 
         def heard(said: Any, error: LiftlogError | None) -> None:
@@ -239,7 +239,7 @@ class OverNetwork:
         """Nothing is open."""
 
 
-def read(broker: DrivenBroker, process: Process, timeout_s: float) -> None:
+def read(broker: Broker, process: Process, timeout_s: float) -> None:
     """As `Catalogs.read`, on a fiber: the controller says how much is committed, and so much is applied here."""
     metadata, until_s, end = broker.cluster.metadata, broker.now_s() + timeout_s, -1
     while broker.now_s() < until_s:

@@ -1,7 +1,8 @@
 """Goal: what was acknowledged is there, with the real drivers of replicas under whatever goes wrong; and mistakes that
 are made in the drivers are found.
 
-Method: clusters from seeds, as in `tests/sim/test_seeds.py`. A failure names its seed, and how to see its story.
+Method: clusters from seeds. A failure names its seed, and how to see its story. More, and others: LIFTLOG_PROP_EFFORT
+and LIFTLOG_PROP_SEED (tests/support/effort.py).
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ SEEN = (
     *("batch committed", "batch done already", "run died", "row published", "fault amid a commit", "sinks are well"),
     *("offset committed", "offsets read"),
     *("catalog restored from a snapshot", "power cut in the midst of a change", "command of a deposed controller"),
+    *("broker joined", "broker drained", "broker removed", "operator refused"),
 )
 """Happens in the first `MORE` seeds; a process gives up in few of them, and few indexes are damaged."""
 
@@ -86,11 +88,11 @@ COSTLY = (
 def _played(seeds: Sequence[int]) -> Counter[str]:
     seen: Counter[str] = Counter()
     for seed in seeds:
-        cluster, failure = play(seed, driven=True)
+        cluster, failure = play(seed)
         seen.update(cluster.world.seen)
         if failure:
             print(shortened(cluster, failure))
-        assert not failure, f"python -m tests.sim --driven --seed {seed}"
+        assert not failure, f"python -m tests.sim --seed {seed}"
     return seen
 
 
@@ -113,7 +115,7 @@ DIGEST = """
 import hashlib, sys
 from tests.sim.cluster import play
 from tests.sim.world import told
-cluster, _ = play(int(sys.argv[1]), driven=True)
+cluster, _ = play(int(sys.argv[1]))
 print(hashlib.sha256(told(cluster.world.story).encode()).hexdigest())
 """
 

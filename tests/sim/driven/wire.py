@@ -31,7 +31,7 @@ from tests.sim.driven.running import FiberWaits
 from tests.sim.metadata import name_of
 
 if TYPE_CHECKING:
-    from tests.sim.driven.node import DrivenBroker
+    from tests.sim.driven.node import Broker
     from tests.sim.driven.running import Process
 
 HELD_MS = 20
@@ -51,8 +51,8 @@ class Pipe:
 
     def __init__(
         self,
-        source: DrivenBroker,
-        target: DrivenBroker,
+        source: Broker,
+        target: Broker,
         deliver: Callable[[LinkFrame], None],
         *,
         may_wait: bool = False,

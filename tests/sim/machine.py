@@ -1,4 +1,6 @@
-"""A broker: a process that comes and goes, on a machine with a disk and clocks of its own."""
+"""The machine of a broker, with a disk and clocks of its own, and the processes that come and go on it. What they run
+is `tests.sim.driven.node`.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +9,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from broker.api.errors import InvalidRequest
-from broker.api.stream import StreamSettings
 from broker.metadata.catalog import Catalog
 from broker.metadata.heard import Heard
-from broker.metadata.partition import PartitionState
-from broker.metadata.session import Session
-from broker.replication.messages import Message
 from tests.sim.controlling import Sessions
-from tests.sim.growing import Growing
-from tests.sim.isr_asks import IsrAsks
-from tests.sim.metadata import Answered, by_stream, name_of, place_of
-from tests.sim.replica import Replica
+from tests.sim.metadata import Answered
 from tests.support.simdisk import Crashed, SimDisk
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
+    from tests.sim.driven.seen import Seen
     from tests.sim.world import World
 
 TICK_MS = 100
@@ -55,7 +51,7 @@ class Clock:
         self.rate, self.odd_ms = rate or self.rate, self.world.now_ms
 
 
-class Broker(Sessions, Growing):
+class Machine(Sessions):
     """See the module.
 
     Attributes:
@@ -63,7 +59,6 @@ class Broker(Sessions, Growing):
         catalog: The catalog that it has applied; `applied`: so many commands.
         incarnation: The registration of this process, as that catalog has it; 0: none yet.
         heard: Who has said something of late.
-        isr_asks: How this process asks for changes of in-sync replicas.
         replicas: Replicas of partitions that the applied catalog, or a folder here, knows.
         paused_until_ms: Stopped until then.
         clock: Its monotonic one.
@@ -74,7 +69,6 @@ class Broker(Sessions, Growing):
 
     def __init__(self, cluster: Cluster, name: str, disk: SimDisk, rack: str = "") -> None:
         Sessions.__init__(self)
-        Growing.__init__(self)
         self.cluster = cluster
         self.world = cluster.world
         self.name = name
@@ -84,16 +78,14 @@ class Broker(Sessions, Growing):
         self.process = 0
         self.incarnation = 0
         self.heard = Heard()
-        self.isr_asks = IsrAsks(self)
         self.catalog = Catalog()
         self.applied = 0
-        self.replicas: dict[str, Replica] = {}
+        self.replicas: dict[str, Seen] = {}
         self.paused_until_ms = 0.0
         self.clock = Clock(cluster.world)
         self.wall_jump_ms = 0
         self.sync_ms = SYNC_MS
         self._registering_ms = 0
-        self._confirmed_ms = 0.0
         self.folder = self._folders_made = 1
 
     @property
@@ -136,10 +128,6 @@ class Broker(Sessions, Growing):
         self.disk, self.folder = disk, folder
         return had
 
-    def folder_of(self, name: str) -> str:
-        """The folder of a partition's log here."""
-        return f"/data/{name}"
-
     def note(self, text: str) -> None:
         self.world.note(self.name, text)
 
@@ -173,7 +161,6 @@ class Broker(Sessions, Growing):
         assert self.process == 0
         self.process = self.cluster.next_process()
         self.incarnation = 0
-        self.isr_asks = IsrAsks(self)
         self._restore()
         self.paused_until_ms = 0.0
         self._registering_ms = self.now_ms
@@ -185,15 +172,6 @@ class Broker(Sessions, Growing):
         """A snapshot, and then the rest."""
         self.applied, text = self.cluster.metadata.begun(self)
         self.catalog = Catalog.restore(json.loads(text))
-
-    def _start(self) -> None:
-        for name in self.cluster.metadata.states:
-            replica = Replica(self, name)
-            if replica.open():
-                self.replicas[name] = replica
-        sound = [name for name, replica in self.replicas.items() if replica.is_sound]
-        self._register(by_stream(sound), by_stream(name for name in sound if self.replicas[name].is_behind))
-        self.after(TICK_MS * self.world.rng.random(), self._tick)
 
     def _register(self, sound: dict[str, list[int]], behind: dict[str, list[int]]) -> None:
         """Again and again; `after` keeps what a former process of this broker had sent from coming after it."""
@@ -252,11 +230,6 @@ class Broker(Sessions, Growing):
         if self.process:
             self._do(self.process, getattr(self, what), values)
 
-    def post(self, to: str, partition: str, message: Message, data: bytes) -> None:
-        """Tell the replica of another broker."""
-        target = self.cluster.brokers[to]
-        self.cluster.network.send(self.name, to, target.arrive, partition, self.name, message, data)
-
     def crash(self, mode: str) -> None:
         """The process is gone: killed, or its machine has lost power and keeps of the disk what `mode` says."""
         if self.process == 0:
@@ -264,7 +237,6 @@ class Broker(Sessions, Growing):
         self.process = 0
         self.cluster.metadata.ended(self, mode)
         self.forget_sessions()
-        self.forget_stops()
         for replica in self.replicas.values():
             replica.remember()
         seed = self.world.rng.randrange(1 << 30)
@@ -281,34 +253,7 @@ class Broker(Sessions, Growing):
         if self.process == 0 and not self.is_scrapped:
             self.start()
 
-    # -- time
-
-    def _tick(self) -> None:
-        self.after(TICK_MS / self.clock.rate, self._tick)
-        metadata = self.cluster.metadata
-        self.tick_sessions()
-        if self.applied < metadata.known_to(self.name) and self.world.chance(0.5):
-            self.learn(metadata.known_to(self.name))
-        if self.incarnation:
-            self.heard.look(self.catalog.brokers, self.now_ms)
-        self._delete_left()
-        self._report_logs()
-        self.grow()
-        for replica in list(self.replicas.values()):
-            replica.tick(self.now_ms)
-
     # -- the catalog
-
-    def settings_of(self, name: str) -> StreamSettings:
-        """The settings of a partition's stream, as this broker's catalog has them."""
-        info = self.stream_of(name)
-        return StreamSettings() if info is None else info.settings
-
-    def compacts(self, name: str) -> bool:
-        """Whether its replica of a partition is to be compacted."""
-        if name not in self.cluster.compacted or not self.cluster.alters:
-            return name in self.cluster.compacted
-        return self.settings_of(name).cleanup != "delete"
 
     def learn(self, end: int) -> None:
         """Apply what is committed, in its order, up to there."""
@@ -318,95 +263,7 @@ class Broker(Sessions, Growing):
             return
         self.guard(self._learn, min(end, self.cluster.metadata.known_to(self.name)))
 
-    def _learn(self, end: int) -> None:
-        metadata, process = self.cluster.metadata, self.process
-        while self.applied < end and self.process == process:
-            before = dict(self.catalog.cluster.partitions)
-            command, _ = metadata.log[self.applied]
-            result = self.catalog.apply(command)
-            self.applied += 1
-            metadata.compare(self, result)
-            if self.incarnation and self.name not in self.catalog.brokers:
-                self.world.saw("removed broker hears of it")
-                self.note("hears that it was removed")
-                self.exits()
-                return
-            info = self.catalog.brokers.get(self.name)
-            is_new = info is not None and info.incarnation == f"{process}" and info.registration != self.incarnation
-            if is_new and info is not None:
-                self.incarnation = info.registration
-                self.heard = Heard()
-                self.heard.look(self.catalog.brokers, self.now_ms)
-                self.session = Session(info.registration, self._registering_ms)
-            for at, state in self.catalog.cluster.partitions.items():
-                if is_new or before.get(at) is not state:
-                    self._adopt(name_of(at), state)
-            for name in [name for name in self.replicas if place_of(name) not in self.catalog.cluster.partitions]:
-                if self.incarnation:
-                    self._leave(name)
-
-    def _leave(self, name: str) -> None:
-        self.note(f"{name}: no replica of mine any more")
-        replica = self.replicas.pop(name)
-        replica._rest()
-        replica.drop()
-
-    def _adopt(self, name: str, state: PartitionState) -> None:
-        replica = self.replicas.get(name)
-        if self.name in state.replicas:
-            if replica is None:
-                replica = self.replicas[name] = Replica(self, name)
-            replica.adopt(state)
-        elif replica is not None and self.incarnation:
-            self._leave(name)
-
-    def _delete_left(self) -> None:
-        """Folders of replicas that went elsewhere are deleted, and the catalog is told."""
-        left = self.catalog.cluster.leftovers.get(self.name)
-        if not left or not self.incarnation or self.world.now_ms - self._confirmed_ms < 400:
-            return
-        self._confirmed_ms = self.world.now_ms
-        gone = [name for name in map(name_of, sorted(left)) if name not in self.replicas]
-        for name in gone:
-            self.disk.remove_tree(f"/data/{name}")
-        if gone:
-            self.world.saw("folder deleted")
-            self.submit({"kind": "confirm_deleted", "broker_id": self.name, "partitions": by_stream(gone)})
-
-    def _report_logs(self) -> None:
-        """For a rescue of the catalog: what the disk holds, of replicas that are sound."""
-        rescue = self.catalog.cluster.rescue
-        if rescue is None or not self.incarnation or self.name in rescue.logs or self.world.chance(0.8):
-            return
-        logs = [(each.name, each.log) for each in self.replicas.values() if each.log and not each.is_damaged]
-        self.submit(
-            {
-                "kind": "report_logs",
-                "broker_id": self.name,
-                "registration": self.incarnation,
-                "rescue": rescue.number,
-                "epoch_seen": max([-1, *(log.epochs.latest for _, log in logs)]),
-                "logs": [[*place_of(name), log.epochs.latest, log.state.log_end_offset] for name, log in logs],
-            }
-        )
-
-    def step_out_answered(self, why: str, result: dict[str, Any]) -> None:
-        """Replicas that are refused stay; an error is no answer."""
-        for stream, number in result.get("ok", {}).get("refused", ()):
-            if (name := name_of((stream, number))) in self.replicas:
-                self.replicas[name].step_out_refused(why)
-
     # -- others
-
-    def arrive(self, partition: str, source: str, message: Message, data: bytes) -> None:
-        """A message of another broker."""
-        if self.process:
-            self._do(self.process, self._arrived, (partition, source, message, data))
-
-    def _arrived(self, partition: str, source: str, message: Message, data: bytes) -> None:
-        replica = self.replicas.get(partition)
-        if replica is not None:
-            replica.arrived(source, message, data)
 
     def call(self, partition: str, method: str, answer: Callable[..., None], *args: Any) -> None:
         """A client asks. `answer` may never be called."""
